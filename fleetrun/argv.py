@@ -1,0 +1,194 @@
+"""Splits a command line into our options and the user's script; pure, and unaware of the world."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fleetrun import options
+from fleetrun.errors import UsageError
+from fleetrun.model import Script
+from fleetrun.options import Given, Option
+
+# Fewer letters are more likely a slip than an abbreviation.
+_SHORTEST_PREFIX = 4
+# Options that end the command line: nothing after them is looked at.
+_ENDING = ("help", "version")
+_LONG_DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
+
+
+class ParsedCommand(NamedTuple):
+    """What was typed: our options in order, and the script with its arguments untouched."""
+
+    settings: tuple[Given, ...]
+    script: Script | None
+    notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+    def asks(self, name: str) -> bool:
+        """Whether the option NAME was given."""
+        return any(given.option.name == name for given in self.settings)
+
+
+class Head(NamedTuple):
+    """Return the part of a command line that is ours.
+
+    `script_at` is where the script starts (None: there is none yet); `pending` is a last option
+    that still lacks its value.
+    """
+
+    settings: tuple[Given, ...]
+    notes: tuple[str, ...]
+    script_at: int | None
+    pending: Given | None = None
+
+
+def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedCommand:
+    """Split WORDS into options and script; UsageError when a word before the script is not ours.
+
+    >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
+    >>> [(given.option.name, given.raw) for given in parsed.settings]
+    [('gpus', '0,1')]
+    >>> parsed.script
+    Script(form='file', target='train.py', args=('--gpus=2', '--', ''))
+    """
+    head = scan(words, table)
+    if head.pending is not None:
+        option = head.pending.option
+        raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(option)}")
+    # A manifest has a script of its own.
+    ended = any(given.option.name in (*_ENDING, "from_manifest") for given in head.settings)
+    if head.script_at is None and not ended:
+        raise UsageError(
+            "no script to run: write `fleetrun [options] train.py [its arguments]`, "
+            "or see `fleetrun --help`."
+        )
+    script = None if head.script_at is None else _script(words[head.script_at :])
+    return ParsedCommand(head.settings, script, head.notes, tuple(words))
+
+
+def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Head:
+    """Read our options at the head of WORDS, as far as they go."""
+    names = options.by_name(table)
+    settings: list[Given] = []
+    notes: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            after = at + 1
+            return Head(tuple(settings), tuple(notes), after if after < len(words) else None)
+        if not word.startswith("-") or word == "-m":
+            return Head(tuple(settings), tuple(notes), at)
+        at += 1
+        typed, equals, raw = word.partition("=")
+        option = names["help"] if word == "-h" else _match(typed, names, notes)
+        if not equals:
+            if at < len(words) and _is_value(option, words[at]):
+                raw = words[at]
+                at += 1
+            elif option.bare is None:
+                pending = Given(option, "", typed)
+                if at == len(words):
+                    return Head(tuple(settings), tuple(notes), None, pending)
+                raise UsageError(
+                    f"{typed} needs a value, and {words[at]} looks like an option: "
+                    f"write {typed}=VALUE."
+                )
+            else:
+                raw = option.bare
+        settings.append(Given(option, raw, typed))
+        if option.name in _ENDING:
+            break
+    return Head(tuple(settings), tuple(notes), None)
+
+
+def mistaken_script(parsed: ParsedCommand) -> str | None:
+    """Say why the script, which does not exist, was hardly meant as one; None if it may be.
+
+    >>> mistaken_script(split(["--gpus", "0", "1", "train.py"]))
+    '"1" is taken as the script, because --gpus ends at the space: write --gpus=0,1.'
+    """
+    if parsed.script is None or parsed.script.form != "file":
+        return None
+    target = parsed.script.target
+    if target.startswith(_LONG_DASHES):
+        return (
+            f'"{target}" is taken as the script, because it starts with a long dash: '
+            f"write two hyphens, --{target.lstrip(''.join(_LONG_DASHES))}."
+        )
+    if not parsed.settings or parsed.settings[-1].option.kind != "list":
+        return None
+    if not _is_listed(target):
+        return None
+    last = parsed.settings[-1]
+    values = [last.raw, target]
+    for arg in parsed.script.args:
+        if not _is_listed(arg):
+            break
+        values.append(arg)
+    joined = ",".join(part for value in values for part in value.replace(",", " ").split())
+    return (
+        f'"{target}" is taken as the script, because {last.typed} ends at the space: '
+        f"write {last.typed}={joined}."
+    )
+
+
+def _is_listed(word: str) -> bool:
+    """Whether WORD looks like one more item of a list: numbers or addresses."""
+    return word[:1].isdigit() and not word.strip("0123456789,.-")
+
+
+def _is_value(option: Option, word: str) -> bool:
+    """Whether WORD, the next one after OPTION, is its value."""
+    # A negative number is a value; another word with a hyphen is far more likely an option.
+    if word.startswith("-") and not (word[1:].isdigit() and option.bare is None):
+        return False
+    return options.takes_next(option, word)
+
+
+def _match(typed: str, names: dict[str, Option], notes: list[str]) -> Option:
+    """Find the option that TYPED names, whole or by the start of only one."""
+    name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
+    if name in names:
+        return names[name]
+    starting = sorted(known for known in names if name and known.startswith(name))
+    if len({names[known].name for known in starting}) == 1 and len(name) >= _SHORTEST_PREFIX:
+        option = names[starting[0]]
+        full = option.flag if option.name in starting else f"--{starting[0]}"
+        notes.append(f"{typed} is read as {full}.")
+        return option
+    if typed.startswith("--") and starting:
+        listed = ", ".join(f"--{known}" for known in starting)
+        meant = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
+        raise UsageError(f"no such option: {typed}; {meant}")
+    raise UsageError(f"no such option: {typed}{suggest(typed, names)}")
+
+
+def suggest(typed: str, names: Iterable[str], prefix: str = "--") -> str:
+    """End a sentence with the name most like TYPED, or with where to look.
+
+    >>> suggest("--nporc_per_node", options.by_name())
+    '; did you mean --nproc_per_node?'
+    """
+    # Only a mistake pays for difflib.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    name = typed.lstrip("-").replace("-", "_").lower()
+    close = get_close_matches(name, list(names), n=1)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    if prefix and not typed.startswith("--"):
+        return "; for Python's own options write `fleetrun [options] python -u train.py`."
+    return "; `fleetrun --help` lists them all."
+
+
+def _script(words: Sequence[str]) -> Script:
+    """Return the script that WORDS start with, and its arguments as they are."""
+    first, rest = words[0], tuple(words[1:])
+    if not first:
+        raise UsageError("the script's name is empty: is a variable before it unset?")
+    if first != "-m":
+        return Script("file", first, rest)
+    if not rest:
+        raise UsageError("-m needs a module: write `fleetrun [options] -m package.module`.")
+    return Script("module", rest[0], rest[1:])

@@ -1,0 +1,159 @@
+"""The command: words to a request, and everything that went wrong to one line and an exit code."""
+
+# Nothing but sys here, and no syntax younger than Python 3.7: an old Python must come as far as
+# the sentence that it is too old.
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.argv import ParsedCommand
+    from fleetrun.model import Request
+    from fleetrun.request import Config
+
+    Launch = Callable[[Request, Mapping[str, str]], int]
+
+OLDEST_PYTHON = (3, 10)
+UNFIT = 3
+INTERRUPTED = 130
+# 128 + SIGPIPE, as other commands end in `command | head`.
+UNHEARD = 141
+COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
+
+# First words that are no script, and where the function is that takes the words after them.
+COMMANDS = {"completion": "fleetrun.help:completion"}
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    launch: Launch | None = None,
+) -> int:
+    """Run the command line ARGV and return its exit code."""
+    problem = unfit(sys.platform, tuple(sys.version_info[:3]))
+    if problem is not None:
+        print(f"fleetrun: {problem}", file=sys.stderr)
+        return UNFIT
+    words = sys.argv[1:] if argv is None else list(argv)
+    variables = dict(os.environ) if environ is None else environ
+    # Below the check above, because an old Python cannot even compile them.
+    from fleetrun.errors import FleetrunError  # noqa: PLC0415
+
+    try:
+        return _dispatch(words, variables, launch)
+    except FleetrunError as error:
+        print(f"fleetrun: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough. Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNHEARD
+
+
+def unfit(platform: str, version: tuple[int, ...]) -> str | None:
+    """Say why fleetrun cannot run here; None if it can.
+
+    >>> unfit("linux", (3, 9, 2))
+    'Python 3.10 or newer is needed, and this is 3.9.2.'
+    """
+    if platform != "linux":
+        return f"only Linux has what is needed to supervise processes, and this is {platform}."
+    if version < OLDEST_PYTHON:
+        oldest, this = (".".join(map(str, each)) for each in (OLDEST_PYTHON, version))
+        return f"Python {oldest} or newer is needed, and this is {this}."
+    return None
+
+
+def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | None) -> int:
+    """Do what the first word or the first option asks for."""
+    if COMPLETE_VARIABLE in environ:
+        from fleetrun import help as view  # noqa: PLC0415 - click is slow, a launch lacks it
+
+        return view.complete(environ[COMPLETE_VARIABLE])
+    if words and words[0] in COMMANDS:
+        return _command(words[0])(words[1:])
+    from fleetrun import argv, request  # noqa: PLC0415 - see main
+
+    parsed = argv.split(words)
+    if parsed.asks("help"):
+        from fleetrun import help as view  # noqa: PLC0415 - click is slow, a launch lacks it
+
+        return _say(view.text())
+    if parsed.asks("version"):
+        from fleetrun import __version__  # noqa: PLC0415 - keeps it beside its use
+
+        return _say(f"fleetrun {__version__}\n")
+    restored: tuple[tuple[str, str | None], ...] = ()
+    if parsed.asks("from_manifest"):
+        parsed, environ, config, restored = _replayed(parsed, environ)
+    else:
+        config = _config(parsed)
+    _check_script(parsed)
+    wanted = request.resolve(parsed, environ, config)
+    wanted = wanted._replace(typed=parsed.words, restored=restored)
+    if launch is not None:
+        return launch(wanted, environ)
+    from fleetrun.launch import launch as start  # noqa: PLC0415 - usage errors need none of it
+
+    return start(wanted, environ)
+
+
+def _replayed(
+    parsed: ParsedCommand, environ: Mapping[str, str]
+) -> tuple[ParsedCommand, Mapping[str, str], Config | None, tuple[tuple[str, str | None], ...]]:
+    """Return the launch of the manifest that PARSED names, from inside its folder."""
+    from fleetrun import manifest  # noqa: PLC0415 - a plain launch needs none of it
+    from fleetrun.errors import EnvironmentFault  # noqa: PLC0415 - see main
+
+    again = manifest.replay(parsed, environ)
+    try:
+        os.chdir(again.cwd)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The manifest's folder {again.cwd} cannot be entered ({error.strerror})."
+        ) from None
+    noted = again.parsed._replace(notes=(*again.parsed.notes, *again.notes))
+    return noted, again.environ, again.config, again.restored
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    """Return the function behind a first word, imported only now."""
+    from importlib import import_module  # noqa: PLC0415 - a launch has no use for it
+
+    module, _, function = COMMANDS[name].partition(":")
+    found: Callable[[list[str]], int] = getattr(import_module(module), function)
+    return found
+
+
+def _check_script(parsed: ParsedCommand) -> None:
+    """Refuse a script that is not there and looks like the rest of an option."""
+    from fleetrun import argv  # noqa: PLC0415 - see main
+    from fleetrun.errors import UsageError  # noqa: PLC0415 - see main
+
+    mistake = argv.mistaken_script(parsed)
+    if mistake is not None and parsed.script and not os.path.exists(parsed.script.target):  # noqa: PTH110 - pathlib is slow
+        raise UsageError(mistake)
+
+
+def _config(parsed: ParsedCommand) -> Config | None:
+    """Read the config file that was named, or the one in the current folder."""
+    from fleetrun import request  # noqa: PLC0415 - see main
+
+    path = request.config_named(parsed)
+    if path is None and not os.path.exists(request.DEFAULT_FILE):  # noqa: PTH110 - pathlib is slow
+        return None
+    return request.read_config(path or request.DEFAULT_FILE)
+
+
+def _say(text: str) -> int:
+    """Print TEXT at once, so that a closed pipe shows up here."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    return 0

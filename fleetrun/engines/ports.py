@@ -1,0 +1,216 @@
+"""TCP ports for ranks: free ones that no two launches share, or given ones that are checked."""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes 40 ms to import, this one
+import errno
+from abc import abstractmethod
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Protocol
+
+from fleetrun import probe
+from fleetrun.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Where free ports are looked for: above what services use, below Kubernetes' NodePorts (30000),
+# and above the range from which the kernel serves outgoing connections, as it is by default.
+_FIELDS = ((10240, 29999), (61000, 65535))
+
+# Launches that start together have neighbouring process ids; this prime sets them far apart.
+_STRIDE = 7919
+
+
+class Ports(Protocol):
+    """Where an engine gets ports from."""
+
+    @abstractmethod
+    def free(self, count: int) -> tuple[int, ...]:
+        """Return COUNT ports that nobody else uses."""
+
+    @abstractmethod
+    def take(self, ports: Sequence[int], address: str | None = None) -> None:
+        """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what was held."""
+
+
+class HeldPorts:
+    """Ports reserved among all fleetruns of this network namespace until `close`.
+
+    EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
+    A TCP socket held open would keep the worker from binding, so the reservation is an abstract
+    Unix socket of the port's name: the kernel allows one of each, and drops it with its owner.
+    """
+
+    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+        self._pid = pid
+        self._ephemeral = ephemeral
+        self._held: list[_socket.socket] = []
+
+    def free(self, count: int) -> tuple[int, ...]:
+        """Return COUNT ports that nobody else uses."""
+        found: list[int] = []
+        with _RoomForFiles(count):
+            for port in _candidates(self._pid, self._ephemeral):
+                if len(found) == count:
+                    break
+                if self._reserve(port, None):
+                    if _can_bind(port, None, reuse=False):
+                        found.append(port)
+                    else:
+                        self._held.pop().close()
+        if len(found) < count:
+            self.close()
+            raise EnvironmentFault(
+                f"{count} free ports are needed, and this host has only {len(found)} left outside "
+                "the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)."
+            )
+        return tuple(found)
+
+    def take(self, ports: Sequence[int], address: str | None = None) -> None:
+        """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
+        with _RoomForFiles(len(ports)):
+            for port in ports:
+                # With SO_REUSEADDR: connections of the last run that linger do not matter.
+                if self._reserve(port, address) and _can_bind(port, address, reuse=True):
+                    continue
+                self.close()
+                holder = probe.port_holder(port) or "a process that only root may name"
+                raise EnvironmentFault(
+                    f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
+                    "(the same on every host)."
+                )
+
+    def close(self) -> None:
+        """Give back what was held."""
+        for held in self._held:
+            held.close()
+        self._held.clear()
+
+    def _reserve(self, port: int, address: str | None) -> bool:
+        """Reserve PORT among fleetruns; False when another has it."""
+        lock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
+        name = str(port) if address is None else f"{port}/{address}"
+        try:
+            lock.bind(f"\0fleetrun/port/{name}")
+        except OSError as error:
+            lock.close()
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise EnvironmentFault(f"Port {port} cannot be reserved: {error.strerror}.") from None
+        self._held.append(lock)
+        return True
+
+
+class GuessedPorts:
+    """Ports for a dry run: numbers that look free; nothing is opened, so nothing is promised."""
+
+    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+        self._pid = pid
+        self._ephemeral = ephemeral
+        self._given: set[int] = set()
+
+    def free(self, count: int) -> tuple[int, ...]:
+        """Return COUNT ports that nobody else seems to use."""
+        avoid = probe.used_ports() | self._given
+        candidates = _candidates(self._pid, self._ephemeral)
+        free = (port for port in candidates if port not in avoid)
+        found = tuple(port for port, _ in zip(free, range(count), strict=False))
+        if len(found) < count:
+            raise EnvironmentFault(
+                f"{count} free ports are needed, and this host has only {len(found)} left."
+            )
+        self._given |= set(found)
+        return found
+
+    def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
+        """Remember PORTS; whether they can be used is for the launch to find out."""
+        self._given |= set(ports)
+
+    def close(self) -> None:
+        """Hold nothing, give back nothing."""
+
+
+def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
+    """Yield every port worth trying, from a place that PID decides."""
+    low, high = ephemeral or probe.ephemeral_ports()
+    ranges = []
+    for first, last in _FIELDS:
+        ranges.append(range(first, min(last + 1, low)))
+        ranges.append(range(max(first, high + 1), last + 1))
+    total = sum(map(len, ranges))
+    if not total:
+        # Somebody gave the kernel everything; what it has not handed out is still free.
+        ranges = [range(first, last + 1) for first, last in _FIELDS]
+        total = sum(map(len, ranges))
+    start = pid * _STRIDE % total
+    yield from islice(chain(*ranges), start, None)
+    yield from islice(chain(*ranges), start)
+
+
+def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:
+    """Say whether a server could have PORT now, on ADDRESS or on every address."""
+    if address is not None:
+        refusal = _refusal(_socket.AF_INET, address, port, reuse=reuse)
+    else:
+        # A socket for both families collides with any listener of either.
+        refusal = _refusal(_socket.AF_INET6, "::", port, reuse=reuse)
+        if refusal is not None and refusal.errno != errno.EADDRINUSE:
+            refusal = _refusal(_socket.AF_INET, "0.0.0.0", port, reuse=reuse)  # noqa: S104 - closed at once
+    if refusal is None:
+        return True
+    if refusal.errno == errno.EADDRINUSE:
+        return False
+    where = f" on {address}" if address is not None else ""
+    raise EnvironmentFault(f"Port {port} cannot be used{where}: {refusal.strerror}.")
+
+
+def _refusal(family: int, host: str, port: int, *, reuse: bool) -> OSError | None:
+    """Bind a socket as a server would, close it, and return the kernel's objection."""
+    try:
+        server = _socket.socket(family, _socket.SOCK_STREAM)
+        try:
+            server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, int(reuse))
+            if family == _socket.AF_INET6:
+                server.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+            server.bind((host, port))
+        finally:
+            server.close()
+    except OSError as error:
+        return error
+    return None
+
+
+class _RoomForFiles:
+    """Room for COUNT more open files, for as long as they are being opened."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._before: tuple[int, int] | None = None
+
+    def __enter__(self) -> None:
+        if self._count < 512:  # noqa: PLR2004 - the usual limit is 1,024
+            return
+        import resource  # noqa: PLC0415 - only for jobs of hundreds of ranks
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self._count + 512
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise EnvironmentFault(
+                f"{self._count} ranks on one host need {wanted} open files; the limit is {hard} "
+                "(`ulimit -Hn`)."
+            )
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            self._before = (soft, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            import resource  # noqa: PLC0415
+
+            # What is open stays open; children must not inherit a limit that is not theirs.
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

@@ -1,0 +1,27 @@
+"""Every exception fleetrun raises for the user, each with its exit code."""
+
+from __future__ import annotations
+
+
+class FleetrunError(Exception):
+    """Something the user can act on; the message is a full sentence."""
+
+    exit_code = 1
+
+
+class UsageError(FleetrunError):
+    """A bad option or file: says which, where it came from, and what is allowed."""
+
+    exit_code = 2
+
+
+class EnvironmentFault(FleetrunError):  # noqa: N818 - a fault of the machine, not of the command
+    """The machine is not as the command needs it: no such device, port taken, script missing."""
+
+    exit_code = 3
+
+
+class RendezvousError(FleetrunError):
+    """Peers did not come, or came with a different idea of the job."""
+
+    exit_code = 4

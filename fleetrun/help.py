@@ -1,0 +1,255 @@
+"""What click shows of the option table: the help text and the shells' completion."""
+
+from __future__ import annotations
+
+import click
+from click import shell_completion
+from click.shell_completion import CompletionItem
+
+from fleetrun import argv, options
+from fleetrun.cli import COMPLETE_VARIABLE
+from fleetrun.errors import UsageError
+
+SHELLS = ("bash", "zsh", "fish")
+
+_PROGRAM = "fleetrun"
+_WIDTH = 100
+_USAGE = "[OPTIONS] [--] SCRIPT [ARGUMENTS]..."
+_EXAMPLES = (
+    ("fleetrun train.py", "one process per device"),
+    ("fleetrun --gpus=0,1 train.py --epochs 3", "two processes; --epochs is the script's"),
+    ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
+    ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
+    ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
+    ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
+)
+_EXIT_CODES = (
+    ("0", "every process ended well"),
+    ("N", "the exit code of the process that failed first"),
+    ("128+N", "signal N killed the process that failed first"),
+    ("124", "the job hung, and --hang_timeout was given"),
+    ("126, 127", "a process could not be started: not a program, or there is none"),
+    ("129, 130, 143", "fleetrun lost its terminal, was interrupted (Ctrl-C) or stopped (SIGTERM)"),
+    ("2", "the command line, a variable or the config file asks for what cannot be"),
+    ("3", "the host is not as the command needs it: device, port, script, system"),
+    ("4", "hosts did not find each other"),
+)
+_NOTES = (
+    "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
+    "What counts: command line, then environment, then config file, then default.",
+)
+
+
+class Command(click.Command):
+    """A command whose help has examples, groups and exit codes."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the whole help text."""
+        formatter.write_usage(ctx.command_path, _USAGE)
+        formatter.write_paragraph()
+        formatter.write_text(self.help or "")
+        with formatter.section("Examples"):
+            formatter.write_dl(_EXAMPLES, col_max=45)
+        shown = dict(zip(options.TABLE, self.params, strict=True))
+        for group in options.GROUPS:
+            with formatter.section(group):
+                rows = [_row(option, shown[option]) for option in shown if option.group == group]
+                if group == options.LATER:
+                    # Only so that people find the name they know; no use can be made of it yet.
+                    formatter.write_text(", ".join(name for name, _ in rows))
+                else:
+                    formatter.write_dl(rows)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(_EXIT_CODES)
+        formatter.write_paragraph()
+        for note in _NOTES:
+            formatter.write_text(note)
+
+
+def command() -> Command:
+    """Return the option table as a click command."""
+    return Command(
+        _PROGRAM,
+        help="Start PaddlePaddle training: one process per device, on one host or several.",
+        params=[_parameter(option) for option in options.TABLE],
+        add_help_option=False,
+        context_settings={
+            "allow_interspersed_args": False,
+            "ignore_unknown_options": False,
+            "allow_extra_args": True,
+            "token_normalize_func": _normalize,
+        },
+    )
+
+
+def text() -> str:
+    """Return the help text, as wide as the terminal."""
+    with click.Context(command(), info_name=_PROGRAM, max_content_width=_WIDTH) as ctx:
+        return ctx.get_help() + "\n"
+
+
+def completion(words: list[str]) -> int:
+    """Print the script that teaches a shell to complete fleetrun's command line."""
+    shell = words[0] if len(words) == 1 else ""
+    if shell in ("-h", "--help"):
+        print(f"Usage: fleetrun completion {'|'.join(SHELLS)}\n\n{_how_to_source()}")
+        return 0
+    if shell not in SHELLS:
+        raise UsageError(f"completion needs one shell's name: {', '.join(SHELLS)}.")
+    return complete(f"{shell}_source")
+
+
+def complete(instruction: str) -> int:
+    """Do what a shell asks for by INSTRUCTION, click's word for it: bash_complete, zsh_source."""
+    shell, _, task = instruction.partition("_")
+    known = shell_completion.get_completion_class(shell) if shell in SHELLS else None
+    if known is None or task not in ("source", "complete"):
+        raise UsageError(
+            f"{COMPLETE_VARIABLE}={instruction}: give SHELL_source or SHELL_complete, "
+            f"where SHELL is one of {', '.join(SHELLS)}."
+        )
+    spoken = known(command(), {}, _PROGRAM, COMPLETE_VARIABLE)
+    if task == "source":
+        click.echo(spoken.source())
+        return 0
+    words, incomplete = spoken.get_completion_args()
+    # Bash cuts words at = and : where other shells do not, and wants only the last piece back.
+    if shell == "bash":
+        words, incomplete = _rejoin(words, incomplete)
+        cut = max(map(incomplete.rfind, "=:")) + 1
+    else:
+        cut = 0
+    for item in candidates(words, incomplete):
+        item.value = item.value[cut:] if item.type == "plain" else item.value
+        click.echo(spoken.format_completion(item))
+    return 0
+
+
+def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Return what may stand where INCOMPLETE stands, after WORDS.
+
+    >>> [item.value for item in candidates(["--gpus=0"], "--nproc")]
+    ['--nproc_per_node']
+    """
+    files = [CompletionItem(incomplete, type="file")]
+    if words[:1] == ["completion"]:
+        return _words(SHELLS if len(words) == 1 else (), incomplete)
+    try:
+        head = argv.scan(words)
+    except UsageError:
+        # A slip earlier in the line is no reason to fall silent; running it will tell.
+        head = argv.Head((), (), None)
+    if head.script_at is not None or words[-1:] == ["--"]:
+        return files
+    if head.pending is not None:
+        return _values(head.pending.option, incomplete, "")
+    typed, equals, value = incomplete.partition("=")
+    if equals and typed.startswith("--"):
+        option = options.by_name().get(_normalize(typed[2:]))
+        return _values(option, value, f"{typed}=") if option else []
+    if incomplete.startswith("-"):
+        return _options(incomplete)
+    return files + (_words(("completion",), incomplete) if incomplete and not words else [])
+
+
+def _normalize(name: str) -> str:
+    """Write NAME as the table does."""
+    return name.replace("-", "_")
+
+
+def _parameter(option: options.Option) -> click.Option:
+    """Turn OPTION into click's kind of option; its values stay texts, as ours do at first."""
+    spellings = [f"--{name}" for name in (option.name, *option.aliases)]
+    spellings += ["-h"] if option.name == "help" else []
+    # Words, so that a name like "set" or "help" cannot meet a keyword or an attribute.
+    declared = (*spellings, f"option_{option.name}")
+    match option.kind:
+        case "flag":
+            return click.Option(declared, is_flag=True, help=option.help)
+        case "pairs":
+            return click.Option(declared, multiple=True, metavar=option.metavar, help=option.help)
+        case _ if option.bare is not None:
+            # Without is_flag=False click takes it for a flag that allows no value.
+            return click.Option(
+                declared,
+                is_flag=False,
+                flag_value=option.bare,
+                metavar=option.metavar,
+                help=option.help,
+            )
+        case _:
+            return click.Option(declared, metavar=option.metavar, help=option.help)
+
+
+def _row(option: options.Option, parameter: click.Parameter) -> tuple[str, str]:
+    """Return OPTION's line of the help text."""
+    spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
+    if option.kind == "flag":
+        value = ""
+    elif option.bare is not None:
+        value = f"[={parameter.metavar}]"
+    else:
+        value = f" {parameter.metavar}"
+    shown = [option.help]
+    if option.default not in (None, "false"):
+        shown.append(f"[default: {option.default}]")
+    if option.env:
+        shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
+    return ", ".join(spellings) + value, "  ".join(shown)
+
+
+def _options(incomplete: str) -> list[CompletionItem[str]]:
+    """Return the options that start as INCOMPLETE does, written with its kind of hyphen."""
+    found = []
+    for option in options.TABLE:
+        if option.status == "later":
+            continue
+        for name in (option.name, *option.aliases):
+            flag = option.flag if name == option.name else f"--{name}"
+            for spelling in dict.fromkeys((flag, f"--{name}", f"--{name.replace('_', '-')}")):
+                if spelling.startswith(incomplete):
+                    found.append(CompletionItem(spelling, help=option.help))
+                    break
+    return found
+
+
+def _values(option: options.Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
+    """Return what OPTION's value may be; BEFORE is what stands before it in the same word."""
+    if option.path:
+        return [CompletionItem(before + incomplete, type=option.path)]
+    if option.kind in ("bool", "flag"):
+        words: tuple[str, ...] = ("true", "false")
+    else:
+        words = option.words or ((option.bare,) if option.bare else ())
+    return _words(tuple(before + word for word in words), before + incomplete)
+
+
+def _words(words: tuple[str, ...], incomplete: str) -> list[CompletionItem[str]]:
+    """Return those of WORDS that start as INCOMPLETE does."""
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:
+    """Put together what bash cut at = and :.
+
+    >>> _rejoin(["--master", "a", ":", "1", "--dry-run"], "=")
+    (['--master', 'a:1'], '--dry-run=')
+    """
+    joined: list[str] = []
+    glued = False
+    for word in (*words, incomplete):
+        if joined and (glued or word in ("=", ":")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        glued = word in ("=", ":")
+    return joined[:-1], joined[-1]
+
+
+def _how_to_source() -> str:
+    """Say what to write into which shell's start-up file."""
+    return (
+        'bash: eval "$(fleetrun completion bash)" in ~/.bashrc\n'
+        'zsh:  eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit\n'
+        "fish: fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"
+    )

@@ -1,0 +1,214 @@
+"""What every Python of a rank runs first: leave word of a fatal exception, show stacks on request.
+
+Python imports `sitecustomize` by itself when it starts; the launcher puts this folder first on the
+ranks' PYTHONPATH. Nothing of it may be seen by the script. Some older Python may run it too (a
+script may start anything), so the syntax stays plain, and nothing is imported before it is needed.
+"""
+
+import os
+import sys
+
+if False:
+    from types import TracebackType  # noqa: F401 - for the comments
+
+# How the launcher knows this descriptor among the others; see fleetrun/run/stacks.py.
+_STACKS = "fleetrun-stacks"
+# Some exceptions quote a whole tensor.
+_MOST = 256 * 1024
+
+
+def _find_the_next():
+    # type: () -> None
+    """Import the `sitecustomize` of the user or the system, which this one hides."""
+    here = os.path.dirname(__file__)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    sys.path_importer_cache.pop(here, None)
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401, PLC0415
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        # Python wants to find what it is importing, whichever it is.
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+def _watch_for_the_end(path):
+    # type: (str) -> None
+    """Write the exception that ends this process to PATH; what is printed stays as it was."""
+    import atexit  # noqa: PLC0415 - built in
+
+    pid = os.getpid()
+    previous = sys.excepthook
+    reported = [None]  # type: list[BaseException | None]
+
+    def report(error):
+        # type: (BaseException | None) -> None
+        if (
+            error is None
+            or error is reported[0]
+            or isinstance(error, (KeyboardInterrupt, SystemExit))
+        ):
+            return
+        reported[0] = error
+        # Forked children are not the rank, and no failure of ours may hide the user's.
+        try:
+            if os.getpid() == pid and _is_main(path):
+                _write(path, error)
+        except Exception:  # noqa: BLE001, S110
+            pass
+
+    def excepthook(kind, error, trace):
+        # type: (type[BaseException], BaseException, TracebackType | None) -> None
+        report(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+    # Libraries put their own hooks in the place of ours; Python keeps the exception for us.
+    atexit.register(lambda: report(getattr(sys, "last_value", None)))
+
+
+def _is_main(path):
+    # type: (str) -> bool
+    """Whether no Python of this rank has started us: its own end counts then, not ours."""
+    mark = b"\0FLEETRUN_ERROR_FILE=" + os.fsencode(path) + b"\0"
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                if mark not in b"\0" + file.read():
+                    return True
+            if "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid)):
+                return False
+            with open("/proc/%d/stat" % pid, "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return True
+    return True
+
+
+def _write(path, error):
+    # type: (str, BaseException) -> None
+    """Write ERROR to PATH, whole or not at all."""
+    import json  # noqa: PLC0415 - only at the end
+    import time  # noqa: PLC0415
+    import traceback  # noqa: PLC0415
+
+    kind = type(error)
+    try:
+        message = str(error)
+    except Exception as trouble:  # noqa: BLE001
+        message = "its text cannot be had (%s)" % type(trouble).__name__
+    stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    record = {
+        "schema": 1,
+        "rank": _number("PADDLE_TRAINER_ID"),
+        "host": os.uname()[1],
+        "pid": os.getpid(),
+        "time": time.time(),
+        "restart": _number("PADDLE_RESTART_COUNT") or 0,
+        "class": kind.__name__,
+        "module": kind.__module__,
+        "message": message[:_MOST],
+        "stack": stack
+        if len(stack) <= _MOST
+        else stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :],
+    }
+    draft = "%s.%d" % (path, os.getpid())
+    try:
+        with open(draft, "w") as file:
+            json.dump(record, file)
+        os.rename(draft, path)
+    except OSError:
+        os.unlink(draft)
+
+
+def _number(name):
+    # type: (str) -> int | None
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None
+
+
+def _show_stacks_on(signum):
+    # type: (int) -> None
+    """Let SIGNUM write the stacks of all threads to memory, where the launcher fetches them."""
+    import faulthandler  # noqa: PLC0415 - built in
+
+    try:
+        fd = os.memfd_create(_STACKS)
+    except (AttributeError, OSError):
+        # A Python built for an old C library.
+        path = "/dev/shm/%s.%d" % (_STACKS, os.getpid())
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
+    faulthandler.register(signum, file=fd, all_threads=True, chain=False)
+
+
+class _UntilPaddle:
+    """Waits until Paddle has put its own handlers for crashes in the place of Python's.
+
+    It finds no module; it only sees which are looked for, so it leaves no trace in tracebacks.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, object, object) -> None
+        """Find nothing."""
+        if name[:7] != "paddle.":
+            return
+        # Called `fluid` before Paddle 2.5. It installs the handlers at its end.
+        base = sys.modules.get("paddle.base") or sys.modules.get("paddle.fluid")
+        if base is None or getattr(base.__spec__, "_initializing", False):
+            return
+        # A new list: somebody is walking through the old one.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        try:
+            _show_the_stack_of_crashes_again()
+        except Exception:  # noqa: BLE001, S110 - training goes on without
+            pass
+
+
+def _show_the_stack_of_crashes_again():
+    # type: () -> None
+    """Put faulthandler before whoever took its place, and him behind it: both get to speak."""
+    import ctypes  # noqa: PLC0415 - Paddle has loaded all of these
+    import faulthandler  # noqa: PLC0415
+    import signal  # noqa: PLC0415
+
+    # Larger than any `struct sigaction`; nobody looks into it.
+    theirs = {
+        signum: ctypes.create_string_buffer(512)
+        for signum in (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+    }
+    sigaction = ctypes.CDLL(None).sigaction
+    for signum, handler in theirs.items():
+        sigaction(signum, None, handler)
+    faulthandler.disable()
+    for signum, handler in theirs.items():
+        sigaction(signum, handler, None)
+    faulthandler.enable()
+
+
+def _begin():
+    # type: () -> None
+    try:
+        # Switched on by PYTHONFAULTHANDLER, if at all.
+        if sys.modules["faulthandler"].is_enabled():
+            sys.meta_path.insert(0, _UntilPaddle())
+    except (AttributeError, KeyError):
+        pass
+    try:
+        path = os.environ.get("FLEETRUN_ERROR_FILE")
+        if path:
+            _watch_for_the_end(path)
+        signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
+        if signum:
+            _show_stacks_on(int(signum))
+    except Exception:  # noqa: BLE001, S110 - training goes on without
+        pass
+
+
+try:
+    _find_the_next()
+finally:
+    _begin()

@@ -1,0 +1,159 @@
+"""The way from a request to an exit code: probe, share out, gather, plan, then show or run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from fleetrun import engines, probe
+from fleetrun.plan import compose, devices
+from fleetrun.run.supervisor import Supervisor
+from fleetrun.sinks.console import Console
+from fleetrun.sinks.eventlog import EventLog
+from fleetrun.sinks.manifest import Manifest
+from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.rundir import RunDirectory
+from fleetrun.sinks.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.model import LaunchPlan, Request
+    from fleetrun.run.supervisor import Sink
+
+
+def launch(request: Request, environ: Mapping[str, str]) -> int:
+    """Do what REQUEST says and return the exit code.
+
+    Raises FleetrunError when the request cannot be carried out; nothing is left running then.
+    """
+    facts = probe.read(request, environ)
+    share = devices.share(request, facts)
+    engine = engines.choose(request, facts, dry=request.dry_run is not None)
+    try:
+        roster = engine.gather(request, facts, share.groups)
+        if request.dry_run is not None:
+            plans = [
+                compose.compose(request, facts, share, roster._replace(me=node))
+                for node in range(len(roster.members))
+            ]
+            return _show(plans, request, here=roster.me)
+
+        def replan(attempt: int) -> LaunchPlan:
+            nonlocal engine
+            engine.close()
+            engine = engines.choose(request, facts, dry=False, attempt=attempt)
+            again = engine.gather(request, facts, share.groups)._replace(generation=attempt)
+            return compose.compose(request, facts, share, again)
+
+        return _run(compose.compose(request, facts, share, roster), request, environ, replan)
+    finally:
+        engine.close()
+
+
+def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
+    """Print what would run, in the form that was asked for."""
+    from fleetrun.plan import render  # noqa: PLC0415 - a plain launch shows only the banner
+
+    forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
+    text = forms[request.dry_run or "table"](plans, request, here=here)
+    # Arguments and paths may hold bytes that are no text; they come out as they came in.
+    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+    return 0
+
+
+def _run(
+    plan: LaunchPlan,
+    request: Request,
+    environ: Mapping[str, str],
+    replan: Callable[[int], LaunchPlan],
+) -> int:
+    """Start what PLAN holds, watch it to its end, and return the exit code."""
+    for name, value in request.restored:
+        # The ranks inherit what the launcher of the manifest had.
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    messages = Messages(lambda: _preface(plan, request))
+    console = Console(plan, _shown(plan, request), say=messages.say)
+    sinks: tuple[Sink, ...] = (
+        messages,
+        RunDirectory(
+            plan, keep=request.log_keep, overwrite=request.log_overwrite, say=messages.say
+        ),
+        EventLog(plan),
+        Manifest(plan, request, environ),
+        console,
+        *_rotation(plan, request, console, messages),
+        Watch(
+            plan,
+            say=messages.say,
+            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - it is made below
+            hang_timeout_s=request.hang_timeout_s,
+            is_gpu_busy=_gpu_watch(plan),
+        ),
+    )
+    supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan)
+    return supervisor.run().exit_code
+
+
+def _rotation(
+    plan: LaunchPlan, request: Request, console: Console, messages: Messages
+) -> tuple[Sink, ...]:
+    """Return what cuts logs that grow too long, if that is wanted."""
+    if not request.log_max_bytes:
+        return ()
+    from fleetrun.sinks.rotate import Rotation  # noqa: PLC0415 - off by default
+
+    rotation = Rotation(
+        plan,
+        max_bytes=request.log_max_bytes,
+        files=request.log_max_files,
+        say=messages.say,
+        follow=console.follow,
+    )
+    return (rotation,)
+
+
+def _gpu_watch(plan: LaunchPlan) -> Callable[[], bool] | None:
+    """Return what tells whether any of our GPUs computes; nothing where there are none."""
+    gpus = tuple(
+        device.id
+        for process in plan.processes
+        if process.rank is not None
+        for device in process.rank.devices
+        if device.kind == "gpu"
+    )
+    return (lambda: probe.is_any_busy(gpus)) if gpus else None
+
+
+def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
+    """Return which of our processes the console shows: --tee's global ranks, or the first one."""
+    if request.tee == "all":
+        return tuple(range(len(plan.processes)))
+    trainers = [
+        index
+        for index, process in enumerate(plan.processes)
+        if process.rank is not None and process.rank.role == "TRAINER"
+    ]
+    if request.tee is None:
+        # A host may have servers only.
+        return tuple(trainers[:1]) or (0,)
+    wanted = {int(rank) for rank in request.tee.split(",")}
+    return tuple(
+        index
+        for index in trainers
+        if (rank := plan.processes[index].rank) is not None and rank.rank in wanted
+    )
+
+
+def _preface(plan: LaunchPlan, request: Request) -> str:
+    """Return what people see first: Paddle's banner and our remarks."""
+    if request.quiet or request.log_level in {"warning", "error"}:
+        return ""
+    from fleetrun.plan import render  # noqa: PLC0415 - the ranks are started; now there is time
+
+    return render.banner(request, plan) + "".join(f"fleetrun: {note}\n" for note in plan.notes)

@@ -1,0 +1,318 @@
+"""Reading a manifest.json back: the launch that wrote it, planned again.
+
+The command line is replayed in the folder and with the variables that the launch had; what is
+typed beside --from-manifest stands behind it, so it wins. `sinks/manifest.py` says what is in the
+file.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from fleetrun import __version__, argv, options, request
+from fleetrun.errors import UsageError
+from fleetrun.options import Given
+from fleetrun.plan import secrets
+from fleetrun.plan.arguments import Hidden
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Kind = TypeVar("Kind", str, list[object], dict[str, object])
+
+SCHEMA = 1
+NAME = "manifest.json"
+
+# Variables that decide how a launch is planned, or how its ranks talk and compute. Their values
+# are in the manifest; of all others, the names are.
+_FAMILIES = (
+    *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
+    *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
+)
+_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", "FLEETRUN_ASSUME_DEVICES")
+# Not in the manifest, but the plan is another one without them.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+class Replay(NamedTuple):
+    """The launch to plan again: what to resolve and where, and the variables that differ here."""
+
+    parsed: argv.ParsedCommand
+    environ: dict[str, str]
+    config: request.Config | None
+    cwd: str
+    restored: tuple[tuple[str, str | None], ...]
+    notes: tuple[str, ...]
+
+
+class _Manifest(NamedTuple):
+    """What of the file matters here."""
+
+    path: str
+    version: str
+    command: list[str]
+    hidden: list[Hidden]
+    cwd: str
+    python: str
+    names: list[str]
+    values: dict[str, str]
+    config: str | None
+    # Option, text, where it was said, and the variable that holds what the text lacks.
+    lines: list[tuple[str, str, str, str | None]]
+
+
+def is_remembered(name: str) -> bool:
+    """Whether the value of the variable NAME is written down, unless it is secret.
+
+    >>> is_remembered("NCCL_DEBUG"), is_remembered("CUDA_VISIBLE_DEVICES"), is_remembered("HOME")
+    (True, True, False)
+    """
+    return name.startswith(_FAMILIES) or name.endswith("_VISIBLE_DEVICES") or name in _SINGLE
+
+
+def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
+    """Return the launch whose manifest PARSED names, with what PARSED says beside it."""
+    path = next(
+        given.raw for given in reversed(parsed.settings) if given.option.name == "from_manifest"
+    )
+    if not path.strip():
+        raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
+    found = _read(path)
+    missing: list[str] = []
+    words = _words(found, parsed, environ, missing)
+    restored_environ = _environ(found, environ, missing)
+    config = _config(found, parsed, environ, missing)
+    if missing:
+        raise UsageError(f"{path}: {'; '.join(missing)}.")
+    differing = sorted(
+        name
+        for name in {*environ, *restored_environ}
+        if environ.get(name) != restored_environ.get(name)
+    )
+    return Replay(
+        argv.split(words),
+        restored_environ,
+        config,
+        found.cwd,
+        tuple((name, restored_environ.get(name)) for name in differing),
+        tuple(_notes(found, environ, differing)),
+    )
+
+
+# -- what was asked for ---------------------------------------------------------------------------
+
+
+def _words(
+    found: _Manifest,
+    parsed: argv.ParsedCommand,
+    environ: Mapping[str, str],
+    missing: list[str],
+) -> list[str]:
+    """Return the command line of FOUND with PARSED's options behind its own.
+
+    Put into MISSING what has to be exported first.
+    """
+    command = list(found.command)
+    then, now = argv.scan(command), argv.scan(parsed.words)
+    start = len(command) if then.script_at is None else then.script_at
+    given_now = _pair_names(now.settings)
+    for hidden in found.hidden:
+        if hidden.at >= start and now.script_at is not None:
+            continue
+        value = environ.get(hidden.variable)
+        if value is None and hidden.at < start and hidden.variable in given_now:
+            # It will be replaced anyway.
+            value = ""
+        if value is None:
+            word = command[hidden.at]
+            written = word if hidden.before else f"{command[hidden.at - 1]} {word}"
+            missing.append(_plea(written, hidden.variable))
+        command[hidden.at] = hidden.before + (value or "")
+    beside = _without_manifest(parsed, now.script_at)
+    script = command[start:] if now.script_at is None else parsed.words[now.script_at :]
+    return [*_head(command[:start]), *_head(beside), "--", *script]
+
+
+def _plea(written: str, variable: str) -> str:
+    return f"{written} is secret, so its value was not written down: export it first as {variable}"
+
+
+def _pair_names(settings: Sequence[Given]) -> set[str]:
+    return {given.raw.partition("=")[0] for given in settings if given.option.kind == "pairs"}
+
+
+def _without_manifest(parsed: argv.ParsedCommand, script_at: int | None) -> list[str]:
+    """Return the options of PARSED as they were typed, without --from-manifest."""
+    words = list(parsed.words[:script_at])
+    for given in parsed.settings:
+        if given.option.name != "from_manifest":
+            continue
+        whole = f"{given.typed}={given.raw}"
+        at = words.index(whole if whole in words else given.typed)
+        del words[at : at + (1 if words[at] == whole else 2)]
+    return words
+
+
+def _head(words: list[str]) -> list[str]:
+    return words[:-1] if words[-1:] == ["--"] else words
+
+
+def _config(
+    found: _Manifest,
+    parsed: argv.ParsedCommand,
+    environ: Mapping[str, str],
+    missing: list[str],
+) -> request.Config | None:
+    """Return what the config file said at the time, or what the one named now says."""
+    named = request.config_named(parsed)
+    if named is not None:
+        return request.read_config(named)
+    if found.config is None:
+        return None
+    given_now = _pair_names(parsed.settings)
+    lines = []
+    for name, text, source, variable in found.lines:
+        raw = text
+        if variable is not None:
+            value = environ.get(variable)
+            if value is None and variable not in given_now:
+                missing.append(_plea(f"{source}: {text}", variable))
+            raw = f"{variable}={value or ''}"
+        lines.append(Given(options.find(name), raw, name, source))
+    return request.Config(found.config, tuple(lines))
+
+
+# -- the environment ------------------------------------------------------------------------------
+
+
+def _environ(found: _Manifest, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
+    """Return ENVIRON with the variables that count as they were when FOUND was written."""
+    made = {name: value for name, value in environ.items() if not is_remembered(name)}
+    made |= found.values
+    for name in found.names:
+        if not is_remembered(name) or name in found.values:
+            continue
+        if name in environ:
+            made[name] = environ[name]
+        else:
+            missing.append(_plea(f"${name}", name))
+    return made
+
+
+def _notes(found: _Manifest, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
+    """Say in which way this is not the same launch as that of FOUND."""
+    notes = []
+    if differing:
+        names = ", ".join(f"${name}" for name in differing)
+        notes.append(f"as in {found.path}, and not as in this shell: {names}.")
+    lost = [
+        name
+        for name in found.names
+        if name not in environ
+        and not is_remembered(name)
+        and (secrets.is_secret(name) or name.lower() in _PROXIES)
+    ]
+    if lost:
+        names = ", ".join(f"${name}" for name in lost)
+        notes.append(f"exported when {found.path} was written, and not now: {names}.")
+    if found.cwd != os.getcwd():  # noqa: PTH109 - pathlib costs start-up time
+        notes.append(f"the folder is {found.cwd}, as in {found.path}.")
+    if found.python != sys.executable:
+        notes.append(f"{found.path} was written with {found.python}; this is {sys.executable}.")
+    if found.version != __version__:
+        notes.append(
+            f"{found.path} was written by fleetrun {found.version}; this is {__version__}."
+        )
+    return notes
+
+
+# -- the file -------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> _Manifest:
+    """Read the file at PATH; UsageError in one sentence if it is no manifest of ours."""
+    # Only this option pays for json.
+    import json  # noqa: PLC0415
+
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
+            document = json.load(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}: this manifest cannot be read.") from None
+    except (ValueError, RecursionError):
+        _refuse(path, "it is not JSON")
+    if not isinstance(document, dict) or "schema" not in document:
+        _refuse(path, "it has no schema")
+    if document["schema"] != SCHEMA:
+        versions = document.get("versions")
+        writer = versions.get("fleetrun") if isinstance(versions, dict) else None
+        by = f" (it was written by fleetrun {writer})" if isinstance(writer, str) else ""
+        raise UsageError(
+            f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
+            f"reads {SCHEMA}{by}."
+        )
+    try:
+        return _parse(path, document)
+    except (KeyError, TypeError, ValueError) as error:
+        _refuse(path, f"something is missing or wrong in it ({error})")
+
+
+def _refuse(path: str, why: str) -> NoReturn:
+    raise UsageError(
+        f"{path}: this is no manifest, because {why}; give the {NAME} of a run directory "
+        "(log/latest has the last one)."
+    )
+
+
+def _parse(path: str, document: "dict[str, object]") -> _Manifest:
+    """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
+    environment = _of(document, "environment", dict)
+    values = _of(environment, "values", dict)
+    config = None if document["config"] is None else _of(document, "config", dict)
+    command = _texts(document, "command")
+    return _Manifest(
+        path,
+        _of(_of(document, "versions", dict), "fleetrun", str),
+        command,
+        [_hidden(each, len(command)) for each in _of(document, "hidden", list)],
+        _of(document, "cwd", str),
+        _of(document, "python", str),
+        _texts(environment, "names"),
+        {name: _of(values, name, str) for name in values},
+        None if config is None else _of(config, "path", str),
+        [] if config is None else [_line(each) for each in _of(config, "lines", list)],
+    )
+
+
+def _of(document: "dict[str, object]", key: str, kind: "type[Kind]") -> "Kind":
+    value = document[key]
+    if not isinstance(value, kind):
+        raise TypeError(f"{key!r} is {value!r:.40}")
+    return value
+
+
+def _texts(document: "dict[str, object]", key: str) -> list[str]:
+    return [_of({key: each}, key, str) for each in _of(document, key, list)]
+
+
+def _hidden(entry: object, words: int) -> Hidden:
+    match entry:
+        case {"at": int() as at, "before": str() as before, "variable": str() as variable} if (
+            0 <= at < words
+        ):
+            return Hidden(at, before, variable)
+    raise TypeError(f"'hidden' has {entry!r:.40}")
+
+
+def _line(entry: object) -> tuple[str, str, str, str | None]:
+    match entry:
+        case {
+            "option": str() as name,
+            "value": str() as value,
+            "source": str() as source,
+            "variable": (None | str()) as variable,
+        } if name in options.by_name():
+            return name, value, source, variable
+    raise TypeError(f"'lines' has {entry!r:.40}")

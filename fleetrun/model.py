@@ -1,0 +1,246 @@
+"""The nouns: immutable values that the rooms hand to each other.
+
+NamedTuples, not dataclasses: `dataclasses` imports `inspect`, and every launch would pay for it
+(20 to 30 ms of a start-up that has 100 ms to spend). No `from __future__ import annotations` for
+the same reason: NamedTuple compiles each annotation that is a string.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """One option after precedence was settled: its value as shown, and where it came from."""
+
+    name: str
+    value: str
+    source: str
+
+
+class Script(NamedTuple):
+    """What the user wants run: `args` are the script's own, verbatim."""
+
+    # "file" or "module".
+    form: str
+    target: str
+    args: tuple[str, ...]
+
+
+class Request(NamedTuple):
+    """What the user asked for, typed, after CLI > environment > file > default."""
+
+    script: Script
+    devices: str | None = None
+    device_kind: str | None = None
+    nproc_per_node: int | str | None = None
+    oversubscribe: bool = False
+    ips: tuple[str, ...] = ()
+    host: str | None = None
+    nnodes: str = "1"
+    master: str | None = None
+    rank: int | None = None
+    start_port: int | None = None
+    backend: str = "auto"
+    run_mode: str = "collective"
+    job_id: str = "default"
+    env: tuple[tuple[str, str], ...] = ()
+    nccl: tuple[tuple[str, str], ...] = ()
+    gpu_memory_fraction: float | None = None
+    # cores, numa or none.
+    bind: str = "none"
+    max_restart: int = 0
+    grace_s: float = 10.0
+    # 0: nobody looks for hangs.
+    hang_timeout_s: float = 0.0
+    log_dir: str = "log"
+    log_level: str = "info"
+    log_overwrite: bool = False
+    log_keep: int = 20
+    # 0: logs grow as they like.
+    log_max_bytes: int = 0
+    log_max_files: int = 3
+    tee: str | None = None
+    quiet: bool = False
+    dry_run: str | None = None
+    # Jobs with parameter servers: how many of each role, or their endpoints; `;` between stages.
+    server_num: int | None = None
+    servers: tuple[str, ...] = ()
+    trainer_num: int | None = None
+    trainers: tuple[str, ...] = ()
+    heter_worker_num: str | None = None
+    heter_workers: str | None = None
+    heter_devices: str | None = None
+    coordinator_num: int | None = None
+    coordinators: tuple[str, ...] = ()
+    http_port: int | None = None
+    gloo_port: int | None = None
+    with_gloo: str | None = None
+    settings: tuple[Setting, ...] = ()
+    # One-line remarks about the command line, for the user.
+    notes: tuple[str, ...] = ()
+    # The command line, as it was typed.
+    typed: tuple[str, ...] = ()
+    # Variables of the launcher that a manifest brings back; None: it was not set.
+    restored: tuple[tuple[str, str | None], ...] = ()
+
+
+class Device(NamedTuple):
+    """One accelerator: `id` as the user knows it (number or UUID), `ordinal` in the mask."""
+
+    kind: str
+    id: str
+    ordinal: int
+
+
+class Address(NamedTuple):
+    """One IP address of this host and the interface that has it."""
+
+    interface: str
+    ip: str
+
+
+class Processors(NamedTuple):
+    """The CPUs that we may use: those of each physical core, and the NUMA node of each core."""
+
+    cores: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+    # The NUMA node of a device, by its number and by its UUID, where the driver tells.
+    near: Mapping[str, int] = {}
+
+
+class Facts(NamedTuple):
+    """What probe saw of this host, just before planning."""
+
+    environ: Mapping[str, str]
+    cwd: str
+    hostname: str
+    python: str
+    pid: int
+    started_utc: str
+    cpus: int
+    # How many devices of each kind the driver has; a kind without a driver is absent.
+    device_counts: Mapping[str, int]
+    # Only read when there are several hosts: every address of ours, and the way to the peers.
+    addresses: tuple[Address, ...] = ()
+    peer_interface: str | None = None
+    # What the host names in the lists resolve to, where somebody had to know.
+    resolved: Mapping[str, tuple[str, ...]] = {}
+    # RDMA devices with an active port, and all there are.
+    hcas: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()
+    # Kind -> UUIDs in index order ("mig" for MIG instances); a kind that has none is absent.
+    device_ids: Mapping[str, tuple[str, ...]] = {}
+    # What the script's name turned out to be: a path that can be run or read.
+    program: str | None = None
+    # Bytes that one process's arguments and environment may take together.
+    exec_limit: int = 2 * 1024 * 1024
+    # Only read when processes are to be bound to them.
+    processors: Processors | None = None
+    # Only read for parameter servers: the Paddle that is here, if it was built without them, and
+    # whether the script itself says that it imports Paddle.
+    paddle_without_servers: str | None = None
+    script_imports_paddle: bool = False
+
+
+class Endpoint(NamedTuple):
+    """A TCP address of one rank."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """HOST:PORT, as Paddle reads it."""
+        return f"{self.host}:{self.port}"
+
+
+class Member(NamedTuple):
+    """One host of the job: a port and a group of devices for each of its ranks."""
+
+    host: str
+    ports: tuple[int, ...]
+    groups: tuple[tuple[Device, ...], ...]
+
+
+class Roster(NamedTuple):
+    """Who takes part, in rank order, and which member we are."""
+
+    members: tuple[Member, ...]
+    me: int
+    master: Endpoint
+    generation: int = 0
+    engine: str = "local"
+    notes: tuple[str, ...] = ()
+
+
+class RankSpec(NamedTuple):
+    """One rank's place in the job."""
+
+    role: str
+    rank: int
+    local_rank: int
+    node_rank: int
+    devices: tuple[Device, ...]
+    endpoint: Endpoint
+
+
+class ProcessSpec(NamedTuple):
+    """One process to start: `env` is added to the launcher's own environment, `unset` is removed.
+
+    `log` is the file's name in the run directory; the job is done when all `essential` ones are.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    unset: tuple[str, ...]
+    log: str
+    essential: bool = True
+    rank: RankSpec | None = None
+    # The only CPUs it may run on; none named: all that the launcher may use.
+    cpus: tuple[int, ...] = ()
+    # Before it starts, one endpoint of each group must listen.
+    awaits: tuple[tuple[Endpoint, ...], ...] = ()
+
+
+class Rules(NamedTuple):
+    """How to react: seconds between TERM and KILL, and how often to start again."""
+
+    grace_s: float = 10.0
+    max_restarts: int = 0
+    # Seconds before the second attempt; each later one waits twice as long, with jitter.
+    backoff_s: float = 1.0
+
+
+class LaunchPlan(NamedTuple):
+    """Everything this launcher will do, decided; never edited, only planned again."""
+
+    job_id: str
+    mode: str
+    engine: str
+    generation: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    ranks: tuple[RankSpec, ...]
+    processes: tuple[ProcessSpec, ...]
+    rules: Rules
+    cwd: str
+    log_dir: str
+    run_dir: str
+    # Files the plan needs before anything starts: path -> text (a list too long for one variable).
+    files: Mapping[str, str] = {}
+    # One-line remarks for the user: what was derived, what was overridden.
+    notes: tuple[str, ...] = ()
+
+
+class ExitStatus(NamedTuple):
+    """How a process ended: its exit code, or the signal that killed it."""
+
+    code: int | None = None
+    signum: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The code a shell would report: its own, or 128 + signal."""
+        if self.signum is not None:
+            return 128 + self.signum
+        return self.code or 0

@@ -1,0 +1,1 @@
+"""Pure layouts: which ranks there are, and who must finish."""

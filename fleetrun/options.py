@@ -1,0 +1,857 @@
+"""The one table of every option: how it is written, what it means, and whether it works yet."""
+
+# No `from __future__ import annotations` here: typing.NamedTuple compiles each annotation that is a
+# text, which triples what these classes cost a launch.
+from collections.abc import Iterable
+from typing import NamedTuple
+
+Value = str | int | float | bool | tuple[str, ...] | None
+
+COMMON = "Most used"
+DEVICES = "Devices"
+HOSTS = "Hosts"
+JOB = "Job and logs"
+SERVERS = "Parameter servers and heterogeneous trainers"
+ABOUT = "About"
+PADDLE = "Taken from Paddle's command lines, without effect here"
+LATER = "Not in this version: each answers with one sentence and exit code 2"
+GROUPS = (COMMON, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
+
+_HYPHENATED = ("dry_run", "from_manifest")
+_YES = frozenset(("1", "true", "yes", "on", "y", "t"))
+_NO = frozenset(("0", "false", "no", "off", "n", "f"))
+# What a value looks like when it asks for nothing.
+_OFF = frozenset(("", "-1", "none", *_NO))
+
+_PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
+_ELASTIC = "this version keeps the hosts it started with; until then name them with --ips."
+_STRATEGY = (
+    "this version applies no strategies; until then set fleet.DistributedStrategy in the script."
+)
+_TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
+_TUNER = f"this version tunes nothing; until then use {_PADDLE_LAUNCHER}."
+_FLEET_SIZE = "no job is elastic, and hosts are waited for by no one."
+
+
+class Option(NamedTuple):
+    """One option: a row of the table that the parser, the help and the completion share.
+
+    `kind` is one of text, list (commas), int, float, bool (may take a word), flag, choice, pairs
+    (KEY=VALUE, repeatable). `bare` is the value when the option is written without one.
+    `slot` is the request's field when several options fill the same one.
+    `status` is works, accepted (no effect, `reason` says why) or later (`reason` says what to do).
+    """
+
+    name: str
+    kind: str
+    group: str
+    help: str
+    metavar: str = ""
+    default: str | None = None
+    aliases: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    slot: str = ""
+    # Words allowed: all of them for a choice, besides numbers for an int.
+    words: tuple[str, ...] = ()
+    # Other words for the same thing: (written, meant).
+    synonyms: tuple[tuple[str, str], ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    bare: str | None = None
+    status: str = "works"
+    reason: str = ""
+    # What the shell completes the value with: file, dir or nothing.
+    path: str = ""
+    in_file: bool = True
+
+    @property
+    def flag(self) -> str:
+        """The option as help and messages write it."""
+        # Paddle writes underscores; the options that are not like any of its own do not.
+        return "--" + (self.name.replace("_", "-") if self.name in _HYPHENATED else self.name)
+
+    @property
+    def target(self) -> str:
+        """The request's field this option fills."""
+        return self.slot or self.name
+
+    def asks_for_nothing(self, raw: str) -> bool:
+        """Whether RAW switches the option off, as a variable exported once for all jobs does."""
+        return raw.strip().lower() in _OFF
+
+
+class Given(NamedTuple):
+    """An option with the text someone gave it, and where: `typed` is how it was written there."""
+
+    option: Option
+    raw: str
+    typed: str
+    source: str = "command line"
+
+    def blame(self, problem: str) -> str:
+        """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""
+        raw = self.raw
+        if self.option.kind == "pairs":
+            from fleetrun.plan import arguments  # noqa: PLC0415 - only for an error message
+
+            raw = arguments.conceal((raw,))[0][0]
+        if self.source == "command line":
+            return f"{self.typed}={raw}: {problem}"
+        if self.source.startswith("$"):
+            return f"{self.option.flag}={raw} (from {self.source}): {problem}"
+        return f"{self.source}: {self.typed}={raw}: {problem}"
+
+
+def is_word_for_bool(word: str) -> bool:
+    """Whether WORD is what Paddle's strtobool takes.
+
+    >>> is_word_for_bool("Yes"), is_word_for_bool("train.py")
+    (True, False)
+    """
+    return word.lower() in _YES or word.lower() in _NO
+
+
+def is_rank_list(word: str) -> bool:
+    """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
+
+    >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("train.py")
+    (True, True, False)
+    """
+    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-"))
+
+
+def takes_next(option: Option, word: str) -> bool:
+    """Whether WORD, standing after OPTION, is its value and not the script.
+
+    An optional value never eats a script: a bool takes only a bool's word, --tee only ranks,
+    and --dry-run nothing at all (`--dry-run sh run.sh` starts a shell).
+    """
+    if option.kind == "flag":
+        return False
+    if option.kind == "bool":
+        return is_word_for_bool(word)
+    if option.name == "tee":
+        return is_rank_list(word)
+    return option.bare is None
+
+
+def wanted(option: Option) -> str:
+    """Say what OPTION takes, for an error message."""
+    choices = ", ".join(option.words)
+    match option.kind:
+        case "int" | "float":
+            number = "a whole number" if option.kind == "int" else "a number"
+            if option.maximum is not None:
+                number += f" from {option.minimum:g} to {option.maximum:g}"
+            elif option.minimum is not None:
+                number += f", {option.minimum:g} or more"
+            return f"give {number}" + (f", or one of {choices}." if choices else ".")
+        case "choice":
+            return f"give one of {choices}."
+        case "bool" | "flag":
+            return "give true or false."
+        case "pairs":
+            return "give KEY=VALUE, where KEY is letters, digits and underscores."
+        case _:
+            return f"give {option.metavar or 'a value'}."
+
+
+def parse(option: Option, raw: str) -> Value:
+    """Read RAW as OPTION's typed value; ValueError with what is wanted when it is none.
+
+    >>> parse(find("nproc_per_node"), "auto"), parse(find("nproc_per_node"), "8")
+    ('auto', 8)
+    >>> parse(find("ips"), "10.0.0.1, 10.0.0.2")
+    ('10.0.0.1', '10.0.0.2')
+    """
+    text = raw.strip()
+    match option.kind:
+        case "int" | "float":
+            return _number(option, text)
+        case "choice":
+            return _choice(option, text)
+        case "bool" | "flag":
+            if not is_word_for_bool(text):
+                raise ValueError(wanted(option))
+            return text.lower() in _YES
+        case "list":
+            return tuple(raw.replace(",", " ").split())
+        case _:
+            return raw
+
+
+def _number(option: Option, text: str) -> str | int | float:
+    """Read TEXT as a number within OPTION's bounds, or one of its words."""
+    if text.lower() in option.words:
+        return text.lower()
+    try:
+        number = int(text) if option.kind == "int" else float(text)
+    except ValueError:
+        raise ValueError(wanted(option)) from None
+    # Written so that NaN fails too; infinity is no length of time either.
+    low = option.minimum is None or number >= option.minimum
+    high = number <= (1e9 if option.maximum is None else option.maximum)
+    if not (low and high):
+        raise ValueError(wanted(option))
+    return number
+
+
+def _choice(option: Option, text: str) -> str:
+    """Read TEXT as one of OPTION's words."""
+    word = dict(option.synonyms).get(text.lower(), text.lower())
+    if word not in option.words:
+        raise ValueError(wanted(option))
+    return word
+
+
+TABLE: tuple[Option, ...] = (
+    # The ten that people use.
+    Option(
+        "gpus",
+        "list",
+        COMMON,
+        "GPUs to use, one process each: 0,1 or 0-3 or all; they must be in $CUDA_VISIBLE_DEVICES "
+        "when that is set. Without it: all that are visible.",
+        metavar="LIST",
+        aliases=("selected_gpus",),
+        slot="devices",
+    ),
+    Option(
+        "nproc_per_node",
+        "int",
+        COMMON,
+        "Processes on this host; auto, gpu: one per GPU, cpu: one per core. "
+        "Without it: one per device.",
+        metavar="N|auto|gpu|cpu",
+        env=("PADDLE_NPROC_PER_NODE",),
+        words=("auto", "gpu", "cpu"),
+        minimum=1,
+    ),
+    Option(
+        "ips",
+        "list",
+        COMMON,
+        "Addresses of all hosts, in rank order; run the same command on each.",
+        metavar="LIST",
+        aliases=("cluster_node_ips",),
+        env=("PADDLE_IPS",),
+    ),
+    Option(
+        "env",
+        "pairs",
+        COMMON,
+        "Set a variable for every process (repeatable).",
+        metavar="KEY=VALUE",
+    ),
+    Option(
+        "nccl",
+        "pairs",
+        COMMON,
+        "Set an NCCL variable, with or without NCCL_ before its name (repeatable).",
+        metavar="KEY=VALUE",
+    ),
+    Option(
+        "config",
+        "text",
+        COMMON,
+        "Read options from this YAML file; without it, from ./fleetrun.yaml if that is there.",
+        metavar="FILE",
+        path="file",
+        in_file=False,
+    ),
+    Option(
+        "log_dir",
+        "text",
+        COMMON,
+        "Folder of the logs: workerlog.N for process N, and one folder for each launch.",
+        metavar="DIR",
+        default="log",
+        env=("PADDLE_LOG_DIR",),
+        path="dir",
+    ),
+    Option(
+        "tee",
+        "list",
+        COMMON,
+        "Show these ranks' output on the console: all, or 0,3 or 0-3. Without it: rank 0.",
+        metavar="RANKS",
+        bare="all",
+    ),
+    Option(
+        "quiet",
+        "flag",
+        COMMON,
+        "Print no banner and no remarks, only the output of the ranks.",
+        default="false",
+        bare="true",
+    ),
+    Option(
+        "dry_run",
+        "choice",
+        COMMON,
+        "Show what would run and where each setting comes from; start nothing. "
+        "sh is a script that can be pasted.",
+        metavar="table|json|sh",
+        words=("table", "json", "sh"),
+        bare="table",
+        in_file=False,
+    ),
+    # Devices.
+    Option(
+        "devices",
+        "list",
+        DEVICES,
+        "The same as --gpus for whatever kind of device this host has.",
+        metavar="LIST",
+        env=("PADDLE_DEVICES",),
+    ),
+    Option(
+        "npus",
+        "list",
+        DEVICES,
+        "The same for NPUs.",
+        metavar="LIST",
+        aliases=("selected_npus",),
+        slot="devices",
+    ),
+    Option(
+        "xpus",
+        "list",
+        DEVICES,
+        "The same for XPUs.",
+        metavar="LIST",
+        aliases=("selected_xpus",),
+        slot="devices",
+    ),
+    Option(
+        "backend",
+        "choice",
+        DEVICES,
+        "How processes talk to each other.",
+        metavar="NAME",
+        default="auto",
+        env=("PADDLE_DISTRI_BACKEND",),
+        words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "hccl", "flagcx"),
+    ),
+    Option(
+        "oversubscribe",
+        "flag",
+        DEVICES,
+        "Allow more processes than devices.",
+        default="false",
+        bare="true",
+    ),
+    Option(
+        "gpu_memory_fraction",
+        "float",
+        DEVICES,
+        "Share of each GPU's memory that Paddle takes at its start.",
+        metavar="0..1",
+        minimum=0,
+        maximum=1,
+    ),
+    Option(
+        "bind",
+        "choice",
+        DEVICES,
+        "Give each process CPUs of its own, near its GPU: cores shares all out, with numa none "
+        "has CPUs of two NUMA nodes.",
+        metavar="cores|numa|none",
+        default="none",
+        words=("cores", "numa", "none"),
+    ),
+    # Hosts.
+    Option(
+        "host",
+        "text",
+        HOSTS,
+        "This host's address, when --ips cannot be matched with its interfaces.",
+        metavar="IP",
+        aliases=("node_ip",),
+        env=("POD_IP",),
+    ),
+    Option(
+        "start_port",
+        "int",
+        HOSTS,
+        "Port of the first process, the next one has the next; free ports on one host, "
+        "from 6070 on several.",
+        metavar="PORT",
+        aliases=("started_port",),
+        env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
+        minimum=1,
+        maximum=65535,
+    ),
+    Option(
+        "nnodes",
+        "text",
+        HOSTS,
+        "How many hosts; follows from --ips.",
+        metavar="N",
+        default="1",
+        env=("PADDLE_NNODES",),
+    ),
+    Option(
+        "master",
+        "text",
+        HOSTS,
+        "Where hosts meet; not needed with --ips or on one host.",
+        metavar="HOST:PORT",
+        env=("PADDLE_MASTER",),
+    ),
+    Option(
+        "rank",
+        "int",
+        HOSTS,
+        "This host's place among the hosts, counted from 0; follows from --ips.",
+        metavar="N",
+        env=("PADDLE_RANK",),
+        minimum=-1,
+    ),
+    # Job and logs.
+    Option(
+        "run_mode",
+        "choice",
+        JOB,
+        "Kind of job; the options of parameter servers mean ps by themselves.",
+        metavar="MODE",
+        default="collective",
+        env=("PADDLE_RUN_MODE",),
+        words=("collective", "ps", "ps-heter", "heter", "rpc"),
+    ),
+    Option(
+        "job_id",
+        "text",
+        JOB,
+        "Name of the job in its logs.",
+        metavar="NAME",
+        default="default",
+        env=("PADDLE_JOB_ID",),
+    ),
+    Option(
+        "grace",
+        "float",
+        JOB,
+        "Seconds between asking processes to stop and killing them.",
+        metavar="SECONDS",
+        default="10",
+        slot="grace_s",
+        minimum=0,
+    ),
+    Option(
+        "max_restart",
+        "int",
+        JOB,
+        "Start all processes again, with new ports, up to N times after a failure; not after "
+        "usage and import errors, nor when the job gets no further.",
+        metavar="N",
+        default="0",
+        env=("PADDLE_MAX_RESTART",),
+        minimum=0,
+    ),
+    Option(
+        "hang_timeout",
+        "float",
+        JOB,
+        "Stop (or restart) the job when no process shows any life for this long: no output, no "
+        "processor or disk use, no heartbeat. 0: never.",
+        metavar="SECONDS",
+        default="0",
+        slot="hang_timeout_s",
+        minimum=0,
+    ),
+    Option(
+        "log_level",
+        "choice",
+        JOB,
+        "How much fleetrun itself says: debug, info, warning, error.",
+        metavar="LEVEL",
+        default="info",
+        env=("PADDLE_LOG_LEVEL",),
+        words=("debug", "info", "warning", "error"),
+        synonyms=(
+            ("10", "debug"),
+            ("20", "info"),
+            ("30", "warning"),
+            ("warn", "warning"),
+            ("40", "error"),
+            ("50", "error"),
+            ("critical", "error"),
+            ("fatal", "error"),
+        ),
+    ),
+    Option(
+        "log_overwrite",
+        "bool",
+        JOB,
+        "Start log files anew instead of appending to them.",
+        metavar="BOOL",
+        default="false",
+        env=("PADDLE_LOG_OVERWRITE",),
+        bare="true",
+    ),
+    Option(
+        "log_keep",
+        "int",
+        JOB,
+        "How many launches' folders to keep in the log folder.",
+        metavar="N",
+        default="20",
+        minimum=1,
+    ),
+    Option(
+        "log_max_size",
+        "text",
+        JOB,
+        "Move the beginning of a process's log to workerlog.N.1, .2, ... when it is larger than "
+        "this: 100M, 2G. 0: never.",
+        metavar="SIZE",
+        default="0",
+        slot="log_max_bytes",
+    ),
+    Option(
+        "log_max_files",
+        "int",
+        JOB,
+        "How many older parts of each log --log_max_size keeps.",
+        metavar="N",
+        default="3",
+        minimum=1,
+    ),
+    Option(
+        "from_manifest",
+        "text",
+        JOB,
+        "Plan as the launch did that wrote this manifest.json: same folder, environment, command "
+        "line; what stands beside it wins.",
+        metavar="FILE",
+        path="file",
+        in_file=False,
+    ),
+    # Parameter servers.
+    Option(
+        "server_num",
+        "int",
+        SERVERS,
+        "Parameter servers on this host (or on each of --ips); makes the job one with servers.",
+        metavar="N",
+        env=("PADDLE_SERVER_NUM",),
+        minimum=0,
+    ),
+    Option(
+        "trainer_num",
+        "int",
+        SERVERS,
+        "Trainers on this host (or on each of --ips).",
+        metavar="N",
+        aliases=("worker_num",),
+        env=("PADDLE_TRAINER_NUM",),
+        minimum=0,
+    ),
+    Option(
+        "servers",
+        "list",
+        SERVERS,
+        "Endpoints of all parameter servers, HOST:PORT or HOST; run the same command on each host.",
+        metavar="LIST",
+        aliases=("endpoints",),
+        env=("PADDLE_SERVERS_ENDPOINTS",),
+    ),
+    Option(
+        "trainers",
+        "list",
+        SERVERS,
+        "Endpoints of all trainers.",
+        metavar="LIST",
+        aliases=("workers",),
+        env=("PADDLE_TRAINERS_ENDPOINTS",),
+    ),
+    Option(
+        "heter_worker_num",
+        "text",
+        SERVERS,
+        'Heterogeneous trainers, a number for each stage: 2 or "1;2".',
+        metavar="N;N",
+    ),
+    Option(
+        "heter_workers",
+        "text",
+        SERVERS,
+        "Endpoints of heterogeneous trainers, stages parted by semicolons.",
+        metavar="LIST;LIST",
+    ),
+    Option(
+        "heter_devices",
+        "text",
+        SERVERS,
+        "What each stage of them runs on: cpu, gpu or xpu, parted by semicolons.",
+        metavar="KIND;KIND",
+    ),
+    Option(
+        "coordinator_num",
+        "int",
+        SERVERS,
+        "Coordinators of federated training.",
+        metavar="N",
+        minimum=0,
+    ),
+    Option("coordinators", "list", SERVERS, "Endpoints of coordinators.", metavar="LIST"),
+    Option(
+        "with_gloo",
+        "choice",
+        SERVERS,
+        "Whether trainers wait for each other: 1 yes, 2 servers too, 0 no. Without it: 1 when all "
+        "trainers are on one host.",
+        metavar="0|1|2",
+        env=("PADDLE_WITH_GLOO",),
+        words=("0", "1", "2"),
+    ),
+    Option(
+        "http_port",
+        "int",
+        SERVERS,
+        "Port of the first server at which they meet for that.",
+        metavar="PORT",
+        minimum=1,
+        maximum=65535,
+    ),
+    Option(
+        "gloo_port",
+        "int",
+        SERVERS,
+        "The same port, by its other name.",
+        metavar="PORT",
+        env=("PADDLE_GLOO_PORT",),
+        minimum=1,
+        maximum=65535,
+    ),
+    Option("version", "flag", ABOUT, "Print the version.", bare="true", in_file=False),
+    Option("help", "flag", ABOUT, "Print this text (also -h).", bare="true", in_file=False),
+    # Taken so that Paddle's command lines go on working.
+    Option(
+        "legacy",
+        "bool",
+        PADDLE,
+        "Paddle's older launcher.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="there is one launcher, and it gives scripts what either of Paddle's does.",
+    ),
+    Option(
+        "sort_ip",
+        "bool",
+        PADDLE,
+        "Order hosts by address.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="hosts have the order of --ips.",
+    ),
+    Option(
+        "enable_gpu_log",
+        "bool",
+        PADDLE,
+        "Sample nvidia-smi into a file.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="fleetrun does not run nvidia-smi beside the job.",
+    ),
+    Option(
+        "use_paddlecloud",
+        "bool",
+        PADDLE,
+        "Read PaddleCloud's variables.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="PaddleCloud's variables are read whenever they are all there.",
+    ),
+    Option(
+        "print_config",
+        "bool",
+        PADDLE,
+        "Print the settings.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="the settings are printed unless --quiet is given.",
+    ),
+    Option(
+        "elastic_timeout",
+        "int",
+        PADDLE,
+        "Seconds to wait for hosts.",
+        metavar="SECONDS",
+        status="accepted",
+        reason=_FLEET_SIZE,
+    ),
+    Option("scale", "int", PADDLE, "Elastic scaling.", "N", status="accepted", reason=_FLEET_SIZE),
+    Option(
+        "force",
+        "bool",
+        PADDLE,
+        "Elastic scaling by force.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason=_FLEET_SIZE,
+    ),
+    Option(
+        "enable_auto_mapping",
+        "bool",
+        LATER,
+        "Map ranks by topology.",
+        metavar="BOOL",
+        bare="true",
+        status="later",
+        reason=_TOPOLOGY,
+    ),
+    # Strategy.
+    Option(
+        "strategy", "text", LATER, "Strategy file.", "NAME|FILE", status="later", reason=_STRATEGY
+    ),
+    Option("set", "text", LATER, "Strategy field.", "KEY=VALUE", status="later", reason=_STRATEGY),
+    Option(
+        "strategy_mode",
+        "text",
+        LATER,
+        "Whether the script or the strategy wins.",
+        metavar="defaults|override",
+        status="later",
+        reason=_STRATEGY,
+    ),
+    Option(
+        "strategy_strict",
+        "flag",
+        LATER,
+        "Fail when a strategy has no effect.",
+        bare="true",
+        status="later",
+        reason=_STRATEGY,
+    ),
+    Option(
+        "merge_tail",
+        "text",
+        LATER,
+        "What to do with a last, partial gradient merge.",
+        metavar="drop|step",
+        status="later",
+        reason=_STRATEGY,
+    ),
+    Option(
+        "check_ranks",
+        "text",
+        LATER,
+        "Compare the ranks' parameters.",
+        metavar="N",
+        status="later",
+        reason="this version does not compare the ranks' parameters; until then compare checksums "
+        "in the script.",
+    ),
+    # Elastic jobs and rendezvous.
+    Option(
+        "elastic_level",
+        "text",
+        LATER,
+        "Elastic restarts.",
+        metavar="N",
+        status="later",
+        reason=_ELASTIC,
+    ),
+    Option(
+        "elastic_server",
+        "text",
+        LATER,
+        "etcd for elastic jobs.",
+        metavar="HOST:PORT",
+        env=("PADDLE_ELASTIC_SERVER",),
+        status="later",
+        reason=_ELASTIC,
+    ),
+    Option(
+        "elastic_pre_hook",
+        "text",
+        LATER,
+        "Command before an elastic start.",
+        metavar="COMMAND",
+        status="later",
+        reason=_ELASTIC,
+    ),
+    Option("np", "text", LATER, "Elastic size.", "N", status="later", reason=_ELASTIC),
+    # Where ranks go, and tuning.
+    Option(
+        "cluster_topo_path",
+        "text",
+        LATER,
+        "Cluster topology.",
+        metavar="FILE",
+        path="file",
+        status="later",
+        reason=_TOPOLOGY,
+    ),
+    Option(
+        "rank_mapping_path",
+        "text",
+        LATER,
+        "Rank mapping.",
+        metavar="FILE",
+        env=("PADDLE_RANK_MAPPING_PATH",),
+        path="file",
+        status="later",
+        reason=_TOPOLOGY,
+    ),
+    Option(
+        "auto_parallel_config",
+        "text",
+        LATER,
+        "Automatic parallelism.",
+        metavar="FILE",
+        env=("PADDLE_AUTO_PARALLEL_CONFIG",),
+        path="file",
+        status="later",
+        reason=_TUNER,
+    ),
+    Option(
+        "auto_cluster_config",
+        "bool",
+        LATER,
+        "Look up the cluster for automatic parallelism.",
+        metavar="BOOL",
+        env=("PADDLE_AUTO_CLUSTER",),
+        bare="true",
+        status="later",
+        reason=_TUNER,
+    ),
+    Option(
+        "auto_tuner_json",
+        "text",
+        LATER,
+        "Automatic tuner.",
+        metavar="FILE",
+        path="file",
+        status="later",
+        reason=_TUNER,
+    ),
+    Option(
+        "mlus",
+        "text",
+        LATER,
+        "MLUs to use.",
+        metavar="LIST",
+        aliases=("selected_mlus",),
+        status="later",
+        reason="this version knows GPUs, NPUs and XPUs; until then use " + _PADDLE_LAUNCHER + ".",
+    ),
+)
+
+
+def by_name(table: Iterable[Option] = TABLE) -> dict[str, Option]:
+    """Map every spelling, with underscores and without the two hyphens, to its option."""
+    return {name: option for option in table for name in (option.name, *option.aliases)}
+
+
+def find(name: str) -> Option:
+    """Return the option called NAME (underscores, no hyphens)."""
+    return by_name()[name]

@@ -1,0 +1,90 @@
+"""Looks at the Paddle that is installed, without importing it: that would take seconds."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH118, PTH123
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.model import Script
+
+# What Python sees of parameter servers; its name is among the library's texts where they are.
+_CORE = b"DistFleetWrapper\0"
+_LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
+_VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
+_IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
+# One section header of an ELF file for 64 bits.
+_HEADER_BYTES = 64
+
+
+def without_servers(path: Sequence[str]) -> str | None:
+    """Return the version of the Paddle on PATH if it was surely built without parameter servers."""
+    for folder in path:
+        home = os.path.join(folder, "paddle")
+        text = _text(os.path.join(home, "version", "__init__.py"))
+        if not text:
+            continue
+        version = _VERSION.search(text)
+        for library in _LIBRARIES:
+            constants = _constants(os.path.join(home, library))
+            if constants is not None:
+                return None if _CORE in constants else version.group(1) if version else "?"
+        return None
+    return None
+
+
+def imports_paddle(script: Script, cwd: str) -> bool:
+    """Whether SCRIPT is Python and says itself that it imports Paddle."""
+    if script.form != "file" or not script.target.endswith(".py"):
+        return False
+    try:
+        with open(os.path.join(cwd, script.target), "rb") as file:
+            return _IMPORT.search(file.read()) is not None
+    except OSError:
+        return False
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _constants(path: str) -> bytes | None:
+    """Return the constants of the shared library at PATH; None where it is of another kind.
+
+    They are a few of its hundreds of megabytes.
+    """
+    import struct  # noqa: PLC0415 - see above: only jobs with servers look
+
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER_BYTES)
+            if head[:6] != b"\x7fELF\x02\x01":
+                return None
+            (at,) = struct.unpack_from("<Q", head, 40)
+            size, count, names = struct.unpack_from("<HHH", head, 58)
+            file.seek(at)
+            table = file.read(size * count)
+            sections = [
+                struct.unpack_from("<I", table, size * i)
+                + struct.unpack_from("<QQ", table, size * i + 24)
+                for i in range(count)
+            ]
+            file.seek(sections[names][1])
+            texts = file.read(sections[names][2])
+            for name, start, length in sections:
+                if texts[name:].startswith(b".rodata\0"):
+                    file.seek(start)
+                    return file.read(length)
+    except (OSError, struct.error, IndexError):
+        return None
+    return None

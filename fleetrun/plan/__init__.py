@@ -1,0 +1,1 @@
+"""Pure planning: devices, hosts, environment, command, and how a plan is shown."""

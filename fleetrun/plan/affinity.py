@@ -1,0 +1,160 @@
+"""Which CPUs each local rank may use, and how many threads that makes."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fleetrun.model import Device, Processors
+
+THREADS = "OMP_NUM_THREADS"
+
+Mask = tuple[int, ...]
+
+
+class Binding(NamedTuple):
+    """The CPUs of each local rank, how many threads it should have, and remarks for the user."""
+
+    masks: tuple[Mask, ...]
+    threads: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...]]") -> Binding:
+    """Share PROCESSORS out among the ranks that have GROUPS of devices, as HOW says.
+
+    `cores`: all of them, near each rank's device where that leaves nobody without.
+    `numa`: to each rank those of its device's node; without devices nobody gets two nodes.
+    """
+    cores = sorted(
+        zip(processors.nodes, processors.cores, strict=True), key=lambda one: (one[0], one[1][0])
+    )
+    room: dict[int, int] = {}
+    for node, core in cores:
+        room[node] = room.get(node, 0) + len(core)
+    homes, notes = _homes(how, groups, processors.near, room)
+    if homes is None and how == "numa":
+        homes = _dealt(len(groups), room)
+    masks: list[Mask] = [()] * len(groups)
+    threads = [1] * len(groups)
+    for home in sorted(set(homes)) if homes else [None]:
+        tenants = [rank for rank in range(len(groups)) if homes is None or homes[rank] == home]
+        ours = [core for node, core in cores if home is None or node == home]
+        shares = _split(ours, len(tenants))
+        for rank, mask in zip(tenants, shares, strict=True):
+            masks[rank] = mask
+            threads[rank] = len(mask)
+        cpus = sum(len(core) for core in ours)
+        if len(tenants) > cpus:
+            for rank in tenants:
+                threads[rank] = 1
+            where = "" if home is None or len(room) == 1 else f" of NUMA node {home}"
+            said = f"{len(tenants)} processes share {_counted(cpus)}{where}"
+            notes += (f"--bind={how}: {said}, which are too few for one each.",)
+    return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, homes, room)))
+
+
+def with_threads(
+    env: Mapping[str, str], threads: int, exported: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return ENV with as many OpenMP threads as there are CPUs, unless the user has decided.
+
+    >>> with_threads({"A": "1"}, 4, {})
+    {'A': '1', 'OMP_NUM_THREADS': '4'}
+    """
+    if THREADS in env or THREADS in exported:
+        return env
+    return {**env, THREADS: str(threads)}
+
+
+def listed(cpus: Sequence[int]) -> str:
+    """Write CPUs as the kernel and taskset do.
+
+    >>> listed((0, 1, 2, 3, 32, 34, 35))
+    '0-3,32,34-35'
+    """
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _homes(
+    how: str,
+    groups: "Sequence[tuple[Device, ...]]",
+    near: Mapping[str, int],
+    room: Mapping[int, int],
+) -> tuple[list[int] | None, tuple[str, ...]]:
+    """Return the NUMA node that each rank's device is near; None, and why, if that will not do."""
+    if len(room) < 2 or not all(groups):  # noqa: PLR2004 - with one node there is no choice
+        return None, ()
+    # A rank with devices on two nodes is driven from the first one.
+    found = [_near(group[0], near) for group in groups]
+    homes = [node for node in found if node is not None]
+    otherwise = f"--bind={how} shares the CPUs out in the order of ranks: "
+    if len(homes) < len(found):
+        return None, (f"{otherwise}nobody tells which NUMA node each device is near.",)
+    missing = sorted({node for node in homes if node not in room})
+    if missing:
+        return None, (f"{otherwise}NUMA node {missing[0]} has none of those we may use.",)
+    crowded = any(homes.count(node) > room[node] for node in homes)
+    if crowded and how == "cores" and len(groups) <= sum(room.values()):
+        return None, (f"{otherwise}near the devices there are too few for one each.",)
+    return homes, ()
+
+
+def _near(device: "Device", near: Mapping[str, int]) -> int | None:
+    """Return the NUMA node near DEVICE; its id may be the beginning of a UUID."""
+    if device.kind != "gpu":
+        return None
+    if device.id in near or device.id.isdigit():
+        return near.get(device.id)
+    return next((node for name, node in near.items() if name.startswith(device.id)), None)
+
+
+def _dealt(ranks: int, room: Mapping[int, int]) -> list[int]:
+    """Deal RANKS over the nodes in blocks, as many to each as it has room for."""
+    ends: list[tuple[int, int]] = []
+    total = 0
+    for node in sorted(room):
+        total += room[node]
+        ends.append((total, node))
+    firsts = [rank * total // ranks for rank in range(ranks)]
+    return [next(node for end, node in ends if first < end) for first in firsts]
+
+
+def _split(cores: Sequence[Mask], ranks: int) -> list[Mask]:
+    """Divide CORES among RANKS in blocks: whole cores if they suffice, then CPUs, then all to all.
+
+    >>> _split([(0, 4), (1, 5), (2, 6), (3, 7)], 2)
+    [(0, 1, 4, 5), (2, 3, 6, 7)]
+    >>> _split([(0, 4), (1, 5)], 3)
+    [(0,), (4,), (1, 5)]
+    >>> _split([(0,), (1,)], 3)
+    [(0, 1), (0, 1), (0, 1)]
+    """
+    pieces = list(cores)
+    if ranks > len(pieces):
+        pieces = [(cpu,) for core in cores for cpu in core]
+    if ranks > len(pieces):
+        # Bound to one each, the ranks with a CPU to themselves would wait for the others.
+        return [tuple(sorted(cpu for piece in pieces for cpu in piece))] * ranks
+    count = len(pieces)
+    blocks = [pieces[rank * count // ranks : (rank + 1) * count // ranks] for rank in range(ranks)]
+    return [tuple(sorted(cpu for piece in block for cpu in piece)) for block in blocks]
+
+
+def _left_over(how: str, homes: Sequence[int] | None, room: Mapping[int, int]) -> tuple[str, ...]:
+    """Say which NUMA nodes nobody lives on."""
+    empty = [node for node in sorted(room) if homes is not None and node not in homes]
+    return tuple(
+        f"--bind={how}: no process is on NUMA node {node}, so {_counted(room[node])} stay free."
+        for node in empty
+    )
+
+
+def _counted(cpus: int) -> str:
+    return f"{cpus} CPU{'s' * (cpus != 1)}"

@@ -1,0 +1,111 @@
+"""The whole plan of one launcher, from what was asked, seen, shared out and gathered."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import UsageError
+from fleetrun.model import LaunchPlan, ProcessSpec, Rules
+from fleetrun.modes import collective
+from fleetrun.plan import command, environment, hosts, origin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import Facts, RankSpec, Request, Roster
+    from fleetrun.modes.cast import Cast
+    from fleetrun.plan.devices import Share
+
+# File names end at 255 bytes; time, process id and node need some of them.
+_LONGEST_JOB = 100
+
+
+def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
+    """Decide everything that the launcher on host ROSTER.me will do."""
+    log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
+    run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
+    cast = _cast(request, facts, share, roster)
+    env = environment.variables(request, facts, share, roster, cast=cast, run_dir=run_dir)
+    argv = command.argv(request, facts)
+    mine = [part.spec for part in cast.parts]
+    variables, masks, notes = _bound(request, facts, mine, env.ranks)
+    processes = tuple(
+        ProcessSpec(
+            name=part.name,
+            argv=argv,
+            env=own,
+            unset=unset,
+            log=part.log,
+            essential=part.essential,
+            rank=part.spec,
+            cpus=cpus,
+            awaits=part.awaits,
+        )
+        for part, own, unset, cpus in zip(cast.parts, variables, env.unset, masks, strict=True)
+    )
+    # In a collective job the last rank has the longest numbers, and nothing else differs.
+    for process in processes[-1:] if cast.mode == collective.NAME else processes:
+        environment.check_size(process, facts)
+    return LaunchPlan(
+        job_id=request.job_id,
+        mode=cast.mode,
+        engine=roster.engine,
+        generation=roster.generation,
+        node_rank=roster.me,
+        nodes=tuple(member.host for member in roster.members),
+        ranks=cast.ranks,
+        processes=processes,
+        rules=Rules(request.grace_s, request.max_restart),
+        cwd=facts.cwd,
+        log_dir=log_dir,
+        run_dir=run_dir,
+        files=env.files,
+        notes=(*request.notes, *share.notes, *roster.notes, *env.notes, *cast.notes, *notes),
+    )
+
+
+def _cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
+    """Return who takes part, as the mode has it."""
+    if request.run_mode in hosts.SERVER_MODES:
+        from fleetrun.modes import ps  # noqa: PLC0415 - only those who want servers pay for it
+
+        return ps.cast(request, facts, share, roster)
+    if request.run_mode == "rpc":
+        from fleetrun.modes import rpc  # noqa: PLC0415 - seldom wanted
+
+        return rpc.cast(roster)
+    return collective.cast(roster)
+
+
+def _bound(
+    request: Request,
+    facts: Facts,
+    ranks: Sequence[RankSpec],
+    variables: tuple[Mapping[str, str], ...],
+) -> tuple[tuple[Mapping[str, str], ...], tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return VARIABLES with the number of threads, the CPUs of each of RANKS, and remarks."""
+    if facts.processors is None:
+        return variables, ((),) * len(ranks), ()
+    from fleetrun.plan import affinity  # noqa: PLC0415 - only those who bind pay for it
+
+    binding = affinity.bind(request.bind, facts.processors, [spec.devices for spec in ranks])
+    threaded = tuple(
+        affinity.with_threads(env, threads, facts.environ)
+        for env, threads in zip(variables, binding.threads, strict=True)
+    )
+    return threaded, binding.masks, binding.notes
+
+
+def _run_name(request: Request, facts: Facts, roster: Roster) -> str:
+    """Return the run directory's own name: unique on this host, and telling."""
+    job = request.job_id
+    if not job or "/" in job or "\0" in job or job in {".", ".."}:
+        raise UsageError(
+            f"{origin.option(request, 'job_id')} names a folder in the logs: "
+            "give letters, digits and -_. but no slash."
+        )
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
+    plain = plain.encode()[:_LONGEST_JOB].decode(errors="ignore")
+    node = f"-node{roster.me}" if len(roster.members) > 1 else ""
+    return f"{facts.started_utc}-{plain}-{facts.pid}{node}"

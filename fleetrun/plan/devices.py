@@ -1,0 +1,328 @@
+"""Which devices each local rank gets, and the backend that follows from them."""
+
+from typing import NamedTuple
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Device, Facts, Request
+from fleetrun.plan import origin
+
+# In the order in which a host that has several kinds is used.
+KINDS = ("gpu", "xpu", "npu")
+
+# The first of these that is set says which devices a process may see, and in which order.
+MASKS = {
+    "gpu": ("CUDA_VISIBLE_DEVICES",),
+    "xpu": ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
+}
+
+NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
+
+# The first of a kind's backends is what `auto` means there.
+_BACKENDS = {
+    "gpu": ("nccl", "gloo", "heter", "flagcx"),
+    "xpu": ("bkcl", "gloo", "heter", "flagcx"),
+    "npu": ("xccl", "hccl", "gloo", "heter"),
+    "cpu": ("gloo",),
+}
+_ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "hccl", "xccl", "flagcx", "heter")
+
+_UUIDS = ("GPU-", "MIG-")
+
+# More than any host has: a range beyond it is a slip of the keyboard, not worth expanding.
+_LONGEST_RANGE = 4096
+
+
+class Share(NamedTuple):
+    """What each local rank gets: one group of devices per rank, empty on CPU."""
+
+    kind: str
+    groups: tuple[tuple[Device, ...], ...]
+    backend: str
+    notes: tuple[str, ...] = ()
+
+
+class _Visible(NamedTuple):
+    """The devices a process would see, in its order, and what made it so."""
+
+    devices: tuple[Device, ...]
+    mask: str | None
+    # A UUID for each device, "" where it is not known.
+    uuids: tuple[str, ...] = ()
+
+
+def share(request: Request, facts: Facts) -> Share:
+    """Share the host's devices out among its ranks as REQUEST says."""
+    if request.backend not in _ALL_BACKENDS:
+        raise UsageError(
+            f"{origin.option(request, 'backend')}: give one of {', '.join(_ALL_BACKENDS)}."
+        )
+    processes = _processes(request)
+    if processes == "cpu":
+        return _on_cpu(request, facts.cpus, ())
+    # Paddle's gloo trains on the CPU: it takes devices only from those who name them.
+    if request.backend == "gloo" and request.devices is None and processes != "gpu":
+        return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
+    kind = _kind(request, facts)
+    visible, note = _visible(facts, kind)
+    if not visible.devices:
+        _refuse_cpu(request, processes, note)
+        return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
+    chosen, notes = _choose(request, visible, kind)
+    groups = _groups(request, chosen, processes, kind)
+    backend = _backend(request, kind)
+    if backend == "gloo":
+        notes = (*notes, f"Paddle trains on the CPU with gloo, even with {NAMES[kind]}s named.")
+    return Share(kind, groups, backend, notes)
+
+
+def _processes(request: Request) -> int | str:
+    """Return the number of processes, or the word that stands for it."""
+    wanted = request.nproc_per_node
+    if wanted is None:
+        return "auto"
+    if isinstance(wanted, str) and wanted.isascii() and wanted.isdigit():
+        wanted = int(wanted)
+    if wanted in {"auto", "gpu", "cpu"} or (isinstance(wanted, int) and wanted >= 1):
+        if wanted == "cpu" and request.devices is not None:
+            raise UsageError(
+                f"{origin.option(request, 'devices')} names devices, "
+                f"and {origin.option(request, 'nproc_per_node')} asks for none: give one of them."
+            )
+        return wanted
+    raise UsageError(
+        f"{origin.option(request, 'nproc_per_node')}: "
+        "give a number from 1, or one of auto, gpu, cpu."
+    )
+
+
+def _kind(request: Request, facts: Facts) -> str:
+    """Return the kind of device that is meant: the one named, or the first this host has."""
+    if request.device_kind is not None:
+        return request.device_kind
+    # --nproc_per_node=gpu means what it says even where other devices are.
+    if request.nproc_per_node == "gpu":
+        return "gpu"
+    return next((kind for kind in KINDS if facts.device_counts.get(kind)), "gpu")
+
+
+def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
+    """Return PROCESSES ranks without a device."""
+    return Share("cpu", ((),) * processes, _backend(request, "cpu"), notes)
+
+
+def _backend(request: Request, kind: str) -> str:
+    """Return the backend asked for, if KIND of device can have it."""
+    if request.backend == "auto":
+        return _BACKENDS[kind][0]
+    if request.backend not in _BACKENDS[kind]:
+        where = "the CPU" if kind == "cpu" else f"{NAMES[kind]}s"
+        raise EnvironmentFault(
+            f"{origin.option(request, 'backend')}: training here runs on {where}, which can use "
+            f"{', '.join(_BACKENDS[kind])}; leave the option out to get {_BACKENDS[kind][0]}."
+        )
+    return request.backend
+
+
+def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
+    """Complain when devices were asked for and there are none."""
+    if request.devices is not None:
+        asked = origin.option(request, "devices")
+    elif processes == "gpu":
+        asked = origin.option(request, "nproc_per_node")
+    else:
+        return
+    raise EnvironmentFault(
+        f"{asked} asks for devices, but {why} Leave the option out to train on the CPU."
+    )
+
+
+def _visible(facts: Facts, kind: str) -> tuple[_Visible, str]:
+    """Return the devices of KIND that a process would see, or none and why."""
+    count = facts.device_counts.get(kind, 0)
+    name, text = _mask(facts, kind)
+    if not count:
+        if text and name:
+            note = f"{name}={text} is set, but this host has no {NAMES[kind]} driver"
+        else:
+            note = f"this host has no {NAMES[kind]} driver"
+        return _Visible((), name), f"{note}: training runs on the CPU with the gloo backend."
+    uuids = facts.device_ids.get(kind, ())
+    if name is None or text == "all":
+        devices = tuple(Device(kind, str(index), index) for index in range(count))
+        return _Visible(devices, None, uuids), ""
+    entries = _mask_entries(text)
+    if not entries:
+        note = f"{name}={text} hides all {count} {NAMES[kind]}s"
+        return _Visible((), name), f"{note}: training runs on the CPU with the gloo backend."
+    _check_mask(name, entries, facts, kind)
+    devices = tuple(Device(kind, entry, index) for index, entry in enumerate(entries))
+    known = tuple(
+        entry if entry.startswith(_UUIDS) else uuids[int(entry)] if uuids else ""
+        for entry in entries
+    )
+    return _Visible(devices, name, known), ""
+
+
+def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
+    """Return the variable that limits KIND on this host, and its value."""
+    for name in MASKS[kind]:
+        if name in facts.environ:
+            return name, facts.environ[name].strip()
+    return None, ""
+
+
+def _mask_entries(text: str) -> tuple[str, ...]:
+    """Return a mask's entries as the driver reads it: up to the first that names no device."""
+    entries = []
+    for piece in text.split(","):
+        entry = piece.strip()
+        if entry.isascii() and entry.isdigit():
+            entries.append(str(int(entry)))
+        elif entry.startswith(_UUIDS):
+            entries.append(entry)
+        else:
+            # CUDA stops here too: "-1", "NoDevFiles" and the like hide what follows.
+            break
+    return tuple(entries)
+
+
+def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:
+    """Complain about a mask that the driver would cut short or refuse."""
+    shown = f"{name}={','.join(entries)}"
+    count = facts.device_counts[kind]
+    ids = (*facts.device_ids.get(kind, ()), *facts.device_ids.get("mig", ()))
+    for entry in entries:
+        if entries.count(entry) > 1:
+            raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")
+        if entry.isdigit() and int(entry) >= count:
+            raise EnvironmentFault(f"{shown} names {entry}: {_has(count, kind)}.")
+        if ids and not entry.isdigit() and not any(uuid.startswith(entry) for uuid in ids):
+            raise EnvironmentFault(
+                f"{shown} names {entry}, which this host does not have: it has {', '.join(ids)}."
+            )
+
+
+def _has(count: int, kind: str) -> str:
+    """Say what this host has."""
+    if count == 1:
+        return f"this host has 1 {NAMES[kind]}, number 0"
+    return f"this host has {count} {NAMES[kind]}s, 0-{count - 1}"
+
+
+def _choose(
+    request: Request, visible: _Visible, kind: str
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Return the devices that REQUEST names, in its order, and how they were mapped."""
+    if request.devices is None:
+        return visible.devices, ()
+    chosen: list[Device] = []
+    for word in _words(request):
+        chosen += visible.devices if word == "all" else [_find(request, visible, kind, word)]
+    for device in chosen:
+        if chosen.count(device) > 1:
+            raise UsageError(
+                f"{origin.option(request, 'devices')} names {device.id} twice; to put several "
+                "processes on one device, give --nproc_per_node and --oversubscribe."
+            )
+    if all(device.id == str(device.ordinal) for device in chosen):
+        return tuple(chosen), ()
+    places = ",".join(str(device.ordinal) for device in chosen)
+    plural = "s" if len(chosen) > 1 else ""
+    return tuple(chosen), (
+        f"{origin.option(request, 'devices')} is device{plural} {places} of {visible.mask}.",
+    )
+
+
+def _words(request: Request) -> tuple[str, ...]:
+    """Return every id the user wrote, with ranges written out."""
+    words: list[str] = []
+    pieces = [piece.strip() for piece in (request.devices or "").split(",")]
+    for piece in pieces:
+        first, dash, last = (part.strip() for part in piece.partition("-"))
+        if not piece:
+            raise UsageError(
+                f"{origin.option(request, 'devices')}: an id is missing; give ids like 0,1 or "
+                "0-3, or `all`, or --nproc_per_node=cpu to train on the CPU."
+            )
+        if dash and _is_number(first) and _is_number(last):
+            low, high = int(first), int(last)
+            if not 0 <= high - low < _LONGEST_RANGE:
+                raise UsageError(
+                    f"{origin.option(request, 'devices')}: {piece} is not a range; "
+                    "write the lower id first, like 0-7."
+                )
+            words += [str(number) for number in range(low, high + 1)]
+        elif _is_number(piece):
+            words.append(str(int(piece)))
+        elif piece == "all" or piece.startswith(_UUIDS):
+            words.append(piece)
+        else:
+            raise UsageError(
+                f"{origin.option(request, 'devices')}: {piece} is no device; give ids like 0,1 "
+                "or 0-3, a UUID, or `all`."
+            )
+    return tuple(words)
+
+
+def _is_number(text: str) -> bool:
+    """Say whether TEXT is a plain number (`isdigit` alone would take superscripts)."""
+    return text.isascii() and text.isdigit()
+
+
+def _find(request: Request, visible: _Visible, kind: str, word: str) -> Device:
+    """Return the visible device that WORD names."""
+    if word.isdigit():
+        found = [device for device in visible.devices if device.id == word]
+        # A mask of UUIDs holds no numbers that WORD could be taken for: there it is a place.
+        if not any(device.id.isdigit() for device in visible.devices):
+            found = list(visible.devices[int(word) : int(word) + 1])
+    else:
+        found = [
+            device
+            for device, uuid in zip(visible.devices, visible.uuids, strict=False)
+            # The mask, too, may hold only the beginning of a UUID.
+            if uuid and (uuid.startswith(word) or word.startswith(uuid))
+        ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(
+            f"{origin.option(request, 'devices')}: {word} is the beginning of several: "
+            f"{', '.join(device.id for device in found)}."
+        )
+    if visible.mask is None:
+        raise EnvironmentFault(
+            f"{origin.option(request, 'devices')}: {_has(len(visible.devices), kind)}; "
+            f"{word} is not there."
+        )
+    raise EnvironmentFault(
+        f"{origin.option(request, 'devices')}: {visible.mask} does not hold {word}; it allows "
+        f"{', '.join(device.id for device in visible.devices)}."
+    )
+
+
+def _groups(
+    request: Request, chosen: tuple[Device, ...], processes: int | str, kind: str
+) -> tuple[tuple[Device, ...], ...]:
+    """Share CHOSEN devices out among PROCESSES."""
+    count = len(chosen)
+    if not isinstance(processes, int) or processes == count:
+        return tuple((device,) for device in chosen)
+    if processes > count:
+        if request.oversubscribe:
+            return tuple((chosen[rank % count],) for rank in range(processes))
+        plural = "s" if count > 1 else ""
+        raise UsageError(
+            f"{processes} processes, {count} device{plural}; add --oversubscribe to let them "
+            f"share, or give --nproc_per_node={count}."
+        )
+    if request.devices is None:
+        return tuple((device,) for device in chosen[:processes])
+    if count % processes:
+        raise UsageError(
+            f"{origin.option(request, 'devices')}: {count} {NAMES[kind]}s cannot be divided "
+            f"evenly among {processes} processes (--nproc_per_node)."
+        )
+    each = count // processes
+    return tuple(chosen[rank * each : (rank + 1) * each] for rank in range(processes))

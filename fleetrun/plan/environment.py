@@ -1,0 +1,362 @@
+"""The environment of every rank: what scripts for Paddle 2.0, 2.6 and 3.3 read, together."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Device, Facts, ProcessSpec, RankSpec, Request, Roster
+from fleetrun.modes.cast import Cast, Part
+from fleetrun.plan import hosts
+from fleetrun.plan.devices import Share
+
+# The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
+STRING_LIMIT = 128 * 1024
+
+# A JSON file of variables that Paddle reads for those that are not set (since Paddle 2.6).
+LONG_FILE = "long_environment.json"
+LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
+
+# What every Python of a rank runs first is found there; see its own docstring.
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - see _job
+_ISLAND = f"{_PACKAGE}/inject/site"
+# At this signal (SIGRTMAX-4) the island writes the stacks of all threads.
+STACK_SIGNAL = 60
+
+# Who a process is, as some launcher says it. What we do not set ourselves is removed, so that
+# no worker sees half of another launcher's job. (MASTER_*: Paddle takes it before PADDLE_MASTER.)
+_IDENTITY = (
+    "DISTRIBUTED_TRAINER_ENDPOINTS",
+    "FLAGS_selected_accelerators",
+    "FLAGS_selected_gpus",
+    "FLAGS_selected_npus",
+    "FLAGS_selected_xpus",
+    "HETER_DEVICE_TYPE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_BACKUP_ENV_PATH",
+    "PADDLE_COORDINATOR_ENDPOINTS",
+    "PADDLE_COORDINATOR_NUM",
+    "PADDLE_CURRENT_ENDPOINT",
+    "PADDLE_GLOBAL_RANK",
+    "PADDLE_GLOBAL_SIZE",
+    "PADDLE_GLOO_HTTP_ENDPOINT",
+    "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_LOCAL_DEVICE_IDS",
+    "PADDLE_LOCAL_RANK",
+    "PADDLE_LOCAL_SIZE",
+    "PADDLE_MASTER_ENDPOINT",
+    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_PORT",
+    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_RANK",
+    "PADDLE_RANK_IN_NODE",
+    "PADDLE_ROLE",
+    "PADDLE_STAGE_TRAINERS_NUM",
+    "PADDLE_TRAINERS",
+    "PADDLE_TRAINERS_NUM",
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_TRAINER_ID",
+    "PADDLE_WORKER_ENDPOINT",
+    "PADDLE_WORLD_DEVICE_IDS",
+    "STAGE_ID",
+    "STAGE_NUM",
+    "TRAINER_PORTS_NUM",
+    "TRAINING_ROLE",
+)
+
+# PaddleCloud's own words about the hosts: where we go by them, they stay.
+_CLOUD = frozenset(
+    ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
+)
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_NO_PROXIES = ("no_proxy", "NO_PROXY")
+
+
+class Environment(NamedTuple):
+    """What the ranks of this host get: one mapping each, and the names that are removed."""
+
+    ranks: tuple[Mapping[str, str], ...]
+    unset: tuple[tuple[str, ...], ...]
+    files: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def variables(
+    request: Request,
+    facts: Facts,
+    share: Share,
+    roster: Roster,
+    *,
+    cast: Cast,
+    run_dir: str,
+) -> Environment:
+    """Return the environment of this host's part of CAST.
+
+    Strongest first: --env, --nccl, the rank's identity, what the user exported, our defaults.
+    """
+    defaults, notes = _defaults(request, facts, share, roster, run_dir)
+    proxies = _proxies(facts, roster)
+    shared = {name: value for name, value in defaults.items() if name not in facts.environ}
+    shared |= proxies | _launch(request, facts, roster, run_dir)
+    if any(part.identity is None for part in cast.parts):
+        shared |= _job(share, roster, cast.ranks)
+    chosen = _chosen(request)
+    shared |= chosen
+    files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
+    shared["PYTHONPATH"] = _with_island(chosen.get("PYTHONPATH", facts.environ.get("PYTHONPATH")))
+    chosen.pop("PYTHONPATH", None)
+    mine = [
+        shared | _identity(share, part) | _files(part.spec, run_dir) | chosen for part in cast.parts
+    ]
+    foreign = () if cast.keeps_identity else _foreign(request, facts)
+    # Who has another role is told by other names.
+    unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
+    removed = tuple(name for name in foreign if all(name in names for names in unset))
+    return Environment(tuple(mine), unset, files, (*notes, *long_notes, *_removed(removed)))
+
+
+def _job(share: Share, roster: Roster, ranks: Sequence[RankSpec]) -> dict[str, str]:
+    """Say which job this is, the same for all ranks of this host."""
+    nodes = len(roster.members)
+    return {
+        "PADDLE_TRAINERS_NUM": str(len(ranks)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in ranks]),
+        "PADDLE_GLOBAL_SIZE": str(len(ranks)),
+        "PADDLE_LOCAL_SIZE": str(len(roster.members[roster.me].ports)),
+        "PADDLE_NNODES": str(nodes),
+        "PADDLE_MASTER": str(roster.master),
+        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":") for spec in ranks]),
+        "PADDLE_DISTRI_BACKEND": share.backend,
+    }
+
+
+def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:
+    """Say which launch this is, whatever the mode."""
+    return {
+        "PADDLE_JOB_ID": request.job_id,
+        "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),  # noqa: PTH100, PTH118 - pathlib costs start-up time
+        "FLEETRUN_RUN_DIR": run_dir,
+        # Unique to this launch: it finds every process of ours, whatever became of its parent.
+        "FLEETRUN_JOB": run_dir.rpartition("/")[2],
+        "FLEETRUN_STACK_SIGNAL": str(STACK_SIGNAL),
+        # Each attempt after a failure is a generation of its own.
+        "PADDLE_RESTART_COUNT": str(roster.generation),
+    }
+
+
+def _identity(share: Share, part: Part) -> dict[str, str]:
+    """Say who this process is."""
+    return _rank(share, part.spec) if part.identity is None else part.identity
+
+
+def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
+    """Say which rank this is."""
+    rank, local_rank = str(spec.rank), str(spec.local_rank)
+    indexes = _indexes(spec.devices, ",")
+    identity = {
+        "PADDLE_TRAINER_ID": rank,
+        "PADDLE_CURRENT_ENDPOINT": str(spec.endpoint),
+        "PADDLE_RANK_IN_NODE": local_rank,
+        "PADDLE_GLOBAL_RANK": rank,
+        "PADDLE_LOCAL_RANK": local_rank,
+        "PADDLE_LOCAL_DEVICE_IDS": indexes,
+    }
+    if spec.devices:
+        # Indexes into the mask that the worker inherits; the mask itself is never touched.
+        identity[f"FLAGS_selected_{share.kind}s"] = indexes
+        identity["FLAGS_selected_accelerators"] = indexes
+    return identity
+
+
+def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Say where this rank may leave word of its progress and of its end."""
+    name = rank_name(spec)
+    return {
+        "FLEETRUN_ERROR_FILE": f"{run_dir}/error.{name}.json",
+        "FLEETRUN_HEARTBEAT": f"{run_dir}/heartbeat.{name}",
+    }
+
+
+def rank_name(spec: RankSpec) -> str:
+    """Name a rank in file names: trainers by their number alone, as people look for them."""
+    if spec.role == "TRAINER":
+        return f"{spec.rank}"
+    return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
+
+
+def _with_island(path: str | None) -> str:
+    """Return the PYTHONPATH of ranks: ours, which takes itself out again, before the user's.
+
+    >>> _with_island("a:").removeprefix(_ISLAND), _with_island(None) == _ISLAND
+    (':a:', True)
+    """
+    # A fleetrun that was started by another one inherits it.
+    entries = [entry for entry in path.split(":") if entry != _ISLAND] if path else []
+    return ":".join([_ISLAND, *entries])
+
+
+def _indexes(devices: tuple[Device, ...], separator: str) -> str:
+    """Join the devices' indexes."""
+    return separator.join([str(device.ordinal) for device in devices])
+
+
+def _defaults(
+    request: Request, facts: Facts, share: Share, roster: Roster, run_dir: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what we set unless the user exported it, and where that differs from an option."""
+    defaults = {
+        "PADDLE_WITH_GLOO": "0",
+        "PADDLE_GLOO_RENDEZVOUS": "3",
+        "PADDLE_GLOO_FS_PATH": f"{run_dir}/gloo",
+        "PADDLE_AUTO_CLUSTER": "0",
+        # A crash in native code shows the Python stack, too.
+        "PYTHONFAULTHANDLER": "1",
+        "POD_NAME": f"{request.job_id}-{roster.me}",
+    }
+    if share.backend == "xccl":
+        defaults["PADDLE_XCCL_BACKEND"] = share.kind
+    defaults |= _communication(facts, share, roster)
+    notes: tuple[str, ...] = ()
+    if request.gpu_memory_fraction is not None:
+        name = "FLAGS_fraction_of_gpu_memory_to_use"
+        defaults[name] = f"{request.gpu_memory_fraction:g}"
+        if facts.environ.get(name, defaults[name]) != defaults[name]:
+            exported = f"{name}={facts.environ[name]}"
+            notes = (f"{exported} wins over --gpu_memory_fraction={defaults[name]}.",)
+    return defaults, notes
+
+
+def _communication(facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
+    """Say how ranks reach each other: the interface, and InfiniBand or its absence."""
+    found: dict[str, str] = {}
+    several = len(roster.members) > 1
+    if several and facts.peer_interface is not None:
+        interfaces = {address.interface for address in facts.addresses}
+        found["NCCL_SOCKET_IFNAME"] = _exactly((facts.peer_interface,), interfaces)
+        found["GLOO_SOCKET_IFNAME"] = facts.peer_interface
+    if share.kind == "gpu":
+        found["NCCL_DEBUG"] = "WARN"
+        if not facts.hcas and not facts.rdma:
+            found["NCCL_IB_DISABLE"] = "1"
+        elif several and facts.hcas:
+            found["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
+    return found
+
+
+def _exactly(names: tuple[str, ...], among: set[str]) -> str:
+    """Write NAMES for NCCL, to which `eth1` means eth10 too, unless a `=` stands before it."""
+    ambiguous = any(
+        other.startswith(name) for name in names for other in among if other not in names
+    )
+    return ("=" if ambiguous else "") + ",".join(names)
+
+
+def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:
+    """Keep the peers out of the user's proxies; the proxies themselves stay for the script."""
+    if not any(facts.environ.get(name) for name in _PROXIES):
+        return {}
+    entries: list[str] = []
+    for name in _NO_PROXIES:
+        entries += [entry.strip() for entry in facts.environ.get(name, "").split(",")]
+    entries += ["127.0.0.1", "localhost"]
+    entries += [member.host for member in roster.members]
+    value = ",".join(dict.fromkeys(filter(None, entries)))
+    # Programs differ in which of the two they read, so both hold everything.
+    return dict.fromkeys(_NO_PROXIES, value)
+
+
+def _chosen(request: Request) -> dict[str, str]:
+    """Return what --nccl and --env say, checked."""
+    chosen: dict[str, str] = {}
+    for key, value in request.nccl:
+        chosen[key if key.startswith("NCCL_") else f"NCCL_{key}"] = value
+    chosen |= dict(request.env)
+    for name, value in chosen.items():
+        if "\0" in value:
+            raise UsageError(f"{name} holds a NUL character; no variable can.")
+        if string_size(name, value) > STRING_LIMIT:
+            raise UsageError(
+                f"{name} has {len(value):,} characters; the kernel takes no variable longer than "
+                f"{STRING_LIMIT:,} bytes. Put the value into a file and name the file."
+            )
+    return chosen
+
+
+def string_size(name: str, value: str) -> int:
+    """Count the bytes of one variable as the kernel does: NAME=value and a NUL.
+
+    >>> string_size("A", "1"), string_size("A", "é")
+    (4, 5)
+    """
+    return len(name) + (len(value) if value.isascii() else len(os.fsencode(value))) + 2
+
+
+def _move_long(
+    shared: dict[str, str], chosen: frozenset[str], run_dir: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Move what is too long for one variable out of SHARED into the file Paddle reads instead."""
+    # Only lists grow with the number of ranks; reading all lengths keeps this true for new ones.
+    long = [name for name, value in shared.items() if string_size(name, value) > STRING_LIMIT]
+    if not long:
+        return {}, ()
+    if LONG_VARIABLE in chosen:
+        raise UsageError(
+            f"--env {LONG_VARIABLE}: {' and '.join(long)} are too long for a variable and need "
+            "this one themselves; leave it out."
+        )
+    import json  # noqa: PLC0415 - 15 ms that only a job of thousands of ranks has to pay
+
+    path = f"{run_dir}/{LONG_FILE}"
+    text = json.dumps({name: shared.pop(name) for name in long}, indent=1)
+    shared[LONG_VARIABLE] = path
+    note = (
+        f"{' and '.join(long)}: too long for a variable (the kernel takes {STRING_LIMIT:,} bytes), "
+        f"so they are in the file that {LONG_VARIABLE} names; Paddle reads it since 2.6, "
+        "other readers must look there too."
+    )
+    return {path: text}, (note,)
+
+
+def _foreign(request: Request, facts: Facts) -> tuple[str, ...]:
+    """Return inherited variables that say who a process is, in some other job."""
+    keep = _CLOUD if hosts.cloud(request, facts.environ) is not None else frozenset[str]()
+    return tuple(name for name in _IDENTITY if name in facts.environ and name not in keep)
+
+
+def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
+    """Say in one line which variables of another job are removed."""
+    if not unset:
+        return ()
+    verb = "says" if len(unset) == 1 else "say"
+    return (f"{', '.join(unset)} {verb} who a process is in another job: removed for the ranks.",)
+
+
+def check_size(process: ProcessSpec, facts: Facts) -> None:
+    """Complain when PROCESS's command line and environment are more than one exec may have."""
+    inherited = {
+        name: value
+        for name, value in facts.environ.items()
+        if name not in process.env and name not in process.unset
+    }
+    for name, value in process.env.items():
+        if string_size(name, value) > STRING_LIMIT:
+            # Paddle reads the lists of parameter servers from the environment alone.
+            raise EnvironmentFault(
+                f"{process.name}: {name} has {len(value):,} characters; the kernel takes no "
+                f"variable longer than {STRING_LIMIT:,} bytes. Use shorter names of hosts, or "
+                "fewer of them."
+            )
+    # Each string has a pointer too, and the kernel wants some room of its own.
+    total = 4096 + sum(string_size("", word) + 8 for word in process.argv)
+    for environ in (process.env, inherited):
+        total += sum(string_size(name, value) + 8 for name, value in environ.items())
+    if total > facts.exec_limit:
+        raise EnvironmentFault(
+            f"{process.name}: its command line and environment have {total:,} bytes; the kernel "
+            f"takes {facts.exec_limit:,}, a quarter of the stack limit and at most 6 MiB. Raise "
+            "it (`ulimit -s unlimited`), or export less."
+        )

@@ -1,0 +1,322 @@
+"""A plan as text: Paddle's banner, and the dry run as a table, as JSON or as a shell script.
+
+Every function returns text that any terminal can show; no secret value is in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.plan import affinity, arguments, secrets, shell
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import Device, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
+
+WIDTH = 100
+SCHEMA = 1
+
+# Shown even when nobody set them: what a reader of the banner looks for first.
+_MAIN_SETTINGS = frozenset(
+    {
+        "backend",
+        "devices",
+        "gpus",
+        "host",
+        "ips",
+        "job_id",
+        "log_dir",
+        "master",
+        "nnodes",
+        "nproc_per_node",
+        "run_mode",
+        "start_port",
+    }
+)
+
+# Paddle's table: 4 blanks, a bar, the name right-aligned, 2 blanks, the value centred, a bar.
+_INDENT = " " * 4
+_NAME_WIDTH = 40
+_VALUE_WIDTH = 45
+_RULE_WIDTH = _NAME_WIDTH + 2 + _VALUE_WIDTH
+
+
+def banner(request: Request, plan: LaunchPlan) -> str:
+    """Return what Paddle's users know: the settings, rank 0's environment, where the logs are."""
+    lines = ["-----------  Configuration Arguments -----------"]
+    shown = {setting.name: _setting_value(setting) for setting in _worth_showing(request)}
+    shown["training_script"] = request.script.target
+    shown["training_script_args"] = str(list(arguments.conceal(request.script.args)[0]))
+    lines += [f"{name}: {_visible(value)}" for name, value in sorted(shown.items())]
+    lines.append("-" * 48)
+    if not plan.processes:
+        return "\n".join(lines) + "\n"
+    trainers = (p for p in plan.processes if _title(p).startswith("rank "))
+    first = next(trainers, plan.processes[0])
+    lines += [
+        (
+            f"Local start {len(plan.processes)} processes. "
+            "First process distributed environment info (Only For Debug): "
+        ),
+        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
+        _banner_row("Distributed Envs", "Value"),
+        f"{_INDENT}+{'-' * _RULE_WIDTH}+",
+        *(
+            _banner_row(name, _elided(_visible(secrets.redact(name, value))))
+            for name, value in first.env.items()
+        ),
+        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
+        "",
+        (
+            f"All endpoints are listed in {_under(plan.log_dir, 'endpoints.log')}, "
+            f"the output of {_title(first)} is in {_under(plan.log_dir, first.log)}, "
+            f"and everything about this run is in {plan.run_dir}."
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _banner_row(name: str, value: str) -> str:
+    return f"{_INDENT}|{name:>{_NAME_WIDTH}}  {value:^{_VALUE_WIDTH}}|"
+
+
+def _elided(value: str) -> str:
+    """Return VALUE, or its end when it does not fit, as Paddle elides it.
+
+    >>> _elided("127.0.0.1:6070")
+    '127.0.0.1:6070'
+    >>> _elided("x" * 44 + "end")
+    '... xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxend'
+    """
+    if len(value) < _VALUE_WIDTH:
+        return value
+    return "... " + value[-(_VALUE_WIDTH - 4) :]
+
+
+def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
+    """Return what would run, to be read: settings with their source, then every node and rank.
+
+    HERE is the place of this host's plan among PLANS.
+    """
+    lines = ["Dry run: nothing was started.", "", "Settings"]
+    settings = sorted(_worth_showing(request), key=lambda s: (s.source == "default", s.name))
+    indent = 4 + max((len(setting.name) for setting in settings), default=0)
+    for setting in settings:
+        value = _visible(_setting_value(setting)) or "none"
+        lines += _hanging(f"  {setting.name}", f"{value}  ({setting.source})", indent)
+    first = plans[0]
+    world = sum(len(plan.processes) for plan in plans)
+    lines += [
+        "",
+        (
+            f"Job {first.job_id}: {first.mode} mode, {first.engine} engine, "
+            f"{_count(world, 'process', 'processes')} on {_count(len(plans), 'node', 'nodes')}"
+        ),
+    ]
+    for note in first.notes:
+        lines += _hanging("  note", _visible(note), 8)
+    common = _common_env(plans)
+    unset = _common_unset(plans)
+    lines += ["", "Environment of every process"]
+    lines += _env_lines(common, indent="  ")
+    lines += [f"  {name} is removed" for name in sorted(unset)]
+    for place, plan in enumerate(plans):
+        lines += ["", *_node_lines(plan, common, unset, here=place == here)]
+    return "\n".join(lines) + "\n"
+
+
+def _node_lines(
+    plan: LaunchPlan, common: Mapping[str, str], unset: frozenset[str], *, here: bool
+) -> list[str]:
+    lines = [
+        f"Node {plan.node_rank}, host {_host(plan)}" + (" (this host)" if here else ""),
+        *_hanging("  folder", _visible(plan.cwd), 12),
+        *_hanging("  run", _visible(plan.run_dir), 12),
+    ]
+    lines += [
+        f"  file      {_visible(path)}: {_count(len(text), 'character', 'characters')}"
+        for path, text in sorted(plan.files.items())
+    ]
+    for process in plan.processes:
+        lines += ["", f"  {_title(process)}"]
+        lines += _hanging("    command", _visible(_command(process.argv)), 14)
+        if process.rank is not None:
+            lines += _hanging("    devices", _devices(process.rank.devices) or "cpu", 14)
+            lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
+        if process.cpus:
+            lines += _hanging("    cpus", affinity.listed(process.cpus), 14)
+        lines += _hanging("    log", _visible(_under(plan.run_dir, process.log)), 14)
+        own = {name: value for name, value in process.env.items() if name not in common}
+        if own:
+            lines.append("    environment")
+            lines += _env_lines(own, indent="      ")
+        lines += [f"      {name} is removed" for name in process.unset if name not in unset]
+    return lines
+
+
+def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
+    """Return what would run, for programs; SCHEMA goes up when a key changes or goes away."""
+    import json  # noqa: PLC0415 - 15 ms that a launch does not spend
+
+    first = plans[0]
+    document = {
+        "schema": SCHEMA,
+        "job_id": first.job_id,
+        "mode": first.mode,
+        "engine": first.engine,
+        "generation": first.generation,
+        "script": {
+            "form": request.script.form,
+            "target": request.script.target,
+            "args": list(arguments.conceal(request.script.args)[0]),
+        },
+        "settings": [
+            {
+                "name": setting.name,
+                "value": _setting_value(setting),
+                "source": setting.source,
+            }
+            for setting in request.settings
+        ],
+        "rules": first.rules._asdict(),
+        "nodes": [_json_node(plan, here=place == here) for place, plan in enumerate(plans)],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _json_node(plan: LaunchPlan, *, here: bool) -> dict[str, object]:
+    return {
+        "node_rank": plan.node_rank,
+        "host": _host(plan),
+        "here": here,
+        "cwd": plan.cwd,
+        "log_dir": plan.log_dir,
+        "run_dir": plan.run_dir,
+        "files": dict(plan.files),
+        "notes": list(plan.notes),
+        "processes": [
+            {
+                "name": process.name,
+                "argv": list(arguments.conceal(process.argv)[0]),
+                "env": {name: secrets.redact(name, value) for name, value in process.env.items()},
+                "unset": list(process.unset),
+                "log": process.log,
+                "essential": process.essential,
+                "rank": _json_rank(process.rank),
+                "cpus": list(process.cpus),
+            }
+            for process in plan.processes
+        ],
+    }
+
+
+def _json_rank(rank: RankSpec | None) -> dict[str, object] | None:
+    if rank is None:
+        return None
+    return {
+        "role": rank.role,
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "node_rank": rank.node_rank,
+        "endpoint": str(rank.endpoint),
+        "devices": [device._asdict() for device in rank.devices],
+    }
+
+
+def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
+    """Return what would run as text to paste into a shell."""
+    return shell.script(plans, request, here=here)
+
+
+def _command(argv: Sequence[str]) -> str:
+    import shlex  # noqa: PLC0415 - only a dry run pays for it
+
+    return shlex.join(arguments.conceal(argv)[0])
+
+
+def _visible(text: str) -> str:
+    r"""Return TEXT with everything a terminal would act on, or could not show, as an escape.
+
+    >>> print(_visible("a\nb\x1b[1m\udce9 é"))
+    a\nb\x1b[1m\xe9 é
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
+
+
+def _hanging(label: str, text: str, indent: int) -> list[str]:
+    """Put TEXT beside LABEL from column INDENT on, broken after commas and blanks to fit the width.
+
+    >>> _hanging("  name", "value", 8)
+    ['  name  value']
+    """
+    room = WIDTH - indent
+    lines = []
+    while len(text) > room:
+        cut = max(text.rfind(",", 0, room), text.rfind(" ", 0, room)) + 1 or room
+        lines.append(text[:cut].rstrip(" "))
+        text = text[cut:]
+    lines.append(text)
+    return [f"{(label if not at else ''):<{indent}}{line}" for at, line in enumerate(lines)]
+
+
+def _env_lines(env: Mapping[str, str], *, indent: str) -> list[str]:
+    lines: list[str] = []
+    for name, value in sorted(env.items()):
+        text = _visible(f"{name}={secrets.redact(name, value)}")
+        first, *more = _hanging("", text, len(indent) + 2)
+        lines += [first[2:], *more]
+    return lines
+
+
+def _common_env(plans: Sequence[LaunchPlan]) -> dict[str, str]:
+    """Return the variables that every process of the job gets with the same value."""
+    environments = [process.env for plan in plans for process in plan.processes]
+    if len(environments) < 2:  # noqa: PLR2004 - with one process nothing is "per rank"
+        return dict(environments[0]) if environments else {}
+    first, *others = environments
+    return {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
+
+
+def _common_unset(plans: Sequence[LaunchPlan]) -> frozenset[str]:
+    removals = [frozenset(process.unset) for plan in plans for process in plan.processes]
+    return frozenset.intersection(*removals) if removals else frozenset()
+
+
+def _worth_showing(request: Request) -> list[Setting]:
+    return [s for s in request.settings if s.source != "default" or s.name in _MAIN_SETTINGS]
+
+
+def _setting_value(setting: Setting) -> str:
+    """Return SETTING's value as it may be shown; `env.HF_TOKEN` is named like its variable."""
+    return secrets.redact(setting.name.rpartition(".")[2], setting.value)
+
+
+def _title(process: ProcessSpec) -> str:
+    if process.rank is not None and process.rank.role.lower() == "trainer":
+        return f"rank {process.rank.rank}"
+    return process.name.replace(".", " ")
+
+
+def _host(plan: LaunchPlan) -> str:
+    return plan.nodes[plan.node_rank]
+
+
+def _devices(devices: tuple[Device, ...]) -> str:
+    return ", ".join(f"{device.kind} {device.id}" for device in devices)
+
+
+def _under(folder: str, name: str) -> str:
+    return name if name.startswith("/") else f"{folder}/{name}"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"

@@ -1,0 +1,497 @@
+"""The only reader of the world before a launch: devices, addresses, ports, the script."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Address, Facts, Processors
+from fleetrun.plan import hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.model import Request, Script
+
+ASSUME = "FLEETRUN_ASSUME_DEVICES"
+
+# Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
+_NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+
+# Devices that show as numbered files under /dev.
+_DEVICE_FILES = {"npu": "davinci", "xpu": "xpu"}
+_ASSUMABLE = ("gpu", "npu", "xpu")
+
+# What the kernel allows of the stack limit, whatever that is.
+_EXEC_CEILING = 6 * 1024 * 1024
+
+# Where the kernel takes ports for outgoing connections when nobody configured it.
+_EPHEMERAL = (32768, 60999)
+
+
+class PciInfo(Protocol):
+    """Where a GPU is plugged in."""
+
+    @property
+    def busId(self) -> str | bytes: ...  # noqa: N802, D102 - pynvml's name
+
+
+class Nvml(Protocol):
+    """The part of pynvml that we use."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...  # noqa: N802, D102
+    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...  # noqa: N802, D102
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
+        self,
+        handle: object,
+        index: int,
+        /,
+    ) -> object: ...
+
+
+class Utilization(Protocol):
+    """The part of pynvml that tells whether a GPU computes."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
+
+
+class Rates(Protocol):
+    """NVML's answer: percentages of the last second."""
+
+    @property
+    def gpu(self) -> int: ...  # noqa: D102
+
+
+def _pynvml() -> Nvml:
+    """Return the real NVML; imported only where there is a driver, it takes 100 ms."""
+    import pynvml  # noqa: PLC0415
+
+    nvml: Nvml = pynvml
+    return nvml
+
+
+def read(
+    request: Request,
+    environ: Mapping[str, str],
+    *,
+    root: str = "/",
+    nvml: Callable[[], Nvml] = _pynvml,
+) -> Facts:
+    """Look at this host, as far as planning REQUEST needs to know."""
+    cwd = os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+    counts, ids = _devices(environ, root, nvml)
+    facts = Facts(
+        environ=environ,
+        cwd=cwd,
+        hostname=os.uname().nodename,
+        python=sys.executable,
+        pid=os.getpid(),
+        started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        cpus=len(os.sched_getaffinity(0)),
+        device_counts=counts,
+        device_ids=ids,
+        program=find_script(request.script, cwd, environ),
+        exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
+    )
+    if counts.get("gpu"):
+        hcas, rdma = _rdma(root)
+        facts = facts._replace(hcas=hcas, rdma=rdma)
+    if request.bind != "none":
+        has_gpus = bool(ids) and request.nproc_per_node != "cpu"
+        near = _near(root, nvml) if has_gpus else {}
+        facts = facts._replace(processors=_processors(root, near))
+    if request.run_mode in hosts.SERVER_MODES:
+        from fleetrun import paddles  # noqa: PLC0415 - only for parameter servers
+
+        facts = facts._replace(
+            paddle_without_servers=paddles.without_servers(sys.path),
+            script_imports_paddle=paddles.imports_paddle(request.script, cwd),
+        )
+    names = hosts.named(request, environ)
+    if not names and request.host is not None:
+        names = (request.host,)
+    if all(hosts.is_loopback(name) for name in names):
+        return facts
+    return _with_network(facts, names)
+
+
+def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
+    """Return the path of what is to be run; None for a module, which only Python can look up."""
+    if script.form == "module":
+        return None
+    target = script.target
+    interpreted = target.endswith((".py", ".pyxes"))
+    if not interpreted and "/" not in target:
+        return _find_program(target, cwd, environ)
+    path = os.path.join(cwd, target)  # noqa: PTH118 - pathlib costs start-up time
+    if os.path.isdir(path):  # noqa: PTH112
+        raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
+    if not os.path.exists(path):  # noqa: PTH110
+        raise EnvironmentFault(f"There is no script {target} (looked in {cwd}).")
+    if interpreted:
+        if not os.access(path, os.R_OK):
+            raise EnvironmentFault(f"The script {target} cannot be read; give yourself the right.")
+        return target
+    if not os.access(path, os.X_OK):
+        raise EnvironmentFault(
+            f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
+            f"that reads it, as in `fleetrun bash {target}`."
+        )
+    return target
+
+
+def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return the program called NAME, looked up as a shell would."""
+    path = environ.get("PATH", os.defpath)
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
+            return candidate
+    here = os.path.join(cwd, name)  # noqa: PTH118
+    if os.path.isfile(here):  # noqa: PTH113
+        if os.access(here, os.X_OK):
+            return f"./{name}"
+        raise EnvironmentFault(
+            f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
+            f"with the program that reads it, as in `fleetrun bash {name}`."
+        )
+    raise EnvironmentFault(
+        f"There is no program {name} in $PATH, nor a file of that name in {cwd}; a Python script "
+        "ends in .py, a module needs -m."
+    )
+
+
+def _devices(
+    environ: Mapping[str, str], root: str, nvml: Callable[[], Nvml]
+) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """Count the devices of each kind, and read their UUIDs where they have some."""
+    assumed = environ.get(ASSUME)
+    if assumed:
+        return _assumed(assumed), {}
+    counts: dict[str, int] = {}
+    ids: dict[str, tuple[str, ...]] = {}
+    if any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
+        count, ids = _gpus(root, nvml)
+        counts["gpu"] = count
+    for kind, prefix in _DEVICE_FILES.items():
+        counts[kind] = _numbered(root, prefix)
+    return {kind: count for kind, count in counts.items() if count}, ids
+
+
+def _assumed(text: str) -> dict[str, int]:
+    """Return the devices of FLEETRUN_ASSUME_DEVICES: `gpu:8`, `npu:4`, `cpu`."""
+    if text == "cpu":
+        return {}
+    counts = {}
+    for piece in text.split(","):
+        kind, _, number = piece.strip().partition(":")
+        if kind not in _ASSUMABLE or not (number.isascii() and number.isdigit()):
+            raise UsageError(
+                f"{ASSUME}={text}: give KIND:NUMBER with a kind of {', '.join(_ASSUMABLE)}, "
+                "or cpu, for example gpu:8."
+            )
+        counts[kind] = int(number)
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _gpus(root: str, nvml: Callable[[], Nvml]) -> tuple[int, dict[str, tuple[str, ...]]]:
+    """Count the GPUs that NVML knows, and read the UUIDs of GPUs and MIG instances."""
+    try:
+        lib = nvml()
+    except ImportError:
+        return _numbered(root, "nvidia"), {}
+    try:
+        lib.nvmlInit()
+    except lib.NVMLError:
+        # A driver and a library that disagree: the device files still tell how many there are.
+        return _numbered(root, "nvidia"), {}
+    try:
+        handles = [
+            lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())
+        ]
+        uuids = tuple(lib.nvmlDeviceGetUUID(handle) for handle in handles)
+        instances = tuple(uuid for handle in handles for uuid in _instances(lib, handle))
+    finally:
+        lib.nvmlShutdown()
+    ids = {"gpu": uuids}
+    return len(uuids), ids | {"mig": instances} if instances else ids
+
+
+def _instances(lib: Nvml, handle: object) -> list[str]:
+    """Return the UUIDs of a GPU's MIG instances."""
+    found = []
+    try:
+        for index in range(lib.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            found.append(lib.nvmlDeviceGetUUID(instance))
+    except lib.NVMLError:
+        # Not a GPU that can be divided, or no further instance on it.
+        return found
+    return found
+
+
+def _near(root: str, nvml: Callable[[], Nvml]) -> dict[str, int]:
+    """Return the NUMA node of each GPU, under its number and the UUIDs of it and its instances."""
+    near: dict[str, int] = {}
+    lib = nvml()
+    try:
+        lib.nvmlInit()
+    except lib.NVMLError:
+        return near
+    try:
+        for index in range(lib.nvmlDeviceGetCount()):
+            handle = lib.nvmlDeviceGetHandleByIndex(index)
+            node = _numa_node(root, lib.nvmlDeviceGetPciInfo(handle).busId)
+            if node is not None:
+                names = (str(index), lib.nvmlDeviceGetUUID(handle), *_instances(lib, handle))
+                near |= dict.fromkeys(names, node)
+    except lib.NVMLError:
+        # Binding is a help: what the driver will not tell, we do without.
+        return near
+    finally:
+        lib.nvmlShutdown()
+    return near
+
+
+def _numa_node(root: str, bus: str | bytes) -> int | None:
+    """Return the NUMA node of the device at BUS; None where the machine does not say."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
+    domain, _, rest = text.lower().partition(":")
+    device = f"{domain[-4:]}:{rest}"
+    node = _text(os.path.join(root, "sys/bus/pci/devices", device, "numa_node")).strip()  # noqa: PTH118
+    return int(node) if node.isdigit() else None
+
+
+def _processors(root: str, near: Mapping[str, int]) -> Processors:
+    """Return the CPUs that we may use, by physical core."""
+    # What a container, a batch system or taskset has left us.
+    allowed = os.sched_getaffinity(0)
+    base = os.path.join(root, "sys/devices/system")  # noqa: PTH118
+    node_of: dict[int, int] = {}
+    for name in _names(os.path.join(base, "node")):  # noqa: PTH118
+        if name.startswith("node") and name[4:].isdigit():
+            listed = _text(os.path.join(base, "node", name, "cpulist"))  # noqa: PTH118
+            node_of |= dict.fromkeys(_cpus(listed), int(name[4:]))
+    cores: list[tuple[int, ...]] = []
+    left = set(allowed)
+    for cpu in sorted(allowed):
+        path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")  # noqa: PTH118
+        core = tuple(sorted({cpu, *_cpus(_text(path))} & left))
+        if cpu in left:
+            cores.append(core)
+            left.difference_update(core)
+    nodes = tuple(node_of.get(core[0], 0) for core in cores)
+    return Processors(tuple(cores), nodes, near)
+
+
+def _cpus(text: str) -> list[int]:
+    r"""Read a list of CPUs as the kernel writes it.
+
+    >>> _cpus("0-2,8\n"), _cpus("")
+    ([0, 1, 2, 8], [])
+    """
+    found: list[int] = []
+    for piece in text.strip().split(","):
+        low, _, high = piece.partition("-")
+        if low.isdigit() and (high or low).isdigit():
+            found += range(int(low), int(high or low) + 1)
+    return found
+
+
+def _numbered(root: str, prefix: str) -> int:
+    """Count the device files that are called PREFIX and a number."""
+    try:
+        names = os.listdir(os.path.join(root, "dev"))  # noqa: PTH118, PTH208
+    except OSError:
+        return 0
+    return sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names)
+
+
+def _rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the InfiniBand and RoCE devices with an active port, and all of them."""
+    folder = os.path.join(root, "sys/class/infiniband")  # noqa: PTH118
+    names = _names(folder)
+    active = []
+    for name in names:
+        ports = os.path.join(folder, name, "ports")  # noqa: PTH118
+        states = [_text(os.path.join(ports, port, "state")) for port in _names(ports)]  # noqa: PTH118
+        if any("ACTIVE" in state for state in states):
+            active.append(name)
+    return tuple(active), names
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    """List what FOLDER holds, in order; nothing if it is not there."""
+    try:
+        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208
+    except OSError:
+        return ()
+
+
+def _text(path: str) -> str:
+    """Read a small file's text; nothing if it cannot be read."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _with_network(facts: Facts, names: Sequence[str]) -> Facts:
+    """Complete FACTS with our addresses, what NAMES resolve to, and the way to the peers."""
+    facts = facts._replace(addresses=addresses())
+    if facts.hostname in names:
+        # The name says it: only the first peer is looked up, for the way there.
+        peers = [name for name in names if name != facts.hostname][:1]
+    else:
+        peers = [name for name in names if not hosts.ours(name, facts)]
+    resolved = {name: resolve(name) for name in peers if not hosts.is_address(name)}
+    facts = facts._replace(resolved=resolved)
+    for name in peers:
+        if not hosts.ours(name, facts):
+            targets = resolved.get(name, (name,))
+            return facts._replace(peer_interface=_interface_to(targets, facts.addresses))
+    return facts
+
+
+def addresses() -> tuple[Address, ...]:
+    """Return every IP address of this host."""
+    import _socket  # noqa: PLC0415 - `socket` takes 40 ms, this 1
+
+    import psutil  # noqa: PLC0415 - 80 ms that only several hosts have to pay
+
+    families = (_socket.AF_INET, _socket.AF_INET6)
+    return tuple(
+        Address(interface, entry.address.partition("%")[0])
+        for interface, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in families
+    )
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """Return the IPv4 addresses of a host's name; none when nobody knows it."""
+    import _socket  # noqa: PLC0415
+
+    try:
+        found = _socket.getaddrinfo(name, None, _socket.AF_INET, _socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
+    """Return the interface from which the kernel would reach the first of TARGETS it can."""
+    import _socket  # noqa: PLC0415
+
+    for target in targets:
+        probe = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        try:
+            # Connecting a datagram socket sends nothing; the kernel only looks up the route.
+            probe.connect((target, 9))
+            source = probe.getsockname()[0]
+        except OSError:
+            continue
+        finally:
+            probe.close()
+        return next((address.interface for address in own if address.ip == source), None)
+    return None
+
+
+def ephemeral_ports(root: str = "/") -> tuple[int, int]:
+    """Return the first and the last port that the kernel gives to outgoing connections."""
+    try:
+        text = _text(os.path.join(root, "proc/sys/net/ipv4/ip_local_port_range"))  # noqa: PTH118
+        low, high = (int(word) for word in text.split())
+    except ValueError:
+        return _EPHEMERAL
+    return low, high
+
+
+def used_ports() -> frozenset[int]:
+    """Return the local TCP ports in use, read without opening anything."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _text(path).splitlines()[1:]:
+            local = line.split(None, 2)[1]
+            ports.add(int(local.rpartition(":")[2], 16))
+    return frozenset(ports)
+
+
+def port_holder(port: int) -> str | None:
+    """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
+    import psutil  # noqa: PLC0415 - only for an error message
+
+    # Ports that fleetruns hold for their ranks show as abstract sockets of this name.
+    reserved = f"@fleetrun/port/{port}"
+    for kind in ("tcp", "unix"):
+        for connection in psutil.net_connections(kind):
+            local = connection.laddr
+            held = str(local) == reserved if not isinstance(local, tuple) else local[1:] == (port,)
+            # Connections that only linger have no process any more.
+            if held and connection.pid is not None:
+                return _described(connection.pid)
+    return None
+
+
+def _described(pid: int) -> str:
+    """Describe a process."""
+    import psutil  # noqa: PLC0415 - only for an error message
+
+    from fleetrun.plan import arguments  # noqa: PLC0415 - only for an error message
+
+    try:
+        command = " ".join(arguments.conceal(psutil.Process(pid).cmdline())[0])
+    except psutil.Error:
+        return f"pid {pid}"
+    return f"pid {pid} ({command})" if command else f"pid {pid}"
+
+
+def is_any_busy(gpus: Sequence[str], *, nvml: Callable[[], Utilization] | None = None) -> bool:
+    """Whether one of GPUS, named by numbers or UUIDs, computes just now, as far as NVML tells."""
+    try:
+        if nvml is None:
+            import pynvml  # noqa: PLC0415 - only before a job is called hung
+
+            lib: Utilization = pynvml
+        else:
+            lib = nvml()
+    except ImportError:
+        return False
+    try:
+        lib.nvmlInit()
+    except lib.NVMLError:
+        return False
+    try:
+        return any(_is_busy(lib, gpu) for gpu in gpus)
+    finally:
+        lib.nvmlShutdown()
+
+
+def _is_busy(lib: Utilization, gpu: str) -> bool:
+    try:
+        if gpu.isdecimal():
+            handle = lib.nvmlDeviceGetHandleByIndex(int(gpu))
+        else:
+            handle = lib.nvmlDeviceGetHandleByUUID(gpu)
+        return lib.nvmlDeviceGetUtilizationRates(handle).gpu > 0
+    except lib.NVMLError:
+        # It fell off the bus, or is a part of a GPU, for which there are no rates.
+        return False

@@ -1,0 +1,596 @@
+"""Settles every option: command line > environment > config file > default, and says which."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun import argv, options
+from fleetrun.errors import UsageError
+from fleetrun.model import Request, Setting
+from fleetrun.options import Given, Option, Value
+from fleetrun.plan import secrets
+from fleetrun.plan.hosts import CLOUD, SERVER_FIELDS, SERVER_MODES
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+DEFAULT_FILE = "fleetrun.yaml"
+
+# Options that fill no field of the request.
+_NO_FIELD = ("config", "from_manifest", "help", "version")
+_KINDS = {"gpus": "gpu", "npus": "npu", "xpus": "xpu"}
+# Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
+_MOST_RANKS = 1 << 16
+_LEAST_LOG = 1024 * 1024
+# What a launcher tells its ranks. On one host it says nothing about the job that we start.
+_IDENTITY = (
+    "PADDLE_TRAINER_ID",
+    "PADDLE_TRAINERS_NUM",
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_CURRENT_ENDPOINT",
+    "PADDLE_RANK_IN_NODE",
+    "PADDLE_GLOBAL_RANK",
+    "PADDLE_LOCAL_RANK",
+    "PADDLE_GLOBAL_SIZE",
+    "PADDLE_LOCAL_SIZE",
+)
+# Only a rank has these, so where they are, the next ones describe the job that we are part of.
+_RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
+_JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
+# Only such a job has a use for these.
+_ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
+# Kubernetes and PaddleCloud start one process on each node, and tell it its role by these.
+_ROLE = ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")
+
+
+class Config(NamedTuple):
+    """A config file: where it is, and what each of its lines says."""
+
+    path: str
+    settings: tuple[Given, ...]
+
+
+class Chosen(NamedTuple):
+    """One field of the request: its value, and who gave it."""
+
+    value: Value
+    given: Given
+
+
+def resolve(
+    parsed: argv.ParsedCommand, environ: Mapping[str, str], config: Config | None = None
+) -> Request:
+    """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none."""
+    if parsed.script is None:
+        message = "a command without a script asks for nothing"
+        raise ValueError(message)
+    notes = list(parsed.notes)
+    typed = tuple(given for given in parsed.settings if not _is_blank(given, notes))
+    variables = _variables(environ)
+    filed = config.settings if config else ()
+    _answer_for_others((*typed, *variables, *filed), notes)
+
+    tiers = (typed, variables, filed)
+    chosen = {
+        target: _choose(option, [_about(target, tier) for tier in tiers], notes)
+        for target, option in _targets().items()
+    }
+    env = _pairs("env", (filed, typed))
+    nccl = _pairs("nccl", (filed, typed))
+    chosen["run_mode"] = _run_mode(chosen, environ, notes)
+    mode = _text(chosen["run_mode"]) or "collective"
+    # Then there is somebody who knows the hosts.
+    is_listed = any(chosen[name].value for name in ("servers", "trainers")) or (
+        mode in SERVER_MODES and all(environ.get(name) for name in _ROLE)
+    )
+    hosts = _hosts(chosen, notes, is_cloud=is_listed or _is_cloud(environ))
+    # With servers, what is removed is said where the roles are known.
+    if int(hosts.nnodes) == 1 and not _is_cloud(environ) and mode not in SERVER_MODES:
+        notes.extend(_inherited(environ))
+
+    devices = chosen["devices"]
+    raw_devices = devices.given.raw.strip()
+    return Request(
+        script=parsed.script,
+        devices=raw_devices or None,
+        device_kind=_KINDS.get(devices.given.option.name) if raw_devices else None,
+        nproc_per_node=_number_or_word(chosen["nproc_per_node"]),
+        oversubscribe=chosen["oversubscribe"].value is True,
+        ips=hosts.ips,
+        host=(_text(chosen["host"]) or "").strip() or None,
+        nnodes=hosts.nnodes,
+        master=_text(chosen["master"]),
+        rank=hosts.rank,
+        start_port=_whole(chosen["start_port"]),
+        backend=_text(chosen["backend"]) or "auto",
+        run_mode=mode,
+        job_id=_job_id(chosen["job_id"]),
+        env=tuple((name, value) for name, (value, _) in env.items()),
+        nccl=tuple((name, value) for name, (value, _) in nccl.items()),
+        gpu_memory_fraction=_real(chosen["gpu_memory_fraction"]),
+        max_restart=_whole(chosen["max_restart"]) or 0,
+        bind=_text(chosen["bind"]) or "none",
+        grace_s=_real(chosen["grace_s"]) or 0.0,
+        hang_timeout_s=_real(chosen["hang_timeout_s"]) or 0.0,
+        log_dir=_text(chosen["log_dir"]) or "log",
+        log_level=_text(chosen["log_level"]) or "info",
+        log_overwrite=chosen["log_overwrite"].value is True,
+        log_keep=_whole(chosen["log_keep"]) or 1,
+        log_max_bytes=_size(chosen["log_max_bytes"]),
+        log_max_files=_whole(chosen["log_max_files"]) or 1,
+        tee=_tee(chosen["tee"]),
+        quiet=chosen["quiet"].value is True,
+        dry_run=_text(chosen["dry_run"]),
+        server_num=_whole(chosen["server_num"]),
+        servers=_list(chosen["servers"]),
+        trainer_num=_whole(chosen["trainer_num"]),
+        trainers=_list(chosen["trainers"]),
+        heter_worker_num=_text(chosen["heter_worker_num"]),
+        heter_workers=_text(chosen["heter_workers"]),
+        heter_devices=_text(chosen["heter_devices"]),
+        coordinator_num=_whole(chosen["coordinator_num"]),
+        coordinators=_list(chosen["coordinators"]),
+        http_port=_whole(chosen["http_port"]),
+        gloo_port=_whole(chosen["gloo_port"]),
+        with_gloo=_text(chosen["with_gloo"]),
+        settings=(
+            *_config_setting(parsed, config),
+            *(_setting(found) for found in chosen.values()),
+            *_pair_settings("env", env),
+            *_pair_settings("nccl", nccl),
+        ),
+        notes=tuple(notes),
+    )
+
+
+# -- who said what -----------------------------------------------------------------------------
+
+
+def _targets() -> dict[str, Option]:
+    """Map the request's fields that options decide to the option that has the default."""
+    found: dict[str, Option] = {}
+    for option in options.TABLE:
+        if option.status != "works" or option.kind == "pairs" or option.name in _NO_FIELD:
+            continue
+        if option.name == option.target or option.target not in found:
+            found[option.target] = option
+    return found
+
+
+def _is_blank(given: Given, notes: list[str]) -> bool:
+    """Whether GIVEN is an empty text, as `--ips=$UNSET` leaves it; says so in NOTES."""
+    blank = given.option.kind in ("text", "list") and not given.raw.strip()
+    if blank:
+        notes.append(f"{given.typed} is empty and counts as not given.")
+    return blank
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[Given, ...]:
+    """Read what ENVIRON says; the first of an option's variables counts."""
+    ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
+    found = []
+    for option in options.TABLE:
+        for name in option.env:
+            raw = environ.get(name, "")
+            if raw.strip() and name not in ignored:
+                found.append(Given(option, raw, f"${name}", f"${name}"))
+                break
+    return tuple(found)
+
+
+def _answer_for_others(given: Iterable[Given], notes: list[str]) -> None:
+    """Refuse what belongs to a later version, and say what has no effect."""
+    for each in given:
+        option = each.option
+        if option.status == "works" or option.asks_for_nothing(each.raw):
+            continue
+        if option.status == "later":
+            raise UsageError(each.blame(option.reason))
+        _value(each)
+        notes.append(f"{each.typed} has no effect: {option.reason}")
+
+
+def _about(target: str, tier: Iterable[Given]) -> list[Given]:
+    """Return what TIER says about TARGET."""
+    return [given for given in tier if given.option.target == target]
+
+
+def _choose(option: Option, tiers: Sequence[Sequence[Given]], notes: list[str]) -> Chosen:
+    """Choose the last word of the highest of TIERS, or else OPTION's default."""
+    typed, variables, filed = tiers
+    said = typed or variables or filed
+    if not said:
+        default = Given(option, option.default or "", option.flag, "default")
+        return Chosen(None if option.default is None else _value(default), default)
+    found = Chosen(_value(said[-1]), said[-1])
+    if typed:
+        notes.extend(_contradicted(found, variables))
+    return found
+
+
+def _contradicted(found: Chosen, variables: Iterable[Given]) -> Iterable[str]:
+    """Remark on each variable that says otherwise; Paddle would have listened to it."""
+    for variable in variables:
+        try:
+            same = options.parse(variable.option, variable.raw) == found.value
+        except ValueError:
+            same = False
+        if not same:
+            yield (
+                f"{found.given.typed}={found.given.raw} wins over {variable.typed}={variable.raw}"
+                " (with Paddle's launcher the variable wins)."
+            )
+
+
+def _value(given: Given) -> Value:
+    """Read GIVEN's typed value; UsageError that says where it came from."""
+    try:
+        return options.parse(given.option, given.raw)
+    except ValueError as error:
+        raise UsageError(given.blame(str(error))) from None
+
+
+# -- single options ----------------------------------------------------------------------------
+
+
+class Hosts(NamedTuple):
+    """What the options about several hosts say together."""
+
+    ips: tuple[str, ...]
+    nnodes: str
+    rank: int | None
+
+
+def _hosts(chosen: Mapping[str, Chosen], notes: list[str], *, is_cloud: bool) -> Hosts:
+    """Return the hosts of the job; UsageError where the options contradict each other."""
+    listed = chosen["ips"].value
+    ips = listed if isinstance(listed, tuple) else ()
+    nnodes, master = chosen["nnodes"], chosen["master"]
+    count = _count(nnodes.given)
+    if ips and nnodes.given.source != "default" and count != len(ips):
+        named = f"{chosen['ips'].given.typed} names {len(ips)} host{'s' * (len(ips) > 1)}"
+        # A variable may be there for all jobs of a machine; the list was written for this one.
+        if nnodes.given.source.startswith("$") and not chosen["ips"].given.source.startswith("$"):
+            notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
+        else:
+            raise UsageError(nnodes.given.blame(f"{named}; leave one of the two out."))
+    if (_text(master) or "").startswith("etcd://"):
+        raise UsageError(
+            master.given.blame(
+                "this version does not meet through etcd; until then name the hosts with --ips."
+            )
+        )
+    count = len(ips) or count
+    if count > 1 and not ips and not is_cloud:
+        raise UsageError(
+            nnodes.given.blame(
+                "this version does not let hosts find each other; until then name them with --ips."
+            )
+        )
+    if master.given.source == "command line" and count == 1:
+        notes.append(f"{master.given.typed} has no effect: the job is on one host.")
+    is_alone = count == 1 and not is_cloud
+    return Hosts(ips, str(count), _rank(chosen["rank"], notes, is_alone=is_alone))
+
+
+def _count(given: Given) -> int:
+    """Return the number of hosts; UsageError for a range of them, which is an elastic job."""
+    low, colon, high = given.raw.strip().partition(":")
+    if not (low.isdecimal() and int(low) > 0 and (not colon or high.isdecimal())):
+        raise UsageError(given.blame("give a number of hosts, 1 or more."))
+    if colon and int(low) != int(high):
+        raise UsageError(
+            given.blame("this version keeps the hosts it started with; give one number.")
+        )
+    return int(low)
+
+
+def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
+    """Return our host's place as the user says it, if there is more than one place."""
+    rank = _whole(found)
+    if rank is None or rank < 0:
+        return None
+    if is_alone and rank > 0:
+        notes.append(f"{found.given.typed}={rank} has no effect: the job is on one host.")
+    return None if is_alone else rank
+
+
+def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list[str]) -> Chosen:
+    """Return the mode of the job, which other options may imply; the script's words never do."""
+    found = chosen["run_mode"]
+    asking = [chosen[name] for name in SERVER_FIELDS if chosen[name].value and _asks(chosen[name])]
+    if found.given.source == "default":
+        if asking:
+            return _implied(found, "ps", asking[0].given.typed)
+        if all(environ.get(name) for name in _ROLE):
+            return _implied(found, "ps", "$TRAINING_ROLE")
+    elif found.value not in SERVER_MODES and asking:
+        strength = _strength(found)
+        rival = max(asking, key=_strength)
+        if _strength(rival) > strength:
+            notes.append(
+                f"{rival.given.typed} wins over {found.given.typed}={found.given.raw}: "
+                "it asks for parameter servers."
+            )
+            return _implied(found, "ps", rival.given.typed)
+        if _strength(rival) == strength:
+            raise UsageError(
+                found.given.blame(
+                    f"{rival.given.typed} asks for parameter servers; leave one of the two out."
+                )
+            )
+        for each in asking:
+            notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
+            chosen[each.given.option.target] = Chosen(None, each.given)
+    if found.value not in SERVER_MODES:
+        notes.extend(
+            f"{chosen[name].given.typed} has no effect: only jobs with parameter servers use it."
+            for name in _ONLY_SERVERS
+            if chosen[name].value is not None and chosen[name].given.source == "command line"
+        )
+    return found
+
+
+def _asks(found: Chosen) -> bool:
+    """Whether FOUND asks for anybody; heterogeneous trainers are counted in a text."""
+    return not found.given.option.asks_for_nothing(found.given.raw)
+
+
+def _strength(found: Chosen) -> int:
+    """Return how high FOUND's source stands: command line > environment > file."""
+    source = found.given.source
+    return 2 if source == "command line" else int(source.startswith("$"))
+
+
+def _implied(found: Chosen, mode: str, by: str) -> Chosen:
+    """Return MODE in place of FOUND, for the reason BY."""
+    return Chosen(mode, found.given._replace(raw=mode, source=by))
+
+
+def _job_id(found: Chosen) -> str:
+    """Return the job's name, which becomes part of a folder's name."""
+    name = (_text(found) or "").strip()
+    if not name.isprintable() or set(name) & set("/ ") or name.startswith("."):
+        raise UsageError(
+            found.given.blame("give a name without slashes and spaces, and no dot at its start.")
+        )
+    return name
+
+
+def _number_or_word(found: Chosen) -> int | str | None:
+    """Return the number of processes, or the word that stands for it."""
+    return found.value if isinstance(found.value, int | str) else None
+
+
+def _tee(found: Chosen) -> str | None:
+    """Return the ranks to show, ranges written out: all, or numbers with commas.
+
+    >>> _tee(Chosen(("0-2", "5"), Given(options.find("tee"), "0-2,5", "--tee")))
+    '0,1,2,5'
+    """
+    if not isinstance(found.value, tuple):
+        return None
+    if found.value == ("all",):
+        return "all"
+    ranks: list[int] = []
+    for part in found.value:
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (not dash or last.isdecimal())):
+            raise UsageError(found.given.blame("give all, or ranks such as 0,3 or 0-3."))
+        low, high = int(first), int(last or first)
+        if not low <= high < _MOST_RANKS:
+            raise UsageError(found.given.blame(f"{part} is no range of ranks."))
+        ranks.extend(range(low, high + 1))
+    return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def _text(found: Chosen) -> str | None:
+    """Return a text or a choice."""
+    return found.value if isinstance(found.value, str) else None
+
+
+def _list(found: Chosen) -> tuple[str, ...]:
+    """Return the words of a list."""
+    return found.value if isinstance(found.value, tuple) else ()
+
+
+def _whole(found: Chosen) -> int | None:
+    """Return a whole number."""
+    return found.value if isinstance(found.value, int) else None
+
+
+def _size(found: Chosen) -> int:
+    """Return a number of bytes; units are powers of 1024.
+
+    >>> _size(Chosen("1.5G", Given(options.find("log_max_size"), "1.5G", "--log_max_size")))
+    1610612736
+    """
+    text = (_text(found) or "").strip().upper().removesuffix("B").removesuffix("I")
+    power = "KMGT".find(text[-1:]) + 1 if text else 0
+    digits = text[:-1].rstrip() if power else text
+    whole, _, part = digits.partition(".")
+    is_number = digits.isascii() and whole.isdigit() and (part.isdigit() or whole == digits)
+    # More digits than that are no size, and more than a float holds.
+    is_number = is_number and len(digits) <= len("1.234567890123")
+    size = int(float(digits) * 1024**power) if is_number else -1
+    if size and size < _LEAST_LOG:
+        raise UsageError(found.given.blame("give 1M or more, as 100M or 2G, or 0 for no limit."))
+    return size
+
+
+def _real(found: Chosen) -> float | None:
+    """Return a number of any kind."""
+    return found.value if isinstance(found.value, float) else None
+
+
+def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, str]]:
+    """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
+    found: dict[str, tuple[str, str]] = {}
+    for tier in tiers:
+        for given in tier:
+            if given.option.name != name:
+                continue
+            key, equals, value = given.raw.partition("=")
+            if not equals or not (key.isascii() and key.isidentifier()) or "\0" in value:
+                raise UsageError(given.blame(options.wanted(given.option)))
+            if name == "nccl":
+                key = "NCCL_" + key.upper().removeprefix("NCCL_")
+            found[key] = (value, given.source)
+    return found
+
+
+# -- the environment -----------------------------------------------------------------------------
+
+
+def _is_cloud(environ: Mapping[str, str]) -> bool:
+    """Whether PaddleCloud's variables name several hosts; the engines read them."""
+    return (
+        all(environ.get(name) for name in CLOUD)
+        and "," in environ["PADDLE_TRAINERS"]
+        and environ.get("PADDLE_TRAINERS_NUM") != "1"
+    )
+
+
+def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
+    """Warn once when another launcher's rank variables are there, which do not count here."""
+    names = [name for name in _IDENTITY if environ.get(name)]
+    if any(environ.get(mark) for mark in _RANK_MARKS):
+        names += [name for name in _JOB_OF_RANK if environ.get(name)]
+    if names:
+        listed = ", ".join(f"${name}" for name in names)
+        yield f"this job is on one host and ignores what another launcher left behind: {listed}."
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def _setting(found: Chosen) -> Setting:
+    """Show FOUND as a line of the settings."""
+    value = found.value
+    if isinstance(value, bool):
+        shown = str(value).lower()
+    elif isinstance(value, tuple):
+        shown = found.given.raw.strip()
+    elif isinstance(value, float):
+        shown = f"{value:.15g}"
+    else:
+        shown = str(value)
+    name = found.given.option.name
+    return Setting(name, secrets.redact(name, shown), found.given.source)
+
+
+def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[Setting]:
+    """Show one line for each variable, its value hidden when it is a secret."""
+    for key, (value, source) in pairs.items():
+        yield Setting(f"{name}.{key}", secrets.redact(key, value), source)
+
+
+def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterable[Setting]:
+    """Say which config file was read, and why that one."""
+    if config is None:
+        yield Setting("config", "None", "default")
+    else:
+        source = "command line" if config_named(parsed) else "current folder"
+        yield Setting("config", config.path, source)
+
+
+# -- the config file -----------------------------------------------------------------------------
+
+
+def config_named(parsed: argv.ParsedCommand) -> str | None:
+    """Return the file that --config names."""
+    named = [given.raw for given in parsed.settings if given.option.name == "config" and given.raw]
+    return named[-1] if named else None
+
+
+def read_config(path: str) -> Config:
+    """Read the config file at PATH; UsageError as file:line when it says what no option means."""
+    # Only those who have a config file pay for yaml.
+    import yaml  # noqa: PLC0415
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            root = yaml.compose(file.read(), Loader=loader)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}: this config file cannot be read.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: this config file is not UTF-8 text.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
+        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
+    if root is None:
+        return Config(path, ())
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
+    return Config(path, tuple(_read_entries(root.value, path)))
+
+
+def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[Given]:
+    """Read each line of the file as what it says about one option."""
+    names = options.by_name()
+    lines: dict[str, int] = {}
+    for key, node in entries:
+        line = key.start_mark.line + 1
+        where = f"{path}:{line}"
+        typed = str(key.value)
+        option = names.get(typed.replace("-", "_"))
+        if option is None:
+            raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")
+        if not option.in_file:
+            raise UsageError(f"{where}: {typed} belongs on the command line.")
+        if option.target in lines:
+            raise UsageError(f"{where}: {typed} was already said in line {lines[option.target]}.")
+        lines[option.target] = line
+        for raw, at in _read_values(option, node, where):
+            given = Given(option, raw, typed, f"{path}:{at}")
+            if option.status == "works":
+                _value(given)
+            if raw.strip():
+                yield given
+
+
+def _suggest(typed: str) -> str:
+    """End a sentence with the key most like TYPED."""
+    in_file = [name for name, option in options.by_name().items() if option.in_file]
+    return argv.suggest(typed, in_file, prefix="")
+
+
+def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
+    """Turn NODE into the texts the command line would have given, each with its line."""
+    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - see read_config
+
+    match node:
+        case ScalarNode():
+            if not _is_null(node):
+                yield node.value, node.start_mark.line + 1
+        case MappingNode() if option.kind == "pairs":
+            for key, value in node.value:
+                pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
+                yield pair, key.start_mark.line + 1
+        case SequenceNode() if option.kind == "pairs":
+            for item in node.value:
+                yield _scalar(item, where, option), item.start_mark.line + 1
+        case SequenceNode() if option.kind == "list":
+            texts = [_scalar(item, where, option) for item in node.value]
+            yield ",".join(texts), node.start_mark.line + 1
+        case _:
+            kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
+            problem = f"{kind} does not fit: {options.wanted(option)}"
+            raise UsageError(f"{where}: {option.name}: {problem}")
+
+
+def _scalar(node: "Node", where: str, option: Option) -> str:
+    """Return NODE's text; UsageError when it is a list or a mapping."""
+    from yaml import ScalarNode  # noqa: PLC0415 - see read_config
+
+    if not isinstance(node, ScalarNode):
+        raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")
+    return "" if _is_null(node) else str(node.value)
+
+
+def _is_null(node: "Node") -> bool:
+    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
+    return str(node.tag).endswith(":null")

@@ -1,0 +1,1 @@
+"""Effects: spawning, supervising and collecting the processes of a plan."""

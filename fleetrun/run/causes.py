@@ -1,0 +1,195 @@
+"""What a death means in plain words: signals, and failures that people meet again and again."""
+
+from typing import NamedTuple
+
+
+class KnownFailure(NamedTuple):
+    """A failure recognised by any of `marks` in the end of a log, explained in one sentence."""
+
+    name: str
+    marks: tuple[str, ...]
+    sentence: str
+
+
+# To teach fleetrun another failure, add a row: the marks are plain text as the log shows it,
+# the sentence says what happened and what to do. The first row that matches speaks.
+KNOWN_FAILURES = (
+    KnownFailure(
+        "gpu-out-of-memory",
+        (
+            "Out of memory error on GPU",
+            "ResourceExhaustedError",
+            "CUDA error(2)",
+            "CUDA_ERROR_OUT_OF_MEMORY",
+            "CUDA out of memory",
+        ),
+        "The GPU ran out of memory: use a smaller batch, recompute or amp, or free the GPU "
+        "(nvidia-smi shows who holds it).",
+    ),
+    KnownFailure(
+        "gpu-id",
+        (
+            "Device id must be less than GPU count",
+            "invalid device ordinal",
+            "CUDA error(101)",
+            "CUDA error(100)",
+            "no CUDA-capable device",
+        ),
+        "The GPU that this rank was given does not exist here: compare --gpus and "
+        "CUDA_VISIBLE_DEVICES with nvidia-smi -L.",
+    ),
+    KnownFailure(
+        "cpu-build",
+        ("PaddlePaddle is not compiled with CUDA", "Paddle is not compiled with CUDA"),
+        "This Paddle is the build for CPUs: install paddlepaddle-gpu, or train on the CPU with "
+        "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
+    ),
+    KnownFailure(
+        "gpu-driver",
+        ("CUDA driver version is insufficient", "libcuda.so.1: cannot open", "libcudart.so"),
+        "The NVIDIA driver is missing or older than this Paddle needs: install a newer driver, or "
+        "the Paddle build for this CUDA.",
+    ),
+    KnownFailure(
+        "shared-memory",
+        (
+            "Bus error",
+            # Paddle's words for SIGBUS.
+            "Access to an undefined portion of a memory object",
+            "unable to open shared memory object",
+        ),
+        "Shared memory ran out: give the container a larger /dev/shm (docker run --shm-size=8g) or "
+        "use fewer DataLoader workers.",
+    ),
+    KnownFailure(
+        "nccl-interface",
+        ("no socket interface found", "NCCL WARN Bootstrap", "NCCL WARN Call to connect"),
+        "NCCL found no way to the peers: name the interface with --nccl SOCKET_IFNAME=eth0.",
+    ),
+    KnownFailure(
+        "nccl",
+        (
+            "ncclSystemError",
+            "ncclRemoteError",
+            "ncclInternalError",
+            "unhandled system error",
+            # Paddle's own watch over collective operations.
+            "Find nccl comm error",
+            "Find timeout init but not start task",
+            "Find timeout start but not finish task",
+            "Watchdog caught collective operation timeout",
+        ),
+        "NCCL lost a peer or waited too long: look for the rank that failed first; with several "
+        "hosts check the firewall and --nccl SOCKET_IFNAME; --nccl DEBUG=INFO says more.",
+    ),
+    KnownFailure(
+        "address-in-use",
+        (
+            "Address already in use",
+            "EADDRINUSE",
+            "[Errno 98]",
+            # Paddle's store; the second is all that Paddle 3 says before it aborts.
+            "Bind network on ",
+            "LibUVMasterDaemon::~LibUVMasterDaemon",
+        ),
+        "A port that this rank wanted is held by another process: end the earlier run, or choose "
+        "other ports with --start_port.",
+    ),
+    KnownFailure(
+        "disk-full",
+        ("No space left on device", "[Errno 28]", "Disk quota exceeded"),
+        "The disk is full: free space where checkpoints and logs go (df -h).",
+    ),
+    KnownFailure(
+        "host-memory",
+        ("MemoryError", "std::bad_alloc", "[Errno 12]", "Cannot allocate memory"),
+        "The host ran out of memory, or ulimit -v forbids more: use fewer DataLoader workers or "
+        "ranks, or a smaller batch.",
+    ),
+    KnownFailure(
+        "open-files",
+        ("[Errno 24]", "Too many open files"),
+        "Too many files are open at once: raise ulimit -n, or use fewer DataLoader workers.",
+    ),
+    KnownFailure(
+        "missing-module",
+        ("ModuleNotFoundError: ", "ImportError: "),
+        "Python could not import a module: install it into the interpreter that fleetrun uses "
+        "(fleetrun --dry-run shows which), or set PYTHONPATH.",
+    ),
+    KnownFailure(
+        "missing-script",
+        ("can't open file ",),
+        "Python could not open the script: check its path and the folder you start in.",
+    ),
+    KnownFailure(
+        "syntax",
+        ("SyntaxError: ", "IndentationError: "),
+        "The script is not valid Python for this interpreter.",
+    ),
+    KnownFailure(
+        "peer-lost",
+        (
+            "Connection reset by peer",
+            "Connection closed by peer",
+            "Connection refused",
+            "Socket Timeout",
+            "Broken pipe",
+            # Paddle's store.
+            "TCP send error",
+            "TCP receive error",
+            " cannot be connected.",
+            "Wait timeout for key(s)",
+        ),
+        "This rank lost a peer. As none of ours failed before it, look for the reason in the logs "
+        "of the other hosts, or for a peer that ended too early.",
+    ),
+)
+
+# Failures that another attempt cannot mend.
+HOPELESS = frozenset(
+    {"missing-module", "missing-script", "syntax", "gpu-id", "gpu-driver", "cpu-build"}
+)
+
+SIGNAL_MEANINGS = {
+    "SIGABRT": "the program gave up by itself, often a failed check in C++ code",
+    "SIGBUS": "memory behind a file vanished, most often because /dev/shm is too small",
+    "SIGFPE": "a division by zero in native code",
+    "SIGHUP": "the terminal or the ssh connection went away",
+    "SIGILL": "the program uses instructions that this processor lacks",
+    "SIGINT": "interrupted, as by Ctrl-C",
+    "SIGKILL": "killed from outside, most often by the kernel's out-of-memory killer",
+    "SIGPIPE": "the reader of a pipe went away",
+    "SIGSEGV": "native code touched memory that is not its own",
+    "SIGTERM": "asked to stop",
+    "SIGXCPU": "the CPU time limit was reached",
+    "SIGXFSZ": "the file size limit was reached",
+}
+
+
+def recognise(text: str) -> KnownFailure | None:
+    """Return the known failure that the end of a log speaks of.
+
+    >>> recognise("OSError: [Errno 98] Address already in use").name
+    'address-in-use'
+    >>> recognise("all is well")
+    """
+    return next(
+        (known for known in KNOWN_FAILURES if any(mark in text for mark in known.marks)), None
+    )
+
+
+def meaning(signum: int) -> str:
+    """Name a signal and say what it usually means.
+
+    >>> meaning(9)
+    "SIGKILL (killed from outside, most often by the kernel's out-of-memory killer)"
+    """
+    from signal import Signals  # noqa: PLC0415 - only the report of a failure needs it
+
+    try:
+        name = Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+    words = SIGNAL_MEANINGS.get(name)
+    return f"{name} ({words})" if words else name

@@ -1,0 +1,216 @@
+"""What can happen to a job, what can be done about it, and how it ended.
+
+Events go into `policy.step`, actions come out; watchers are told of both.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from fleetrun.model import ExitStatus, LaunchPlan
+
+# Linux numbers them from 1, on every machine that Paddle runs on.
+_SIGNAL_NAMES = """
+HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP
+TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
+"""
+_SIGNALS = tuple(_SIGNAL_NAMES.split())
+# The exit code of a job that hung, as `timeout` has it.
+HUNG = 124
+
+
+def signal_name(signum: int) -> str:
+    """Name a signal as people write it.
+
+    >>> signal_name(15), signal_name(11), signal_name(40)
+    ('SIGTERM', 'SIGSEGV', 'signal 40')
+    """
+    known = 1 <= signum <= len(_SIGNALS)
+    return f"SIG{_SIGNALS[signum - 1]}" if known else f"signal {signum}"
+
+
+class Started(NamedTuple):
+    """A process of the plan, counted from 0, runs; `at` is in monotonic seconds, always."""
+
+    process: int
+    label: str
+    pid: int
+    at: float
+    attempt: int = 0
+
+
+class Exited(NamedTuple):
+    """A process ended, or could not be started, and then `fault` says why."""
+
+    process: int
+    label: str
+    status: ExitStatus
+    at: float
+    pid: int | None = None
+    attempt: int = 0
+    fault: str = ""
+    # What a decision about another attempt needs: why none can help, the last line that was
+    # written, the step that was reached (if the job tells), and how long this attempt ran.
+    hopeless: str = ""
+    last_words: str = ""
+    step: int | None = None
+    lived_s: float = 0.0
+    # The most memory it ever held, and whether the system kept a picture of it.
+    peak_bytes: int | None = None
+    has_core: bool = False
+
+    def describe(self) -> str:
+        """Say it in words, as `rank 1 exited with 7`."""
+        if self.fault:
+            return f"{self.label} could not be started: {self.fault}"
+        if self.status.signum is not None:
+            return f"{self.label} was killed by {signal_name(self.status.signum)}"
+        return f"{self.label} exited with {self.status.exit_code}"
+
+
+class Ready(NamedTuple):
+    """What a process waited for before its start is there; or nobody waits for it any longer."""
+
+    process: int
+    at: float
+    attempt: int = 0
+
+
+class Interrupted(NamedTuple):
+    """The launcher got a signal."""
+
+    signum: int
+    at: float
+
+
+class Hung(NamedTuple):
+    """No process has shown any life for too long; `places` says which labels stand where."""
+
+    seconds: float
+    at: float
+    places: tuple[tuple[tuple[str, ...], str], ...] = ()
+    # Who stands elsewhere than the rest.
+    odd: tuple[str, ...] = ()
+    # The files that have all stacks.
+    stacks: str = ""
+    exit_code: int = HUNG
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
+        'the job hung for 30 s, rank 1 elsewhere than the rest'
+        """
+        where = f", {' and '.join(self.odd)} elsewhere than the rest" if self.odd else ""
+        return f"the job hung for {self.seconds:.0f} s{where}"
+
+
+class StacksWanted(NamedTuple):
+    """The launcher was asked for the stacks of all processes."""
+
+    at: float
+
+
+class Noticed(NamedTuple):
+    """Something worth a line, with no consequences: `what` is its name, `labels` whom it is about.
+
+    `what` is one of stopped, continued, straggler, stacks, went on.
+    """
+
+    what: str
+    text: str
+    at: float
+    labels: tuple[str, ...] = ()
+
+
+class Outcome(NamedTuple):
+    """How a job ended: the first thing that went wrong, and every end in the order of time."""
+
+    cause: Exited | Interrupted | Hung | None
+    exits: tuple[Exited, ...] = ()
+    attempts: int = 1
+    # What ended the attempts before the last one.
+    earlier: tuple[Exited | Hung, ...] = ()
+    # Processes that even SIGKILL did not end.
+    stuck: tuple[int, ...] = ()
+    # Why there was no further attempt, although the rules allow one.
+    given_up: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The culprit's own code, or 128 + the signal that killed it or interrupted us."""
+        if self.cause is None:
+            return 0
+        if isinstance(self.cause, Interrupted):
+            return 128 + self.cause.signum
+        if isinstance(self.cause, Hung):
+            return self.cause.exit_code
+        return self.cause.status.exit_code
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> from fleetrun.model import ExitStatus
+        >>> Outcome(Exited(1, "rank 1", ExitStatus(7), at=2.5)).describe()
+        'rank 1 exited with 7'
+        """
+        if self.cause is None:
+            return "all processes finished"
+        if isinstance(self.cause, Interrupted):
+            return f"interrupted by {signal_name(self.cause.signum)}"
+        return self.cause.describe()
+
+
+class Elapsed(NamedTuple):
+    """The deadline that the policy had set has passed."""
+
+    at: float
+
+
+class Finished(NamedTuple):
+    """It is over: nothing of the job runs any more."""
+
+    outcome: Outcome
+    at: float
+
+
+class Spawn(NamedTuple):
+    """Start the process at this place of the plan; the answer is its Started or Exited, at once."""
+
+    process: int
+    attempt: int
+
+
+class Await(NamedTuple):
+    """Wait until what this process needs listens; the answer is Ready."""
+
+    process: int
+    attempt: int
+
+
+class SignalAll(NamedTuple):
+    """Send a signal to every process group that is alive."""
+
+    signum: int
+
+
+class Restarting(NamedTuple):
+    """All are dead, and another attempt is about to start; `plan` is what it runs."""
+
+    attempt: int
+    plan: LaunchPlan
+    at: float
+
+
+class Sweep(NamedTuple):
+    """Kill whatever descends from us and outlived its rank."""
+
+
+class Finish(NamedTuple):
+    """Stop supervising; this is how it went."""
+
+    outcome: Outcome
+
+
+Event: TypeAlias = Started | Ready | Exited | Interrupted | Elapsed | Hung
+Action: TypeAlias = Spawn | Await | SignalAll | Sweep | Finish
+# What watchers hear of.
+Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed

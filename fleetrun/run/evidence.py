@@ -1,0 +1,257 @@
+"""What the system knows of a death: the kernel's log and counters, shared memory, a core file.
+
+Everything is read if we may read it; nothing here ever fails.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH108, PTH109, PTH118, PTH119, PTH207
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleetrun.run.events import Exited
+
+_ABRT, _BUS, _KILL, _SEGV = 6, 7, 9, 11
+_CGROUPS = "/sys/fs/cgroup"
+# A limit of about this size means that there is none (the kernel rounds it to pages).
+_NO_LIMIT = 1 << 60
+# One record of the kernel's log is never longer.
+_RECORD = 8192
+_MOST_RECORDS = 20_000
+
+
+class Baseline(NamedTuple):
+    """How things stood when the job began: counted are processes killed for want of memory.
+
+    None: the kernel does not tell.
+    """
+
+    # Monotonic, in seconds.
+    at: float
+    in_cgroup: int | None = None
+    on_host: int | None = None
+
+
+class Cgroup(NamedTuple):
+    """What the kernel says of the memory of the group of processes that we belong to."""
+
+    file: str
+    oom_kills: int | None
+    # In bytes; None: as much as there is.
+    limit: int | None
+
+
+def baseline(at: float) -> Baseline:
+    """Return how things stand for a job that began AT."""
+    group = cgroup()
+    return Baseline(at, group.oom_kills if group else None, _counter("/proc/vmstat", "oom_kill"))
+
+
+def of(culprit: Exited, before: Baseline) -> list[str]:
+    """Return, in full sentences, what explains the death of CULPRIT by a signal."""
+    match culprit.status.signum:
+        case 9:
+            said = _of_kill(culprit, before)
+        case 7:
+            said = [*kernel_says(culprit.pid, before.at), *shared_memory()]
+        case None:
+            said = []
+        case _:
+            said = kernel_says(culprit.pid, before.at)
+    return [*said, *_core(culprit)] if culprit.has_core else said
+
+
+def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
+    """Say whether the kernel killed it for want of memory, as a fact only if it is one."""
+    group = cgroup()
+    in_cgroup = None if group is None else group.oom_kills
+    on_host = _counter("/proc/vmstat", "oom_kill")
+    said = kernel_says(culprit.pid, before.at)
+    if any("Killed process" in line for line in said):
+        said.insert(0, "The kernel's out-of-memory killer did it.")
+    elif group is not None and _rose(before.in_cgroup, in_cgroup):
+        said.append(
+            "The kernel's out-of-memory killer did it: its count for our cgroup rose from "
+            f"{before.in_cgroup} to {in_cgroup} ({group.file})."
+        )
+    elif _rose(before.on_host, on_host):
+        said.append(
+            "The kernel's out-of-memory killer struck on this host meanwhile: its count rose from "
+            f"{before.on_host} to {on_host} (/proc/vmstat)."
+        )
+    elif before.on_host is not None and on_host == before.on_host:
+        said.append(
+            "The kernel has counted no out-of-memory kill since the start, so look for another "
+            "sender: a scheduler, systemd-oomd, somebody's kill -9."
+        )
+    return [*said, _memory(culprit, group)]
+
+
+def _memory(culprit: Exited, group: Cgroup | None) -> str:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    peak = f"At most it held {size(culprit.peak_bytes)} of memory; " if culprit.peak_bytes else ""
+    limit = f", our cgroup may use {size(group.limit)}" if group and group.limit else ""
+    text = f"{peak}this host has {size(total)}{limit}."
+    return text[:1].upper() + text[1:]
+
+
+def _rose(before: int | None, now: int | None) -> bool:
+    return before is not None and now is not None and now > before
+
+
+# The kernel --------------------------------------------------------------------------------------
+
+
+def kernel_says(pid: int | None, since: float, path: str = "/dev/kmsg") -> list[str]:
+    """Return what the kernel's log says of the end of PID, SINCE a moment in monotonic seconds."""
+    if pid is None:
+        return []
+    said = about(records(path), pid, since)
+    return [f"The kernel's log says: {line}" for line in said[-2:]]
+
+
+def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
+    """Return the lines of LOG, in the form of /dev/kmsg, about the end of PID.
+
+    >>> about([b"6,1,2000000,-;python[7]: segfault at 0 ip 1 error 4 in lib.so[2]"], 7, since=1.0)
+    ['python[7]: segfault at 0 ip 1 error 4 in lib.so[2]']
+    """
+    found = []
+    for record in log:
+        head, _, message = record.partition(b";")
+        fields = head.split(b",")
+        line = message.split(b"\n", 1)[0].decode(errors="replace")
+        marks = (f"Killed process {pid} ", f"[{pid}]: segfault", f"[{pid}] trap ", f"[{pid}]: bad ")
+        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since:  # noqa: PLR2004
+            found += [line] if any(mark in line for mark in marks) else []
+    return found
+
+
+def records(path: str) -> list[bytes]:
+    """Return the records of the kernel's log; none if it may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    found: list[bytes] = []
+    try:
+        while len(found) < _MOST_RECORDS:
+            try:
+                record = os.read(fd, _RECORD)
+            except BrokenPipeError:
+                # The oldest records were overwritten while we read; go on with the next.
+                continue
+            if not record:
+                break
+            found.append(record)
+    except OSError:
+        # The end, for now.
+        return found
+    finally:
+        os.close(fd)
+    return found
+
+
+def cgroup(own: str = "/proc/self/cgroup", root: str = _CGROUPS) -> Cgroup | None:
+    """Return the state of our cgroup, of version 2 or 1; None if there is none to be seen."""
+    for line in proc.content(own).decode(errors="replace").splitlines():
+        number, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if number == "0" and not controllers:
+            base, events, limit = root, "memory.events", "memory.max"
+        elif controllers == "memory":
+            base, events, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's, while we see our own group as the root.
+        for folder in (f"{base}{path}".rstrip("/"), base):
+            oom_kills = _counter(f"{folder}/{events}", "oom_kill")
+            if oom_kills is not None:
+                most = proc.content(f"{folder}/{limit}").strip()
+                bound = int(most) if most.isdigit() else None
+                real = bound if bound is not None and bound < _NO_LIMIT else None
+                return Cgroup(f"{folder}/{events}", oom_kills, real)
+    return None
+
+
+def _counter(path: str, name: str) -> int | None:
+    """Return the number after NAME in a file of such lines."""
+    for line in proc.content(path).splitlines():
+        key, _, value = line.partition(b" ")
+        if key == name.encode() and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+# Memory and files --------------------------------------------------------------------------------
+
+
+def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only measured
+    """Say how large shared memory is, and how much of it is in use now."""
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return [f"There is no {path}."]
+    total, free = room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize
+    return [f"{path} has {size(total)}, of which {size(total - free)} are in use now."]
+
+
+def unwritable(folder: str) -> list[str]:
+    """Say what keeps everybody from writing to FOLDER, if anything does: the log cannot tell."""
+    path = os.path.join(folder, f".room.{os.getpid()}")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.unlink(path)
+            os.write(fd, bytes(4096))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        said = f"Nothing can be written to {folder} ({error.strerror}): its last words are not"
+        return [f"{said} in its log, and printing may be what it failed at."]
+    return []
+
+
+def size(count: int) -> str:
+    """Say how many bytes, as people do.
+
+    >>> size(512), size(64 * 1024**2), size(int(23.54 * 1024**3))
+    ('512 B', '64 MiB', '23.5 GiB')
+    """
+    number, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":  # noqa: PLR2004 - as the units say
+            break
+        number /= 1024
+    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"  # noqa: PLR2004
+
+
+def _core(culprit: Exited) -> list[str]:
+    pattern = proc.content("/proc/sys/kernel/core_pattern").decode(errors="replace").rstrip("\n")
+    if pattern.startswith("|"):
+        handler = os.path.basename(pattern[1:].split(" ", 1)[0])
+        if handler == "systemd-coredump":
+            return [f"It left a core: coredumpctl info {culprit.pid}."]
+        return [f"It left a core, which the system gave to {handler}."]
+    found = core_file(pattern, culprit.pid or 0, os.getcwd())
+    return [f"It left a core: {found}."] if found else []
+
+
+def core_file(pattern: str, pid: int, folder: str) -> str | None:
+    """Return the youngest file that PID's core may be, by the kernel's core_pattern."""
+    import glob  # noqa: PLC0415 - only after a crash
+
+    wanted, rest = "", glob.escape(pattern)
+    while "%" in rest:
+        before, _, rest = rest.partition("%")
+        letter, rest = rest[:1], rest[1:]
+        wanted += before + {"p": str(pid), "P": "*", "%": "%"}.get(letter, "*")
+    path = os.path.join(glob.escape(folder), wanted + rest)
+    found = [*glob.glob(path), *glob.glob(f"{path}.{pid}")]
+    return max(found, key=os.path.getmtime, default=None)

@@ -1,0 +1,207 @@
+"""What is found out about a job that ended badly, and `report.json`, which says it to programs.
+
+`schema`, `outcome`, `exit_code`, `attempts`, and where a process is to blame `culprit`, `victims`
+and `evidence`; `earlier` has what ended the attempts before. Nothing of any environment is in it.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH105, PTH108, PTH118, PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run import causes, evidence, lastwords, worker
+from fleetrun.run.errorfile import ErrorReport, read_error
+from fleetrun.run.events import Exited, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.causes import KnownFailure
+    from fleetrun.run.events import Outcome
+    from fleetrun.run.evidence import Baseline
+
+    Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
+
+NAME = "report.json"
+_SCHEMA = 1
+# How ranks end that were asked to.
+_STOPPED_BY = frozenset((2, 9, 15))
+# So many logs of victims are read, each from its end.
+_MOST_LOGS = 64
+_LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
+# Of a half-written error file.
+_RAW_LINES = 5
+
+
+class Culprit(NamedTuple):
+    """Who failed first: its last words come from `source`, the log or the error file."""
+
+    exited: Exited
+    host: str
+    # As `GPU 2`; nothing on the CPU.
+    devices: str
+    # Seconds since 1970, and since the job began.
+    wall: float
+    after_s: float
+    log: str
+    words: tuple[str, ...]
+    source: str
+    error: ErrorReport | None
+    known: KnownFailure | None
+    evidence: tuple[str, ...]
+
+
+class Victim(NamedTuple):
+    """Who ended because of that: `how` is stopped, peer lost, or nothing."""
+
+    exited: Exited
+    after_s: float
+    how: str
+
+
+class Findings(NamedTuple):
+    """All that is known of a bad end."""
+
+    culprit: Culprit | None = None
+    victims: tuple[Victim, ...] = ()
+
+
+def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Findings:
+    """Return who failed first and of what, and who did so because of that."""
+    culprit = outcome.cause
+    if not isinstance(culprit, Exited):
+        return Findings()
+    return Findings(_culprit(plan, culprit, before), _victims(plan, outcome, culprit))
+
+
+def _culprit(plan: LaunchPlan, exited: Exited, before: Baseline) -> Culprit:
+    spec = plan.processes[exited.process]
+    log = worker.log_path(plan, spec, exited.attempt)
+    words, source = lastwords.last_lines(lastwords.tail(log)), log
+    error = None
+    path = spec.env.get("FLEETRUN_ERROR_FILE")
+    if path:
+        error = read_error(path)
+        if error is not None and not error.raw and error.restart != exited.attempt:
+            error = None
+        # The log has what the user saw; but not if the script sent its errors elsewhere.
+        if error is not None and not lastwords.explains(words):
+            told = error.stack.rstrip().split("\n") if error.stack else []
+            told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
+            words, source = (told, path) if any(told) else (words, source)
+    mute = evidence.unwritable(os.path.dirname(log))
+    return Culprit(
+        exited=exited,
+        host=os.uname().nodename,
+        devices=_devices(plan, exited),
+        wall=time.time() - (time.monotonic() - exited.at),
+        after_s=exited.at - before.at,
+        log=log,
+        words=tuple(words),
+        source=source,
+        error=error,
+        known=causes.recognise("\n".join(words)) or causes.recognise("".join(mute)),
+        evidence=(*evidence.of(exited, before), *mute),
+    )
+
+
+def _devices(plan: LaunchPlan, exited: Exited) -> str:
+    rank = plan.processes[exited.process].rank
+    devices = () if rank is None else rank.devices
+    ids = ", ".join(device.id for device in devices)
+    return f"{devices[0].kind.upper()} {ids}" if devices else ""
+
+
+def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:
+    found = []
+    unread = _MOST_LOGS
+    for one in outcome.exits:
+        if one.at < culprit.at or one == culprit or not one.status.exit_code:
+            continue
+        how = ""
+        if one.status.signum in _STOPPED_BY or one.status.exit_code - 128 in _STOPPED_BY:
+            how = "stopped"
+        elif unread:
+            unread -= 1
+            spec = plan.processes[one.process]
+            log = lastwords.tail(worker.log_path(plan, spec, one.attempt))
+            known = causes.recognise("\n".join(lastwords.last_lines(log)))
+            how = "peer lost" if known and known.name in _LOST else ""
+        found.append(Victim(one, one.at - culprit.at, how))
+    return tuple(found)
+
+
+# For programs ------------------------------------------------------------------------------------
+
+
+def write(plan: LaunchPlan, outcome: Outcome, findings: Findings) -> None:
+    """Write report.json into the run directory, whole or not at all; OSError if that fails."""
+    import json  # noqa: PLC0415 - only after a failure
+
+    document = {
+        "schema": _SCHEMA,
+        "outcome": outcome.describe(),
+        "exit_code": outcome.exit_code,
+        "attempts": outcome.attempts,
+        "time": time.time(),
+        "culprit": None if findings.culprit is None else _told(plan, findings.culprit),
+        "victims": [
+            {**_end(plan, victim.exited), "after_s": round(victim.after_s, 3), "how": victim.how}
+            for victim in findings.victims
+        ],
+        "evidence": list(findings.culprit.evidence) if findings.culprit else [],
+        "earlier": [one.describe() for one in outcome.earlier],
+    }
+    path = os.path.join(plan.cwd, plan.run_dir, NAME)
+    # ASCII: whatever bytes a name or a message has, any reader can take it.
+    text = json.dumps(document, indent=1)
+    try:
+        with open(f"{path}.new", "w", encoding="ascii") as file:
+            file.write(f"{text}\n")
+        os.replace(f"{path}.new", path)
+    except OSError:
+        # A full disk made half a file, or the whole folder has vanished.
+        with suppress(FileNotFoundError):
+            os.unlink(f"{path}.new")
+        raise
+
+
+def _told(plan: LaunchPlan, culprit: Culprit) -> dict[str, Value]:
+    error = culprit.error
+    return {
+        **_end(plan, culprit.exited),
+        "host": culprit.host,
+        "devices": culprit.devices,
+        "time": round(culprit.wall, 6),
+        "after_s": round(culprit.after_s, 3),
+        "class": error.kind if error else "",
+        "message": error.message if error else "",
+        "stack": error.stack if error else "",
+        "raw": error.raw if error else "",
+        "log": culprit.log,
+        "last_words": list(culprit.words),
+        "known": culprit.known.name if culprit.known else None,
+        "remedy": culprit.known.sentence if culprit.known else "",
+        "peak_bytes": culprit.exited.peak_bytes,
+    }
+
+
+def _end(plan: LaunchPlan, exited: Exited) -> dict[str, Value]:
+    spec = plan.processes[exited.process]
+    signum = exited.status.signum
+    return {
+        "process": spec.name,
+        "rank": None if spec.rank is None else spec.rank.rank,
+        "pid": exited.pid,
+        "attempt": exited.attempt,
+        "code": exited.status.code,
+        "signal": None if signum is None else signal_name(signum),
+        "fault": exited.fault or None,
+    }

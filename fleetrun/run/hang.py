@@ -1,0 +1,208 @@
+"""Samples of the ranks in, verdicts out: is anybody alive, and does one lag behind the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Waiting ranks wake up now and then; who computes uses far more of a processor than this.
+IDLE_SHARE = 0.02
+# The kernel counts in steps of 10 ms, and one step may be anybody's.
+_TICK_S = 0.015
+
+
+class Signs(NamedTuple):
+    """What costs nothing to see of one rank: its leader, its log and its heartbeat file.
+
+    `beat` changes with each heartbeat, and is 0 before the first one of this attempt.
+    """
+
+    state: str
+    cpu_s: float
+    output: int
+    beat: int
+
+
+class Depth(NamedTuple):
+    """What it takes a look at all processes to see of one rank."""
+
+    # Processor time of each process of the rank.
+    cpu_s: Mapping[int, float]
+    # Bytes sent to disks.
+    written: int
+    # Whether a process of it waits for a disk, in uninterruptible sleep.
+    is_in_disk_wait: bool
+
+
+class Clock:
+    """Measures how long no rank has shown any life.
+
+    Output, a heartbeat, bytes to a disk or a wait for one are always life. Processor time is,
+    too, until the first heartbeat: who reports progress is judged by it, so that ranks that spin
+    while they wait for each other are noticed. No one else can tell spinning from work.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.period_s = max(0.05, min(timeout_s / 4, 5.0))
+        self._timeout_s = timeout_s
+        self._since = 0.0
+        self._at: float | None = None
+        self._signs: Mapping[int, Signs] = {}
+        self._depths: Mapping[int, Depth] | None = None
+        self._depths_at = 0.0
+        self._has_compared = False
+
+    def restart(self, at: float) -> None:
+        """Begin again: the ranks are new, or were stopped."""
+        self._at = None
+        self.revive(at)
+
+    @property
+    def has_beats(self) -> bool:
+        """Whether any rank has reported progress."""
+        return any(one.beat for one in self._signs.values())
+
+    def silent_s(self, at: float) -> float:
+        """Return for how long nothing has happened."""
+        return at - self._since
+
+    def look(self, signs: Mapping[int, Signs], at: float) -> bool:
+        """Take what is cheap to see; return whether a closer look is wanted."""
+        before, before_at = self._signs, self._at
+        self._signs, self._at = signs, at
+        if before_at is None or at - before_at > 3 * self.period_s + 1.0:
+            # The first look; or we were stopped ourselves, and know nothing of that time.
+            self.revive(at)
+            return False
+        enough = _enough(at - before_at)
+        for rank, now in signs.items():
+            past = before.get(rank)
+            if past is None or now.output != past.output or now.beat != past.beat:
+                break
+            # Somebody stopped it on purpose, and will let it go on, or a debugger has.
+            if now.state in "Tt" or (not self.has_beats and now.cpu_s - past.cpu_s > enough):
+                break
+        else:
+            return True
+        self.revive(at)
+        return False
+
+    def look_closer(self, depths: Mapping[int, Depth], at: float) -> None:
+        """Take what `look` wanted."""
+        before, before_at = self._depths, self._depths_at
+        self._depths, self._depths_at = depths, at
+        self._has_compared = before is not None
+        minds_cpu = not self.has_beats
+        for rank, now in depths.items():
+            past = None if before is None else before.get(rank)
+            if now.is_in_disk_wait or (past is not None and now.written != past.written):
+                self._since = at
+            if minds_cpu and past is not None:
+                # Who ended in between takes its time with it; who is new brings its own.
+                used = sum(now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s)
+                if used > _enough(at - before_at):
+                    self._since = at
+
+    def revive(self, at: float) -> None:
+        """Begin to count again: there was life, or nobody could see."""
+        self._since, self._depths, self._has_compared = at, None, False
+
+    def is_hung(self, at: float) -> bool:
+        """Whether it has been too long."""
+        return self._has_compared and self.silent_s(at) >= self._timeout_s
+
+
+def _enough(seconds: float) -> float:
+    """Return the processor time that counts as life within SECONDS."""
+    return max(_TICK_S, seconds * IDLE_SHARE)
+
+
+class Lag(NamedTuple):
+    """Some ranks do the opposite of all the others: they are idle, or they alone are busy."""
+
+    ranks: tuple[int, ...]
+    others: tuple[int, ...]
+    is_idle: bool
+    seconds: float
+
+
+class Comparison:
+    """Finds stragglers by the processor time of the ranks, sampled from time to time."""
+
+    # More than this of a processor is busy, even where ranks have to share them; less than the
+    # other is idle; between them is neither.
+    busy_share = 0.25
+    idle_share = 0.05
+    # A line about the same ranks is not repeated sooner; each time it waits twice as long.
+    again_s = 60.0
+
+    def __init__(self, period_s: float = 5.0, window_s: float = 30.0) -> None:
+        self._period_s = period_s
+        # How long it takes to be worth a line; a collective or a batch is shorter.
+        self._window_s = window_s
+        self._cpu_s: Mapping[int, float] = {}
+        self._at: float | None = None
+        self._busy_since: dict[int, float] = {}
+        self._idle_since: dict[int, float] = {}
+        # When a line about these ranks may come again, and how long after that the next one.
+        self._told: dict[tuple[tuple[int, ...], bool], tuple[float, float]] = {}
+
+    def restart(self) -> None:
+        """Begin again: the ranks are new, or were stopped."""
+        self._at = None
+        self._busy_since.clear()
+        self._idle_since.clear()
+
+    def see(self, cpu_s: Mapping[int, float], at: float) -> Lag | None:
+        """Take the processor time of each rank; return who lags, if there is anything new."""
+        before, before_at = self._cpu_s, self._at
+        self._cpu_s, self._at = cpu_s, at
+        if (
+            before_at is None
+            or before.keys() != cpu_s.keys()
+            or at - before_at > 3 * self._period_s
+        ):
+            self.restart()
+            self._at = at
+            return None
+        for rank, used in cpu_s.items():
+            share = (used - before[rank]) / max(at - before_at, 1e-3)
+            _mark(self._busy_since, rank, before_at, holds=share > self.busy_share)
+            _mark(self._idle_since, rank, before_at, holds=share < self.idle_share)
+        return self._lag(frozenset(cpu_s), at)
+
+    def _lag(self, ranks: frozenset[int], at: float) -> Lag | None:
+        busy = frozenset(r for r, since in self._busy_since.items() if at - since >= self._window_s)
+        idle = frozenset(r for r, since in self._idle_since.items() if at - since >= self._window_s)
+        if not busy or not idle or busy | idle != ranks:
+            return None
+        few = max(1, len(ranks) // 4)
+        is_idle = len(idle) <= len(busy)
+        odd, others = (idle, busy) if is_idle else (busy, idle)
+        if len(odd) > few:
+            return None
+        key = (tuple(sorted(odd)), is_idle)
+        due, pause = self._told.get(key, (at, self.again_s))
+        if at < due:
+            return None
+        self._told[key] = (at + pause, pause * 2)
+        began = max(since[r] for since in (self._busy_since, self._idle_since) for r in since)
+        return Lag(key[0], tuple(sorted(others)), is_idle, at - began)
+
+
+def _mark(since: dict[int, float], rank: int, at: float, *, holds: bool) -> None:
+    if holds:
+        since.setdefault(rank, at)
+    else:
+        since.pop(rank, None)
+
+
+def stopped(states: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the ranks that somebody has stopped.
+
+    >>> stopped({0: "S", 1: "T", 2: "t"})
+    (1, 2)
+    """
+    return tuple(sorted(rank for rank, state in states.items() if state in "Tt"))

@@ -1,0 +1,111 @@
+"""The end of a log that explains a failure: a traceback, a crash, or just the last lines."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import os
+
+_TAIL_BYTES = 64 * 1024
+# A traceback is shown whole up to here; without one, the last lines are enough.
+_TRACEBACK_LINES = 100
+_PLAIN_LINES = 20
+_TRACEBACK = "Traceback (most recent call last)"
+# Between two tracebacks that belong together.
+_CHAINED = (
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
+# How faulthandler and Paddle begin to tell of a crash.
+_CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
+_RULE = "-----"
+
+
+def tail(path: str) -> str:
+    """Return the end of a file as text, whatever bytes it has; nothing if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(text: str) -> list[str]:
+    r"""Return the end of a log that explains a failure: the traceback, or the last lines.
+
+    >>> last_lines("step 1\nTraceback (most recent call last):\n  here\nOSError: no\n")
+    ['Traceback (most recent call last):', '  here', 'OSError: no']
+    >>> last_lines("10%\r20%\r\nend")
+    ['20%', 'end']
+    """
+    # Of a progress bar the last state is enough. Only line feeds separate lines in a log.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
+    start = _start_of_crash(lines)
+    if start is not None:
+        return shorten(_without_bystanders(lines[start:]))
+    start = _start_of_traceback(lines)
+    if start is not None:
+        return shorten(lines[start:])
+    return [line for line in lines[-_PLAIN_LINES:] if line or len(lines) > 1]
+
+
+def explains(lines: list[str]) -> bool:
+    """Whether LINES tell of an exception or a crash."""
+    return any(line.startswith((_TRACEBACK, *_CRASHES)) for line in lines)
+
+
+def shorten(lines: list[str]) -> list[str]:
+    """Return LINES without the middle, if they are very many: both ends tell the most.
+
+    >>> len(shorten(["x"] * 1000))
+    100
+    """
+    if len(lines) <= _TRACEBACK_LINES:
+        return lines
+    half = _TRACEBACK_LINES // 2
+    left_out = len(lines) - 2 * half + 1
+    return [*lines[: half - 1], f"[... {left_out} lines ...]", *lines[-half:]]
+
+
+def _start_of_crash(lines: list[str]) -> int | None:
+    """Return where the last crash begins: both tell of it, one after the other."""
+    found = [number for number, line in enumerate(lines) if line.startswith(_CRASHES)]
+    if not found:
+        return None
+    # An earlier one, of a child that was replaced, is another story.
+    told: set[str] = set()
+    start = found[-1]
+    for number in reversed(found):
+        kind = next(mark for mark in _CRASHES if lines[number].startswith(mark))
+        if kind in told:
+            break
+        told.add(kind)
+        start = number
+    return start - 1 if start and lines[start - 1].startswith(_RULE) else start
+
+
+def _without_bystanders(lines: list[str]) -> list[str]:
+    """Leave out the stacks of threads that did not crash, and the list of loaded modules."""
+    kept: list[str] = []
+    keep = True
+    for line in lines:
+        if line.startswith("Thread 0x"):
+            keep = False
+        elif not line.startswith("  ") and line:
+            keep = not line.startswith("Extension modules: ")
+        if keep and (line or (kept and kept[-1])):
+            kept.append(line)
+    return kept
+
+
+def _start_of_traceback(lines: list[str]) -> int | None:
+    """Return where the last traceback begins, with those that led to it."""
+    starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if not starts:
+        return None
+    start = starts.pop()
+    while starts and any(line.startswith(_CHAINED) for line in lines[starts[-1] : start]):
+        start = starts.pop()
+    return start

@@ -1,0 +1,37 @@
+"""The few calls of the C library that Python does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+# For `fallocate`: take a range out of a file, or give its space back and keep the length.
+COLLAPSE_RANGE = 0x08
+PUNCH_HOLE = 0x02 | 0x01
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, argument: int | bytes) -> None:
+    """Change a property of this process; a kernel that does not know it leaves it as it was."""
+    if isinstance(argument, bytes):
+        _libc.prctl(option, ctypes.c_char_p(argument), 0, 0, 0)
+    else:
+        _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0)
+
+
+def set_command(text: bytes) -> None:
+    """Let `ps` show TEXT, as far as it fits, for the command line of this process."""
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start-up time
+        start, end = (int(word) for word in file.read().rpartition(b")")[2].split()[45:47])
+    if start:
+        ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """Do what MODE says with a range of the file FD; OSError where that is not offered."""
+    if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

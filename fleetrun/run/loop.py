@@ -1,0 +1,75 @@
+"""One wait for everything: descriptors that become ready, and moments that come."""
+
+from __future__ import annotations
+
+import select
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+READABLE = select.EPOLLIN
+WRITABLE = select.EPOLLOUT
+
+
+class Waiting(Protocol):
+    """Where a watcher of a run says what it waits for."""
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
+        """Call CALLBACK whenever FD is ready."""
+
+    def unwatch(self, fd: int) -> None:
+        """Stop calling for FD, if it was watched."""
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+
+
+class Loop:
+    """The epoll behind `Waiting`."""
+
+    def __init__(self) -> None:
+        # Not `selectors`: epoll lists descriptors in the order in which they became ready, which
+        # is how we know who died first, and it takes 7 ms less to import.
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
+        """Call CALLBACK whenever FD is ready; files that are always ready are an error."""
+        self.unwatch(fd)
+        self._epoll.register(fd, mask)
+        self._callbacks[fd] = callback
+
+    def unwatch(self, fd: int) -> None:
+        """Stop calling for FD, if it was watched."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+        if at is None:
+            self._alarms.pop(key, None)
+        else:
+            self._alarms[key] = (at, callback)
+
+    def turn(self) -> None:
+        """Wait until something is due, and do it."""
+        timeout = -1.0
+        if self._alarms:
+            timeout = max(0.0, min(at for at, _ in self._alarms.values()) - time.monotonic())
+        for fd, _ in self._epoll.poll(timeout):
+            # An earlier callback of this turn may have taken it away.
+            callback = self._callbacks.get(fd)
+            if callback is not None:
+                callback()
+        now = time.monotonic()
+        for key, (at, callback) in list(self._alarms.items()):
+            if at <= now and self._alarms.get(key) == (at, callback):
+                del self._alarms[key]
+                callback()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._epoll.close()

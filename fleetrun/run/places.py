@@ -1,0 +1,145 @@
+"""Who stands where: reads dumped Python stacks and finds the rank that stands elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# A rank whose stack has one of these waits for the others, whatever else is wrong with it.
+_MEETINGS = """
+all_gather all_gather_object all_reduce all_reduce_ alltoall alltoall_single barrier broadcast
+broadcast_object_list gather irecv isend new_group recv reduce reduce_scatter
+fused_allreduce_gradients init_parallel_env scatter send stream_synchronize
+"""
+_MEETING = frozenset(_MEETINGS.split())
+# Code that the user did not write.
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+
+class Frame(NamedTuple):
+    """A function that is being run, and where in it."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the user wrote it, as far as its path tells."""
+        return not any(part in self.file for part in _LIBRARIES)
+
+    def __str__(self) -> str:
+        """Write FUNCTION (FILE:LINE), as people look for it."""
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
+
+Stack = tuple[Frame, ...]
+
+
+class Place(NamedTuple):
+    """Where some ranks stand: innermost frame first."""
+
+    ranks: tuple[int, ...]
+    stack: Stack
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether ranks wait for others here."""
+        return any(frame.function.rpartition(".")[2] in _MEETING for frame in self.stack)
+
+    def __str__(self) -> str:
+        """Name the innermost function, and the user's own line from where it was reached."""
+        if not self.stack:
+            return "no Python code"
+        inner = self.stack[0]
+        users = next((frame for frame in self.stack if frame.is_users), inner)
+        return str(inner) if users is inner else f"{inner}, called from {users}"
+
+
+class Finding(NamedTuple):
+    """Every place, the emptiest first, and the ranks that do not stand where most do."""
+
+    places: tuple[Place, ...]
+    odd: tuple[int, ...]
+
+
+def main_thread(dump: str) -> Stack:
+    r"""Return the stack of the main thread in a DUMP by py-spy or faulthandler.
+
+    >>> main_thread('Thread 7 (idle): "MainThread"\n    wait (a.py:3)\n    <module> (a.py:9)\n')[0]
+    Frame(function='wait', file='a.py', line=3)
+    >>> main_thread('Current thread 0x7 (most recent call first):\n  File "a.py", line 3 in f\n')
+    (Frame(function='f', file='a.py', line=3),)
+    """
+    threads: list[tuple[bool, list[Frame]]] = []
+    for number, line in enumerate(dump.splitlines()):
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append((line.rstrip().endswith('"MainThread"'), []))
+        elif line.startswith(("Process ", "# ")) and threads:
+            # What follows belongs to a child of the rank.
+            break
+        elif threads and line[:1].isspace():
+            frame = _frame(line.strip())
+            if frame is not None:
+                threads[-1][1].append(frame)
+        elif number and threads and line.strip():
+            break
+    named = [frames for is_main, frames in threads if is_main]
+    # faulthandler names no threads; it begins with the youngest.
+    return tuple(named[0] if named else threads[-1][1] if threads else ())
+
+
+def _frame(line: str) -> Frame | None:
+    if line.startswith('File "'):
+        file, _, rest = line[6:].rpartition('", line ')
+        number, _, function = rest.partition(" in ")
+    else:
+        function, _, rest = line.removesuffix(")").partition(" (")
+        file, _, number = rest.rpartition(":")
+    if not (file and number.isdigit()):
+        return None
+    return Frame(function, file, int(number))
+
+
+def compare(stacks: Mapping[int, Stack]) -> Finding:
+    """Find out which ranks stand elsewhere; nobody does where there is no majority to leave."""
+    known = {rank: stack for rank, stack in stacks.items() if stack}
+    if not known:
+        return Finding((), ())
+    # From the finest to the coarsest: the first by which most ranks stand together.
+    for key in (_exactly, _by_function, _innermost):
+        places = _places(known, key)
+        if 2 * len(places[-1].ranks) > len(known):
+            # Whose stack cannot be had is not odd for that.
+            odd = [rank for place in places[:-1] for rank in place.ranks]
+            return Finding(places, tuple(sorted(odd)))
+    places = _places(known, _exactly)
+    # Two ranks, say: who waits for the other is not the one to look at.
+    absent = [place for place in places if not place.is_meeting]
+    if 0 < len(absent) < len(places):
+        odd = [rank for place in absent for rank in place.ranks]
+        if 2 * len(odd) <= len(known):
+            return Finding(places, tuple(sorted(odd)))
+    return Finding(places, ())
+
+
+def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[Place, ...]:
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(key(stacks[rank]), []).append(rank)
+    found = [Place(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
+    return tuple(sorted(found, key=lambda place: (len(place.ranks), place.ranks)))
+
+
+def _exactly(stack: Stack) -> object:
+    return stack
+
+
+def _by_function(stack: Stack) -> object:
+    return tuple((frame.function, frame.file) for frame in stack)
+
+
+def _innermost(stack: Stack) -> object:
+    return stack[0].function, stack[0].file

@@ -1,0 +1,277 @@
+"""What to do next, decided without doing it: `step(state, event, rules) -> (state, actions)`.
+
+Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started) back
+before anything else, and asks `stands` before it performs a Spawn that had to wait.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, assert_never
+
+from fleetrun.model import Rules
+from fleetrun.run.events import (
+    Action,
+    Await,
+    Elapsed,
+    Event,
+    Exited,
+    Finish,
+    Hung,
+    Interrupted,
+    Outcome,
+    Ready,
+    SignalAll,
+    Spawn,
+    Started,
+    Sweep,
+)
+
+HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
+# A scheduler's "time is nearly up": for the ranks to act on, not for us.
+PASSED_ON = frozenset((USR1, USR2))
+# Wrappers pass a Ctrl-C on that the terminal delivered already; nobody presses it twice as fast.
+REPEAT_S = 0.1
+# What SIGKILL does not end within this time waits for a device that does not answer.
+STUCK_S = 30.0
+
+# Nobody waits longer than this for another attempt.
+LONGEST_WAIT_S = 60.0
+# So many failures of the same kind in a row, without a new step, are enough.
+SAME_FAILURES = 3
+# A job that tells no steps, but ran this long, has got somewhere.
+SOME_PROGRESS_S = 60.0
+
+RUNNING, STOPPING, KILLING, WAITING, FINISHED = (
+    "running",
+    "stopping",
+    "killing",
+    "waiting",
+    "finished",
+)
+
+
+class State(NamedTuple):
+    """Where the job stands."""
+
+    essential: frozenset[int]
+    total: int
+    # Essential processes that have not succeeded yet.
+    owed: frozenset[int]
+    next_index: int = 0
+    # Processes that wait for something before they start.
+    awaiting: frozenset[int] = frozenset()
+    alive: frozenset[int] = frozenset()
+    phase: str = RUNNING
+    attempt: int = 0
+    # The first thing that went wrong in this attempt.
+    cause: Exited | Interrupted | Hung | None = None
+    # The first signal that asked us to stop: nothing starts any more.
+    interrupted: Interrupted | None = None
+    # When to send Elapsed.
+    deadline: float | None = None
+    exits: tuple[Exited, ...] = ()
+    earlier: tuple[Exited | Hung, ...] = ()
+    given_up: str = ""
+
+    def outcome(self) -> Outcome:
+        """How it went, seen from here."""
+        return Outcome(
+            self.cause,
+            self.exits,
+            self.attempt + 1,
+            self.earlier,
+            tuple(sorted(self.alive)),
+            self.given_up,
+        )
+
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def begin(essential: Sequence[bool], awaiting: Sequence[int] = ()) -> Step:
+    """Return the first state and actions for processes that are essential or not.
+
+    Those AWAITING something are started when it is there, and those after them after that.
+    """
+    must = frozenset(index for index, one in enumerate(essential) if one)
+    state = State(essential=must, total=len(essential), owed=must, awaiting=frozenset(awaiting))
+    return (state, (_next(state, 0),)) if must else _finish(state)
+
+
+def _next(state: State, process: int) -> Spawn | Await:
+    """Return how PROCESS gets started."""
+    is_waiting = process in state.awaiting
+    return Await(process, state.attempt) if is_waiting else Spawn(process, state.attempt)
+
+
+def stands(state: State, action: Action) -> bool:
+    """Whether ACTION, which waited its turn, is still wanted: signals overtake spawns."""
+    return not isinstance(action, Spawn | Await) or (
+        state.phase == RUNNING and action.attempt == state.attempt
+    )
+
+
+def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - one for each event
+    """Return the state after EVENT and what is to be done."""
+    match event:
+        case _ if state.phase == FINISHED:
+            return state, ()
+        case Started():
+            return _started(state, event)
+        case Ready():
+            wanted = state.phase == RUNNING and event.attempt == state.attempt
+            is_next = wanted and event.process == state.next_index
+            return state, (Spawn(event.process, state.attempt),) if is_next else ()
+        case Exited():
+            return _exited(state, event, rules)
+        case Interrupted():
+            return _interrupted(state, event, rules)
+        case Elapsed():
+            return _elapsed(state, event)
+        case Hung():
+            if state.phase == RUNNING:
+                return _stop(state._replace(cause=event), TERM, event.at, rules)
+            return state, ()
+        case _:  # pragma: no cover - there are no others
+            assert_never(event)
+
+
+def _started(state: State, event: Started) -> Step:
+    after = event.process + 1
+    state = state._replace(alive=state.alive | {event.process}, next_index=after)
+    more = state.phase == RUNNING and after < state.total
+    return state, (_next(state, after),) if more else ()
+
+
+def _exited(state: State, event: Exited, rules: Rules) -> Step:
+    state = state._replace(
+        alive=state.alive - {event.process},
+        owed=state.owed if event.status.exit_code else state.owed - {event.process},
+        exits=(*state.exits, event),
+    )
+    if state.phase == RUNNING and event.status.exit_code:
+        # Of any process: ranks would wait for a dead parameter server for ever.
+        return _stop(state._replace(cause=event), TERM, event.at, rules)
+    if state.phase == RUNNING and not state.owed:
+        return _stop(state, TERM, event.at, rules)
+    if state.phase != RUNNING and not state.alive:
+        return _all_dead(state, event.at, rules)
+    return state, ()
+
+
+def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
+    """Ask everybody to end."""
+    if not state.alive:
+        return _all_dead(state, at, rules)
+    state = state._replace(phase=STOPPING, deadline=at + rules.grace_s)
+    return state, (SignalAll(signum),)
+
+
+def _all_dead(state: State, at: float, rules: Rules) -> Step:
+    """Finish, or wait a little and try again."""
+    cause = state.cause
+    if (
+        cause is None
+        or isinstance(cause, Interrupted)
+        or state.interrupted is not None
+        or state.attempt >= rules.max_restarts
+        or (isinstance(cause, Exited) and cause.fault)
+    ):
+        return _finish(state)
+    given_up = _futile((*state.earlier, cause))
+    if given_up:
+        return _finish(state._replace(given_up=given_up))
+    wait = backoff(rules.backoff_s, state.attempt, at)
+    return state._replace(phase=WAITING, deadline=at + wait), (Sweep(),)
+
+
+def backoff(first_s: float, attempt: int, at: float) -> float:
+    """Return how long to wait after ATTEMPT: twice as long each time, up to half of it left off.
+
+    The moment of death is the jitter: it is not the same on any two hosts.
+
+    >>> backoff(1.0, 0, 7.0), backoff(1.0, 3, 7.0), backoff(1.0, 30, 7.0)
+    (0.5, 4.0, 30.0)
+    """
+    longest = min(first_s * 2.0 ** min(attempt, 30), LONGEST_WAIT_S)
+    return longest * (0.5 + (at * 1000 % 1) / 2)
+
+
+def _futile(causes: Sequence[Exited | Hung]) -> str:
+    """Say why another attempt would end as these did; nothing if it may not."""
+    last = causes[-1]
+    if isinstance(last, Exited) and last.hopeless:
+        return last.hopeless
+    recent = causes[-SAME_FAILURES:]
+    if len(recent) == SAME_FAILURES and all(
+        isinstance(one, Exited) and _is_alike(one, last) and not _has_gone_on(recent[0], one)
+        for one in recent
+    ):
+        return f"no progress: it failed the same way {SAME_FAILURES} times without a new step."
+    return ""
+
+
+def _is_alike(one: Exited, other: Exited | Hung) -> bool:
+    return isinstance(other, Exited) and (one.process, one.status, one.last_words) == (
+        other.process,
+        other.status,
+        other.last_words,
+    )
+
+
+def _has_gone_on(first: Exited | Hung, later: Exited) -> bool:
+    """Whether LATER got further than FIRST."""
+    if later.step is None:
+        return later.lived_s >= SOME_PROGRESS_S
+    return isinstance(first, Exited) and first.step is not None and later.step > first.step
+
+
+def _again(state: State) -> Step:
+    """Start everything anew."""
+    assert isinstance(state.cause, Exited | Hung)  # noqa: S101 - only failures are waited after
+    again = State(
+        essential=state.essential,
+        total=state.total,
+        owed=state.essential,
+        attempt=state.attempt + 1,
+        earlier=(*state.earlier, state.cause),
+        awaiting=state.awaiting,
+    )
+    return again, (_next(again, 0),)
+
+
+def _finish(state: State) -> Step:
+    state = state._replace(phase=FINISHED, deadline=None)
+    return state, (Sweep(), Finish(state.outcome()))
+
+
+def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
+    if event.signum in PASSED_ON:
+        return state, (SignalAll(event.signum),) if state.alive else ()
+    first = state.interrupted
+    if first is None:
+        state = state._replace(interrupted=event)
+        if state.phase == WAITING:
+            assert isinstance(state.cause, Exited | Hung)  # noqa: S101 - see _again
+            earlier = (*state.earlier, state.cause)
+            return _finish(state._replace(cause=event, earlier=earlier))
+        if state.phase == RUNNING:
+            return _stop(state._replace(cause=event), event.signum, event.at, rules)
+        # Everybody has been asked to end already; a scheduler's TERM to all of us is one request.
+        return state, ()
+    # A shell that loses its terminal repeats the HUP that the kernel sent.
+    same = event.signum == first.signum and event.at - first.at < REPEAT_S
+    if state.phase == KILLING or same or event.signum == HUP:
+        return state, ()
+    return _kill(state, event.at)
+
+
+def _elapsed(state: State, event: Elapsed) -> Step:
+    if state.deadline is None or event.at < state.deadline:
+        return state, ()
+    if state.phase == WAITING:
+        return _again(state)
+    return _finish(state) if state.phase == KILLING else _kill(state, event.at)
+
+
+def _kill(state: State, at: float) -> Step:
+    return state._replace(phase=KILLING, deadline=at + STUCK_S), (SignalAll(KILL),)

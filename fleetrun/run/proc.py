@@ -1,0 +1,146 @@
+"""Reading other processes: what /proc says of them, cheaply and without ever failing."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH115, PTH119, PTH208
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Stat(NamedTuple):
+    """One line of /proc/PID/stat: `state` is its letter, `cpu_s` all time it has had a processor.
+
+    That of children that have ended, and were waited for, is part of it.
+    """
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+    started: int
+
+
+def content(path: str) -> bytes:
+    """Return what is in the file PATH; nothing if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        whole = part = os.read(fd, 65536)
+        while len(part) == 65536:  # noqa: PLR2004 - the same as above
+            part = os.read(fd, 65536)
+            whole += part
+    except OSError:
+        return b""
+    else:
+        return whole
+    finally:
+        os.close(fd)
+
+
+def stat(pid: int | str) -> Stat | None:
+    """Return how process PID is; None when it is no more."""
+    # The name in brackets may hold anything, a bracket too.
+    words = content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if not words or words[0] in b"ZX":
+        return None
+    return Stat(
+        pid=int(pid),
+        state=words[0].decode(),
+        parent=int(words[1]),
+        session=int(words[3]),
+        cpu_s=sum(map(int, words[11:15])) / _TICKS,
+        started=int(words[19]),
+    )
+
+
+def everybody() -> list[Stat]:
+    """Return every living process of this host."""
+    seen = (stat(name) for name in os.listdir("/proc") if name.isdigit())
+    return [one for one in seen if one is not None]
+
+
+def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, list[Stat]]:
+    """Return, for each of LEADERS, the members of its session and what descends from them.
+
+    >>> family = families([Stat(7, "S", 1, 7, 0, 0), Stat(9, "S", 7, 9, 0, 0)], [7])
+    >>> [one.pid for one in family[7]]
+    [7, 9]
+    """
+    by_pid = {one.pid: one for one in processes}
+    found: dict[int, list[Stat]] = {leader: [] for leader in leaders}
+    home: dict[int, int | None] = {}
+
+    def home_of(one: Stat) -> int | None:
+        trail: list[int] = []
+        here: Stat | None = one
+        while here is not None and here.pid not in home:
+            # A race may have made a ring of parents.
+            home[here.pid] = here.session if here.session in found else None
+            trail.append(here.pid)
+            if home[here.pid] is None:
+                here = by_pid.get(here.parent)
+            else:
+                break
+        end = None if here is None else home[here.pid]
+        home.update(dict.fromkeys(trail, end))
+        return end
+
+    for one in by_pid.values():
+        leader = home_of(one)
+        if leader is not None:
+            found[leader].append(one)
+    return found
+
+
+def written(pid: int) -> int:
+    """Return how many bytes PID has sent to disks; 0 when we may not know."""
+    for line in content(f"/proc/{pid}/io").splitlines():
+        if line.startswith(b"write_bytes:"):
+            return int(line.split()[1])
+    return 0
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether PID has a handler for SIGNUM; a real-time signal ends those that have none."""
+    for line in content(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def command(pid: int) -> str:
+    """Return PID's command line."""
+    return (
+        content(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    )
+
+
+def is_python(pid: int) -> bool:
+    """Whether PID is a Python interpreter."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+
+
+def descriptor(pid: int, name: str) -> str | None:
+    """Return the path of PID's open file whose name has NAME in it."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for fd in os.listdir(folder):
+            if name in os.readlink(f"{folder}/{fd}"):
+                return f"{folder}/{fd}"
+    except OSError:
+        # It ended, or closed a file just now.
+        return None
+    return None

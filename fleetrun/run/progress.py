@@ -1,0 +1,32 @@
+"""The heartbeat file of a rank: any script may write the number of its step there."""
+
+from __future__ import annotations
+
+import os
+
+_MOST = 64
+
+
+def read_step(path: str) -> int | None:
+    """Return the step that was last written to PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        words = os.read(fd, _MOST).split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    # What is being written just now is no number yet.
+    return int(words[0]) if words and words[0].isdigit() else None
+
+
+def beat(path: str, since_ns: int) -> int:
+    """Return a number that changes with each heartbeat; 0 if there is none after SINCE_NS."""
+    try:
+        seen = os.stat(path)  # noqa: PTH116 - pathlib costs start-up time
+    except OSError:
+        return 0
+    return seen.st_mtime_ns if seen.st_mtime_ns >= since_ns else 0

@@ -1,0 +1,149 @@
+"""The last word on a job that did not end well: who failed first, of what, and its last lines."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run import causes, worker
+from fleetrun.run.events import Exited, Hung, Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Outcome
+    from fleetrun.run.findings import Culprit, Findings, Victim
+
+# In how many places ranks of a hung job may stand, to be told one by one.
+_PLACES = 8
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Name processes shortly, ranks as ranges.
+
+    >>> listed(["rank 0", "rank 2", "rank 3", "rank 4", "server 1", "server 0"])
+    'ranks 0, 2-4, server 0 and server 1'
+    >>> listed(["rank 3"])
+    'rank 3'
+    """
+    numbers = sorted(int(label[5:]) for label in labels if label.startswith("rank "))
+    # Not in the order in which they ended; `server 2` comes before `server 10`.
+    others = [label for label in labels if not label.startswith("rank ")]
+    others.sort(key=lambda label: (label.split(" ")[0], len(label), label))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"] if parts else []
+    words += others
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
+
+
+def verdict(
+    outcome: Outcome, findings: Findings, labels: Sequence[str], shown: AbstractSet[int]
+) -> str:
+    """Return the report; what processes in SHOWN wrote is on the user's screen already."""
+    lines = []
+    match outcome.cause:
+        case Exited(process=process) if findings.culprit is not None:
+            lines += _culprit(findings.culprit, is_shown=process in shown)
+            lines += _others(findings.victims)
+        case Exited() as culprit:
+            lines.append(f"{culprit.describe()}.")
+        case Hung() as hang:
+            lines += _hang(hang)
+        case Interrupted():
+            lines.append(f"{_sentence(outcome.describe())}.")
+            killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL
+            if killed:
+                lines.append(f"{_sentence(listed(killed))} had to be killed.")
+    if outcome.earlier:
+        first = outcome.earlier[0].describe()
+        lines.append(f"It was attempt {outcome.attempts}; the first failed because {first}.")
+    if outcome.given_up:
+        lines.append(f"It was not started again: {outcome.given_up}")
+    if outcome.stuck:
+        who = listed([labels[index] for index in outcome.stuck])
+        lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not answer.")
+    return "\n".join(lines)
+
+
+def _hang(hang: Hung) -> list[str]:
+    """Say who stands where, the ranks that stand elsewhere than the rest first."""
+    said = f"The job hung: for {hang.seconds:.0f} s there was no output, no processor or disk use"
+    lines = [f"{said} and no heartbeat."]
+    for who, where in hang.places[:_PLACES]:
+        stand = "stands" if len(who) == 1 else "stand"
+        alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
+        lines.append(f"    {_sentence(listed(who))} {stand} in {where}{alone}.")
+    if len(hang.places) > _PLACES:
+        lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
+    return [*lines, f"The stacks of all are in {hang.stacks}."]
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:
+    """Say who failed first, where, when and of what, and show its last words."""
+    exited = culprit.exited
+    if exited.fault:
+        return [exited.describe()]
+    said = exited.describe()
+    if exited.status.signum is not None:
+        said = f"{exited.label} was killed by {causes.meaning(exited.status.signum)}"
+    place = f"{culprit.host} ({culprit.devices})" if culprit.devices else culprit.host
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(culprit.wall))
+    since = f"{culprit.after_s:.1f} s after the start"
+    lines = [
+        f"{said}.",
+        f"It failed first, on {place}, pid {exited.pid}, at {when}, {since}.",
+        *culprit.evidence,
+    ]
+    words = [f"    {line}" for line in culprit.words if line or len(culprit.words) > 1]
+    if words and culprit.source != culprit.log:
+        lines += [f"Its log is {culprit.log}; in {culprit.source} it left", *words]
+    elif words and not is_shown:
+        lines += [f"Its log is {culprit.log}, which ends with", *words]
+    else:
+        lines.append(f"Its log is {culprit.log}.")
+    return [*lines, culprit.known.sentence] if culprit.known else lines
+
+
+def _others(victims: Sequence[Victim]) -> list[str]:
+    """Return one line about those that ended because of the culprit."""
+    stopped = [victim.exited.label for victim in victims if victim.how == "stopped"]
+    lost = [victim for victim in victims if victim.how == "peer lost"]
+    failed = [
+        f"{one.exited.describe()} {one.after_s:.1f} s later{': peer lost' if one.how else ''}"
+        for one in victims
+        if one.how != "stopped" and (one.how != "peer lost" or len(lost) == 1)
+    ]
+    parts = []
+    if stopped:
+        parts.append(
+            f"{listed(stopped)} {'were' if len(stopped) > 1 else 'was'} stopped by fleetrun"
+        )
+    if len(lost) > 1:
+        first, last = lost[0].after_s, lost[-1].after_s
+        when = f"{first:.1f}" if f"{first:.1f}" == f"{last:.1f}" else f"{first:.1f} to {last:.1f}"
+        who = listed([one.exited.label for one in lost])
+        parts.append(f"{who} failed {when} s later: peer lost")
+    if len(failed) > 3:  # noqa: PLR2004 - a handful is a list, more is noise
+        failed[3:] = [f"{len(failed) - 3} more failed after that"]
+    parts += failed
+    return [f"After that {'; '.join(parts)}."] if parts else []
+
+
+def last_words(plan: LaunchPlan, exited: Exited) -> list[str]:
+    """Return the end of a process's log that explains a failure."""
+    from fleetrun.run import lastwords  # noqa: PLC0415 - only after a failure
+
+    spec = plan.processes[exited.process]
+    return lastwords.last_lines(lastwords.tail(worker.log_path(plan, spec, exited.attempt)))

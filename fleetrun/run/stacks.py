@@ -1,0 +1,262 @@
+"""Fetching the Python stacks of ranks into the run directory, without ever waiting for one.
+
+py-spy is asked when it is installed; else Python itself, by a signal for which the island in the
+rank (`inject/site/sitecustomize.py`) has readied a file in memory.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH123, PTH118
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.run.loop import Waiting
+
+# What the island calls its file in memory.
+_MEMORY = "fleetrun-stacks"
+# py-spy takes 50 ms; a rank that is hung in the kernel keeps it for ever.
+_SPY_S = 10.0
+_SPIES_AT_ONCE = 8
+# Python answers at once, if it can be interrupted at all.
+_ANSWER_S = 3.0
+_LOOK_S = 0.03
+# Of a rank with very many children the first are enough.
+_MOST_CHILDREN = 32
+
+
+class Target(NamedTuple):
+    """A rank to ask: the leader of its processes, and the file for what it answers."""
+
+    process: int
+    label: str
+    pid: int
+    path: str
+
+
+def find_spy(environ: Mapping[str, str]) -> str | None:
+    """Return the path of py-spy, if it is installed beside our Python or on the PATH."""
+    import sys  # noqa: PLC0415 - it is always there
+
+    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]  # noqa: PTH120
+    candidates = (os.path.join(folder, "py-spy") for folder in folders if folder)
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+class Collection:
+    """One round: asks all of TARGETS and calls DONE with each one's text when all is there."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        reason: str,
+        waiting: Waiting,
+        spy: str | None,
+        environ: Mapping[str, str],
+        done: Callable[[dict[int, str]], None],
+    ) -> None:
+        self._waiting = waiting
+        self._spy = spy
+        self._environ = environ
+        self._done = done
+        self._texts: dict[int, str] = {}
+        families = proc.families(proc.everybody(), [one.pid for one in targets])
+        self._todo = [_Asking(one, families[one.pid], self) for one in targets]
+        self._open = {asking.target.process for asking in self._todo}
+        self._running = 0
+        self._is_over = False
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        for asking in self._todo:
+            asking.write(f"# {when} {asking.target.label}: {reason}\n")
+
+    def begin(self) -> None:
+        """Ask the first ones; `done` may be called before this returns."""
+        self._next()
+
+    def cancel(self) -> None:
+        """Leave it at what there is; `done` will not be called."""
+        self._is_over = True
+
+    def _next(self) -> None:
+        while self._todo and self._running < _SPIES_AT_ONCE and not self._is_over:
+            self._running += 1
+            self._todo.pop(0).begin(self._waiting, self._spy, self._environ)
+
+    def answered(self, process: int, text: str) -> None:
+        """Take what one rank has answered."""
+        self._running -= 1
+        self._texts[process] = text
+        self._open.discard(process)
+        if self._is_over:
+            return
+        if not self._open:
+            self._is_over = True
+            self._done(self._texts)
+            return
+        self._next()
+
+
+class _Asking:
+    """One rank being asked: by py-spy, then by signal, child after child."""
+
+    def __init__(self, target: Target, family: Sequence[proc.Stat], collection: Collection) -> None:
+        self.target = target
+        self._collection = collection
+        # Parents are older than their children.
+        ordered = sorted(family, key=lambda one: (one.started, one.pid))
+        self._family = [one for one in ordered if proc.is_python(one.pid)][:_MOST_CHILDREN]
+        self._others = [one for one in ordered if one not in self._family]
+        self._begin = 0
+
+    def write(self, text: str) -> None:
+        """Append TEXT to the rank's file."""
+        with open(self.target.path, "a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+    def begin(self, waiting: Waiting, spy: str | None, environ: Mapping[str, str]) -> None:
+        """Ask."""
+        self._waiting = waiting
+        self._begin = os.stat(self.target.path).st_size  # noqa: PTH116 - see above
+        if not self._family:
+            # A shell, say; what its processes are waiting for is better than nothing.
+            self._describe(self._others, "no Python runs here")
+            self._end()
+        elif self._family[0].state in "Tt":
+            self._describe(self._family, "it is stopped and cannot answer")
+            self._end()
+        elif spy is None:
+            self._ask_next()
+        else:
+            self._run(spy, environ)
+
+    def _describe(self, family: Sequence[proc.Stat], why: str) -> None:
+        self.write(f"# {why}\n")
+        for one in family[:_MOST_CHILDREN]:
+            wchan = proc.content(f"/proc/{one.pid}/wchan").decode(errors="replace").strip("0\n")
+            at = f", in the kernel's {wchan}" if wchan else ""
+            self.write(f"# process {one.pid}: {proc.command(one.pid)}: state {one.state}{at}\n")
+
+    def _end(self) -> None:
+        with open(self.target.path, "rb") as file:
+            file.seek(self._begin)
+            text = file.read().decode(errors="replace")
+        self.write("\n")
+        self._collection.answered(self.target.process, text)
+
+    # py-spy -------------------------------------------------------------------------------------
+
+    def _run(self, spy: str, environ: Mapping[str, str]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        main = self._family[0].pid
+        argv = [spy, "dump", "--full-filenames", "--subprocesses", "--pid", str(main)]
+        try:
+            pid = os.posix_spawn(
+                spy,
+                argv,
+                environ,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, self.target.path, flags, 0o644),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+                setsigmask=(),
+            )
+            self._pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            self.write(f"# py-spy cannot be started: {error.strerror}\n")
+            self._ask_next()
+            return
+        self._spy_pid = pid
+        self._waiting.watch(self._pidfd, self._on_spy)
+        self._waiting.alarm(("spy", pid), time.monotonic() + _SPY_S, self._kill_spy)
+
+    def _kill_spy(self) -> None:
+        self.write(f"# py-spy did not answer within {_SPY_S:g} s\n")
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _on_spy(self) -> None:
+        self._waiting.unwatch(self._pidfd)
+        self._waiting.alarm(("spy", self._spy_pid), None, self._kill_spy)
+        os.close(self._pidfd)
+        with contextlib.suppress(ChildProcessError):
+            # The supervisor, which reaps orphans, may have been faster.
+            os.waitpid(self._spy_pid, os.WNOHANG)
+        with open(self.target.path, "rb") as file:
+            file.seek(self._begin)
+            if b"\nThread " in file.read():
+                self._end()
+                return
+        # It may not look into other processes here (a container without the right to).
+        self._ask_next()
+
+    # The signal ---------------------------------------------------------------------------------
+
+    def _ask_next(self) -> None:
+        """Ask the next Python of the rank; one at a time, as forked children share the file."""
+        while self._family:
+            one = self._family.pop(0)
+            self.write(f"# process {one.pid}: {proc.command(one.pid)}\n")
+            trouble = self._ask(one)
+            if not trouble:
+                return
+            self.write(f"# {trouble}\n")
+        self._end()
+
+    def _ask(self, one: proc.Stat) -> str:
+        """Send the signal to ONE; return what stands in the way."""
+        memory = proc.descriptor(one.pid, _MEMORY)
+        if memory is None or not proc.catches(one.pid, STACK_SIGNAL):
+            return (
+                "it cannot be asked: it ignores PYTHONPATH (python -I, -E, -S), or has closed its "
+                "files; py-spy, where it is installed, needs nothing of that"
+            )
+        try:
+            self._fd = os.open(memory, os.O_RDONLY | os.O_CLOEXEC)
+            pidfd = os.pidfd_open(one.pid)
+        except OSError as error:
+            return f"it cannot be asked: {error.strerror}"
+        self._seen = os.fstat(self._fd).st_size
+        self._offset = self._seen
+        try:
+            now = proc.stat(one.pid)
+            if now is not None and now.started == one.started:
+                signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
+        except OSError as error:
+            os.close(self._fd)
+            return f"it cannot be asked: {error.strerror}"
+        finally:
+            os.close(pidfd)
+        self._deadline = time.monotonic() + _ANSWER_S
+        self._look_again()
+        return ""
+
+    def _look_again(self) -> None:
+        key = ("answer", self.target.process)
+        self._waiting.alarm(key, time.monotonic() + _LOOK_S, self._on_look)
+
+    def _on_look(self) -> None:
+        size = os.fstat(self._fd).st_size
+        is_whole = self._offset < size == self._seen
+        self._seen = size
+        if not is_whole and time.monotonic() < self._deadline:
+            self._look_again()
+            return
+        text = os.pread(self._fd, size - self._offset, self._offset).decode(errors="replace")
+        os.close(self._fd)
+        self.write(text or f"# it did not answer within {_ANSWER_S:g} s\n")
+        self._ask_next()

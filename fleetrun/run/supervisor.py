@@ -1,0 +1,528 @@
+"""The loop: performs what the policy decides, and tells the watchers."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH119, PTH121
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, assert_never
+
+from fleetrun.errors import FleetrunError
+from fleetrun.model import ExitStatus
+from fleetrun.run import causes, descriptors, policy, report, sweep, worker
+from fleetrun.run.events import (
+    Action,
+    Await,
+    Elapsed,
+    Event,
+    Exited,
+    Finish,
+    Finished,
+    Happening,
+    Hung,
+    Interrupted,
+    Noticed,
+    Outcome,
+    Ready,
+    Restarting,
+    SignalAll,
+    Spawn,
+    StacksWanted,
+    Started,
+    Sweep,
+    signal_name,
+)
+from fleetrun.run.guard import Guard
+from fleetrun.run.loop import READABLE, Loop
+from fleetrun.run.progress import read_step
+from fleetrun.run.signals import Signals, defaults_for_children
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from fleetrun.model import Endpoint, LaunchPlan
+    from fleetrun.run.findings import Findings
+    from fleetrun.run.listening import Listening
+    from fleetrun.run.loop import Waiting
+
+_MARKER = "FLEETRUN_JOB"
+# How long trainers wait for servers, and longer for those that somebody starts on other hosts.
+_PATIENCE_S = 30.0
+_PATIENCE_ELSEWHERE_S = 300.0
+# After this many seconds, say for whom.
+_REMARK_S = 5.0
+_HEARTBEAT = "FLEETRUN_HEARTBEAT"
+# After this many seconds of waiting for ranks to end, say for whom.
+_SILENCE_S = 1.0
+# Killed descendants that are not gone by then wait for a device.
+_SWEEP_S = 5.0
+# Orphans are reaped this much after the news, when the exits that came with it are dealt with.
+_ORPHANS_S = 0.1
+
+
+class Sink(Protocol):
+    """A watcher of a run. It may fail without hurting the job."""
+
+    def prepare(self) -> None:
+        """Do what must be done before anything starts; FleetrunError means that nothing will."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin, once all processes are started."""
+
+    def tell(self, happening: Happening) -> None:
+        """Hear what happened or was done, in order; Finished is the last."""
+
+    def is_busy(self) -> bool:
+        """Whether something is still to be delivered after Finished."""
+
+    def shows(self, process: int) -> bool:
+        """Whether the user has seen all output of PROCESS."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Supervisor:
+    """Runs one plan to its end; `say` gets the launcher's own lines for the user."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        sinks: Sequence[Sink] = (),
+        say: Callable[[str], None],
+        replan: Callable[[int], LaunchPlan] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._replan = replan
+        self._planned_attempt = 0
+        self._sinks = list(sinks)
+        self._say = say
+        self._state, actions = policy.begin(
+            [spec.essential for spec in plan.processes],
+            [index for index, spec in enumerate(plan.processes) if spec.awaits],
+        )
+        self._listening: Listening | None = None
+        # What already listened in this attempt.
+        self._heard: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
+        self._todo: list[Action] = list(actions)
+        # What happened before the watchers were opened.
+        self._untold: list[Happening] | None = []
+        self._workers: dict[int, worker.Worker] = {}
+        self._labels = [worker.label(spec) for spec in plan.processes]
+        self._base_env = dict(os.environb)
+        own = plan.processes[0].env.get(_MARKER) if plan.processes else None
+        self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
+        self._outcome: Outcome | None = None
+        self._in_a_hurry = False
+        self._corners: dict[int, _Corner] = {}
+        self._warned: set[str | None] = set()
+
+    def run(self) -> Outcome:
+        """Start everything, watch it, and return when nothing of the job runs any more."""
+        for sink in self._sinks:
+            sink.prepare()
+        descriptors.hold_standard()
+        _enter(self._plan.cwd)
+        self._files = descriptors.FileLimit(len(self._plan.processes))
+        sweep.become_subreaper()
+        self._loop = Loop()
+        self._signals = Signals()
+        self._default_signals = defaults_for_children()
+        self._guard = Guard(f"{_MARKER}={self._marker}")
+        try:
+            return self._supervise()
+        finally:
+            # Nothing is left by now, unless this launcher itself has failed.
+            sweep.sweep({self._guard.pid}, _SWEEP_S)
+            self._guard.dismiss()
+            self._signals.close()
+            self._loop.close()
+            self._files.restore()
+
+    def _supervise(self) -> Outcome:
+        began = time.monotonic()
+        self._loop.watch(self._signals.fd, self._on_signals)
+        self._work()
+        self._open_sinks()
+        from fleetrun.run import evidence  # noqa: PLC0415 - starting goes first
+
+        self._baseline = evidence.baseline(began)
+        while self._outcome is None:
+            self._loop.turn()
+        self._tell(Finished(self._outcome, time.monotonic()))
+        # The ranks' last words come before ours.
+        self._deliver()
+        if self._outcome.cause is not None:
+            shown = [i for i in range(len(self._labels)) if any(s.shows(i) for s in self._sinks)]
+            findings = self._investigate(self._outcome)
+            self._say(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
+            self._deliver()
+        # Who can say something to the user was opened first and is closed last.
+        for sink in reversed(list(self._sinks)):
+            self._shielded(sink, sink.close)
+        return self._outcome
+
+    def _investigate(self, outcome: Outcome) -> Findings:
+        """Find out what happened, and leave word of it for programs."""
+        from fleetrun.run import findings  # noqa: PLC0415 - only after a failure
+
+        try:
+            found = findings.investigate(self._plan, outcome, self._baseline)
+        except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
+            self._say(f"The cause could not be looked into ({error!r}).")
+            found = findings.Findings()
+        try:
+            findings.write(self._plan, outcome, found)
+        except OSError as error:
+            self._say(f"{findings.NAME} could not be written ({error.strerror}).")
+        return found
+
+    def _deliver(self) -> None:
+        """Let the watchers finish; a signal ends the wait."""
+        while not self._in_a_hurry and any(sink.is_busy() for sink in self._sinks):
+            self._loop.turn()
+
+    # What happens -------------------------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        self._read_signals()
+        self._work()
+
+    def _read_signals(self) -> None:
+        for signum in self._signals.read():
+            match signum:
+                case signal.SIGCHLD:
+                    self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
+                case signal.SIGQUIT:
+                    self._tell(StacksWanted(time.monotonic()))
+                case signal.SIGTSTP:
+                    self._pause()
+                case signal.SIGCONT:
+                    self._signal_all(signal.SIGCONT)
+                case _ if self._outcome is not None:
+                    self._in_a_hurry = signum not in policy.PASSED_ON
+                case _:  # pragma: no cover - there are no others
+                    self._feed(Interrupted(signum, time.monotonic()))
+
+    def _pause(self) -> None:
+        """Ctrl-Z: stop everybody, then ourselves, until somebody lets us go on."""
+        # Ranks lead sessions without a terminal; there TSTP has no effect.
+        self._signal_all(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._signal_all(signal.SIGCONT)
+
+    def _reap_orphans(self) -> None:
+        ours = {one.pid for one in self._workers.values()}
+        if not self._guard.has_ended():
+            ours.add(self._guard.pid)
+        if not sweep.reap_orphans(ours):
+            self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
+
+    def _on_exit(self, one: worker.Worker) -> None:
+        # A scheduler signals ranks and launcher at once: then the signal is the cause.
+        self._read_signals()
+        self._loop.unwatch(one.pidfd)
+        if self._state.phase == policy.STOPPING:
+            left = one.left_behind()
+            if left is not None:
+                self._wait_for_group(one, left)
+                return
+        status = one.reap()
+        at = time.monotonic()
+        exited = Exited(one.index, self._labels[one.index], status, at, one.pid, one.attempt)
+        exited = exited._replace(peak_bytes=one.peak_bytes, has_core=one.has_core)
+        if status.exit_code and self._plan.rules.max_restarts and self._state.cause is None:
+            exited = self._with_prospects(exited, one)
+        del self._workers[one.index]
+        self._guard.forget(one.pid)
+        self._feed(exited)
+        # Not after the turn: the others shall hear of it now.
+        self._work()
+
+    def _with_prospects(self, exited: Exited, one: worker.Worker) -> Exited:
+        """Add what tells whether another attempt can end better."""
+        words = report.last_words(self._plan, exited)
+        known = causes.recognise("\n".join(words))
+        hopeless = known.sentence if known and known.name in causes.HOPELESS else ""
+        if exited.status.code in worker.SHELL_REFUSALS:
+            hopeless = "its command cannot be run."
+        steps = [read_step(spec.env.get(_HEARTBEAT, "")) for spec in self._plan.processes]
+        return exited._replace(
+            hopeless=hopeless,
+            last_words=words[-1] if words else "",
+            step=max((step for step in steps if step is not None), default=None),
+            lived_s=exited.at - one.started_at,
+        )
+
+    def _wait_for_group(self, one: worker.Worker, left: int) -> None:
+        """Give what a rank has left behind its grace; the rank has ended when all of it has."""
+        pidfd = os.pidfd_open(left)
+
+        def on_exit() -> None:
+            self._loop.unwatch(pidfd)
+            os.close(pidfd)
+            self._on_exit(one)
+
+        self._loop.watch(pidfd, on_exit)
+
+    def _on_deadline(self) -> None:
+        self._feed(Elapsed(time.monotonic()))
+        self._work()
+
+    def declare(self, happening: Hung | Noticed) -> None:
+        """Take the word of a watcher, tell the others, and act on it."""
+        if isinstance(happening, Noticed):
+            self._tell(happening)
+        else:
+            self._feed(happening)
+            self._work()
+
+    def _feed(self, event: Event) -> None:
+        before = self._state
+        self._state, actions = policy.step(before, event, self._plan.rules)
+        self._todo += actions
+        if self._state.phase == policy.WAITING and before.phase != policy.WAITING:
+            self._say_what_comes_next(event.at)
+        if self._state.phase != policy.RUNNING:
+            self._forget_listening()
+        if self._state.deadline != before.deadline:
+            self._loop.alarm("policy", self._state.deadline, self._on_deadline)
+        self._tell(event)
+
+    # What is done -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Perform what is to be done, signals first."""
+        while self._todo:
+            if isinstance(self._todo[0], Spawn | Await):
+                self._read_signals()
+            action = self._todo.pop(0)
+            if policy.stands(self._state, action):
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Spawn():
+                self._feed(self._spawn(action))
+            case Await():
+                self._await(action)
+            case SignalAll(signum=signum):
+                self._signal_all(signum)
+                self._tell(action)
+                self._explain(signum)
+            case Sweep():
+                ours = {one.pid for one in self._workers.values()} | {self._guard.pid}
+                sweep.sweep(ours, _SWEEP_S)
+            case Finish(outcome=outcome):
+                self._outcome = outcome
+            case _:  # pragma: no cover - there are no others
+                assert_never(action)
+
+    def _await(self, action: Await) -> None:
+        """Let a process wait until those whom it needs listen; not for ever."""
+        from fleetrun.run.listening import Listening  # noqa: PLC0415 - only with servers
+
+        index, attempt = action
+        wanted = self._plan.processes[index].awaits
+        heard = self._heard[1] if self._heard[0] == attempt else frozenset()
+        began = time.monotonic()
+        own = {
+            spec.rank.endpoint: place
+            for place, spec in enumerate(self._plan.processes)
+            if spec.rank is not None
+        }
+        ours = {endpoint.host for endpoint in own}
+        is_here = all(endpoint.host in ours for group in wanted for endpoint in group)
+        patience_s = _PATIENCE_S if is_here else _PATIENCE_ELSEWHERE_S
+
+        def go_on() -> None:
+            self._heard = (attempt, heard | frozenset(wanted))
+            self._forget_listening()
+            self._feed(Ready(index, time.monotonic(), attempt))
+            self._work()
+
+        def is_gone(endpoint: Endpoint) -> bool:
+            return endpoint in own and own[endpoint] not in self._workers
+
+        def remark() -> None:
+            for_whom = self._silent()
+            self._say(f"Waiting up to {patience_s:.0f} s for {for_whom} to listen.")
+            self._loop.alarm("patience", began + patience_s, give_up)
+
+        def give_up() -> None:
+            self._say(
+                f"{self._silent()} did not listen within {patience_s:.0f} s; the others start "
+                "all the same."
+            )
+            go_on()
+
+        missing = [group for group in wanted if group not in heard]
+        if not missing:
+            self._feed(Ready(index, began, attempt))
+            return
+        self._listening = Listening(missing, waiting=self._loop, is_gone=is_gone, done=go_on)
+        self._loop.alarm("patience", began + _REMARK_S, remark)
+        self._loop.alarm("listening", began, self._listening.look)
+
+    def _silent(self) -> str:
+        """Name those who are waited for."""
+        silent = self._listening.silent if self._listening is not None else ()
+        servers = [one for one in self._plan.ranks if one.role == "PSERVER"]
+        names = {one.endpoint: f"server {one.rank} at {one.endpoint}" for one in servers}
+        return report.listed([names.get(group[0], str(group[0])) for group in silent])
+
+    def _forget_listening(self) -> None:
+        """Wait for nobody any more."""
+        if self._listening is not None:
+            self._listening.stop()
+            self._listening = None
+            self._loop.alarm("patience", None, _nothing)
+
+    def _renew(self, attempt: int) -> None:
+        """Plan ATTEMPT anew: other ports, another restart count."""
+        self._planned_attempt = attempt
+        if self._replan is not None:
+            self._plan = self._replan(attempt)
+        self._tell(Restarting(attempt, self._plan, time.monotonic()))
+
+    def _spawn(self, action: Spawn) -> Started | Exited:
+        index, attempt = action
+        if attempt != self._planned_attempt:
+            try:
+                self._renew(attempt)
+            except FleetrunError as error:
+                status = ExitStatus(code=error.exit_code)
+                now = time.monotonic()
+                label = self._labels[index]
+                return Exited(index, label, status, now, attempt=attempt, fault=str(error))
+        spec = self._plan.processes[index]
+        started = worker.spawn(
+            spec,
+            index=index,
+            attempt=attempt,
+            env=worker.environment(self._base_env, spec, {_MARKER: self._marker}),
+            log=worker.log_path(self._plan, spec, attempt),
+            default_signals=self._default_signals,
+        )
+        now = time.monotonic()
+        if isinstance(started, worker.Refusal):
+            return Exited(
+                index, self._labels[index], started.status, now, attempt=attempt, fault=started.why
+            )
+        self._files.give_back_to(started.pid)
+        self._guard.note(started.pid)
+        self._workers[index] = started
+        self._loop.watch(started.pidfd, lambda: self._on_exit(started))
+        return Started(index, self._labels[index], started.pid, now, attempt)
+
+    def _signal_all(self, signum: int) -> None:
+        for one in self._workers.values():
+            one.signal(signum)
+
+    def _explain(self, signum: int) -> None:
+        """Tell the user what we wait for."""
+        interrupted = self._state.interrupted
+        if signum == signal.SIGKILL:
+            self._say(f"Killing {report.listed(self._alive())}.")
+        elif interrupted is not None and interrupted == self._state.cause:
+            self._say(
+                f"{signal_name(signum)}: asked {report.listed(self._alive())} to stop; "
+                f"in {self._plan.rules.grace_s:g} s, or when asked again, they are killed."
+            )
+        elif self._state.phase == policy.STOPPING:
+            self._loop.alarm("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
+
+    def _say_what_comes_next(self, at: float) -> None:
+        attempt, most = self._state.attempt + 2, self._plan.rules.max_restarts + 1
+        wait = (self._state.deadline or at) - at
+        self._say(
+            f"{self._state.outcome().describe()}. Attempt {attempt} of {most} in {wait:.1f} s."
+        )
+
+    def _say_who_is_late(self) -> None:
+        if self._state.phase == policy.STOPPING and self._state.deadline is not None:
+            left = self._state.deadline - time.monotonic()
+            why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
+            self._say(f"{why}Waiting up to {left:.0f} s for {report.listed(self._alive())} to end.")
+
+    def _alive(self) -> list[str]:
+        return [self._labels[index] for index in sorted(self._workers)]
+
+    # Watchers -----------------------------------------------------------------------------------
+
+    def _open_sinks(self) -> None:
+        untold, self._untold = self._untold or [], None
+        for sink in list(self._sinks):
+            corner = self._corners[id(sink)] = _Corner(self._loop, partial(self._shielded, sink))
+            self._shielded(sink, partial(sink.open, corner))
+        for happening in untold:
+            self._tell(happening)
+
+    def _tell(self, happening: Happening) -> None:
+        if self._untold is not None:
+            # Starting goes first; the watchers hear of it in a moment.
+            self._untold.append(happening)
+            return
+        for sink in list(self._sinks):
+            self._shielded(sink, partial(sink.tell, happening))
+
+    def _shielded(self, sink: Sink, call: Callable[[], None]) -> None:
+        """Do CALL; a watcher that fails is let go, and training goes on."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - no defect of a watcher is worth a training run
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+                self._corners[id(sink)].clear()
+                self._warn(sink, error)
+
+    def _warn(self, sink: Sink, error: Exception) -> None:
+        """Say that SINK is let go; what one full disk does to several is one warning."""
+        why = error.strerror if isinstance(error, OSError) else repr(error)
+        if why not in self._warned:
+            self._warned.add(why)
+            self._say(f"{type(sink).__name__} failed ({why}); the job goes on without it.")
+
+
+class _Corner:
+    """One watcher's share of the loop: what fails in it does not reach the others."""
+
+    def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
+        self._shield = shield
+        self._loop = loop
+        self._fds: set[int] = set()
+        self._keys: set[Hashable] = set()
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
+        self._fds.add(fd)
+        self._loop.watch(fd, lambda: self._shield(callback), mask)
+
+    def unwatch(self, fd: int) -> None:
+        self._fds.discard(fd)
+        self._loop.unwatch(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        own = (id(self), key)
+        self._keys.add(own)
+        self._loop.alarm(own, at, lambda: self._shield(callback))
+
+    def clear(self) -> None:
+        for fd in self._fds:
+            self._loop.unwatch(fd)
+        for key in self._keys:
+            self._loop.alarm(key, None, _nothing)
+
+
+def _nothing() -> None:
+    """Stand in where a callback is not going to be called."""
+
+
+def _enter(folder: str) -> None:
+    """Workers start where the plan says; that is where we are, except in tests."""
+    if not os.path.samefile(folder, "."):
+        os.chdir(folder)

@@ -1,0 +1,223 @@
+"""Starting one process of a plan, and the handle on it."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH103, PTH110, PTH118, PTH120
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
+from fleetrun.run import sweep
+
+_NOT_FOUND = ExitStatus(code=127)
+_NOT_RUNNABLE = ExitStatus(code=126)
+# What a shell says when it is the wrapper that cannot run a command.
+SHELL_REFUSALS = frozenset((126, 127))
+
+
+class Refusal(NamedTuple):
+    """The system would not start a process: the code a shell would give, and why."""
+
+    status: ExitStatus
+    why: str
+
+
+class Worker:
+    """One running process, the leader of its own session and process group."""
+
+    def __init__(self, index: int, attempt: int, pid: int, pidfd: int) -> None:
+        self.index = index
+        self.attempt = attempt
+        self.pid = pid
+        self.pidfd = pidfd
+        self.started_at = time.monotonic()
+        # Known when it is reaped.
+        self.peak_bytes: int | None = None
+        self.has_core = False
+
+    def signal(self, signum: int) -> None:
+        """Send SIGNUM to the whole group."""
+        # Until `reap` the leader, dead or alive, pins the group id: this cannot hit a stranger.
+        try:
+            os.killpg(self.pid, signum)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            # Only a set-user-id program is left in the group.
+            return
+
+    def left_behind(self) -> int | None:
+        """Return a member of the group that outlives its leader, which has ended."""
+        # The children of the dead are ours now. A wrapper shell dies of the TERM at which the
+        # Python in it saves its checkpoint.
+        for pid in sweep.children():
+            if pid != self.pid and _group(pid) == self.pid and not _ended(pid):
+                return pid
+        return None
+
+    def reap(self) -> ExitStatus:
+        """Kill what is left of the group of a worker that ended, and say how it ended."""
+        # The zombie still pins the group id.
+        self.signal(signal.SIGKILL)
+        _, status, usage = os.wait4(self.pid, 0)
+        os.close(self.pidfd)
+        # The kernel counts in KiB.
+        self.peak_bytes = usage.ru_maxrss * 1024
+        self.has_core = os.WCOREDUMP(status)
+        if os.WIFSIGNALED(status):
+            return ExitStatus(signum=os.WTERMSIG(status))
+        return ExitStatus(code=os.WEXITSTATUS(status))
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _ended(pid: int) -> bool:
+    """Whether our child PID has ended; then it is reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+
+
+def label(spec: ProcessSpec) -> str:
+    """Name a process as users think of it: `rank 3`, `server 0`."""
+    if spec.rank is None:
+        return spec.name
+    if spec.rank.role == "TRAINER":
+        return f"rank {spec.rank.rank}"
+    return spec.name.replace(".", " ")
+
+
+def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
+    """Return where an attempt's output goes."""
+    name = f"{spec.log}.attempt{attempt}" if attempt else spec.log
+    return os.path.join(plan.cwd, plan.run_dir, name)
+
+
+def environment(
+    base: Mapping[bytes, bytes], spec: ProcessSpec, extra: Mapping[str, str]
+) -> dict[bytes, bytes]:
+    """Return BASE without what SPEC removes and with what it sets."""
+    env = dict(base)
+    for name in spec.unset:
+        env.pop(os.fsencode(name), None)
+    for more in (spec.env, extra):
+        env.update((os.fsencode(name), os.fsencode(value)) for name, value in more.items())
+    return env
+
+
+def takes_our_stdin(spec: ProcessSpec, index: int) -> bool:
+    """Whether this process reads what is piped into the launcher: only one can, the first."""
+    if spec.rank is None:
+        if index:
+            return False
+    elif spec.rank.role != "TRAINER" or spec.rank.local_rank:
+        return False
+    try:
+        # A descriptor that is not inheritable took the number of a closed stdin by accident.
+        return os.get_inheritable(0) and not os.isatty(0)
+    except OSError:
+        return False
+
+
+def spawn(
+    spec: ProcessSpec,
+    *,
+    index: int,
+    attempt: int,
+    env: Mapping[bytes, bytes],
+    log: str,
+    default_signals: Sequence[int],
+) -> Worker | Refusal:
+    """Start SPEC in a session of its own, its output appended to LOG."""
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    if not takes_our_stdin(spec, index):
+        # In a session of its own it could not read a terminal anyway.
+        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+    if attempt:
+        _make_folder(log)
+    ours = _move_to(spec.cpus)
+    try:
+        pid = os.posix_spawnp(
+            spec.argv[0],
+            spec.argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=default_signals,
+        )
+    except (OSError, ValueError) as error:
+        return _refusal(spec, log, error)
+    finally:
+        _move_to(ours)
+    try:
+        return Worker(index, attempt, pid, os.pidfd_open(pid))
+    except OSError as error:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return _refusal(spec, log, error)
+
+
+def _make_folder(log: str) -> None:
+    """Make the folder of LOG again, should somebody have removed it since the first attempt."""
+    try:
+        os.makedirs(os.path.dirname(log), exist_ok=True)
+    except OSError:
+        # The refusal of the start says why.
+        return
+
+
+def _move_to(cpus: Collection[int]) -> Collection[int]:
+    """Move the launcher to CPUS, if any are named, and return where it could run before.
+
+    What is started meanwhile inherits them, so not one of its instructions runs elsewhere.
+    """
+    if not cpus:
+        return ()
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:
+        # They were taken from us since the plan was made: better unbound than not at all.
+        return ()
+    return before
+
+
+def _refusal(spec: ProcessSpec, log: str, error: OSError | ValueError) -> Refusal:
+    """Say what stood in the way; the system's number alone names no culprit."""
+    program = spec.argv[0]
+    if isinstance(error, ValueError):
+        return Refusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
+    reason = os.strerror(error.errno or 0)
+    try:
+        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+    except OSError as trouble:
+        return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({trouble.strerror}).")
+    match error.errno:
+        case errno.ENOENT if os.path.exists(program):
+            why = f"the interpreter named in the first line of {program} does not exist."
+        case errno.ENOENT:
+            why = f"there is no program {program}."
+        case errno.EACCES:
+            why = f"{program} may not be executed: try chmod +x, or look for a noexec mount."
+        case errno.ENOEXEC:
+            why = f"{program} is no program: a script needs a first line such as #!/bin/sh."
+        case errno.E2BIG:
+            why = "its command and environment are larger than the system takes."
+        case errno.EAGAIN:
+            why = "no more processes are allowed (ulimit -u, or the pids limit of the container)."
+        case errno.EMFILE | errno.ENFILE:
+            why = "no more files may be open (ulimit -n)."
+        case _:
+            why = f"{program}: {reason}."
+    return Refusal(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE, why)

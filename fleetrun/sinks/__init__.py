@@ -1,0 +1,1 @@
+"""Watchers of a run: console, events, run directory. They may fail without hurting the job."""

@@ -1,0 +1,308 @@
+"""Ranks' output on the console: live, whole, and only as fast as the reader takes it.
+
+Ranks write to their own log files; what is shown is read from there. A stuck terminal costs
+nobody anything: what it did not take stays in the file until it does.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH120
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import Finished, Started
+from fleetrun.run.loop import WRITABLE
+from fleetrun.run.worker import label, log_path
+from fleetrun.sinks.outlet import Outlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.sinks.rotate import Cut
+
+_CHUNK = 64 * 1024
+# A file that grows is read this often; the longer it is quiet, the less often it is looked at, at
+# the least that often (0.03 % of a core). Not inotify: to give up its last watch takes the kernel
+# 20 ms, and every exit would pay for that.
+_PACE_S = 0.03
+_QUIET_PACE_S = 0.5
+_SLOWER = 1.25
+# The loop gets its turn after this much, however fast a rank writes.
+_TURN_BYTES = 16 * _CHUNK
+# A longer line is broken when several ranks are shown.
+_LONGEST_LINE = 1024 * 1024
+# At the end: how long a reader may take nothing at all.
+_PATIENCE_S = 10.0
+
+
+class Feed:
+    """One rank's log file, read from where the console has come to.
+
+    Offsets count all that the rank wrote, also what `--log_max_size` has moved to other files.
+    """
+
+    def __init__(self, path: str, prefix: bytes) -> None:
+        self.path = path
+        self._prefix = prefix
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._offset = 0
+        self._seen = 0
+        # The offset of the file's first byte.
+        self._base = 0
+        # Where the file takes over from the archives, and those not shown yet: FD, begin, end.
+        self._moved = 0
+        self._archives: list[tuple[int, int, int]] = []
+
+    def take(self, *, is_last: bool) -> bytes:
+        """Return what to show next; with a prefix, only whole lines until `is_last`."""
+        size = self._base + os.fstat(self._fd).st_size
+        if size == self._seen and not is_last and self._prefix and self._is_in_a_line:
+            return b""
+        self._seen = size
+        if size < self._offset:
+            # Somebody emptied the file; the rank goes on at its start.
+            self._offset = self._moved = self._base
+            self._forget(len(self._archives))
+        shown, length = self._cut(is_last=is_last) if size > self._offset else (b"", 0)
+        self._is_in_a_line = not length
+        self._offset += length
+        return shown
+
+    _is_in_a_line = False
+
+    def _cut(self, *, is_last: bool) -> tuple[bytes, int]:
+        """Return the next piece as it is shown, and how much of the file that is."""
+        chunk = self._read(_CHUNK)
+        if not self._prefix:
+            return chunk, len(chunk)
+        end = chunk.rfind(b"\n") + 1
+        if not end and (len(chunk) == _CHUNK or is_last):
+            chunk = self._read(_LONGEST_LINE)
+            end = chunk.find(b"\n") + 1
+            if not end and (len(chunk) == _LONGEST_LINE or is_last):
+                return self._prefix + chunk + b"\n", len(chunk)
+        if not end:
+            return b"", 0
+        body = chunk[: end - 1].replace(b"\n", b"\n" + self._prefix)
+        return self._prefix + body + b"\n", end
+
+    def _read(self, length: int) -> bytes:
+        """Read what comes next, from the archives and from the file."""
+        while self._archives and self._archives[0][2] <= self._offset:
+            self._forget(1)
+        chunk = b""
+        for fd, begin, end in self._archives:
+            at = self._offset + len(chunk)
+            chunk += os.pread(fd, min(length - len(chunk), end - at), at - begin)
+            if len(chunk) == length:
+                return chunk
+        at = self._offset + len(chunk)
+        return chunk + os.pread(self._fd, length - len(chunk), at - self._base)
+
+    def follow(self, cut: Cut) -> int:
+        """Go on reading where CUT has moved things; return how much can never be shown."""
+        begin, self._moved = self._moved, self._moved + cut.length
+        if cut.is_collapsed:
+            self._base += cut.length
+        if self._offset >= self._moved:
+            return 0
+        archive = os.open(cut.archive, os.O_RDONLY | os.O_CLOEXEC)
+        self._archives.append((archive, begin, self._moved))
+        # What is removed for others is not kept for us: a reader that stopped would fill the disk.
+        self._forget(len(self._archives) - cut.kept)
+        lost = max(0, self._archives[0][1] - self._offset)
+        self._offset += lost
+        return lost
+
+    def _forget(self, count: int) -> None:
+        """Close the first COUNT archives."""
+        for fd, _, _ in self._archives[: max(0, count)]:
+            os.close(fd)
+        del self._archives[: max(0, count)]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._forget(len(self._archives))
+        os.close(self._fd)
+
+
+class Console:
+    """Shows the processes in SHOWN; a line gets a prefix when there are several."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        shown: tuple[int, ...],
+        *,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._shown = shown
+        self._say = say
+        self._outlet = Outlet(1)
+        self._feeds: list[Feed] = []
+        self._turn = 0
+        # What the outlet has not taken yet.
+        self._pending = memoryview(b"")
+        self._pace_s = _PACE_S
+        self._is_waiting_for_room = False
+        self._is_last = False
+        self._is_done = False
+        self._has_lost = False
+        self._progress_at = 0.0
+
+    # The supervisor's side ----------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Show whatever there is."""
+        self._waiting = waiting
+        if self._outlet.is_closed:
+            self._give_up("standard output is closed")
+            return
+        self._pump()
+
+    def tell(self, happening: Happening) -> None:
+        """Follow each process that starts; at the end show all that is left."""
+        if isinstance(happening, Started) and happening.process in self._shown:
+            self._follow(happening)
+        elif isinstance(happening, Finished):
+            self._is_last = True
+            self._progress_at = time.monotonic()
+            self._pump()
+
+    def is_busy(self) -> bool:
+        """Whether something is still to be shown."""
+        return self._is_last and not self._is_done
+
+    def shows(self, process: int) -> bool:
+        """Whether the user has seen all output of PROCESS, and no other's."""
+        return self._shown == (process,) and not self._outlet.is_closed
+
+    def close(self) -> None:
+        """Stop."""
+        self._stop()
+        self._outlet.close()
+
+    def follow(self, cut: Cut) -> None:
+        """Know that the beginning of a log has moved."""
+        if self._is_done:
+            return
+        try:
+            lost = sum(feed.follow(cut) for feed in self._feeds if feed.path == cut.log)
+        except OSError as error:
+            self._give_up(f"{cut.archive} cannot be read ({error.strerror})")
+            return
+        if lost and not self._has_lost:
+            self._has_lost = True
+            self._say(
+                "Standard output is read more slowly than --log_max_size removes old logs: some "
+                f"lines are not shown, the first of them from {cut.log}."
+            )
+
+    # Reading ------------------------------------------------------------------------------------
+
+    def _follow(self, started: Started) -> None:
+        if self._is_done:
+            return
+        spec = self._plan.processes[started.process]
+        prefix = f"[{label(spec)}] ".encode() if len(self._shown) > 1 else b""
+        self._feeds.append(Feed(log_path(self._plan, spec, started.attempt), prefix))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Show what there is, as far as the reader takes it; then arrange for the next time."""
+        budget = _TURN_BYTES
+        while not self._is_done:
+            if not self._pending and not self._fetch():
+                break
+            if budget <= 0:
+                self._waiting.alarm("pace", time.monotonic(), self._pump)
+                return
+            taken = self._write()
+            if taken < 0:
+                return
+            budget -= taken
+        self._rest(has_shown=budget < _TURN_BYTES)
+
+    def _fetch(self) -> bool:
+        """Take the next piece from the feeds in turn; False if there is none."""
+        for _ in range(len(self._feeds)):
+            self._turn = (self._turn + 1) % len(self._feeds)
+            piece = self._feeds[self._turn].take(is_last=self._is_last)
+            if piece:
+                self._pending = memoryview(piece)
+                return True
+        return False
+
+    def _write(self) -> int:
+        """Write from what is pending; return how much, or -1 when we must wait or are done."""
+        try:
+            taken = self._outlet.write(self._pending)
+        except OSError as error:
+            self._give_up(f"standard output cannot be written ({error.strerror})")
+            return -1
+        if self._outlet.is_closed:
+            self._give_up("nobody reads standard output any more")
+            return -1
+        self._pending = self._pending[taken:]
+        if taken:
+            self._progress_at = time.monotonic()
+        if not taken:
+            self._wait_for_room()
+            return -1
+        return taken
+
+    def _wait_for_room(self) -> None:
+        if not self._is_waiting_for_room:
+            self._waiting.watch(self._outlet.fd, self._on_room, WRITABLE)
+            self._is_waiting_for_room = True
+        self._waiting.alarm("pace", None, self._pump)
+        if self._is_last:
+            self._waiting.alarm("patience", self._progress_at + _PATIENCE_S, self._lose_patience)
+
+    def _on_room(self) -> None:
+        self._waiting.unwatch(self._outlet.fd)
+        self._is_waiting_for_room = False
+        self._pump()
+
+    def _lose_patience(self) -> None:
+        if self._progress_at + _PATIENCE_S <= time.monotonic():
+            self._give_up(f"standard output took nothing for {_PATIENCE_S:g} s")
+
+    def _rest(self, *, has_shown: bool) -> None:
+        """All is shown for now: look again, soon if the files grow."""
+        if self._is_done:
+            return
+        if self._is_last:
+            self._stop()
+            return
+        self._pace_s = _PACE_S if has_shown else min(_SLOWER * self._pace_s, _QUIET_PACE_S)
+        self._waiting.alarm("pace", time.monotonic() + self._pace_s, self._pump)
+
+    def _give_up(self, why: str) -> None:
+        """Say where the output is, and leave it there."""
+        self._stop()
+        if self._shown:
+            logs = [log_path(self._plan, self._plan.processes[i], 0) for i in self._shown]
+            where = logs[0] if len(logs) == 1 else f"{os.path.dirname(logs[0])}/"
+            self._say(f"{why}; all output is in {where}")
+
+    def _stop(self) -> None:
+        if self._is_done:
+            return
+        self._is_done = True
+        if self._is_waiting_for_room:
+            self._waiting.unwatch(self._outlet.fd)
+        for feed in self._feeds:
+            feed.close()
+        for key in ("pace", "patience"):
+            self._waiting.alarm(key, None, self._pump)

@@ -1,0 +1,184 @@
+"""`events.jsonl` in the run directory: what happened, one JSON object a line.
+
+Schema 1. Every line has `schema`, `time` (wall clock, seconds since 1970), `monotonic` (seconds of
+this host's steady clock; use it for differences) and `event`. Lines about a process have
+`process` (its name), `rank` (null: none) and `attempt` (from 0). The `event`s, in the order in
+which they usually come, and what else their lines have:
+
+- `launched`: `job_id`, `mode`, `engine`, `generation`, `node_rank`, `processes` (how many are
+  started here), `launcher_pid`. Always the first.
+- `ready`: what a `process` of an `attempt` waited for before its start is there.
+- `started`: `pid`.
+- `noticed`: `what` (stopped, continued, straggler, stacks, went on), `who` (labels), `text`.
+- `stacks wanted`: somebody sent SIGQUIT.
+- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`
+  (the files).
+- `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
+  be started; null: it was). The first one with a fault, a signal or another code than 0 is the
+  culprit.
+- `interrupted`: the launcher got `signal`.
+- `signalled`: every process that was alive was sent `signal`.
+- `elapsed`: a time that was set has passed, such as --grace.
+- `restarting`: all are dead, and `attempt` begins.
+- `finished`: `exit_code`, `verdict` (a sentence), `attempts`, `given_up` (why there were no more;
+  null: nothing to say), `stuck` (processes that even SIGKILL did not end). Always the last, unless
+  the launcher was killed.
+
+`schema` goes up when a key changes its meaning or goes away; keys and events may be added, so skip
+what you do not know. Each line is written at once, so that the file is valid up to its last line
+even if the launcher is killed; a last line without an end is none.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import TYPE_CHECKING, assert_never
+
+from fleetrun.run.events import (
+    Elapsed,
+    Exited,
+    Finished,
+    Hung,
+    Interrupted,
+    Noticed,
+    Ready,
+    Restarting,
+    SignalAll,
+    StacksWanted,
+    Started,
+    signal_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TypeAlias
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+
+    Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
+
+SCHEMA = 1
+NAME = "events.jsonl"
+
+
+class EventLog:
+    """Writes down what the supervisor tells."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._path = os.path.join(plan.cwd, plan.run_dir, NAME)
+        self._fd = -1
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
+        """Begin the file."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(self._path, flags, 0o644)
+        plan = self._plan
+        self._write(
+            "launched",
+            time.monotonic(),
+            job_id=plan.job_id,
+            mode=plan.mode,
+            engine=plan.engine,
+            generation=plan.generation,
+            node_rank=plan.node_rank,
+            processes=len(plan.processes),
+            launcher_pid=os.getpid(),
+        )
+
+    def tell(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
+        """Write it down."""
+        match happening:
+            case Started(pid=pid, at=at):
+                self._write("started", at, **self._process(happening), pid=pid)
+            case Exited(status=status, at=at, pid=pid, fault=fault):
+                signum = status.signum
+                self._write(
+                    "exited",
+                    at,
+                    **self._process(happening),
+                    pid=pid,
+                    code=status.code,
+                    signal=None if signum is None else signal_name(signum),
+                    fault=fault or None,
+                )
+            case Interrupted(signum=signum, at=at):
+                self._write("interrupted", at, signal=signal_name(signum))
+            case SignalAll(signum=signum):
+                self._write("signalled", time.monotonic(), signal=signal_name(signum))
+            case Elapsed(at=at):
+                self._write("elapsed", at)
+            case Hung(at=at, seconds=seconds, stacks=stacks):
+                self._write(
+                    "hung",
+                    at,
+                    seconds=round(seconds, 1),
+                    odd=list(happening.odd),
+                    places=[{"who": list(who), "where": place} for who, place in happening.places],
+                    stacks=stacks,
+                )
+            case Ready(process=process, at=at, attempt=attempt):
+                name = self._plan.processes[process].name
+                self._write("ready", at, process=name, attempt=attempt)
+            case Restarting(attempt=attempt, at=at):
+                self._write("restarting", at, attempt=attempt)
+            case StacksWanted(at=at):
+                self._write("stacks wanted", at)
+            case Noticed(what=what, at=at, text=text, labels=labels):
+                self._write("noticed", at, what=what, who=list(labels), text=text)
+            case Finished(outcome=outcome, at=at):
+                self._write(
+                    "finished",
+                    at,
+                    exit_code=outcome.exit_code,
+                    verdict=outcome.describe(),
+                    attempts=outcome.attempts,
+                    given_up=outcome.given_up or None,
+                    stuck=[self._plan.processes[one].name for one in outcome.stuck],
+                )
+            case _:  # pragma: no cover - there are no others
+                assert_never(happening)
+
+    def is_busy(self) -> bool:
+        """Everything is written when it is told."""
+        return False
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Nothing is shown here."""
+        return False
+
+    def close(self) -> None:
+        """End the file."""
+        os.close(self._fd)
+
+    def _process(self, event: Started | Exited) -> dict[str, Value]:
+        spec = self._plan.processes[event.process]
+        rank = None if spec.rank is None else spec.rank.rank
+        return {"process": spec.name, "rank": rank, "attempt": event.attempt}
+
+    def _write(self, event: str, at: float, **more: Value) -> None:
+        import json  # noqa: PLC0415 - the start is over when this runs
+
+        wall = time.time() - (time.monotonic() - at)
+        record = {
+            "schema": SCHEMA,
+            "time": round(wall, 6),
+            "monotonic": round(at, 6),
+            "event": event,
+            **more,
+        }
+        line = json.dumps(record).encode() + b"\n"
+        if (written := os.write(self._fd, line)) < len(line):
+            # A full disk took half a line; half a line is none.
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,99 @@
+"""The launcher's own lines, on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import Finished
+from fleetrun.run.loop import WRITABLE
+from fleetrun.sinks.outlet import Outlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+
+_NAME = "fleetrun: "
+# A reader that does not read loses the oldest lines beyond this.
+_MOST = 1000
+# How long the last words wait for a reader who takes nothing.
+_PATIENCE_S = 2.0
+
+
+class Messages:
+    """Says things to the user, and never waits for a terminal to take them."""
+
+    def __init__(self, preface: Callable[[], str] | None = None) -> None:
+        self._outlet = Outlet(2)
+        # Made when everything is started, so that nobody waits for it.
+        self._preface = preface
+        self._queue: deque[bytes] = deque(maxlen=_MOST)
+        self._waiting: Waiting | None = None
+        self._is_waiting_for_room = False
+        self._is_last = False
+
+    def say(self, text: str) -> None:
+        """Tell the user TEXT, one line or several."""
+        # Paths may hold bytes that are no text; they come out as they came in.
+        self._queue.append(f"{_NAME}{text}\n".encode(errors="surrogateescape"))
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._queue and not self._outlet.is_closed:
+            line = self._queue[0]
+            try:
+                taken = self._outlet.write(line)
+            except OSError:
+                # A full disk under a redirected stderr: there is nowhere left to say so.
+                taken = len(line)
+            if taken == len(line):
+                self._queue.popleft()
+                continue
+            self._queue[0] = line[taken:]
+            self._wait_for_room()
+            return
+        if self._outlet.is_closed:
+            self._queue.clear()
+        if self._is_waiting_for_room and self._waiting is not None:
+            self._waiting.unwatch(self._outlet.fd)
+            self._is_waiting_for_room = False
+
+    def _wait_for_room(self) -> None:
+        if self._waiting is not None:
+            self._waiting.alarm("patience", time.monotonic() + _PATIENCE_S, self._lose_patience)
+        if self._waiting is not None and self._outlet.can_wait and not self._is_waiting_for_room:
+            self._waiting.watch(self._outlet.fd, self._pump, WRITABLE)
+            self._is_waiting_for_room = True
+
+    def _lose_patience(self) -> None:
+        if self._is_last:
+            self._queue.clear()
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Say the preface, and what could not be said yet."""
+        self._waiting = waiting
+        if self._preface is not None:
+            self._queue.appendleft(self._preface().encode(errors="surrogateescape"))
+        self._pump()
+
+    def tell(self, happening: Happening) -> None:
+        """Only the end matters here: from then on somebody may be waiting for us."""
+        self._is_last = self._is_last or isinstance(happening, Finished)
+
+    def is_busy(self) -> bool:
+        """Whether the last words are not out yet."""
+        return self._is_last and bool(self._queue)
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """No rank's output comes here."""
+        return False
+
+    def close(self) -> None:
+        """Stop."""
+        self._outlet.close()

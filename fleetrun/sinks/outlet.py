@@ -1,0 +1,96 @@
+"""Standard output or error, written to without ever waiting for its reader."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from socket import socket
+
+# What fits into a pipe that can take anything at all.
+_PIPE_ROOM = 4096
+
+
+class Outlet:
+    """FD 1 or 2 of the launcher: `write` takes what the reader's end has room for, and no more."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket: socket | None = None
+        # Where writing can block, only as much as surely fits is written, when poll says so.
+        self._is_careful = False
+        self._own_fd = -1
+        self.is_closed = False
+        # Whether it can be full, and `fd` be waited for.
+        self.can_wait = False
+        self.fd = fd
+        # If Python found it closed, its number may belong to any other file by now.
+        if (sys.__stdout__ if fd == 1 else sys.__stderr__) is None:
+            self.is_closed = True
+            return
+        try:
+            mode = os.fstat(fd).st_mode
+        except OSError:
+            self.is_closed = True
+            return
+        self.is_terminal = os.isatty(fd)
+        if stat.S_ISSOCK(mode):
+            self._use_socket(fd)
+        elif stat.S_ISFIFO(mode) or self.is_terminal:
+            self._reopen(fd)
+        # A file is written through FD itself: position and append mode are shared with others.
+
+    is_terminal = False
+
+    def _reopen(self, fd: int) -> None:
+        # Being non-blocking belongs to the open file, which the user's shell shares with us; so
+        # open it once more.
+        self.can_wait = True
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            self._own_fd = self.fd = os.open(f"/proc/self/fd/{fd}", flags)
+        except OSError:
+            # Another user's terminal (su), or a pipe whose reader is gone.
+            self._is_careful = True
+
+    def _use_socket(self, fd: int) -> None:
+        import socket  # noqa: PLC0415 - rare, and 40 ms
+
+        self.can_wait = True
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self.fd = self._socket.fileno()
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write the beginning of DATA and say how much that was; `is_closed` when all is lost.
+
+        Raises OSError for a disk that is full and the like.
+        """
+        try:
+            if self._socket is not None:
+                import socket  # noqa: PLC0415 - loaded already
+
+                return self._socket.send(data, socket.MSG_DONTWAIT)
+            if self._is_careful:
+                return self._write_carefully(data)
+            return os.write(self.fd, data)
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ConnectionResetError):
+            self.is_closed = True
+            return 0
+
+    def _write_carefully(self, data: bytes | memoryview) -> int:
+        poll = select.poll()
+        poll.register(self.fd, select.POLLOUT)
+        return os.write(self.fd, data[:_PIPE_ROOM]) if poll.poll(0) else 0
+
+    def close(self) -> None:
+        """Give back what was opened here."""
+        if self._own_fd >= 0:
+            os.close(self._own_fd)
+        if self._socket is not None:
+            self._socket.close()
+        self.is_closed = True

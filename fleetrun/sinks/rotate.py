@@ -1,0 +1,301 @@
+"""`--log_max_size`: keeps each process's log short, without losing a byte or holding anybody up.
+
+A rank writes straight into its file and cannot be told to open another one. So the beginning of
+the file is copied to `workerlog.N.1` (the older ones move to `.2`, `.3`, ...; the oldest goes), and
+is then taken away from the file itself: FALLOC_FL_COLLAPSE_RANGE does that in one step between two
+writes, on ext4 and xfs and on what lies on top of them. `cat workerlog.N.2 workerlog.N.1
+workerlog.N` is all that was written, byte for byte. What is taken away is a multiple of 64 KiB,
+which seldom ends where a line does: a line may begin in one file and end in the next.
+
+Where that is not offered (tmpfs, btrfs, zfs), FALLOC_FL_PUNCH_HOLE gives the space back, but the
+file keeps its length: it begins with a hole that reads as zero bytes. Where neither works (NFS
+before 4.2), the launch is refused beforehand.
+
+The last 64 KiB or more stay in the file, so that its end can be read where it always is. Sizes are
+looked at once a second; until then, and while the copy is made, a file may be larger. A name that
+ends in `.part` is a copy that was not finished; all of it is in the log itself.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH105, PTH108, PTH110, PTH118
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import LaunchPlan
+from fleetrun.run import libc
+from fleetrun.run.events import Finished, Happening, Started
+from fleetrun.run.loop import Waiting
+from fleetrun.run.worker import label, log_path
+
+# A multiple of every block size there is; what is taken away has to be one.
+_UNIT = 64 * 1024
+# What stays in the file: the report reads that much of its end.
+_REST = 64 * 1024
+# Copied in one go; then the loop gets its turn.
+_PIECE = 4 * 1024 * 1024
+_PACE_S = 1.0
+# After a copy that failed.
+_AGAIN_S = 10.0
+
+
+class Cut(NamedTuple):
+    """The first `length` bytes that LOG still had are in ARCHIVE now."""
+
+    log: str
+    archive: str
+    length: int
+    # The rest of LOG moved to its beginning; else it stands behind a hole.
+    is_collapsed: bool
+    # How many archives there are at most.
+    kept: int
+
+
+class _Log:
+    """One file that is written, and the copy of its beginning that is being made."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path = path
+        self.name = name
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # Before this there is a hole.
+        self.begin = 0
+        self.quiet_until = 0.0
+        self._draft_fd = -1
+        self._copied = 0
+
+    @property
+    def draft(self) -> str:
+        """The name of the copy until it is complete."""
+        return f"{self.path}.part"
+
+    @property
+    def copied(self) -> int:
+        """How much of the beginning is copied."""
+        return self._copied - self.begin
+
+    def is_over(self, limit: int) -> bool:
+        """Whether it has more than LIMIT bytes."""
+        size = os.fstat(self.fd).st_size
+        if size < self.begin:
+            # Somebody emptied the file; ranks go on at its start.
+            self.begin = 0
+        return size - self.begin > limit
+
+    def start(self) -> None:
+        """Begin a copy."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._draft_fd = os.open(self.draft, flags, 0o644)
+        self._copied = self.begin
+
+    def go_on(self, most: int) -> bool:
+        """Copy the next piece, of at most MOST bytes in all; True when there is no more to do."""
+        size = os.fstat(self.fd).st_size
+        if size < self._copied:
+            raise OSError(errno.ESTALE, "somebody else shortened it")
+        # What comes in meanwhile is taken along: the less is left, the less has to be moved.
+        end = min(size - _REST, self.begin + most) // _UNIT * _UNIT
+        stop = min(end, self._copied + _PIECE)
+        while self._copied < stop:
+            sent = os.sendfile(self._draft_fd, self.fd, self._copied, stop - self._copied)
+            if not sent:
+                raise OSError(errno.ESTALE, "somebody else shortened it")
+            self._copied += sent
+        return self._copied >= end
+
+    def finish(self, files: int, *, can_collapse: bool) -> int:
+        """Give the copy its name, take its bytes away from the file, and say how many."""
+        self._close_draft()
+        length = self.copied
+        for number in range(files - 1, 0, -1):
+            if os.path.exists(f"{self.path}.{number}"):
+                os.replace(f"{self.path}.{number}", f"{self.path}.{number + 1}")
+        # In this order a launcher that is killed here leaves bytes twice rather than not at all.
+        os.replace(self.draft, f"{self.path}.1")
+        try:
+            if can_collapse:
+                libc.fallocate(self.fd, libc.COLLAPSE_RANGE, self.begin, length)
+            else:
+                libc.fallocate(self.fd, libc.PUNCH_HOLE, self.begin, length)
+                self.begin += length
+        except OSError:
+            os.unlink(f"{self.path}.1")
+            raise
+        return length
+
+    def abandon(self) -> None:
+        """Forget the copy; nothing was taken away yet."""
+        if self._draft_fd >= 0:
+            self._close_draft()
+            try:
+                os.unlink(self.draft)
+            except OSError:
+                # The folder is gone, and the copy with it.
+                return
+
+    def _close_draft(self) -> None:
+        if self._draft_fd >= 0:
+            os.close(self._draft_fd)
+            self._draft_fd = -1
+
+    def close(self) -> None:
+        """Stop."""
+        self.abandon()
+        os.close(self.fd)
+
+
+class Rotation:
+    """Cuts logs that are longer than MAX_BYTES; FILES older parts of each are kept."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        max_bytes: int,
+        files: int,
+        say: Callable[[str], None],
+        follow: Callable[[Cut], None],
+        pace_s: float = _PACE_S,
+    ) -> None:
+        self._plan = plan
+        self._max_bytes = max_bytes
+        self._files = files
+        self._say = say
+        self._follow = follow
+        self._pace_s = pace_s
+        self._can_collapse = False
+        self._logs: dict[int, _Log] = {}
+        self._queue: deque[_Log] = deque()
+        self._has_complained = False
+        self._is_over = False
+
+    def prepare(self) -> None:
+        """Try it on a file of our own; a folder where it does not work is an error."""
+        folder = os.path.normpath(os.path.join(self._plan.cwd, self._plan.run_dir))
+        try:
+            self._can_collapse = can_collapse(folder)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"--log_max_size cannot work in {folder} ({error.strerror}): its file system does "
+                "not let go of the beginning of a file that is being written, as NFS does not; "
+                "choose a folder on a local disk with --log_dir, or leave --log_max_size out."
+            ) from None
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin to look."""
+        self._waiting = waiting
+        waiting.alarm("look", time.monotonic() + self._pace_s, self._look)
+
+    def tell(self, happening: Happening) -> None:
+        """Know which files are written."""
+        if isinstance(happening, Started):
+            spec = self._plan.processes[happening.process]
+            self._drop(happening.process)
+            path = log_path(self._plan, spec, happening.attempt)
+            try:
+                self._logs[happening.process] = _Log(path, label(spec))
+            except OSError as error:
+                self._complain(label(spec), error)
+        elif isinstance(happening, Finished):
+            self.close()
+
+    def is_busy(self) -> bool:
+        """Nothing of this is worth a wait."""
+        return False
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Nothing is shown here."""
+        return False
+
+    def close(self) -> None:
+        """Stop."""
+        self._is_over = True
+        for process in list(self._logs):
+            self._drop(process)
+
+    def _drop(self, process: int) -> None:
+        log = self._logs.pop(process, None)
+        if log is not None:
+            if log in self._queue:
+                self._queue.remove(log)
+            log.close()
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        now = time.monotonic()
+        for log in self._logs.values():
+            if log not in self._queue and now >= log.quiet_until:
+                try:
+                    self._enlist(log)
+                except OSError as error:
+                    self._fail(log, error)
+        self._waiting.alarm("look", now + self._pace_s, self._look)
+        if self._queue:
+            self._waiting.alarm("copy", now, self._copy)
+
+    def _enlist(self, log: _Log) -> None:
+        if log.is_over(self._max_bytes):
+            log.start()
+            self._queue.append(log)
+
+    def _copy(self) -> None:
+        """Copy one piece of one log; the next piece is another turn's."""
+        if not self._queue:
+            return
+        log = self._queue.popleft()
+        try:
+            if log.go_on(2 * self._max_bytes):
+                self._cut(log)
+            else:
+                self._queue.append(log)
+        except OSError as error:
+            self._fail(log, error)
+        if self._queue:
+            self._waiting.alarm("copy", time.monotonic(), self._copy)
+
+    def _cut(self, log: _Log) -> None:
+        length = log.finish(self._files, can_collapse=self._can_collapse)
+        self._follow(Cut(log.path, f"{log.path}.1", length, self._can_collapse, self._files))
+        # It may have been more than one archive holds.
+        self._enlist(log)
+
+    def _fail(self, log: _Log, error: OSError) -> None:
+        log.abandon()
+        log.quiet_until = time.monotonic() + _AGAIN_S
+        self._complain(log.name, error)
+
+    def _complain(self, name: str, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            self._say(
+                f"The log of {name} could not be rotated ({error.strerror}); nothing is lost, it "
+                "grows on, and fleetrun tries again."
+            )
+
+
+def can_collapse(folder: str) -> bool:
+    """Whether files in FOLDER can lose their beginning; False: it can become a hole at least.
+
+    Raises OSError where neither is possible.
+    """
+    path = os.path.join(folder, f".rotation.{os.getpid()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.unlink(path)
+        os.pwrite(fd, b"a" * _UNIT + b"b" * _UNIT, 0)
+        try:
+            libc.fallocate(fd, libc.COLLAPSE_RANGE, 0, _UNIT)
+        except OSError:
+            libc.fallocate(fd, libc.PUNCH_HOLE, 0, _UNIT)
+            if os.pread(fd, 1, 0) + os.pread(fd, 1, _UNIT) != b"\0b":
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from None
+            return False
+        return os.fstat(fd).st_size == _UNIT and os.pread(fd, 1, 0) == b"b"
+    finally:
+        os.close(fd)

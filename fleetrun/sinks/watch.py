@@ -1,0 +1,338 @@
+"""Looks at the ranks from time to time: who is stopped, who lags, and whether all of them hang.
+
+It costs two wake-ups and one short read for each rank in ten seconds. Only `--hang_timeout` looks
+at all processes, and only while no rank's leader shows any life.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH116, PTH118
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.plan.environment import rank_name
+from fleetrun.run.events import (
+    Exited,
+    Finished,
+    Hung,
+    Noticed,
+    SignalAll,
+    StacksWanted,
+    Started,
+)
+from fleetrun.run.worker import label, log_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run import hang
+    from fleetrun.run.events import Happening
+    from fleetrun.run.hang import Clock, Comparison
+    from fleetrun.run.loop import Waiting
+    from fleetrun.run.stacks import Collection
+
+# Signals after which the ranks end; what they do then is no hang.
+_ENDING = frozenset((1, 2, 9, 15))
+
+
+class _Rank:
+    """A process that runs: its leader, its log and its heartbeat file."""
+
+    # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
+    __slots__ = ("heartbeat", "log", "pid", "since_ns")
+
+    def __init__(self, pid: int, log: str, heartbeat: str) -> None:
+        self.pid = pid
+        self.log = log
+        self.heartbeat = heartbeat
+        self.since_ns = time.time_ns()
+
+
+class Watch:
+    """Watches the processes of PLAN and declares what it notices, a hang too."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        say: Callable[[str], None],
+        declare: Callable[[Hung | Noticed], None],
+        hang_timeout_s: float = 0.0,
+        is_gpu_busy: Callable[[], bool] | None = None,
+        pace_s: float = 5.0,
+        window_s: float = 30.0,
+    ) -> None:
+        self._plan = plan
+        self._say = say
+        self._declare = declare
+        self._timeout_s = hang_timeout_s
+        self._is_gpu_busy = is_gpu_busy
+        self._pace_s = pace_s
+        self._window_s = window_s
+        self._labels = [label(spec) for spec in plan.processes]
+        self._ranks: dict[int, _Rank] = {}
+        self._is_ending = False
+        self._clock: Clock | None = None
+        self._comparison: Comparison | None = None
+        self._told_stopped: frozenset[int] = frozenset()
+        self._collection: Collection | None = None
+
+    # The supervisor's side ----------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin to look, but not before the ranks have had some time."""
+        self._waiting = waiting
+        now = time.monotonic()
+        waiting.alarm("compare", now + self._pace_s, self._look)
+        if self._timeout_s:
+            waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
+
+    def tell(self, happening: Happening) -> None:
+        """Know who runs, and who was asked to end."""
+        match happening:
+            case Started(process=process, pid=pid, attempt=attempt):
+                if attempt and not self._ranks:
+                    self._begin_again()
+                spec = self._plan.processes[process]
+                log = log_path(self._plan, spec, attempt)
+                heartbeat = spec.env.get("FLEETRUN_HEARTBEAT", "")
+                self._ranks[process] = _Rank(pid, log, heartbeat)
+            case Exited(process=process):
+                self._ranks.pop(process, None)
+            case SignalAll(signum=signum) if signum in _ENDING:
+                self._end()
+            case Finished():
+                self._end()
+            case StacksWanted():
+                self._collect("fleetrun was asked for its stack", self._say_where)
+            case _:
+                pass
+
+    def is_busy(self) -> bool:
+        """Nothing of this is worth a wait."""
+        return False
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Nothing is shown here."""
+        return False
+
+    def close(self) -> None:
+        """Stop."""
+        self._end()
+
+    def _begin_again(self) -> None:
+        self._is_ending = False
+        self._told_stopped = frozenset()
+        if self._clock is not None:
+            self._clock.restart(time.monotonic())
+        if self._comparison is not None:
+            self._comparison.restart()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        if self._collection is not None:
+            self._collection.cancel()
+            self._collection = None
+
+    # Who is stopped, who lags -------------------------------------------------------------------
+
+    def _look(self) -> None:
+        from fleetrun.run import hang, proc  # noqa: PLC0415 - a short launch never gets here
+
+        now = time.monotonic()
+        self._waiting.alarm("compare", now + self._pace_s, self._look)
+        if self._is_ending:
+            return
+        if self._comparison is None:
+            self._comparison = hang.Comparison(self._pace_s, self._window_s)
+        seen = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
+        states = {process: one.state for process, one in seen.items() if one is not None}
+        self._tell_stopped(frozenset(hang.stopped(states)), states, now)
+        cpu_s = {
+            process: one.cpu_s
+            for process, one in seen.items()
+            if one is not None and self._is_trainer(process)
+        }
+        lag = None if self._told_stopped else self._comparison.see(cpu_s, now)
+        if lag is not None:
+            self._notice("straggler", _lag_in_words(lag, self._labels), lag.ranks, now)
+
+    def _is_trainer(self, process: int) -> bool:
+        rank = self._plan.processes[process].rank
+        return rank is not None and rank.role == "TRAINER"
+
+    def _tell_stopped(self, stopped: frozenset[int], states: Mapping[int, str], at: float) -> None:
+        """Say once who is stopped, and once that it goes on."""
+        for process in sorted(stopped - self._told_stopped):
+            pid = self._ranks[process].pid
+            why = (
+                "is held by a debugger (t)"
+                if states[process] == "t"
+                else f"is stopped (T); `kill -CONT {pid}` lets it go on"
+            )
+            self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", (process,), at)
+        for process in sorted((self._told_stopped - stopped) & self._ranks.keys()):
+            self._notice("continued", f"{self._labels[process]} goes on.", (process,), at)
+        if stopped != self._told_stopped and self._comparison is not None:
+            self._comparison.restart()
+        self._told_stopped = stopped
+
+    def _notice(self, what: str, text: str, processes: tuple[int, ...], at: float) -> None:
+        self._say(text[:1].upper() + text[1:])
+        self._declare(Noticed(what, text, at, tuple(self._labels[one] for one in processes)))
+
+    # Whether all hang ---------------------------------------------------------------------------
+
+    def _look_for_hang(self) -> None:
+        from fleetrun.run import hang, proc, progress  # noqa: PLC0415 - see _look
+
+        now = time.monotonic()
+        if self._clock is None:
+            self._clock = hang.Clock(self._timeout_s)
+        self._waiting.alarm("hang", now + self._clock.period_s, self._look_for_hang)
+        if self._is_ending or self._collection is not None or not self._ranks:
+            self._clock.revive(now)
+            return
+        signs: dict[int, hang.Signs] = {}
+        for process, rank in self._ranks.items():
+            one = proc.stat(rank.pid)
+            if one is not None:
+                beat = progress.beat(rank.heartbeat, rank.since_ns)
+                signs[process] = hang.Signs(one.state, one.cpu_s, _size(rank.log), beat)
+        states = {process: one.state for process, one in signs.items()}
+        self._tell_stopped(frozenset(hang.stopped(states)), states, now)
+        if not self._clock.look(signs, now):
+            return
+        self._clock.look_closer(self._depths(), now)
+        if not self._clock.is_hung(now):
+            return
+        if not self._clock.has_beats and self._is_gpu_busy is not None and self._is_gpu_busy():
+            self._clock.revive(now)
+            return
+        silence_s = self._clock.silent_s(now)
+        self._collect(
+            f"nothing has happened for {silence_s:.0f} s",
+            lambda texts: self._conclude(texts, signs, silence_s),
+        )
+
+    def _depths(self) -> dict[int, hang.Depth]:
+        from fleetrun.run import hang, proc  # noqa: PLC0415 - see _look
+
+        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+        families = proc.families(proc.everybody(), leaders)
+        return {
+            leaders[pid]: hang.Depth(
+                cpu_s={one.pid: one.cpu_s for one in family},
+                written=sum(proc.written(one.pid) for one in family),
+                is_in_disk_wait=any(one.state == "D" for one in family),
+            )
+            for pid, family in families.items()
+        }
+
+    def _conclude(
+        self, texts: dict[int, str], before: Mapping[int, hang.Signs], silence_s: float
+    ) -> None:
+        """Declare the hang, unless a rank has gone on while the stacks were fetched."""
+        from fleetrun.run import places, progress  # noqa: PLC0415 - see _look
+
+        for process, rank in self._ranks.items():
+            seen = before.get(process)
+            now = (_size(rank.log), progress.beat(rank.heartbeat, rank.since_ns))
+            if seen is None or now != (seen.output, seen.beat):
+                self._notice(
+                    "went on",
+                    f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
+                    f"went on just now; the stacks are in {self._stacks_of(tuple(texts))}.",
+                    (process,),
+                    time.monotonic(),
+                )
+                return
+        finding = places.compare({one: places.main_thread(text) for one, text in texts.items()})
+        self._declare(
+            Hung(
+                seconds=silence_s,
+                at=time.monotonic(),
+                places=tuple(
+                    (tuple(self._labels[one] for one in place.ranks), str(place))
+                    for place in finding.places
+                ),
+                odd=tuple(self._labels[one] for one in finding.odd),
+                stacks=self._stacks_of(tuple(texts)),
+            )
+        )
+
+    # Stacks -------------------------------------------------------------------------------------
+
+    def _collect(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
+        from fleetrun.run import stacks  # noqa: PLC0415 - see _look
+
+        if self._collection is not None or not self._ranks:
+            return
+        targets = [
+            stacks.Target(process, self._labels[process], rank.pid, self._stacks_path(process))
+            for process, rank in sorted(self._ranks.items())
+        ]
+
+        def done(texts: dict[int, str]) -> None:
+            self._collection = None
+            then(texts)
+
+        self._collection = stacks.Collection(
+            targets,
+            reason=reason,
+            waiting=self._waiting,
+            spy=stacks.find_spy(os.environ),
+            environ=os.environ,
+            done=done,
+        )
+        self._collection.begin()
+
+    def _say_where(self, texts: dict[int, str]) -> None:
+        where = self._stacks_of(tuple(texts))
+        text = f"the stacks of {len(texts)} processes are in {where}."
+        self._notice("stacks", text, (), time.monotonic())
+
+    def _stacks_path(self, process: int) -> str:
+        spec = self._plan.processes[process]
+        who = str(process) if spec.rank is None else rank_name(spec.rank)
+        return os.path.join(self._plan.cwd, self._plan.run_dir, f"stacks.{who}.txt")
+
+    def _stacks_of(self, processes: tuple[int, ...]) -> str:
+        """Name the files as a shell would."""
+        if len(processes) == 1:
+            return self._stacks_path(processes[0])
+        return os.path.join(self._plan.cwd, self._plan.run_dir, "stacks.*.txt")
+
+
+def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
+    from fleetrun.run.report import listed  # noqa: PLC0415 - see _look
+
+    few, rest = (
+        listed([labels[one] for one in lag.ranks]),
+        listed([labels[one] for one in lag.others]),
+    )
+    one = len(lag.ranks) == 1
+    rest_is = "is" if len(lag.others) == 1 else "are"
+    if lag.is_idle:
+        return (
+            f"{few} {'has' if one else 'have'} used no processor for {lag.seconds:.0f} s while "
+            f"{rest} {rest_is} busy: waiting for data, a disk or a lock?"
+        )
+    return (
+        f"{few} {'has' if one else 'have'} been busy for {lag.seconds:.0f} s while {rest} "
+        f"{rest_is} idle and, it seems, waiting."
+    )
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

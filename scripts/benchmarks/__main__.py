@@ -1,0 +1,27 @@
+"""Benchmarks: each subcommand measures, shows tables, and can write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import faults
+import launch
+
+
+def main() -> int:
+    """Run the benchmark that the command line names."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+    launch.add_to(subcommands)
+    faults.add_to(subcommands)
+    chosen = parser.parse_args()
+    code: int = chosen.run(chosen)
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

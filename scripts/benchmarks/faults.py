@@ -1,0 +1,298 @@
+"""`scripts/bench faults`: how soon the others hear of a failure, and the launcher is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import peers
+import processes
+import report
+from peers import BARE, FLEETRUN, OUR_NAME
+from processes import HERE, MARK, WORKER, Failed
+from report import Goal, ms, spread, summary
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from peers import Peer
+
+RANKS = (4, 64)
+VICTIM = str(HERE / "victim.py")
+_PATIENCE_S = 120.0
+
+# What has to be reached.
+FIRST_TERM_S = 0.010
+EXIT_S = {4: 0.060, 64: 0.300}
+AFTER_GRACE_S = 0.100
+
+
+class Fault(NamedTuple):
+    """What is done to a launch: a rank fails or the launcher gets TERM, and its peers are deaf."""
+
+    name: str
+    a_rank_fails: bool
+    is_deaf: bool
+
+
+FAULTS = (
+    Fault("a rank fails", a_rank_fails=True, is_deaf=False),
+    Fault("a rank fails, the others ignore TERM", a_rank_fails=True, is_deaf=True),
+    Fault("SIGTERM to the launcher", a_rank_fails=False, is_deaf=False),
+)
+
+
+class Seen(NamedTuple):
+    """What came of one fault; seconds from the fault on."""
+
+    exit_s: float
+    # When the first and the last peer was asked to stop, if any was.
+    first_term_s: float | None
+    last_term_s: float | None
+    asked: int
+    # How many of its processes the launcher left behind.
+    left: int
+
+
+def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this benchmark to SUBCOMMANDS."""
+    parser = subcommands.add_parser("faults", help="how a launch ends when something goes wrong")
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        default=RANKS,
+        help="numbers of ranks (4,64)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
+    parser.add_argument(
+        "--heavy-ranks",
+        type=int,
+        default=4,
+        help="launchers that import a framework are measured up to this many ranks (4)",
+    )
+    parser.add_argument("--grace", type=float, default=1.0, help="fleetrun's --grace (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure, show, and write what CHOSEN says."""
+    processes.adopt_orphans()
+    seen, failures = _measure(chosen)
+    for fault in FAULTS:
+        for ranks in chosen.ranks:
+            _show(fault, ranks, chosen.rounds, seen)
+    for name, why in failures.items():
+        print(f"{name}: not measured: {why}\n")
+    found = _goals(chosen, seen)
+    print(report.goals(found))
+    if chosen.json:
+        document = {
+            "versions": peers.versions(),
+            "grace_s": chosen.grace,
+            "faults": [
+                {"fault": fault, "launcher": name, "ranks": ranks, "rounds": _as_dicts(rounds)}
+                for (fault, name, ranks), rounds in seen.items()
+            ],
+            "failures": failures,
+            "goals": [goal._asdict() for goal in found],
+        }
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _as_dicts(rounds: Sequence[Seen]) -> list[dict[str, Any]]:
+    return [one._asdict() for one in rounds]
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def _measure(
+    chosen: argparse.Namespace,
+) -> tuple[dict[tuple[str, str, int], list[Seen]], dict[str, str]]:
+    """Do every fault to every launcher ROUNDS times in turns, each round in the other direction."""
+    seen: dict[tuple[str, str, int], list[Seen]] = defaultdict(list)
+    launchers = [peer for peer in peers.all_peers() if peer.name != BARE]
+    failures = {peer.name: peer.absent for peer in launchers if peer.absent}
+    todo = [
+        (fault, peer, ranks)
+        for ranks in chosen.ranks
+        for fault in FAULTS
+        for peer in launchers
+        if not peer.absent and (not peer.is_heavy or ranks <= chosen.heavy_ranks)
+    ]
+    for number in range(chosen.rounds):
+        for fault, peer, ranks in todo if number % 2 == 0 else todo[::-1]:
+            if sys.stderr.isatty():
+                what = f"{peer.name}, {ranks} ranks, {fault.name}"
+                print(f"\r\033[K{number + 1}: {what}", end="\r", file=sys.stderr, flush=True)
+            try:
+                one = _do(fault, _command(peer, ranks, chosen.grace), ranks, peer.env)
+            except Failed as failure:
+                failures[f"{peer.name}, {ranks} ranks, {fault.name}"] = str(failure)
+            else:
+                seen[fault.name, peer.name, ranks].append(one)
+    return seen, failures
+
+
+def _command(peer: Peer, ranks: int, grace_s: float) -> list[str]:
+    """Return the command by which PEER launches RANKS victims."""
+    before = peer.before
+    if peer.name == OUR_NAME:
+        before = (*FLEETRUN, f"--grace={grace_s:g}", *before[len(FLEETRUN) :])
+    after = [VICTIM if word == WORKER else word for word in peer.after]
+    return [*before, str(ranks), *after]
+
+
+def _do(fault: Fault, argv: Sequence[str], ranks: int, env: Mapping[str, str]) -> Seen:
+    """Launch ARGV, let FAULT happen when all RANKS are there, and see the end."""
+    with processes.place() as (folder, base):
+        said = folder / "said"
+        os.mkfifo(said)
+        # Both ends, so that the pipe neither waits for a writer nor ends with one.
+        ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole = {
+            **base,
+            "BENCH_SAID": str(said),
+            "BENCH_LOCK": str(folder / "lock"),
+            "BENCH_FAILS": str(ranks - 1) if fault.a_rank_fails else "none",
+            "BENCH_DEAF": str(int(fault.is_deaf)),
+            **env,
+        }
+        with (folder / "output").open("wb") as output:
+            launcher = subprocess.Popen(
+                argv,
+                env=whole,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        exits = os.pidfd_open(launcher.pid)
+        try:
+            heard = _hear(ear, exits, {"ready": ranks})
+            if len(heard["ready"]) < ranks:
+                raise Failed(f"only {len(heard['ready'])} of {ranks} ranks came")
+            began = time.monotonic()
+            if fault.a_rank_fails:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            else:
+                launcher.send_signal(signal.SIGTERM)
+            heard = _hear(ear, exits, {})
+            ended = time.monotonic()
+            if not select.select([exits], [], [], 0)[0]:
+                raise Failed(f"it did not end within {_PATIENCE_S:g} s")
+            left = _left(whole[MARK])
+        finally:
+            launcher.kill()
+            launcher.wait()
+            for fd in (exits, ear, lock):
+                os.close(fd)
+        began = heard["fails"][0] if fault.a_rank_fails else began
+        asked = sorted(at - began for at in heard["term"])
+        return Seen(
+            exit_s=ended - began,
+            first_term_s=asked[0] if asked else None,
+            last_term_s=asked[-1] if asked else None,
+            asked=len(asked),
+            left=left,
+        )
+
+
+def _hear(ear: int, exits: int, wanted: Mapping[str, int]) -> dict[str, list[float]]:
+    """Return when ranks said which words, until the launcher ends or each WANTED came so often."""
+    heard: dict[str, list[float]] = defaultdict(list)
+    deadline = time.monotonic() + _PATIENCE_S
+    rest = b""
+    while (left_s := deadline - time.monotonic()) > 0:
+        ready = select.select([ear, exits], [], [], left_s)[0]
+        if ear in ready:
+            *lines, rest = (rest + os.read(ear, 65536)).split(b"\n")
+            for line in lines:
+                word, at = line.decode().split()
+                heard[word].append(float(at))
+        elif exits in ready:
+            break
+        if wanted and all(len(heard[word]) >= count for word, count in wanted.items()):
+            break
+    return heard
+
+
+def _left(mark: str) -> int:
+    """Count the living processes that the launcher has left."""
+    needle, count = f"{MARK}={mark}".encode(), 0
+    for folder in Path("/proc").iterdir():
+        # A zombie has no environment.
+        if folder.name.isdigit() and folder.name != str(os.getpid()):
+            try:
+                count += needle in (folder / "environ").read_bytes()
+            except OSError:
+                continue
+    return count
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+
+def _show(
+    fault: Fault, ranks: int, rounds: int, seen: Mapping[tuple[str, str, int], Sequence[Seen]]
+) -> None:
+    rows = []
+    for (name, launcher, number), found in seen.items():
+        if (name, number) == (fault.name, ranks):
+            first = [one.first_term_s for one in found if one.first_term_s is not None]
+            last = [one.last_term_s for one in found if one.last_term_s is not None]
+            rows.append(
+                [
+                    launcher,
+                    spread(summary(first)) if first else "-",
+                    spread(summary(last)) if last else "-",
+                    str(min(one.asked for one in found)),
+                    spread(summary([one.exit_s for one in found])),
+                    str(max(one.left for one in found)),
+                ]
+            )
+    heads = ["launcher", "first TERM", "last TERM", "asked", "exit", "left behind"]
+    title = f"{ranks} ranks: {fault.name}; median (lowest-highest) of {rounds}, ms"
+    if rows:
+        print(report.table(title, heads, rows))
+
+
+def _goals(
+    chosen: argparse.Namespace, seen: Mapping[tuple[str, str, int], Sequence[Seen]]
+) -> list[Goal]:
+    found = []
+    for ranks in chosen.ranks:
+        fails, deaf, _ = (seen.get((fault.name, OUR_NAME, ranks), []) for fault in FAULTS)
+        terms = [one.first_term_s for one in fails if one.first_term_s is not None]
+        found.append(_goal(f"{ranks} ranks: failure to first TERM", terms, FIRST_TERM_S))
+        if ranks in EXIT_S:
+            exits = [one.exit_s for one in fails]
+            found.append(_goal(f"{ranks} ranks: failure to exit", exits, EXIT_S[ranks]))
+        late = [one.exit_s for one in deaf]
+        limit = chosen.grace + AFTER_GRACE_S
+        found.append(_goal(f"{ranks} ranks: failure to exit, TERM ignored", late, limit))
+    ours = [one.left for (_, name, _), rounds in seen.items() if name == OUR_NAME for one in rounds]
+    found.append(Goal("processes left behind", "0", str(max(ours, default=0)), not any(ours)))
+    return found
+
+
+def _goal(what: str, values: Sequence[float], limit: float) -> Goal:
+    if not values:
+        return Goal(what, f"<= {ms(limit)} ms", "-", None)
+    seen = summary(values).median
+    return Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit)

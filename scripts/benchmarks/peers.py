@@ -1,0 +1,107 @@
+"""The launchers that are compared, as command lines."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from processes import WORKER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
+# An empty mask means CPU to fleetrun, and one GPU to Paddle's launcher.
+OURS = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+FLEETRUN = (sys.executable, "-m", "fleetrun")
+
+_LOOP = """
+i=0
+while [ $i -lt "$1" ]; do
+    PADDLE_TRAINER_ID=$i "$2" -u "$3" >"workerlog.$i" 2>&1 &
+    i=$((i + 1))
+done
+wait
+"""
+
+
+class Peer(NamedTuple):
+    """One way to launch: `before` and `after` stand around the number of ranks."""
+
+    name: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    # Importing a framework takes seconds per launch, and is paid by few ranks alike.
+    is_heavy: bool = False
+    env: Mapping[str, str] = {}
+    # Why it cannot be had here.
+    absent: str | None = None
+
+    def command(self, ranks: int) -> list[str]:
+        """Return the command that launches RANKS workers."""
+        return [*self.before, str(ranks), *self.after]
+
+
+BARE = "bare loop"
+OUR_NAME = "fleetrun"
+
+
+def all_peers() -> list[Peer]:
+    """Return everything that launches, fleetrun and the bare loop first."""
+    paddle = _absent("paddlepaddle", "paddlepaddle-gpu")
+    torch = shutil.which("torchrun") or shutil.which(
+        "torchrun", path=str(Path(sys.executable).parent)
+    )
+    return [
+        Peer(BARE, ("sh", "-c", _LOOP, "sh"), (sys.executable, WORKER)),
+        Peer(OUR_NAME, (*FLEETRUN, "--nproc_per_node"), (WORKER,), env=OURS),
+        Peer(
+            "paddle launch",
+            (sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node"),
+            (WORKER,),
+            is_heavy=True,
+            absent=paddle,
+        ),
+        Peer(
+            "paddle legacy",
+            (
+                sys.executable,
+                "-m",
+                "paddle.distributed.fleet.launch",
+                "--backend",
+                "gloo",
+                "--nproc_per_node",
+            ),
+            (WORKER,),
+            is_heavy=True,
+            absent=paddle,
+        ),
+        Peer(
+            "torchrun",
+            (torch or "torchrun", "--nproc-per-node"),
+            (WORKER,),
+            is_heavy=True,
+            absent=None if torch else "no torchrun is installed",
+        ),
+    ]
+
+
+def _absent(*packages: str) -> str | None:
+    return None if any(map(_version, packages)) else f"{packages[0]} is not installed"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is compared, as far as it is installed."""
+    packages = ("paddlepaddle", "paddlepaddle-gpu", "torch")
+    installed = {package: found for package in packages if (found := _version(package))}
+    return {"python": sys.version.split()[0], **installed}

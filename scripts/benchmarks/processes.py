@@ -1,0 +1,279 @@
+"""One launch, watched from outside: when its ranks came and went, and what the launcher cost."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+HERE = Path(__file__).parent
+WORKER = str(HERE / "worker.py")
+MARK = "BENCH_MARK"
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PATIENCE_S = 120
+_SETTLE_S = 0.5
+# How a line of flood.py ends.
+_LINE_END = b" images a second\n"
+_serial = itertools.count()
+
+# A launch must not find the variables of another one.
+# (PYTHONDONTWRITEBYTECODE would have every launch compile its modules anew.)
+_PREFIXES = (
+    "CUDA_VISIBLE",
+    "PYTHONDONTWRITE",
+    "PADDLE_",
+    "FLAGS_",
+    "NCCL_",
+    "GLOO_",
+    "FLEETRUN_",
+    "TRAINER_",
+    "POD_",
+)
+
+
+class Failed(Exception):  # noqa: N818 - it is what happened to a peer
+    """A launch that did not do what was measured, with its last word."""
+
+
+class Launch(NamedTuple):
+    """What one launch was seen to do; seconds, and bytes for the peak."""
+
+    first_line_s: float
+    last_line_s: float
+    exit_lag_s: float
+    cpu_s: float
+    peak_rss: int
+    idle_share: float | None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes that lose theirs, so that all can be found and reaped."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+@contextmanager
+def place() -> Iterator[tuple[Path, dict[str, str]]]:
+    """Make a folder and an environment for one launch; kill and remove whatever is left of it."""
+    mark = f"{os.getpid()}-{next(_serial)}"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIXES)}
+    env[MARK] = mark
+    with tempfile.TemporaryDirectory(prefix="fleetrun-bench-", ignore_cleanup_errors=True) as name:
+        try:
+            yield Path(name), env
+        finally:
+            _clean(mark)
+
+
+def _clean(mark: str) -> None:
+    """Kill every process that carries MARK in its environment, and reap what became ours."""
+    needle = f"{MARK}={mark}".encode()
+    for _ in range(100):
+        found = [pid for pid in _numbered() if needle in _environ(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _numbered() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+    return b"" if pid == os.getpid() else variables
+
+
+def watch(
+    argv: Sequence[str], ranks: int, *, env: Mapping[str, str] | None = None, idle_s: float = 0
+) -> Launch:
+    """Launch ARGV, which must start RANKS workers, and see what it does."""
+    with place() as (folder, base):
+        said = folder / "said"
+        os.mkfifo(said)
+        # Both ends, so that the pipe neither waits for a writer nor ends with one.
+        ear = os.open(said, os.O_RDWR | os.O_NONBLOCK)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        whole = {**base, "BENCH_SAID": str(said), "BENCH_LOCK": str(folder / "lock"), **(env or {})}
+        try:
+            with (folder / "output").open("wb") as output:
+                started = time.monotonic()
+                launcher = subprocess.Popen(
+                    argv,
+                    env=whole,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            try:
+                first = _hear(ear, "first", ranks, launcher, folder / "output")
+                # The launcher may still be busy with the start; the end is another matter.
+                time.sleep(_SETTLE_S)
+                idle_share = _idle(launcher.pid, idle_s) if idle_s else None
+                peak = _peak_rss(launcher.pid)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                ended, cpu_s, code = _see_exit(launcher)
+                last = _hear(ear, "end", ranks, None, folder / "output")
+            finally:
+                if launcher.returncode is None:
+                    launcher.kill()
+                    launcher.wait()
+        finally:
+            os.close(ear)
+            os.close(lock)
+        if code:
+            raise Failed(f"exit code {code}: {_tail(folder / 'output')}")
+        return Launch(
+            first_line_s=min(first) - started,
+            last_line_s=max(first) - started,
+            exit_lag_s=ended - max(last),
+            cpu_s=cpu_s,
+            peak_rss=peak,
+            idle_share=idle_share,
+        )
+
+
+def _hear(
+    ear: int,
+    word: str,
+    count: int,
+    launcher: subprocess.Popen[bytes] | None,
+    output: Path,
+) -> list[float]:
+    """Return the times of COUNT ranks that say WORD."""
+    deadline = time.monotonic() + _PATIENCE_S
+    heard: list[float] = []
+    rest = b""
+    while len(heard) < count:
+        if select.select([ear], [], [], 0.5)[0]:
+            *lines, rest = (rest + os.read(ear, 65536)).split(b"\n")
+            heard += [float(line.split()[1]) for line in lines if line.startswith(word.encode())]
+        elif launcher is not None and launcher.poll() is not None:
+            raise Failed(f"it ended before its ranks were there: {_tail(output)}")
+        elif time.monotonic() > deadline:
+            raise Failed(f"only {len(heard)} of {count} ranks said {word}: {_tail(output)}")
+    return heard
+
+
+def _tail(output: Path) -> str:
+    lines = output.read_text(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
+
+
+def _see_exit(launcher: subprocess.Popen[bytes]) -> tuple[float, float, int]:
+    """Wait for LAUNCHER; return when it ended, the CPU seconds that were its own, and its code."""
+    exits = os.pidfd_open(launcher.pid)
+    try:
+        if not select.select([exits], [], [], _PATIENCE_S)[0]:
+            raise Failed("it did not end with its ranks")
+        at = time.monotonic()
+    finally:
+        os.close(exits)
+    # Still a zombie: its own times can be read, while wait4 would add those of its children.
+    fields = Path(f"/proc/{launcher.pid}/stat").read_text().rpartition(")")[2].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return at, cpu_s, launcher.wait()
+
+
+def _peak_rss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+_SETTLE_S = 3.0
+
+
+def _idle(pid: int, seconds: float) -> float:
+    """Return the share of a core that process PID uses while its ranks are quiet."""
+    # The run directory's plan, manifest and pruning belong to the start.
+    time.sleep(_SETTLE_S)
+    before, at = _on_cpu_s(pid), time.monotonic()
+    time.sleep(seconds)
+    return (_on_cpu_s(pid) - before) / (time.monotonic() - at)
+
+
+def _on_cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of process PID, to the nanosecond."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def wall_s(argv: Sequence[str], env: Mapping[str, str]) -> float:
+    """Return how long ARGV runs; its output goes nowhere."""
+    with place() as (folder, base):
+        whole = {**base, **env}
+        started = time.monotonic()
+        done = subprocess.run(argv, env=whole, cwd=folder, stdout=subprocess.DEVNULL, check=False)
+        took = time.monotonic() - started
+        if done.returncode:
+            raise Failed(f"{' '.join(argv)} exited with {done.returncode}")
+        return took
+
+
+class Flood(NamedTuple):
+    """What it took a rank to print its lines, and how many of them came where."""
+
+    took_s: float
+    cpu_s: float
+    lines_in_log: int
+    lines_on_console: int | None
+
+
+def flood(
+    argv: Sequence[str],
+    lines: int,
+    *,
+    log: str,
+    console: bool,
+    env: Mapping[str, str] | None = None,
+) -> Flood:
+    """Run ARGV, whose one rank prints LINES to the file LOG, and read its console to the end."""
+    with place() as (folder, base):
+        took = folder / "took"
+        whole = {**base, "BENCH_LINES": str(lines), "BENCH_TOOK": str(took), **(env or {})}
+        seen, rest = 0, b""
+        with subprocess.Popen(
+            argv,
+            env=whole,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as launcher:
+            assert launcher.stdout is not None  # noqa: S101 - we asked for a pipe
+            while piece := os.read(launcher.stdout.fileno(), 1 << 20):
+                # What ends a line may come in two pieces.
+                seen += (rest + piece).count(_LINE_END)
+                rest = (rest + piece)[1 - len(_LINE_END) :]
+        if launcher.returncode:
+            raise Failed(f"{' '.join(argv)} exited with {launcher.returncode}")
+        with (folder / log).open("rb") as file:
+            in_log = sum(line.endswith(_LINE_END) for line in file)
+        took_s, cpu_s = map(float, took.read_text().split())
+        return Flood(took_s, cpu_s, in_log, seen if console else None)

@@ -1,0 +1,68 @@
+"""Numbers as text: medians with their spread, tables, and whether a goal was reached."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Summary(NamedTuple):
+    """Several rounds of one number."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+class Goal(NamedTuple):
+    """One number to reach; `reached` is None where it could not be measured."""
+
+    what: str
+    wanted: str
+    seen: str
+    reached: bool | None
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Sum up VALUES, of which there is at least one."""
+    return Summary(median(values), min(values), max(values), len(values))
+
+
+def ms(value: float) -> str:
+    """Write seconds as milliseconds."""
+    return f"{value * 1000:.0f}" if abs(value) >= 0.01 else f"{value * 1000:.1f}"  # noqa: PLR2004
+
+
+def mb(value: float) -> str:
+    """Write bytes as megabytes."""
+    return f"{value / 1e6:.1f}"
+
+
+def spread(found: Summary, write: Callable[[float], str] = ms) -> str:
+    """Write the median, and from where to where the rounds went."""
+    return f"{write(found.median)} ({write(found.low)}-{write(found.high)})"
+
+
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out ROWS under HEADS, the first column to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
+    lines = [title, ""]
+    for row in [heads, ["-" * width for width in widths], *rows]:
+        first, *others = (cell.ljust if not at else cell.rjust for at, cell in enumerate(row))
+        cells = [
+            first(widths[0]),
+            *(put(width) for put, width in zip(others, widths[1:], strict=True)),
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def goals(found: Sequence[Goal]) -> str:
+    """Say of every goal whether it was reached."""
+    words = {True: "reached", False: "MISSED", None: "not measured"}
+    rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in found]
+    return table("Goals", ["what", "wanted", "seen", ""], rows)

@@ -1,0 +1,223 @@
+"""Let everything go wrong that does in a cluster's life, on purpose, and see that nothing is lost.
+
+Launches are drawn from a seed; two run at a time, beside a third job that nobody touches. After
+each: nobody of it is left, nobody else was hit, the exit code is the one that the fault implies,
+logs and events are valid to the last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos_faults import FAULTS
+from chaos_job import Job, Lost, alive, marked, own_mounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chaos_faults import Fault
+
+MOST_RANKS = 8
+CHILDREN = ("child", "daemon", "bare", "lost", "potato")
+# Seconds of grace: long where nobody may need it, short where somebody surely does.
+LONG_GRACE_S, SHORT_GRACE_S = 20.0, 0.3
+
+
+class Result(NamedTuple):
+    """What became of one launch."""
+
+    number: int
+    fault: str
+    took_s: float
+    lost: str = ""
+
+
+class Bystander:
+    """A job and a plain process that have nothing to do with the others, and must live."""
+
+    def __init__(self, folder: Path) -> None:
+        self._job = Job(folder, ["child+daemon+bare", "child+saver"], random.Random(0))  # noqa: S311
+        self._job.grace_s = LONG_GRACE_S
+        self._job.start()
+        self._job.wait_until_ready()
+        self._stranger = subprocess.Popen(["sleep", "86400"], env={"PADDLE_TRAINER_ID": "0"})
+        self._pids = [*marked(self._job.mark), self._stranger.pid]
+
+    def check(self) -> None:
+        """Raise Lost if somebody was hit."""
+        hit = [pid for pid in self._pids if not alive(pid)]
+        if hit:
+            raise Lost(f"{len(hit)} of {len(self._pids)} processes of another job were hit")
+
+    def end(self) -> str:
+        """End it; say what is wrong, if anything."""
+        try:
+            self.check()
+            self._job.let_end()
+            self._job.finish([0])
+        except Lost as lost:
+            return str(lost)
+        finally:
+            self._stranger.kill()
+            self._stranger.wait()
+            self._job.clear()
+            shutil.rmtree(self._job.folder, ignore_errors=True)
+        return ""
+
+
+def main() -> int:
+    """Run the launches that the command line asks for."""
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument("--launches", type=int, default=500, metavar="N", help="how many (500)")
+    parser.add_argument("--seed", type=int, metavar="S", help="draw the same launches again")
+    parser.add_argument("--seconds", type=float, metavar="LIMIT", help="start no more after that")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="only this launch of the seed")
+    parser.add_argument("--fault", metavar="TEXT", help="only faults with TEXT in their names")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of lost launches")
+    chosen = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
+    # Who started us in the background ignores Ctrl-C, and so would every launch.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_root = own_mounts()
+    faults = [
+        fault
+        for fault in FAULTS
+        if (is_root or not fault.needs_root) and (chosen.fault or "") in fault.name
+    ]
+    numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
+    print(f"{len(numbers)} launches, seed {seed}", flush=True)
+    place = Path(tempfile.mkdtemp(prefix="chaos-"))
+    started = time.monotonic()
+    bystander = Bystander(place / f"{place.name}-bystander")
+    try:
+        results = list(
+            _run_all(
+                place,
+                seed,
+                numbers,
+                faults=faults,
+                bystander=bystander,
+                seconds=chosen.seconds,
+            )
+        )
+    finally:
+        hit = bystander.end()
+        if not (chosen.keep and any(place.iterdir())):
+            shutil.rmtree(place, ignore_errors=True)
+    return _report(results, hit, seed, time.monotonic() - started)
+
+
+def _run_all(
+    place: Path,
+    seed: int,
+    numbers: Sequence[int],
+    *,
+    faults: Sequence[Fault],
+    bystander: Bystander,
+    seconds: float | None,
+) -> Iterator[Result]:
+    """Run two launches at a time; yield what became of each."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    counter, lock = itertools.count(1), threading.Lock()
+
+    def run(number: int) -> Result | None:
+        if deadline is not None and time.monotonic() > deadline:
+            return None
+        result = _run(place, seed, number, faults, bystander)
+        with lock:
+            _say(result, next(counter), len(numbers), seed)
+        return result
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            yield from (result for result in pool.map(run, numbers) if result is not None)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _say(result: Result, count: int, total: int, seed: int) -> None:
+    if result.lost:
+        again = f"scripts/chaos --seed {seed} --only {result.number}"
+        print(f"LOST in launch {result.number}, {result.fault}: {result.lost}\n  again: {again}")
+        sys.stdout.flush()
+    elif sys.stderr.isatty():
+        print(f"\r\033[K{count} of {total}: {result.fault}", end="\r", file=sys.stderr, flush=True)
+
+
+def _run(
+    place: Path, seed: int, number: int, faults: Sequence[Fault], bystander: Bystander
+) -> Result:
+    """Do launch NUMBER of SEED, whatever the others are."""
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    fault = draw.choices(faults, [fault.weight for fault in faults])[0]
+    folder = place / f"{place.name}-{number}"
+    job = Job(folder, _traits(draw, fault), draw)
+    is_deaf = any("deaf" in traits for traits in job.traits)
+    job.grace_s = SHORT_GRACE_S if is_deaf and "twice" not in fault.name else LONG_GRACE_S
+    try:
+        if fault.prepare is not None:
+            fault.prepare(job)
+        job.start()
+        if not fault.is_early:
+            job.wait_until_ready()
+        took_s = job.finish(fault.strike(job))
+        bystander.check()
+    except (Lost, OSError, subprocess.SubprocessError, KeyError) as lost:
+        return Result(number, fault.name, 0.0, str(lost) or repr(lost))
+    finally:
+        job.clear()
+        if fault.needs_root:
+            subprocess.run(["umount", folder / "log"], check=False, stderr=subprocess.DEVNULL)
+    shutil.rmtree(folder, ignore_errors=True)
+    return Result(number, fault.name, took_s)
+
+
+def _traits(draw: random.Random, fault: Fault) -> list[str]:
+    """Draw the ranks, and what children and manners each has."""
+    ranks = draw.randint(2, MOST_RANKS)
+    found = []
+    for rank in range(ranks):
+        words = ["plain"]
+        words += [kind for kind in CHILDREN if draw.random() < (0.02, 0.15)[kind != "potato"]]
+        if draw.random() < 0.2:  # noqa: PLR2004 - one in five
+            words.append("saver")
+        if draw.random() < 0.1 or (rank == 0 and fault.prepare is not None):  # noqa: PLR2004
+            words.append("chatty")
+        if fault.needs_deaf and draw.random() < 0.5:  # noqa: PLR2004
+            words.append("deaf")
+        found.append("+".join(word for word in words if word not in fault.without))
+    return found
+
+
+def _report(results: Sequence[Result], hit: str, seed: int, seconds: float) -> int:
+    """Print what was tried, how long it took from the fault to the end, and what was lost."""
+    print(f"\n  {'fault':32} {'tried':>5} {'lost':>5}  from fault to end, ms: min median max")
+    for name in [fault.name for fault in FAULTS]:
+        mine = [result for result in results if result.fault == name]
+        took = [result.took_s * 1000 for result in mine if not result.lost]
+        times = f"{min(took):6.0f} {median(took):6.0f} {max(took):6.0f}" if took else ""
+        if mine:
+            print(f"  {name:32} {len(mine):5} {len(mine) - len(took):5}  {times}")
+    if hit:
+        print(f"\nLOST: {hit}")
+    count = sum(bool(result.lost) for result in results) + bool(hit)
+    print(f"\n{len(results)} launches in {seconds:.0f} s, seed {seed}: {count or 'nothing'} lost")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

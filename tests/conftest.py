@@ -1,0 +1,22 @@
+"""What all tests share: no test inherits a launch environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Helpers beside the tests (waiting.py, processes.py) are plain modules.
+sys.path.insert(0, str(Path(__file__).parent))
+
+_PREFIXES = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_", "DISTRIBUTED_")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drop every variable that a launcher reads."""
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES) or name.endswith("_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,93 @@
+"""The engine of a job on one host."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from planning import a_request, gpus, some_facts
+
+from fleetrun import engines
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.model import Device, Facts, Roster
+
+GROUPS = (gpus(0), gpus(1))
+
+
+def gather(
+    groups: Sequence[tuple[Device, ...]] = GROUPS,
+    facts: Facts | None = None,
+    *,
+    dry: bool = True,
+    **fields: Any,  # noqa: ANN401
+) -> Roster:
+    """Gather the hosts of a request with FIELDS."""
+    request, facts = a_request(**fields), facts or some_facts()
+    engine = engines.choose(request, facts, dry=dry)
+    assert engine.name == "local"
+    try:
+        return engine.gather(request, facts, groups)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:  # noqa: FBT001
+    roster = gather(dry=dry)
+    (member,) = roster.members
+    assert (member.host, member.groups, roster.me, roster.engine) == (
+        "127.0.0.1",
+        GROUPS,
+        0,
+        "local",
+    )
+    assert roster.master.host == "127.0.0.1"
+    assert len({*member.ports, roster.master.port}) == 3
+    assert roster.notes == ()
+
+
+def test_ports_can_be_asked_for() -> None:
+    roster = gather(start_port=7000)
+    assert roster.members[0].ports == (7000, 7001)
+    assert roster.master.port not in {7000, 7001}
+
+
+def test_ports_that_are_asked_for_are_checked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
+            gather(start_port=port, dry=False)
+
+
+def test_a_single_host_in_the_list_has_free_ports_too() -> None:
+    roster = gather(ips=("10.0.0.1",))
+    assert roster.members[0].host == roster.master.host == "10.0.0.1"
+    assert 6070 not in roster.members[0].ports
+    assert gather(ips=("127.0.0.1",), start_port=7000).members[0].ports == (7000, 7001)
+
+
+def test_a_single_host_that_is_not_this_one_is_a_fault() -> None:
+    with pytest.raises(EnvironmentFault, match="none of them is this host"):
+        gather(ips=("10.0.0.9",), dry=False)
+
+
+def test_the_host_option_gives_the_address() -> None:
+    assert gather(host="10.0.0.1").master.host == "10.0.0.1"
+    roster = gather(host="10.0.0.9")
+    assert roster.members[0].host == "127.0.0.1"
+    assert roster.notes == ("--host=10.0.0.9 is no address of this host: the ranks use 127.0.0.1.",)
+
+
+def test_hosts_that_nobody_names_cannot_come() -> None:
+    with pytest.raises(UsageError, match="--nnodes=2 names no hosts"):
+        engines.choose(a_request(nnodes="2"), some_facts(), dry=True)
+
+
+def test_an_endpoint_is_written_as_paddle_reads_it() -> None:
+    assert str(Endpoint("127.0.0.1", 6070)) == "127.0.0.1:6070"

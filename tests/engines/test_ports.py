@@ -1,0 +1,237 @@
+"""Ports that no two launches share, and ports that are asked for by number."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import until
+
+from fleetrun import probe
+from fleetrun.engines.ports import GuessedPorts, HeldPorts
+from fleetrun.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RESERVER = """
+import sys
+from fleetrun.engines.ports import HeldPorts
+held = HeldPorts(int(sys.argv[1]))
+print(*held.free(40), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def ports() -> Iterator[HeldPorts]:
+    """Hold ports for the length of a test."""
+    held = HeldPorts(os.getpid())
+    yield held
+    held.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Listen on some port of loopback, as a stranger's server does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def port_of(server: socket.socket) -> int:
+    """Return the port of SERVER."""
+    port: int = server.getsockname()[1]
+    return port
+
+
+def test_free_ports_can_be_bound_while_they_are_held(ports: HeldPorts) -> None:
+    found = ports.free(20)
+    assert len(set(found)) == 20
+    low, high = probe.ephemeral_ports()
+    for port in found:
+        assert not low <= port <= high
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_nothing_that_is_held_survives_an_exec(ports: HeldPorts) -> None:
+    ports.free(3)
+    listed = (
+        "import os\n"
+        "for fd in os.listdir('/proc/self/fd'):\n"
+        "    if os.path.lexists(f'/proc/self/fd/{fd}'):\n"
+        "        print(os.readlink(f'/proc/self/fd/{fd}'))\n"
+    )
+    started = subprocess.run(
+        [sys.executable, "-c", listed], close_fds=False, capture_output=True, text=True, check=True
+    )
+    assert "socket:" not in started.stdout
+
+
+def test_many_launches_at_once_share_no_port() -> None:
+    # The same pid for all: in containers that share a network it can be so.
+    launches = [
+        subprocess.Popen(
+            [sys.executable, "-c", RESERVER, "4711"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        for _ in range(12)
+    ]
+    try:
+        lines = [launch.stdout.readline() for launch in launches if launch.stdout]
+        found = [port for line in lines for port in line.split()]
+        assert len(found) == len(set(found)) == 12 * 40
+    finally:
+        for launch in launches:
+            launch.communicate()
+    assert [launch.returncode for launch in launches] == [0] * 12
+
+
+def test_ports_are_free_again_after_close(ports: HeldPorts) -> None:
+    found = ports.free(2)
+    other = HeldPorts(os.getpid())
+    assert set(other.free(2)).isdisjoint(found)
+    ports.close()
+    other.take(found)
+    other.close()
+
+
+def test_ports_are_free_again_when_their_owner_dies() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RESERVER, "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as launch:
+        assert launch.stdout is not None
+        port = int(launch.stdout.readline().split()[0])
+        ports = HeldPorts(1)
+        with pytest.raises(EnvironmentFault, match=rf"Port {port} is taken by pid {launch.pid} "):
+            ports.take((port,))
+        launch.kill()
+        launch.wait()
+        until(lambda: probe.port_holder(port) is None)
+        ports.take((port,))
+        ports.close()
+
+
+def test_a_taken_port_is_refused_with_its_holder(ports: HeldPorts, listener: socket.socket) -> None:
+    port = port_of(listener)
+    with pytest.raises(EnvironmentFault) as caught:
+        ports.take((port,))
+    message = str(caught.value)
+    assert message.startswith(f"Port {port} is taken by pid {os.getpid()} (")
+    assert message.endswith("give another --start_port (the same on every host).")
+
+
+def test_a_listener_on_ipv6_alone_counts_too(ports: HeldPorts) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = port_of(server)
+        with pytest.raises(EnvironmentFault, match=f"Port {port} is taken"):
+            ports.take((port,))
+
+
+def test_a_connection_of_the_last_run_that_lingers_does_not_matter(ports: HeldPorts) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = port_of(server)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = server.accept()
+            # Who closes first keeps the port in TIME_WAIT.
+            accepted.close()
+            assert client.recv(1) == b""
+    ports.take((port,))
+
+
+def test_two_hosts_on_loopback_may_have_the_same_ports(ports: HeldPorts) -> None:
+    (port,) = ports.free(1)
+    ports.close()
+    other = HeldPorts(1)
+    ports.take((port,), "127.0.0.1")
+    other.take((port,), "127.0.0.2")
+    with pytest.raises(EnvironmentFault, match="is taken"):
+        HeldPorts(2).take((port,), "127.0.0.2")
+    other.close()
+
+
+def test_a_taken_port_of_another_address_does_not_matter(
+    ports: HeldPorts, listener: socket.socket
+) -> None:
+    ports.take((port_of(listener),), "127.0.0.2")
+
+
+def test_an_address_that_is_not_ours_is_a_fault(ports: HeldPorts) -> None:
+    with pytest.raises(EnvironmentFault, match=r"cannot be used on 192\.0\.2\.1: "):
+        ports.take((7000,), "192.0.2.1")
+
+
+# All that this leaves are the ports 10240 to 10249.
+NEARLY_ALL = (10250, 65535)
+
+
+def test_ports_that_somebody_listens_on_are_passed_over() -> None:
+    ports = HeldPorts(1, NEARLY_ALL)
+    with socket.create_server(("127.0.0.1", 10244)):
+        found = ports.free(4)
+        assert set(found) < set(range(10240, 10250)) - {10244}
+        with pytest.raises(EnvironmentFault, match="20 free ports are needed, and this host has"):
+            ports.free(20)
+    # The failure gave everything back.
+    other = HeldPorts(1, NEARLY_ALL)
+    other.take(found)
+    other.close()
+
+
+def test_where_every_port_may_be_outgoing_any_will_do() -> None:
+    ports = HeldPorts(1, (1, 65535))
+    assert len(ports.free(3)) == 3
+    ports.close()
+
+
+def test_hundreds_of_ports_leave_the_limit_of_open_files_as_it_was(ports: HeldPorts) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        assert len(ports.free(600)) == 600
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (256, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_hard_limit_of_open_files_is_named() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))\n"
+        "from fleetrun.engines.ports import HeldPorts\n"
+        "HeldPorts(1).free(600)\n"
+    )
+    tried = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert "600 ranks on one host need 1112 open files; the limit is 600" in tried.stderr
+
+
+def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> None:
+    guessed = GuessedPorts(os.getpid())
+    guessed.take((10240, 10241))
+    found = {*guessed.free(3000), *guessed.free(1)}
+    assert len(found) == 3001
+    assert found.isdisjoint({10240, 10241, port_of(listener)})
+    guessed.close()
+
+
+def test_a_dry_run_runs_out_of_ports_too() -> None:
+    with pytest.raises(EnvironmentFault, match="11 free ports are needed"):
+        GuessedPorts(1, NEARLY_ALL).free(11)

@@ -1,0 +1,112 @@
+"""What runs in the user's Python before the user's code leaves no trace there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fleetrun
+
+SITE = str(Path(fleetrun.__file__).parent / "inject" / "site")
+
+
+def said(code: str, *paths: str, **env: str) -> str:
+    """Return what CODE prints in a Python of a rank that has PATHS on its PYTHONPATH."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_paths_arguments_and_modules_are_as_without_it(tmp_path: Path) -> None:
+    see = """
+import sys
+import __main__
+ours = {"sitecustomize"}
+print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
+print([p for p in sys.path_importer_cache if "inject" in p], len(sys.meta_path))
+"""
+    # `faulthandler` and `atexit` are built into the interpreter.
+    also = "import faulthandler, atexit\n" + see
+    env = {"FLEETRUN_ERROR_FILE": str(tmp_path / "error"), "FLEETRUN_STACK_SIGNAL": "60"}
+    assert said(also, SITE, str(tmp_path), **env) == said(also, str(tmp_path))
+
+
+def test_the_users_own_sitecustomize_runs_too(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine', __file__)\nflag = 1\n")
+    code = "import sitecustomize; print(sitecustomize.flag)"
+    assert said(code, SITE, str(tmp_path)) == f"mine {tmp_path}/sitecustomize.py\n1\n"
+
+
+def test_what_fails_in_the_users_own_sitecustomize_fails_as_before(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import nowhere_at_all\n")
+    assert said("print(1)", SITE, str(tmp_path)) == said("print(1)", str(tmp_path))
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')\n")
+    with_island = said("print(1)", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(tmp_path / "e"))
+    assert with_island == said("print(1)", str(tmp_path))
+    # And ours is there all the same.
+    said("raise OSError", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(tmp_path / "e"))
+    assert (tmp_path / "e").exists()
+
+
+def test_a_hook_that_was_there_before_is_called(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.excepthook = lambda *_: print('theirs')\n"
+    )
+    path = tmp_path / "error.json"
+    assert said("1 / 0", SITE, str(tmp_path), FLEETRUN_ERROR_FILE=str(path)) == "theirs\n"
+    assert "ZeroDivisionError" in path.read_text()
+
+
+def test_a_folder_that_is_gone_is_no_trouble(tmp_path: Path) -> None:
+    plain = said("raise OSError('x')", str(tmp_path))
+    gone = str(tmp_path / "gone" / "error.json")
+    assert said("raise OSError('x')", SITE, FLEETRUN_ERROR_FILE=gone) == plain
+    (tmp_path / "error.json").mkdir()
+    there = str(tmp_path / "error.json")
+    assert said("raise OSError('x')", SITE, FLEETRUN_ERROR_FILE=there) == plain
+    assert [entry.name for entry in tmp_path.iterdir()] == ["error.json"]
+
+
+def test_nonsense_in_its_variables_is_no_trouble() -> None:
+    for value in ("", "x", "9", "-1", "9999"):
+        assert said("print(1)", SITE, FLEETRUN_STACK_SIGNAL=value) == "1\n"
+
+
+def test_a_huge_message_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    said("raise ValueError('x' * 10_000_000)", SITE, FLEETRUN_ERROR_FILE=str(path))
+    assert path.stat().st_size < 2_000_000
+
+
+PADDLE = """
+import ctypes, faulthandler, signal
+libc = ctypes.CDLL(None)
+def handler(signum):
+    print("theirs", flush=True)
+    libc._exit(9)
+kept = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
+libc.signal(signal.SIGSEGV, kept)
+"""
+
+
+def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
+    # A Paddle that does what Paddle does: its handler takes the place of Python's.
+    base = tmp_path / "paddle" / "base"
+    base.mkdir(parents=True)
+    (tmp_path / "paddle" / "__init__.py").write_text("import paddle.base\nimport paddle.nn\n")
+    (base / "__init__.py").write_text("import paddle.base.core\n")
+    (base / "core.py").write_text(PADDLE)
+    (tmp_path / "paddle" / "nn.py").write_text("")
+    code = "import os, sys, paddle\nprint(len(sys.meta_path), flush=True)\nos.kill(os.getpid(), 11)"
+    found = said(code, SITE, str(tmp_path), PYTHONFAULTHANDLER="1")
+    assert "Fatal Python error: Segmentation fault" in found
+    assert "theirs" in found
+    finders = said("import sys; print(len(sys.meta_path))", str(tmp_path))
+    assert found.startswith(finders)

@@ -1,0 +1,178 @@
+"""The same command on two hosts is one training: each finds its place, its peers and its ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import until
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from lab import Host
+
+pytestmark = pytest.mark.multinode
+
+Pair = tuple["Host", "Host"]
+
+ROOT = Path(__file__).parents[2]
+IPS = "--ips=10.88.0.1,10.88.0.2"
+
+# Leaves what it was given beside itself.
+DUMP = """
+import json, os, socket
+with open(f"rank-{os.environ['PADDLE_TRAINER_ID']}.json", "w") as file:
+    json.dump({"host": socket.gethostname(), "env": dict(os.environ)}, file)
+"""
+
+SUM_UP = """
+import paddle, paddle.distributed as dist
+dist.init_parallel_env()
+x = paddle.to_tensor([float(10 ** dist.get_rank())])
+dist.all_reduce(x)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: the sum is {x.item():g}", flush=True)
+"""
+
+HOLD = """
+import pathlib, socket, sys
+server = socket.create_server(("0.0.0.0", 6070))
+pathlib.Path("holding").touch()
+server.accept()
+"""
+
+
+def start(host: Host, *argv: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return host.start(sys.executable, "-m", "fleetrun", *argv, env=env)
+
+
+def output(host: Host) -> str:
+    return (host.folder / "output").read_text()
+
+
+def launch(hosts: Pair, script: str, *options: str, seconds: float = 60) -> None:
+    """Run SCRIPT by one launcher on each host, and see both end well and leave nothing behind."""
+    for host in hosts:
+        (host.folder / "job.py").write_text(script)
+    launchers = [start(host, *options, "job.py") for host in hosts]
+    codes = [launcher.wait(seconds) for launcher in launchers]
+    assert codes == [0, 0], "\n".join(map(output, hosts))
+    for host in hosts:
+        assert host.processes() == []
+
+
+def dumps(hosts: Pair, per_host: int = 1) -> list[dict[str, str]]:
+    """Return the environments of all ranks, each found on the host that must have it."""
+    found = []
+    for rank in range(2 * per_host):
+        host = hosts[rank // per_host]
+        dump = json.loads((host.folder / f"rank-{rank}.json").read_text())
+        assert dump["host"] == host.name
+        found.append(dump["env"])
+    return found
+
+
+def test_every_host_finds_its_place(two_hosts: Pair) -> None:
+    launch(two_hosts, DUMP, IPS, "--nproc_per_node=2")
+    environments = dumps(two_hosts, per_host=2)
+    endpoints = "10.88.0.1:6070,10.88.0.1:6071,10.88.0.2:6070,10.88.0.2:6071"
+    for rank, env in enumerate(environments):
+        assert env["PADDLE_TRAINER_ENDPOINTS"] == endpoints
+        assert env["PADDLE_CURRENT_ENDPOINT"] == endpoints.split(",")[rank]
+        assert env["PADDLE_TRAINERS_NUM"] == "4"
+        assert env["PADDLE_RANK_IN_NODE"] == str(rank % 2)
+        assert env["PADDLE_MASTER"] == "10.88.0.1:6070"
+
+
+def test_order_of_the_list_is_the_order_of_ranks(two_hosts: Pair) -> None:
+    launch(two_hosts, DUMP, "--ips", "10.88.0.2, 10.88.0.1", "--nproc_per_node=1")
+    first, second = dumps(two_hosts[::-1])
+    assert first["PADDLE_CURRENT_ENDPOINT"] == "10.88.0.2:6070"
+    assert second["PADDLE_CURRENT_ENDPOINT"] == "10.88.0.1:6070"
+
+
+def test_names_that_resolve_to_127_0_1_1_do_not_confuse(two_hosts: Pair) -> None:
+    for host in two_hosts:
+        assert host.run("getent", "hosts", host.name).stdout.startswith("127.0.1.1 ")
+    launch(two_hosts, DUMP, "--ips=node-1,node-2", "--nproc_per_node=1")
+    for env in dumps(two_hosts):
+        assert env["PADDLE_TRAINER_ENDPOINTS"] == "node-1:6070,node-2:6070"
+        assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
+    for host in two_hosts:
+        for interface, address in (("docker0", "172.17.0.1/16"), ("aaa0", "192.168.7.1/24")):
+            host.run("ip", "link", "add", interface, "type", "bridge")
+            host.run("ip", "addr", "add", address, "dev", interface)
+            host.run("ip", "link", "set", interface, "up")
+        # Not even the way to everywhere else counts.
+        host.run("ip", "route", "add", "default", "via", "192.168.7.254", "dev", "aaa0")
+    launch(two_hosts, DUMP, IPS, "--nproc_per_node=1")
+    for env in dumps(two_hosts):
+        assert env["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair) -> None:
+    first, _ = two_hosts
+    (first.folder / "job.py").write_text(DUMP)
+    launcher = start(first, "--ips=10.88.0.7,10.88.0.8", "--nproc_per_node=1", "job.py")
+    assert launcher.wait(20) == 3
+    said = output(first)
+    for wanted in ("10.88.0.7", "10.88.0.8", "10.88.0.1 (eth0)", "--host"):
+        assert wanted in said
+    assert "Traceback" not in said
+    assert not (first.folder / "rank-0.json").exists()
+
+
+def test_a_taken_port_is_named_with_its_holder(two_hosts: Pair) -> None:
+    _, second = two_hosts
+    (second.folder / "job.py").write_text(DUMP)
+    (second.folder / "hold.py").write_text(HOLD)
+    holder = second.start(sys.executable, "hold.py", output="held")
+    until((second.folder / "holding").exists)
+    launcher = start(second, IPS, "--nproc_per_node=1", "job.py")
+    assert launcher.wait(20) == 3
+    said = output(second)
+    pid = second.run("pgrep", "-f", "hold.py").stdout.split()[0]
+    for wanted in ("6070", f"pid {pid} ", "hold.py", "--start_port"):
+        assert wanted in said
+    assert not (second.folder / "rank-1.json").exists()
+    holder.kill()
+    holder.wait()
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("names", ["10.88.0.1,10.88.0.2", "node-1,node-2"])
+def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, names: str) -> None:
+    """With the hosts' own names at 127.0.1.1, gloo by itself hands out that address and fails."""
+    launch(two_hosts, SUM_UP, f"--ips={names}", "--nproc_per_node=1", seconds=120)
+    for rank, host in enumerate(two_hosts):
+        log = (host.folder / "log" / "workerlog.0").read_text()
+        assert f"rank {rank} of 2: the sum is 11" in log
+
+
+@pytest.mark.train
+def test_two_hosts_train_one_model(two_hosts: Pair) -> None:
+    script = ROOT / "scripts" / "train_resnet.py"
+    launchers = [start(host, IPS, "--nproc_per_node=1", str(script)) for host in two_hosts]
+    codes = [launcher.wait(300) for launcher in launchers]
+    assert codes == [0, 0], "\n".join(map(output, two_hosts))
+    logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
+    weights = [
+        line.partition("sha256 ")[2]
+        for log in logs
+        for line in log.splitlines()
+        if "weights sha256" in line
+    ]
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+    assert "all 2 ranks hold identical weights" in logs[0]
+    accuracy = float(logs[0].rpartition("test accuracy ")[2].partition(",")[0])
+    assert accuracy > 0.95

@@ -1,0 +1,218 @@
+"""Every rank gets CPUs of its own while there are enough, near its GPU where that is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import a_request, a_roster, gpus, some_facts
+
+from fleetrun.model import Device, LaunchPlan, Processors
+from fleetrun.plan import affinity, render
+from fleetrun.plan.affinity import bind
+from fleetrun.plan.compose import compose
+from fleetrun.plan.devices import Share
+
+# Two nodes of four cores with two threads each, numbered as Intel's are.
+TWO_NODES = Processors(
+    tuple((core, core + 8) for core in range(8)),
+    (0, 0, 0, 0, 1, 1, 1, 1),
+    {"0": 1, "1": 1, "2": 0, "3": 0, "GPU-aa": 1, "GPU-ab": 0},
+)
+NO_DEVICE: tuple[Device, ...] = ()
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Processors:
+    """Make a machine of which taskset or a container leaves us any part."""
+    threads = draw(st.integers(1, 4))
+    cores = draw(st.integers(1, 24))
+    numbers = draw(st.permutations(range(threads * cores)))
+    kept = []
+    for core in range(cores):
+        own = sorted(numbers[core * threads : (core + 1) * threads])
+        left = draw(st.integers(0, threads))
+        if left:
+            kept.append((tuple(own[:left]), draw(st.integers(0, 3))))
+    if not kept:
+        kept.append(((0,), 0))
+    return Processors(tuple(core for core, _ in kept), tuple(node for _, node in kept))
+
+
+def cpus_of(machine: Processors) -> list[int]:
+    return [cpu for core in machine.cores for cpu in core]
+
+
+@given(machines(), st.integers(1, 40), st.sampled_from(["cores", "numa"]))
+def test_s79_masks_are_disjoint_and_within_what_we_may_use(
+    machine: Processors, ranks: int, how: str
+) -> None:
+    binding = bind(how, machine, [NO_DEVICE] * ranks)
+    allowed = cpus_of(machine)
+    assert len(binding.masks) == len(binding.threads) == ranks
+    assert all(mask and set(mask) <= set(allowed) for mask in binding.masks)
+    assert all(list(mask) == sorted(set(mask)) for mask in binding.masks)
+    used = [cpu for mask in binding.masks for cpu in mask]
+    if ranks <= len(allowed):
+        assert len(used) == len(set(used))
+        assert binding.threads == tuple(len(mask) for mask in binding.masks)
+        if how == "cores":
+            assert set(used) == set(allowed)
+            assert binding.notes == ()
+    else:
+        assert binding.notes
+        assert all(threads in {1, len(mask)} for mask, threads in _zipped(binding))
+    assert bind(how, machine, [NO_DEVICE] * ranks) == binding
+
+
+def _zipped(binding: affinity.Binding) -> list[tuple[tuple[int, ...], int]]:
+    return list(zip(binding.masks, binding.threads, strict=True))
+
+
+@given(machines(), st.integers(1, 40))
+def test_whole_cores_are_given_where_they_suffice(machine: Processors, ranks: int) -> None:
+    if ranks > len(machine.cores):
+        return
+    binding = bind("cores", machine, [NO_DEVICE] * ranks)
+    for core in machine.cores:
+        owners = {rank for rank, mask in enumerate(binding.masks) if set(core) & set(mask)}
+        assert len(owners) == 1
+    counts = [sum(set(core) <= set(mask) for core in machine.cores) for mask in binding.masks]
+    assert max(counts) - min(counts) <= 1
+
+
+@given(machines(), st.integers(1, 40))
+def test_with_numa_nobody_has_two_nodes(machine: Processors, ranks: int) -> None:
+    node_of = {
+        cpu: node for core, node in zip(machine.cores, machine.nodes, strict=True) for cpu in core
+    }
+    homes = []
+    for mask in bind("numa", machine, [NO_DEVICE] * ranks).masks:
+        (home,) = {node_of[cpu] for cpu in mask}
+        homes.append(home)
+    assert all(before <= after for before, after in pairwise(homes))
+
+
+@given(machines(), st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans())
+def test_masks_near_devices_are_disjoint_where_they_can_be(
+    machine: Processors,
+    nodes: list[int],
+    is_numa: bool,  # noqa: FBT001 - drawn
+) -> None:
+    near = {str(index): node for index, node in enumerate(nodes)}
+    groups = [gpus(index) for index in range(len(nodes))]
+    how = "numa" if is_numa else "cores"
+    binding = bind(how, machine._replace(near=near), groups)
+    allowed = cpus_of(machine)
+    used = [cpu for mask in binding.masks for cpu in mask]
+    assert all(binding.masks)
+    assert set(used) <= set(allowed)
+    if not is_numa and len(nodes) <= len(allowed):
+        assert len(used) == len(set(used))
+
+
+def test_blocks_are_contiguous_and_hold_whole_cores() -> None:
+    binding = bind("cores", TWO_NODES, [NO_DEVICE] * 2)
+    assert [affinity.listed(mask) for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
+    assert binding.threads == (8, 8)
+
+
+def test_each_rank_is_near_its_gpu() -> None:
+    for how in ("cores", "numa"):
+        binding = bind(how, TWO_NODES, [gpus(index) for index in range(4)])
+        listed = [affinity.listed(mask) for mask in binding.masks]
+        assert listed == ["4-5,12-13", "6-7,14-15", "0-1,8-9", "2-3,10-11"]
+        assert binding.notes == ()
+
+
+def test_a_gpu_may_be_known_by_the_beginning_of_its_uuid() -> None:
+    groups = [(Device("gpu", "GPU-aa", 0),), (Device("gpu", "GPU-ab", 1),)]
+    masks = bind("numa", TWO_NODES, groups).masks
+    assert [affinity.listed(mask) for mask in masks] == ["4-7,12-15", "0-3,8-11"]
+    assert bind("numa", TWO_NODES, [(Device("gpu", "GPU-a", 0),)]).masks[0][0] == 4
+
+
+def test_a_node_without_a_gpu_stays_free() -> None:
+    binding = bind("cores", TWO_NODES, [gpus(0), gpus(1)])
+    assert [affinity.listed(mask) for mask in binding.masks] == ["4-5,12-13", "6-7,14-15"]
+    assert binding.notes == ("--bind=cores: no process is on NUMA node 0, so 8 CPUs stay free.",)
+
+
+def test_one_rank_with_numa_and_no_device_stays_on_one_node() -> None:
+    binding = bind("numa", TWO_NODES, [NO_DEVICE])
+    assert affinity.listed(binding.masks[0]) == "0-3,8-11"
+
+
+@pytest.mark.parametrize(
+    ("device", "near", "why"),
+    [
+        (Device("gpu", "7", 0), {}, "nobody tells which NUMA node each device is near"),
+        (Device("npu", "0", 0), {"0": 1}, "nobody tells which NUMA node each device is near"),
+        (Device("gpu", "0", 0), {"0": 5}, "NUMA node 5 has none of those we may use"),
+    ],
+)
+def test_where_nearness_will_not_do_ranks_get_their_turn(
+    device: Device, near: dict[str, int], why: str
+) -> None:
+    binding = bind("cores", TWO_NODES._replace(near=near), [(device,), (device,)])
+    assert [affinity.listed(mask) for mask in binding.masks] == ["0-3,8-11", "4-7,12-15"]
+    assert binding.notes == (f"--bind=cores shares the CPUs out in the order of ranks: {why}.",)
+
+
+def test_a_crowded_node_is_shared_with_numa_and_left_with_cores() -> None:
+    machine = Processors(((0,), (1,), (2,), (3,)), (0, 1, 1, 1), {"0": 0, "1": 0})
+    shared = bind("numa", machine, [gpus(0), gpus(1)])
+    assert (shared.masks, shared.threads) == (((0,), (0,)), (1, 1))
+    assert shared.notes[0] == (
+        "--bind=numa: 2 processes share 1 CPU of NUMA node 0, which are too few for one each."
+    )
+    dealt = bind("cores", machine, [gpus(0), gpus(1)])
+    assert dealt.masks == ((0, 1), (2, 3))
+    assert "near the devices there are too few" in dealt.notes[0]
+
+
+def test_s79_more_ranks_than_cpus_share_all_of_them() -> None:
+    machine = Processors(((0,), (1,)), (0, 0))
+    binding = bind("cores", machine, [NO_DEVICE] * 3)
+    assert (binding.masks, binding.threads) == (((0, 1),) * 3, (1, 1, 1))
+    assert binding.notes == (
+        "--bind=cores: 3 processes share 2 CPUs, which are too few for one each.",
+    )
+
+
+def made(how: str, **fields: object) -> LaunchPlan:
+    facts = some_facts(processors=TWO_NODES)._replace(**fields)  # type: ignore[arg-type]
+    roster = a_roster(each=2, cpu=True)
+    share = Share("cpu", roster.members[0].groups, "gloo")
+    return compose(a_request(bind=how), facts, share, roster)
+
+
+def test_a_plan_has_the_masks_and_as_many_threads() -> None:
+    plan = made("cores")
+    assert [process.cpus[:2] for process in plan.processes] == [(0, 1), (4, 5)]
+    assert [process.env["OMP_NUM_THREADS"] for process in plan.processes] == ["8", "8"]
+
+
+def test_what_the_user_says_of_threads_stays() -> None:
+    plan = made("cores", environ={"OMP_NUM_THREADS": "3"})
+    assert all("OMP_NUM_THREADS" not in process.env for process in plan.processes)
+    roster = a_roster(each=1, cpu=True)
+    share = Share("cpu", roster.members[0].groups, "gloo")
+    request = a_request(bind="numa", env=(("OMP_NUM_THREADS", "5"),))
+    plan = compose(request, some_facts(processors=TWO_NODES), share, roster)
+    assert plan.processes[0].env["OMP_NUM_THREADS"] == "5"
+
+
+def test_without_bind_nothing_is_bound() -> None:
+    plan = made("none", processors=None)
+    assert [process.cpus for process in plan.processes] == [(), ()]
+    assert "OMP_NUM_THREADS" not in plan.processes[0].env
+
+
+def test_a_dry_run_shows_the_masks() -> None:
+    plan, request = made("cores"), a_request(bind="cores")
+    assert "    cpus      4-7,12-15\n" in render.table([plan], request)
+    assert "  taskset -c 4-7,12-15 /usr/bin/python3 -u" in render.as_sh([plan], request)
+    assert '"cpus": [' in render.as_json([plan], request)

@@ -1,0 +1,92 @@
+"""The whole plan."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from planning import a_request, a_roster, from_variable, some_facts
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import LaunchPlan, Rules
+from fleetrun.plan.compose import compose
+from fleetrun.plan.devices import Share, share
+
+
+def test_a_plan_holds_everything() -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), me=1)._replace(
+        engine="static", notes=("of the engine",), generation=4
+    )
+    request = a_request(
+        job_id="night", log_dir="out/logs", grace_s=3.0, max_restart=2, notes=("of the request",)
+    )
+    facts = some_facts(8, program="train.py")
+    made = Share("gpu", roster.members[1].groups, "nccl", ("of the devices",))
+    plan = compose(request, facts, made, roster)
+    assert plan == LaunchPlan(
+        job_id="night",
+        mode="collective",
+        engine="static",
+        generation=4,
+        node_rank=1,
+        nodes=("10.0.0.1", "10.0.0.2"),
+        ranks=plan.ranks,
+        processes=plan.processes,
+        rules=Rules(3.0, 2),
+        cwd="/work",
+        log_dir="/work/out/logs",
+        run_dir="/work/out/logs/runs/20250102T030405Z-night-4711-node1",
+        notes=("of the request", "of the devices", "of the engine"),
+    )
+    assert [spec.rank for spec in plan.ranks] == [0, 1, 2, 3]
+    assert [process.name for process in plan.processes] == ["trainer.2", "trainer.3"]
+    assert [process.log for process in plan.processes] == ["workerlog.0", "workerlog.1"]
+    assert [process.rank for process in plan.processes] == list(plan.ranks[2:])
+    assert plan.processes[1].env["PADDLE_GLOBAL_RANK"] == "3"
+    assert plan.processes[1].argv == ("/usr/bin/python3", "-u", "train.py", "--lr", "0.1")
+
+
+def run_name(job_id: str) -> str:
+    """Return the run directory's own name for a job."""
+    roster = a_roster()
+    made = Share("gpu", roster.members[0].groups, "nccl")
+    plan = compose(a_request(job_id=job_id, log_dir="/log"), some_facts(8), made, roster)
+    return plan.run_dir.removeprefix("/log/runs/")
+
+
+@pytest.mark.parametrize(
+    ("job_id", "expected"),
+    [("a-b_c.d", "a-b_c.d"), ("a b\n$", "a_b__"), ("x" * 300, "x" * 100), ("é" * 80, "é" * 50)],
+)
+def test_a_job_gives_its_name_to_the_run(job_id: str, expected: str) -> None:
+    assert run_name(job_id) == f"20250102T030405Z-{expected}-4711"
+
+
+@pytest.mark.parametrize("job_id", ["", "a/b", ".", "..", "a\0"])
+def test_a_job_that_is_no_name_is_refused(job_id: str) -> None:
+    with pytest.raises(UsageError, match="names a folder in the logs"):
+        run_name(job_id)
+
+
+def test_the_refusal_says_where_the_name_came_from() -> None:
+    roster = a_roster()
+    request = a_request(job_id="a/b", settings=from_variable("job_id", "a/b", "PADDLE_JOB_ID"))
+    with pytest.raises(UsageError, match=r"--job_id=a/b \(from \$PADDLE_JOB_ID\)"):
+        compose(request, some_facts(8), Share("gpu", (), "nccl"), roster)
+
+
+def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
+    facts = some_facts(exec_limit=5_000)
+    with pytest.raises(EnvironmentFault, match=r"trainer\.1: its command line and environment"):
+        compose(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
+
+
+@pytest.mark.parametrize(("hosts", "each"), [(1250, 8), (1, 10_000)])
+def test_ten_thousand_ranks_are_planned_within_a_second(hosts: int, each: int) -> None:
+    request, facts = a_request(nproc_per_node=each), some_facts()
+    roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], each, cpu=True)
+    started = time.process_time()
+    plan = compose(request, facts, share(request, facts), roster)
+    assert time.process_time() - started < 1
+    assert len(plan.ranks) == 10_000
+    assert len(plan.processes) == each

@@ -1,0 +1,357 @@
+"""The environment of every rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning import a_request, a_roster, gpus, some_facts
+
+import fleetrun
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Address, Endpoint, Facts, Member, ProcessSpec, Request, Roster
+from fleetrun.modes import collective
+from fleetrun.plan.devices import Share
+from fleetrun.plan.environment import STRING_LIMIT, Environment, check_size, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUN_DIR = "/work/log/runs/now"
+ISLAND = str(Path(fleetrun.__file__).parent / "inject" / "site")
+TWO_HOSTS = ("10.0.0.1", "10.0.0.2")
+
+
+def made(
+    roster: Roster | None = None,
+    request: Request | None = None,
+    facts: Facts | None = None,
+    **share: Any,  # noqa: ANN401
+) -> Environment:
+    """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
+    roster = roster or a_roster()
+    kind = Share("gpu", roster.members[roster.me].groups, "nccl")._replace(**share)
+    return variables(
+        request or a_request(),
+        facts or some_facts(8),
+        kind,
+        roster,
+        cast=collective.cast(roster),
+        run_dir=RUN_DIR,
+    )
+
+
+def first(**arguments: Any) -> Mapping[str, str]:  # noqa: ANN401
+    """Return the environment of this host's first rank."""
+    return made(**arguments).ranks[0]
+
+
+def test_a_rank_gets_what_every_paddle_reads() -> None:
+    assert made(a_roster(TWO_HOSTS, me=1)).ranks[1] == {
+        "PADDLE_TRAINER_ID": "3",
+        "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:6071",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6070,10.0.0.1:6071,10.0.0.2:6070,10.0.0.2:6071",
+        "PADDLE_RANK_IN_NODE": "1",
+        "PADDLE_GLOBAL_RANK": "3",
+        "PADDLE_LOCAL_RANK": "1",
+        "PADDLE_GLOBAL_SIZE": "4",
+        "PADDLE_LOCAL_SIZE": "2",
+        "PADDLE_NNODES": "2",
+        "PADDLE_MASTER": "10.0.0.1:7777",
+        "FLAGS_selected_gpus": "1",
+        "FLAGS_selected_accelerators": "1",
+        "PADDLE_LOCAL_DEVICE_IDS": "1",
+        "PADDLE_WORLD_DEVICE_IDS": "0,1,0,1",
+        "PADDLE_DISTRI_BACKEND": "nccl",
+        "PADDLE_WITH_GLOO": "0",
+        "PADDLE_GLOO_RENDEZVOUS": "3",
+        "PADDLE_GLOO_FS_PATH": f"{RUN_DIR}/gloo",
+        "PADDLE_LOG_DIR": "/work/log",
+        "PADDLE_AUTO_CLUSTER": "0",
+        "PADDLE_JOB_ID": "default",
+        "POD_NAME": "default-1",
+        "FLEETRUN_RUN_DIR": RUN_DIR,
+        "FLEETRUN_JOB": "now",
+        "FLEETRUN_ERROR_FILE": f"{RUN_DIR}/error.3.json",
+        "FLEETRUN_HEARTBEAT": f"{RUN_DIR}/heartbeat.3",
+        "FLEETRUN_STACK_SIGNAL": "60",
+        "PADDLE_RESTART_COUNT": "0",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONPATH": ISLAND,
+        "NCCL_DEBUG": "WARN",
+        "NCCL_IB_DISABLE": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("inherited", "chosen", "expected"),
+    [
+        ({}, (), ISLAND),
+        ({"PYTHONPATH": "a:b"}, (), f"{ISLAND}:a:b"),
+        ({"PYTHONPATH": ""}, (), ISLAND),
+        ({"PYTHONPATH": f"{ISLAND}:a"}, (), f"{ISLAND}:a"),
+        ({"PYTHONPATH": "a"}, (("PYTHONPATH", "c:"),), f"{ISLAND}:c:"),
+    ],
+)
+def test_the_island_comes_first_on_the_users_python_path(
+    inherited: Mapping[str, str], chosen: tuple[tuple[str, str], ...], expected: str
+) -> None:
+    rank = first(request=a_request(env=chosen), facts=some_facts(8)._replace(environ=inherited))
+    assert rank["PYTHONPATH"] == expected
+
+
+def test_what_reports_the_end_of_a_rank_can_be_switched_off() -> None:
+    chosen = (("FLEETRUN_ERROR_FILE", ""), ("PYTHONFAULTHANDLER", "0"))
+    rank = first(request=a_request(env=chosen))
+    assert (rank["FLEETRUN_ERROR_FILE"], rank["PYTHONFAULTHANDLER"]) == ("", "0")
+
+
+def test_several_devices_of_a_rank_are_joined() -> None:
+    member = Member("127.0.0.1", (1, 2), (gpus(0, 1), gpus(2, 3)))
+    rank = made(Roster((member,), 0, Endpoint("127.0.0.1", 3))).ranks[1]
+    assert rank["FLAGS_selected_gpus"] == rank["PADDLE_LOCAL_DEVICE_IDS"] == "2,3"
+    assert rank["PADDLE_WORLD_DEVICE_IDS"] == "0:1,2:3"
+
+
+def test_the_cpu_has_no_devices_and_no_nccl() -> None:
+    rank = first(roster=a_roster(cpu=True), kind="cpu", backend="gloo")
+    assert rank["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert rank["PADDLE_LOCAL_DEVICE_IDS"] == ""
+    assert rank["PADDLE_WORLD_DEVICE_IDS"] == ","
+    assert not [name for name in rank if name.startswith(("FLAGS_", "NCCL_"))]
+
+
+def test_other_kinds_have_a_flag_of_their_own() -> None:
+    rank = first(kind="npu", backend="xccl")
+    assert rank["FLAGS_selected_npus"] == rank["FLAGS_selected_accelerators"] == "0"
+    assert rank["PADDLE_XCCL_BACKEND"] == "npu"
+    assert "FLAGS_selected_gpus" not in rank
+    assert "FLAGS_selected_xpus" in first(kind="xpu", backend="bkcl")
+
+
+def test_a_mask_is_never_touched() -> None:
+    facts = some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "4,5"})
+    found = made(facts=facts)
+    assert "CUDA_VISIBLE_DEVICES" not in {*found.ranks[0], *found.unset[0]}
+
+
+def test_what_the_user_exported_wins_over_our_defaults() -> None:
+    exported = {"PADDLE_WITH_GLOO": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
+    rank = first(facts=some_facts(8, environ=exported))
+    assert not exported.keys() & rank.keys()
+
+
+def test_what_an_outer_launcher_exported_does_not_win_over_the_rank() -> None:
+    facts = some_facts(8, environ={"PADDLE_TRAINER_ID": "7", "PADDLE_MASTER": "x:1"})
+    found = made(facts=facts)
+    assert found.ranks[1]["PADDLE_TRAINER_ID"] == "1"
+    assert not any(found.unset)
+    assert found.notes == ()
+
+
+def test_identity_that_we_do_not_set_is_removed() -> None:
+    environ = {"MASTER_ADDR": "10.0.0.9", "TRAINING_ROLE": "PSERVER", "FLAGS_selected_npus": "3"}
+    found = made(facts=some_facts(8, environ=environ))
+    assert set(found.unset) == {("FLAGS_selected_npus", "MASTER_ADDR", "TRAINING_ROLE")}
+    (note,) = found.notes
+    assert note.startswith("FLAGS_selected_npus, MASTER_ADDR, TRAINING_ROLE say who a process is")
+    assert (
+        made(facts=some_facts(8, environ={"MASTER_PORT": "1"}))
+        .notes[0]
+        .startswith("MASTER_PORT says who")
+    )
+
+
+def test_identity_that_the_user_sets_again_stays() -> None:
+    facts = some_facts(8, environ={"MASTER_ADDR": "10.0.0.9"})
+    found = made(facts=facts, request=a_request(env=(("MASTER_ADDR", "10.0.0.8"),)))
+    assert not any(found.unset)
+    assert found.ranks[0]["MASTER_ADDR"] == "10.0.0.8"
+
+
+def test_paddleclouds_variables_stay_where_they_are_used() -> None:
+    cloud = {
+        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+        "POD_IP": "10.0.0.1",
+        "PADDLE_TRAINER_ID": "0",
+        "TRAINER_PORTS_NUM": "2",
+    }
+    roster = a_roster(TWO_HOSTS)
+    assert made(roster, facts=some_facts(8, environ=cloud)).unset[0] == ()
+    del cloud["POD_IP"]
+    found = made(roster, facts=some_facts(8, environ=cloud))
+    assert set(found.unset) == {("PADDLE_TRAINERS", "TRAINER_PORTS_NUM")}
+
+
+def test_options_win_over_everything() -> None:
+    request = a_request(
+        nccl=(("DEBUG", "INFO"), ("NCCL_IB_DISABLE", "0"), ("NCCL_ALGO", "Ring")),
+        env=(("NCCL_ALGO", "Tree"), ("PADDLE_TRAINER_ID", "9"), ("EMPTY", "")),
+    )
+    rank = first(request=request, facts=some_facts(8, environ={"NCCL_DEBUG": "WARN"}))
+    assert rank["NCCL_DEBUG"] == "INFO"
+    assert rank["NCCL_IB_DISABLE"] == "0"
+    assert rank["NCCL_ALGO"] == "Tree"
+    assert rank["PADDLE_TRAINER_ID"] == "9"
+    assert rank["EMPTY"] == ""
+
+
+def test_several_hosts_talk_over_the_interface_that_leads_there() -> None:
+    facts = some_facts(8, peer_interface="eth0")
+    rank = first(roster=a_roster(TWO_HOSTS), facts=facts)
+    assert rank["NCCL_SOCKET_IFNAME"] == rank["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "NCCL_SOCKET_IFNAME" not in first(facts=facts)
+    assert "NCCL_SOCKET_IFNAME" not in first(roster=a_roster(TWO_HOSTS))
+
+
+def test_nccl_is_told_when_a_name_is_the_beginning_of_another() -> None:
+    addresses = (Address("eth1", "10.0.0.1"), Address("eth10", "10.0.1.1"))
+    facts = some_facts(8, peer_interface="eth1", addresses=addresses)
+    rank = first(roster=a_roster(TWO_HOSTS), facts=facts)
+    assert rank["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert rank["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
+@pytest.mark.parametrize(
+    ("hcas", "rdma", "hosts", "expected"),
+    [
+        ((), (), TWO_HOSTS, {"NCCL_IB_DISABLE": "1"}),
+        ((), ("mlx5_0",), TWO_HOSTS, {}),
+        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS[:1], {}),
+        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0"}),
+        (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}),
+        (("mlx5_1",), ("mlx5_1", "mlx5_10"), TWO_HOSTS, {"NCCL_IB_HCA": "=mlx5_1"}),
+    ],
+)
+def test_infiniband_is_used_or_switched_off(
+    hcas: tuple[str, ...], rdma: tuple[str, ...], hosts: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    rank = first(roster=a_roster(hosts), facts=some_facts(8, hcas=hcas, rdma=rdma))
+    assert {name: value for name, value in rank.items() if name.startswith("NCCL_IB")} == expected
+
+
+def test_gpu_memory_is_limited_when_asked() -> None:
+    name = "FLAGS_fraction_of_gpu_memory_to_use"
+    request = a_request(gpu_memory_fraction=0.5)
+    assert name not in first()
+    assert first(request=request)[name] == "0.5"
+    found = made(request=request, facts=some_facts(8, environ={name: "0.9"}))
+    assert name not in found.ranks[0]
+    assert found.notes == (f"{name}=0.9 wins over --gpu_memory_fraction=0.5.",)
+    assert made(request=request, facts=some_facts(8, environ={name: "0.5"})).notes == ()
+
+
+def test_peers_go_around_a_proxy() -> None:
+    environ = {"https_proxy": "http://p:1", "no_proxy": "a, b", "NO_PROXY": "b,c,10.0.0.1"}
+    rank = first(roster=a_roster(TWO_HOSTS), facts=some_facts(8, environ=environ))
+    assert rank["no_proxy"] == rank["NO_PROXY"] == "a,b,c,10.0.0.1,127.0.0.1,localhost,10.0.0.2"
+    assert "https_proxy" not in rank
+
+
+@pytest.mark.parametrize("environ", [{}, {"no_proxy": "a"}, {"http_proxy": ""}])
+def test_without_a_proxy_nothing_is_said_about_it(environ: dict[str, str]) -> None:
+    assert not {"no_proxy", "NO_PROXY"} & first(facts=some_facts(8, environ=environ)).keys()
+
+
+def many_hosts(count: int, me: int = 0) -> Roster:
+    """Make a roster of COUNT hosts with 8 GPUs each."""
+    return a_roster([f"10.{n >> 8}.{n & 255}.101" for n in range(count)], each=8, me=me)
+
+
+def test_a_list_too_long_for_a_variable_goes_to_a_file() -> None:
+    found = made(many_hosts(1250, me=3))
+    path = f"{RUN_DIR}/long_environment.json"
+    assert "PADDLE_TRAINER_ENDPOINTS" not in found.ranks[0]
+    assert found.ranks[0]["PADDLE_BACKUP_ENV_PATH"] == path
+    endpoints = json.loads(found.files[path])["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert len(endpoints) == 10_000
+    assert endpoints[24] == found.ranks[0]["PADDLE_CURRENT_ENDPOINT"]
+    assert "PADDLE_TRAINER_ENDPOINTS: too long for a variable" in found.notes[0]
+
+
+def test_a_short_list_needs_no_file() -> None:
+    facts = some_facts(8, environ={"PADDLE_BACKUP_ENV_PATH": "/of/somebody/else"})
+    found = made(facts=facts)
+    assert found.files == {}
+    assert set(found.unset) == {("PADDLE_BACKUP_ENV_PATH",)}
+
+
+def test_the_file_cannot_be_moved_by_the_user() -> None:
+    request = a_request(env=(("PADDLE_BACKUP_ENV_PATH", "/mine"),))
+    with pytest.raises(UsageError, match="PADDLE_TRAINER_ENDPOINTS are too long"):
+        made(many_hosts(1250), request=request)
+
+
+def test_a_value_of_the_users_may_not_be_too_long() -> None:
+    longest = "x" * (STRING_LIMIT - len("A=") - 1)
+    assert first(request=a_request(env=(("A", longest),)))["A"] == longest
+    with pytest.raises(UsageError, match=r"A has 131,070 characters; the kernel takes"):
+        made(request=a_request(env=(("A", longest + "x"),)))
+
+
+def test_a_value_of_the_users_may_hold_no_nul() -> None:
+    with pytest.raises(UsageError, match="NCCL_A holds a NUL"):
+        made(request=a_request(nccl=(("A", "x\0y"),)))
+
+
+def process(env: dict[str, str], unset: tuple[str, ...] = ()) -> ProcessSpec:
+    """Make a process with ENV."""
+    return ProcessSpec("trainer.0", ("python", "x"), env, unset, "log")
+
+
+def test_everything_together_must_fit_too() -> None:
+    inherited = {f"V{index}": "x" * 100_000 for index in range(10)}
+    facts = some_facts(environ=inherited, exec_limit=1_000_000)
+    with pytest.raises(EnvironmentFault, match=r"trainer.0: .* have 1,004,\d+ bytes; the kernel"):
+        check_size(process({"A": "1"}), facts)
+    check_size(process({"V1": ""}), facts)
+    check_size(process({}, unset=("V1",)), facts)
+
+
+NAMES = st.sampled_from(
+    ["PADDLE_TRAINER_ID", "NCCL_DEBUG", "NCCL_IB_DISABLE", "PADDLE_WITH_GLOO", "POD_NAME", "MINE"]
+)
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(1, 6),
+    each=st.integers(1, 5),
+    data=st.data(),
+    exported=st.dictionaries(NAMES, st.text("abc", max_size=3)),
+    option=st.dictionaries(NAMES, st.text("xyz", max_size=3)),
+)
+def test_ranks_are_contiguous_and_agree(
+    count: int, each: int, data: st.DataObject, exported: dict[str, str], option: dict[str, str]
+) -> None:
+    roster = a_roster([f"10.0.0.{n}" for n in range(count)], each)
+    roster = roster._replace(me=data.draw(st.integers(0, count - 1)))
+    request = a_request(env=tuple(option.items()))
+    facts = some_facts(8, environ=exported)
+    found = made(roster, request, facts)
+    assert len(found.ranks) == each
+    for local, env in enumerate(found.ranks):
+        seen = {**exported, **env}
+        assert all(seen[name] == value for name, value in option.items())
+        ours = {"PADDLE_TRAINER_ID"} | option.keys()
+        assert all(seen[name] == value for name, value in exported.items() if name not in ours)
+        rank = roster.me * each + local
+        assert env["PADDLE_GLOBAL_RANK"] == str(rank)
+        assert option.get("PADDLE_TRAINER_ID", str(rank)) == env["PADDLE_TRAINER_ID"]
+        endpoints = env["PADDLE_TRAINER_ENDPOINTS"].split(",")
+        assert len(set(endpoints)) == len(endpoints) == int(env["PADDLE_TRAINERS_NUM"])
+        assert endpoints[rank] == env["PADDLE_CURRENT_ENDPOINT"]
+        assert len(env["PADDLE_WORLD_DEVICE_IDS"].split(",")) == len(endpoints)
+        assert int(env["PADDLE_LOCAL_SIZE"]) * int(env["PADDLE_NNODES"]) == len(endpoints)
+
+
+@settings(deadline=None, max_examples=15)  # a slow machine is no failure
+@given(count=st.integers(1, 1400))
+def test_no_variable_is_ever_too_long(count: int) -> None:
+    for name, value in made(many_hosts(count)).ranks[0].items():
+        assert len(f"{name}={value}") < STRING_LIMIT

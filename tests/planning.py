@@ -1,0 +1,65 @@
+"""Requests, facts and rosters for tests: ordinary ones, with what a test is about replaced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.model import (
+    Address,
+    Device,
+    Endpoint,
+    Facts,
+    Member,
+    Request,
+    Roster,
+    Script,
+    Setting,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def a_request(**fields: Any) -> Request:  # noqa: ANN401 - any field of a request
+    """Make a request for `train.py` with FIELDS."""
+    return Request(Script("file", "train.py", ("--lr", "0.1")))._replace(**fields)
+
+
+def from_variable(name: str, value: str, variable: str) -> tuple[Setting, ...]:
+    """Make the settings of a request in which an option came from VARIABLE."""
+    return (Setting("job_id", "default", "default"), Setting(name, value, f"${variable}"))
+
+
+def some_facts(gpus: int = 0, **fields: Any) -> Facts:  # noqa: ANN401 - any field of the facts
+    """Make the facts of a host with GPUS GPUs, and FIELDS."""
+    return Facts(
+        environ={},
+        cwd="/work",
+        hostname="node1",
+        python="/usr/bin/python3",
+        pid=4711,
+        started_utc="20250102T030405Z",
+        cpus=6,
+        device_counts={"gpu": gpus} if gpus else {},
+        addresses=(
+            Address("lo", "127.0.0.1"),
+            Address("lo", "::1"),
+            Address("eth0", "10.0.0.1"),
+            Address("eth0", "fe80::1"),
+        ),
+    )._replace(**fields)
+
+
+def gpus(*indexes: int) -> tuple[Device, ...]:
+    """Make GPUs whose ids are their indexes."""
+    return tuple(Device("gpu", str(index), index) for index in indexes)
+
+
+def a_roster(
+    hosts: Sequence[str] = ("127.0.0.1",), each: int = 2, me: int = 0, *, cpu: bool = False
+) -> Roster:
+    """Make a roster of HOSTS with EACH ranks, one GPU (or CPU) for each."""
+    ports = tuple(range(6070, 6070 + each))
+    groups = tuple(() if cpu else gpus(index) for index in range(each))
+    members = tuple(Member(host, ports, groups) for host in hosts)
+    return Roster(members, me, Endpoint(hosts[0], 7777))

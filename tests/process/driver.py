@@ -1,0 +1,78 @@
+"""A small launcher for tests: `driver.py SPEC.json` runs a hand-made plan under the Supervisor.
+
+SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
+"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run.supervisor import Supervisor
+from fleetrun.sinks.console import Console
+from fleetrun.sinks.eventlog import EventLog
+from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.rundir import RunDirectory
+
+
+def main(path: str) -> int:
+    """Run the plan of the file PATH and return its exit code."""
+    wanted = json.loads(Path(path).read_text())
+    ranks = [
+        RankSpec("TRAINER", i, i, 0, (), Endpoint("127.0.0.1", 6070 + i))
+        for i in range(len(wanted["commands"]))
+    ]
+    essential = wanted.get("essential", [True] * len(ranks))
+    processes = tuple(
+        ProcessSpec(
+            name=f"trainer.{rank.rank}",
+            argv=tuple(command),
+            env={"PADDLE_TRAINER_ID": str(rank.rank), **wanted.get("env", {})},
+            unset=("DROP_ME",),
+            log=f"workerlog.{rank.rank}",
+            essential=is_essential,
+            rank=rank,
+        )
+        for rank, command, is_essential in zip(ranks, wanted["commands"], essential, strict=True)
+    )
+    folder = wanted["folder"]
+    plan = LaunchPlan(
+        job_id="test",
+        mode="collective",
+        engine="local",
+        generation=0,
+        node_rank=0,
+        nodes=("127.0.0.1",),
+        ranks=tuple(ranks),
+        processes=processes,
+        rules=Rules(wanted.get("grace_s", 5.0), wanted.get("max_restarts", 0)),
+        cwd=folder,
+        log_dir=f"{folder}/log",
+        run_dir=f"{folder}/log/runs/{wanted.get('run', f'run-{os.getpid()}')}",
+    )
+    preface = wanted.get("preface")
+    messages = Messages(None if preface is None else lambda: preface)
+    rundir = RunDirectory(
+        plan,
+        keep=wanted.get("keep", 20),
+        overwrite=wanted.get("overwrite", False),
+        say=messages.say,
+    )
+    console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
+    sinks = (messages, rundir, EventLog(plan), console)
+    try:
+        return Supervisor(plan, sinks=sinks, say=messages.say).run().exit_code
+    except FleetrunError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

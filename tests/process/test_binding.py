@@ -1,0 +1,79 @@
+"""Ranks really run where the plan says, and the launcher where it did."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+# What a process and its first child may use, as the kernel says; and the number of threads.
+SHOW = """
+list() { sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/$1/status; }
+echo "$(list $$) $(list self) ${OMP_NUM_THREADS-unset}" >draft$R
+mv draft$R shown$R
+until [ -e go ]; do sleep 0.01; done
+"""
+
+
+def shown(job: Command, ranks: int, allowed: set[int]) -> list[tuple[set[int], set[int], str]]:
+    """Run JOB, whose launcher may use ALLOWED, and return what its ranks saw."""
+    launcher = job.start()
+    job.wait_for(*(f"shown{rank}" for rank in range(ranks)))
+    # It stands on a rank's CPUs only while it starts that rank.
+    until(lambda: os.sched_getaffinity(launcher.pid) == allowed)
+    (job.folder / "go").touch()
+    ended = job.finish(launcher)
+    assert ended.code == 0, ended.said
+    found = []
+    for rank in range(ranks):
+        own, child, threads = (job.folder / f"shown{rank}").read_text().split()
+        found.append((numbers(own), numbers(child), threads))
+    return found
+
+
+def numbers(listed: str) -> set[int]:
+    """Read a list of CPUs."""
+    found: set[int] = set()
+    for piece in listed.split(","):
+        low, _, high = piece.partition("-")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found
+
+
+@pytest.mark.skipif(len(ALLOWED) < 2, reason="one CPU cannot be divided")
+@pytest.mark.parametrize("how", ["cores", "numa"])
+def test_s79_workers_have_cpus_of_their_own(tmp_path: Path, how: str) -> None:
+    first, second = shown(Command(tmp_path, SHOW, f"--bind={how}"), 2, set(ALLOWED))
+    assert not first[0] & second[0]
+    assert first[0] | second[0] == set(ALLOWED)
+    for own, child, threads in (first, second):
+        assert child == own
+        assert threads == str(len(own))
+
+
+def test_s79_the_parents_taskset_is_respected(tmp_path: Path) -> None:
+    job = Command(tmp_path, SHOW, "--bind=cores", ranks=1)
+    job.argv = ["taskset", "-c", str(ALLOWED[-1]), *job.argv]
+    last = {ALLOWED[-1]}
+    assert shown(job, 1, last) == [(last, last, "1")]
+
+
+def test_s79_more_ranks_than_cpus_share_them(tmp_path: Path) -> None:
+    job = Command(tmp_path, SHOW, "--bind=cores")
+    job.argv = ["taskset", "-c", str(ALLOWED[0]), *job.argv]
+    first = {ALLOWED[0]}
+    for own, _, threads in shown(job, 2, first):
+        assert (own, threads) == (first, "1")
+
+
+def test_without_bind_nobody_is_bound(tmp_path: Path) -> None:
+    ((own, child, threads),) = shown(Command(tmp_path, SHOW, ranks=1), 1, set(ALLOWED))
+    assert own == child == set(ALLOWED)
+    assert threads == os.environ.get("OMP_NUM_THREADS", "unset")

@@ -1,0 +1,374 @@
+"""However a job ends, the exit code is the culprit's and nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import Launch, assert_no_survivors, survivors
+from waiting import until
+
+from fleetrun.run.policy import REPEAT_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IGNORE_TERM = "trap '' TERM INT HUP; touch ready{rank}; while :; do sleep 60; done"
+
+
+def text(output: bytes) -> str:
+    return output.decode(errors="replace")
+
+
+def test_s12_success_is_0_and_leaves_nothing(tmp_path: Path) -> None:
+    done = Launch(tmp_path, "echo hi", "echo ho").run()
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"hi\n", b"")
+
+
+def test_s13_the_culprits_code_comes_back_and_the_rest_die(tmp_path: Path) -> None:
+    done = Launch(tmp_path, "sleep 60", "sleep 60", "exit 17", "sleep 60").run()
+    assert done.returncode == 17
+    assert "rank 2 exited with 17" in text(done.stderr)
+    assert "ranks 0-1, 3 were stopped" in text(done.stderr)
+
+
+@pytest.mark.parametrize(("name", "code"), [("KILL", 137), ("SEGV", 139), ("ABRT", 134)])
+def test_s14_s15_death_by_signal_is_128_and_the_signal(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    done = Launch(tmp_path, "sleep 60", f"ulimit -c 0; kill -{name} $$").run()
+    assert done.returncode == code
+    assert f"rank 1 was killed by SIG{name}" in text(done.stderr)
+
+
+def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> None:
+    # The launcher sleeps while both die, so it learns of both deaths in one moment.
+    job = Launch(
+        tmp_path,
+        "touch ready0; until [ -e go0 ]; do sleep 0.01; done; exit 5",
+        "touch ready1; until [ -e go1 ]; do sleep 0.01; done; exit 6",
+    )
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    pids = {event["rank"]: event["pid"] for event in started(job, 2)}
+    os.kill(launcher.pid, signal.SIGSTOP)
+    for rank in (1, 0):
+        (tmp_path / f"go{rank}").touch()
+        until(lambda rank=rank: is_zombie(pids[rank]))  # type: ignore[misc]
+    os.kill(launcher.pid, signal.SIGCONT)
+    done = job.finish(launcher)
+    assert done.returncode == 6
+    assert "rank 0 exited with 5 0.0 s later" in text(done.stderr)
+
+
+def started(job: Launch, count: int) -> list[dict[str, object]]:
+    def now() -> list[dict[str, object]]:
+        try:
+            return [event for event in job.events() if event["event"] == "started"]
+        except FileNotFoundError:
+            return []
+
+    until(lambda: len(now()) == count)
+    return now()
+
+
+def is_zombie(pid: object) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+        return file.read().rpartition(b")")[2].split()[0] == b"Z"
+
+
+def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) -> None:
+    script = "import time; print('x' * 50); raise ValueError('bad batch')"
+    done = Launch(tmp_path, "sleep 60", ["python3", "-c", script]).run()
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in text(done.stderr)
+    assert "ValueError: bad batch" in text(done.stderr)
+    assert "workerlog.1" in text(done.stderr)
+
+
+def test_what_rank_0_said_is_not_said_twice(tmp_path: Path) -> None:
+    done = Launch(tmp_path, "echo alas; exit 3").run()
+    assert (done.returncode, done.stdout) == (3, b"alas\n")
+    assert b"alas" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "why"),
+    [
+        ("./missing", 127, "there is no program ./missing"),
+        ("no-such-program-anywhere", 127, "there is no program no-such-program-anywhere"),
+        ("./plain", 126, "may not be executed: try chmod +x"),
+        ("./no-first-line", 126, "a script needs a first line such as #!/bin/sh"),
+        ("./lost-interpreter", 127, "the interpreter named in the first line"),
+    ],
+)
+def test_s19_what_cannot_be_started_says_why(
+    tmp_path: Path, program: str, code: int, why: str
+) -> None:
+    for name, content, mode in (
+        ("plain", "#!/bin/sh\n", 0o644),
+        ("no-first-line", "echo hi\n", 0o755),
+        ("lost-interpreter", "#!/no/such/sh\n", 0o755),
+    ):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(mode)
+    done = Launch(tmp_path, "sleep 60", [program], "sleep 60", max_restarts=2).run()
+    assert done.returncode == code
+    assert why in text(done.stderr)
+    assert "Traceback" not in text(done.stderr)
+
+
+def test_a_command_that_is_too_large_says_so(tmp_path: Path) -> None:
+    done = Launch(tmp_path, ["true", "x" * 200_000]).run()
+    assert done.returncode == 126
+    assert "larger than the system takes" in text(done.stderr)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_s24_a_signal_stops_everybody_politely(
+    tmp_path: Path, signum: signal.Signals, code: int
+) -> None:
+    save = "trap 'echo saved; exit 0' {0}; touch ready{1}; while :; do sleep 0.02; done"
+    name = signum.name[3:]
+    job = Launch(tmp_path, save.format(name, 0), save.format(name, 1), tee=[0, 1])
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    launcher.send_signal(signum)
+    done = job.finish(launcher)
+    assert done.returncode == code
+    # Each once; the shell has a word to say about its sleep, too.
+    saved = sorted(line for line in done.stdout.splitlines() if b"saved" in line)
+    assert saved == [b"[rank 0] saved", b"[rank 1] saved"]
+    assert f"SIG{name}: asked ranks 0-1 to stop" in text(done.stderr)
+
+
+def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
+    job = Launch(tmp_path, IGNORE_TERM.format(rank=0), "touch ready1; sleep 60", grace_s=0.3)
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    began = time.monotonic()
+    launcher.terminate()
+    done = job.finish(launcher)
+    assert 0.3 <= time.monotonic() - began < 1.3
+    assert done.returncode == 143
+    assert "Rank 0 had to be killed" in text(done.stderr)
+
+
+def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    job = Launch(tmp_path, IGNORE_TERM.format(rank=0), grace_s=60)
+    launcher = job.start()
+    job.wait_for("ready0")
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stderr is not None
+    assert b"asked rank 0 to stop" in launcher.stderr.readline()
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + REPEAT_S)
+    launcher.send_signal(signal.SIGINT)
+    assert job.finish(launcher).returncode == 130
+
+
+def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
+    job = Launch(
+        tmp_path,
+        "setsid sleep 60 & touch ready0; sleep 60",
+        # No marker in the environment any more, in a session of its own.
+        "env -i setsid sleep 61.0625 & env -i sleep 61.0625 & touch ready1; sleep 60",
+        IGNORE_TERM.format(rank=2),
+    )
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("ready0", "ready1", "ready2")
+    launcher.kill()
+    launcher.wait()
+    assert_no_survivors(job.marker, 5)
+    until(lambda: b"61.0625" not in commands(), 5)
+
+
+# Nobody catches it by its number: it is another process every few milliseconds.
+HOPPER = """
+import os, time
+if not os.fork():
+    os.setsid()
+    open("ready0", "w").close()
+    while True:
+        time.sleep(0.01)
+        if os.fork():
+            os._exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_s29_who_forks_away_all_the_time_is_caught_too(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    job = Launch(tmp_path, ["python3", "-c", HOPPER])
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("ready0")
+    launcher.send_signal(signum)
+    launcher.wait(20)
+    # Between two hops nobody may be seen; after so many looks it is true.
+    for _ in range(50):
+        assert_no_survivors(job.marker, 10)
+
+
+def commands() -> bytes:
+    found = b""
+    for name in os.listdir("/proc"):  # noqa: PTH208 - one line
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/cmdline", "rb") as file:  # noqa: PTH123 - one line
+                    found += file.read()
+            except OSError:
+                continue
+    return found
+
+
+def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "touch ready0; sleep 60")
+    launcher = job.start()
+    job.wait_for("ready0")
+    launcher.kill()
+    # Neither the guard nor a rank holds the launcher's output open.
+    launcher.communicate(timeout=5)
+    assert_no_survivors(job.marker, 5)
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "sleep 60"])
+def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None:
+    brood = "sleep 60 & setsid sleep 60 & (setsid sh -c 'sleep 60 & sleep 60' &) ; touch ready0; "
+    job = Launch(tmp_path, brood + end)
+    launcher = job.start()
+    job.wait_for("ready0")
+    if end == "sleep 60":
+        launcher.terminate()
+    assert job.finish(launcher).returncode == {"exit 0": 0, "exit 3": 3, "sleep 60": 143}.get(
+        end, 137
+    )
+
+
+def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
+    inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
+    job = Launch(tmp_path, f'sh -c "{inner}"; true')
+    launcher = job.start()
+    job.wait_for("ready0")
+    launcher.terminate()
+    assert job.finish(launcher).returncode == 143
+    assert (tmp_path / "told").exists()
+
+
+def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start(prefix=["nohup"])
+    job.wait_for("ready0")
+    launcher.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).returncode == 0
+
+
+def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "touch ready0; sleep 60")
+    launcher = job.start()
+    job.wait_for("ready0")
+    launcher.send_signal(signal.SIGHUP)
+    assert job.finish(launcher).returncode == 129
+
+
+def test_s32_users_signals_reach_every_rank(tmp_path: Path) -> None:
+    code = "trap 'exit 0' USR1; touch ready{0}; while :; do sleep 0.02; done"
+    job = Launch(tmp_path, code.format(0), code.format(1))
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    launcher.send_signal(signal.SIGUSR1)
+    assert job.finish(launcher).returncode == 0
+
+
+def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> None:
+    # A shell that starts a program just then would be in state D, waiting for the stopped child.
+    os.mkfifo(tmp_path / "go")
+    job = Launch(tmp_path, "touch ready0; read line < go")
+    launcher = job.start()
+    job.wait_for("ready0")
+    (event,) = started(job, 1)
+    launcher.send_signal(signal.SIGTSTP)
+    for pid in (launcher.pid, event["pid"]):
+        until(lambda pid=pid: state(pid) == "T")  # type: ignore[misc]
+    launcher.send_signal(signal.SIGCONT)
+    (tmp_path / "go").write_text("go\n")
+    assert job.finish(launcher).returncode == 0
+
+
+def state(pid: object) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+        return file.read().rpartition(b")")[2].split()[0].decode()
+
+
+def test_s35_a_stop_while_starting_is_clean(tmp_path: Path) -> None:
+    job = Launch(tmp_path, *["touch born; sleep 60"] * 200, tee=[])
+    launcher = job.start()
+    job.wait_for("born")
+    launcher.terminate()
+    assert job.finish(launcher).returncode == 143
+
+
+def test_s36_two_jobs_do_not_touch_each_other(tmp_path: Path) -> None:
+    stay = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done", run="a")
+    staying = stay.start()
+    leave = Launch(tmp_path, "touch ready1; exec sleep 60", run="b")
+    leaving = leave.start()
+    stay.wait_for("ready0", "ready1")
+    leaving.send_signal(signal.SIGINT)
+    assert leave.finish(leaving).returncode == 130
+    assert survivors(stay.marker)
+    (tmp_path / "go").touch()
+    assert stay.finish(staying).returncode == 0
+
+
+def test_restart_begins_when_all_are_dead_and_keeps_the_logs(tmp_path: Path) -> None:
+    script = "echo try; [ -e again ] && exit 0; touch again; exit 9"
+    job = Launch(tmp_path, script, "[ -e again ] && sleep 0.05 || sleep 60", max_restarts=1)
+    done = job.run()
+    assert (done.returncode, done.stdout) == (0, b"try\ntry\n")
+    folder = tmp_path / "log" / "latest"
+    assert (folder / "workerlog.0").read_text() == "try\n"
+    assert (folder / "workerlog.0.attempt1").read_text() == "try\n"
+
+
+def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
+    orphans = "for i in 1 2 3; do (sh -c 'exit 0' &); done; touch ready0; "
+    job = Launch(tmp_path, orphans + "until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start()
+    job.wait_for("ready0")
+    (event,) = started(job, 1)
+
+    def adopted() -> set[str]:
+        with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:  # noqa: PTH123 - one line
+            return set(file.read().split())
+
+    # The rank and the guard are left.
+    until(lambda: len(adopted()) == 2 and str(event["pid"]) in adopted(), 2)
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).returncode == 0
+
+
+def test_the_guard_may_be_killed(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
+    launcher = job.start()
+    job.wait_for("ready0")
+    (event,) = started(job, 1)
+    with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:  # noqa: PTH123 - one line
+        (guard,) = set(file.read().split()) - {str(event["pid"])}
+    os.kill(int(guard), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).returncode == 0
+
+
+def test_s28_sigkill_while_starting_leaves_nobody(tmp_path: Path) -> None:
+    job = Launch(tmp_path, *["touch born; sleep 60"] * 100, tee=[])
+    launcher = job.start()
+    job.wait_for("born")
+    launcher.kill()
+    launcher.communicate(timeout=5)
+    assert_no_survivors(job.marker, 5)

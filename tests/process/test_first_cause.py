@@ -1,0 +1,109 @@
+"""Who failed first, of what: as people read it, and as programs do."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from commandline import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "log" / "latest" / "report.json").read_text())
+    return found
+
+
+def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
+    done = Command(tmp_path, "[ $R = 1 ] && kill -KILL $$; sleep 60").run()
+    assert done.code == 137
+    assert (
+        "rank 1 was killed by SIGKILL (killed from outside, most often by the kernel" in done.said
+    )
+    assert "At most it held " in done.said
+    assert "this host has " in done.said
+    assert report(tmp_path)["culprit"]["signal"] == "SIGKILL"
+    assert report(tmp_path)["culprit"]["peak_bytes"] > 0
+
+
+def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
+    done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
+    assert "/dev/shm has " in done.said  # noqa: S108 - only a text
+
+
+def test_s15_a_crash_shows_its_python_stack(tmp_path: Path) -> None:
+    code = "import ctypes\nif rank == 1: ctypes.string_at(0)\ntime.sleep(60)"
+    done = Command.python(tmp_path, code).run()
+    assert done.code == 139
+    assert "rank 1 was killed by SIGSEGV" in done.said
+    assert done.said.count("Fatal Python error: Segmentation fault") == 1
+    assert "in string_at" in done.said
+
+
+def test_s16_who_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
+    lost = "trap 'echo Connection reset by peer; exit 1' TERM; touch ready$R; "
+    wait = "while :; do sleep 0.02; done"
+    ready = "until [ -e ready0 ] && [ -e ready1 ] && [ -e ready3 ]; do sleep 0.02; done"
+    script = f"if [ $R = 2 ]; then {ready}; echo alas; exit 7; fi; {lost}{wait}"
+    done = Command(tmp_path, script, ranks=4).run()
+    assert done.code == 7
+    lines = done.said.splitlines()
+    assert lines[0] == "fleetrun: rank 2 exited with 7."
+    assert lines[1].startswith(f"It failed first, on {os.uname().nodename}, pid ")
+    assert lines[3] == "    alas"
+    assert lines[-1].startswith("After that ranks 0-1, 3 failed 0.")
+    assert lines[-1].endswith(" s later: peer lost.")
+    assert [one["how"] for one in report(tmp_path)["victims"]] == ["peer lost"] * 3
+
+
+def test_s18_s20_the_exception_comes_from_the_error_file_if_the_log_lacks_it(
+    tmp_path: Path,
+) -> None:
+    code = "sys.stderr = open(os.devnull, 'w')\nif rank == 1: raise ValueError('a\\nb \\udcff')"
+    done = Command.python(tmp_path, f"{code}\ntime.sleep(60)").run()
+    assert done.code == 1
+    assert "/error.1.json it left" in done.said
+    assert "    Traceback (most recent call last):" in done.said
+    culprit = report(tmp_path)["culprit"]
+    assert (culprit["rank"], culprit["code"], culprit["attempt"]) == (1, 1, 0)
+    assert (culprit["class"], culprit["host"]) == ("ValueError", os.uname().nodename)
+    assert culprit["message"].startswith("a\nb ")
+    assert "raise ValueError" in culprit["stack"]
+    assert culprit["pid"] > 1
+    assert culprit["time"] > 1e9
+
+
+def test_s20_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
+    done = Command(tmp_path, "[ $R = 1 ] && { printf 'caf\\351\\n\\000'; exit 9; }; sleep 60").run()
+    assert done.code == 9
+    assert report(tmp_path)["culprit"]["last_words"][0].startswith("caf")
+
+
+def test_s21_half_an_error_file_is_shown_raw(tmp_path: Path) -> None:
+    script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
+    done = Command(tmp_path, script).run()
+    assert done.code == 5
+    assert '    {"class": "Odd' in done.said
+    assert report(tmp_path)["culprit"]["raw"] == '{"class": "Odd'
+
+
+def test_s70_the_report_holds_no_environment(tmp_path: Path) -> None:
+    done = Command(tmp_path, "exit 3").start(env={"MY_TOKEN": "hush-hush"})
+    done.communicate(timeout=20)
+    assert "hush-hush" not in (tmp_path / "log" / "latest" / "report.json").read_text()
+
+
+def test_success_leaves_no_report(tmp_path: Path) -> None:
+    assert Command(tmp_path, "exit 0").run().code == 0
+    assert not (tmp_path / "log" / "latest" / "report.json").exists()
+
+
+def test_s51_the_first_and_the_last_error_are_told(tmp_path: Path) -> None:
+    script = "[ $R = 1 ] && exit $((5 + ${PADDLE_RESTART_COUNT:-0})); sleep 60"
+    done = Command(tmp_path, script, "--max_restart=1").run()
+    assert done.code == 6
+    assert "It was attempt 2; the first failed because rank 1 exited with 5." in done.said
+    assert report(tmp_path)["earlier"] == ["rank 1 exited with 5"]

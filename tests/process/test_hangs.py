@@ -1,0 +1,201 @@
+"""Real ranks that hang, or only seem to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Rank 1 waits for an event in `load_batch`, the others for a lock in `meet`.
+DEADLOCK = """
+import threading
+def load_batch():
+    threading.Event().wait()
+def meet():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+print("up", flush=True)
+open(f"up{rank}", "w").close()
+load_batch() if rank == 1 else meet()
+"""
+NO_SPY = {"PATH": "/usr/bin:/bin"}
+
+
+def stacks(job: Command, rank: int) -> str:
+    return (job.folder / "log" / "latest" / f"stacks.{rank}.txt").read_text()
+
+
+def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
+    tmp_path: Path,
+) -> None:
+    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8", ranks=3)
+    ended = job.run(env=NO_SPY)
+    assert ended.code == 124
+    assert "The job hung: for " in ended.said
+    assert "Rank 1 stands in wait (threading.py:" in ended.said
+    assert "called from load_batch (script-" in ended.said
+    assert "elsewhere than the rest" in ended.said
+    assert "Ranks 0, 2 stand in meet (script-" in ended.said
+    assert "stacks.*.txt" in ended.said
+    assert "in load_batch" in stacks(job, 1)
+    assert "in meet" in stacks(job, 2)
+    (hung,) = [event for event in job.events() if event["event"] == "hung"]
+    assert hung["odd"] == ["rank 1"]
+    assert job.events()[-1]["exit_code"] == 124
+
+
+def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
+    code = "if os.path.exists('tried'): sys.exit()\nopen('tried' if rank else 'x', 'w').close()"
+    job = Command.python(
+        tmp_path, f"{code}\n{DEADLOCK}", "--hang_timeout=0.8", "--max_restart=1", ranks=2
+    )
+    ended = job.run(env=NO_SPY)
+    assert ended.code == 0
+    assert [event["attempt"] for event in job.events() if event["event"] == "started"][2:] == [1, 1]
+    assert "in load_batch" in stacks(job, 1)
+
+
+def fake_spy(folder: Path, text: str) -> dict[str, str]:
+    """Make a `py-spy` that does TEXT, and return the environment in which it is found."""
+    program = folder / "bin" / "py-spy"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:/usr/bin:/bin"}
+
+
+def test_s61_py_spy_is_asked_where_it_is_installed(tmp_path: Path) -> None:
+    said = 'Process 7: x\\n\\nThread 7 (idle): "MainThread"\\n    peek (/x/a.py:3)\\n'
+    env = fake_spy(tmp_path, f"echo \"$@\" >> asked; printf '{said}'")
+    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
+    ended = job.run(env=env)
+    assert "Ranks 0-1 stand in peek (a.py:3)." in ended.said
+    asked = (tmp_path / "asked").read_text().splitlines()
+    pids = {event["pid"] for event in job.events() if event["event"] == "started"}
+    assert {int(line.rpartition(" ")[2]) for line in asked} == pids
+
+
+def test_s61_where_py_spy_may_not_look_the_ranks_are_asked_themselves(tmp_path: Path) -> None:
+    env = fake_spy(tmp_path, "echo 'Error: Permission Denied' >&2; exit 1")
+    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8", ranks=3)
+    ended = job.run(env=env)
+    assert "called from load_batch" in ended.said
+    assert "Permission Denied" in stacks(job, 0)
+    assert "in meet" in stacks(job, 0)
+
+
+def test_s61_ranks_that_cannot_be_asked_are_stopped_all_the_same(tmp_path: Path) -> None:
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    job = Command(tmp_path, f'exec "{sys.executable}" -I -c "{code}"', "--hang_timeout=0.8")
+    ended = job.run(env=NO_SPY)
+    assert ended.code == 124
+    assert "python -I" in stacks(job, 0)
+
+
+def test_s61_ranks_without_any_python_are_described(tmp_path: Path) -> None:
+    job = Command(tmp_path, "sleep 60", "--hang_timeout=0.8")
+    ended = job.run()
+    assert ended.code == 124
+    assert "sleep 60: state S" in stacks(job, 1)
+
+
+def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
+    # A grandchild computes; the ranks themselves only wait for it.
+    busy = "import time\nend = time.time() + 2.5\nwhile time.time() < end: pass"
+    script = f"if [ $R = 1 ]; then \"{sys.executable}\" -c '{busy}' & wait; else sleep 2.5; fi"
+    assert Command(tmp_path, script, "--hang_timeout=0.8").run().code == 0
+
+
+def test_s62_a_checkpoint_that_only_writes_is_alive(tmp_path: Path) -> None:
+    # Little at a time, so that it takes hardly any processor.
+    code = """
+file = open(f"checkpoint{rank}", "wb", buffering=0)
+for _ in range(25):
+    file.write(b"x" * 4096)
+    time.sleep(0.1)
+"""
+    job = Command.python(tmp_path, code, "--hang_timeout=0.8")
+    if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:  # noqa: S108
+        pytest.skip("a file system in memory counts no writes")
+    assert job.run().code == 0
+
+
+def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:
+    beat = "for i in 1 2 3 4 5 6 7 8; do echo $i > $FLEETRUN_HEARTBEAT; sleep 0.3; done"
+    script = f"if [ $R = 0 ]; then {beat}; else sleep 2.4; fi"
+    assert Command(tmp_path, script, "--hang_timeout=0.8").run().code == 0
+
+
+def test_s61_with_heartbeats_spinning_is_a_hang(tmp_path: Path) -> None:
+    code = """
+open(os.environ["FLEETRUN_HEARTBEAT"], "w").write("1")
+end = time.time() + 30
+while time.time() < end: pass
+"""
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=1).run(env=NO_SPY)
+    assert ended.code == 124
+
+
+def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
+    code = DEADLOCK.replace(
+        "load_batch() if", "while not os.path.exists('go'): time.sleep(0.01)\n0 if"
+    )
+    code = code.replace("else meet()", "else 0")
+    job = Command.python(tmp_path, code)
+    launcher = job.start(env=NO_SPY)
+    job.wait_for("up0", "up1")
+    os.kill(launcher.pid, signal.SIGQUIT)
+    until(lambda: any(event.get("what") == "stacks" for event in job.events()))
+    (tmp_path / "go").touch()
+    ended = job.finish(launcher)
+    assert ended.code == 0
+    assert "The stacks of 2 processes are in" in ended.said
+    assert "<module>" in stacks(job, 0)
+    assert "<module>" in stacks(job, 1)
+
+
+def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
+    launcher = job.start(env=NO_SPY)
+    job.wait_for("up0", "up1")
+    pid = next(e["pid"] for e in job.events() if e["event"] == "started" and e["rank"] == 0)
+    os.kill(pid, signal.SIGSTOP)
+
+    def noticed(what: str) -> list[float]:
+        return [event["monotonic"] for event in job.events() if event.get("what") == what]
+
+    until(lambda: noticed("stopped"))
+    # Twice the time in which it would be a hang.
+    until(
+        lambda: (
+            noticed("stopped")[0] + 1.6 < float(os.times().elapsed) or launcher.poll() is not None
+        )
+    )
+    assert launcher.poll() is None
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: noticed("continued"))
+    # It hangs by itself, and that is found out again.
+    ended = job.finish(launcher)
+    assert ended.code == 124
+    assert f"Rank 0, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on." in ended.said
+    assert "rank 0 goes on." in ended.said.lower()
+
+
+def test_s61_a_job_that_is_told_to_end_is_not_hung(tmp_path: Path) -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n" + DEADLOCK
+    job = Command.python(tmp_path, code, "--hang_timeout=0.8", "--grace=1.5")
+    launcher = job.start(env=NO_SPY)
+    job.wait_for("up0", "up1")
+    os.kill(launcher.pid, signal.SIGTERM)
+    ended = job.finish(launcher)
+    assert ended.code == 143
+    assert "hung" not in ended.said

@@ -1,0 +1,298 @@
+"""Logs never hurt: whatever becomes of disks, folders and readers, training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+LINES = """
+count = 0
+begin = time.monotonic()
+while time.monotonic() < begin + 2:
+    for _ in range(50):
+        os.write(1, b"%d %09d %s\\n" % (rank, count, b"x" * (count % 500)))
+        count += 1
+    time.sleep(0.002)
+open(f"count{rank}", "w").write(str(count))
+"""
+
+
+@contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a small file system where the logs go."""
+    log = folder / "log"
+    log.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", log], check=True)
+    try:
+        yield log
+    finally:
+        subprocess.run(["umount", "-l", log], check=True)
+
+
+def whole(job: Command, rank: int) -> bytes:
+    """Put the parts of a rank's log together; a hole at the beginning is none of it."""
+    log = job.log(rank).resolve()
+    parts = sorted(log.parent.glob(f"{log.name}.*"), key=lambda one: -int(one.suffix[1:]))
+    return b"".join(part.read_bytes() for part in parts) + log.read_bytes().lstrip(b"\0")
+
+
+def expected(folder: Path, rank: int) -> bytes:
+    count = int((folder / f"count{rank}").read_text())
+    return b"".join(b"%d %09d %s\n" % (rank, i, b"x" * (i % 500)) for i in range(count))
+
+
+@pytest.mark.parametrize("is_tmpfs", [False, pytest.param(True, marks=NEEDS_ROOT)])
+def test_s68_fast_ranks_lose_no_line_to_rotation(tmp_path: Path, *, is_tmpfs: bool) -> None:
+    options = ["--log_max_size=1M", "--log_max_files=999", "--tee=all"]
+    job = Command.python(tmp_path, LINES, *options)
+    with small_disk(tmp_path, "size=200m") if is_tmpfs else nothing():
+        done = job.run()
+        assert done.code == 0, done.said
+        for rank in range(2):
+            text = expected(tmp_path, rank)
+            assert whole(job, rank) == text
+            assert job.log(rank).resolve().with_name(f"workerlog.{rank}.1").exists()
+            prefix = b"[rank %d] " % rank
+            shown = [one for one in done.out.splitlines(keepends=True) if one.startswith(prefix)]
+            assert b"".join(one.removeprefix(prefix) for one in shown) == text
+    assert done.said == ""
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def test_s68_a_stuck_reader_neither_blocks_ranks_nor_fills_the_disk(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, LINES, "--log_max_size=1M", "--log_max_files=1", ranks=1)
+    launcher = job.start()
+    # Nobody reads the pipe until the rank has written all.
+    job.wait_for("count0")
+    log = job.log(0).resolve()
+    done = job.finish(launcher)
+    assert done.code == 0
+    text = expected(tmp_path, 0)
+    assert text.endswith(whole(job, 0))
+    assert sorted(one.name for one in log.parent.glob("workerlog.*")) == [log.name, f"{log.name}.1"]
+    # What was rotated away unread is missing, and that was said once.
+    if done.out != text:
+        assert done.said.count("read more slowly than --log_max_size") == 1
+
+
+def test_s68_a_report_after_rotation_has_the_traceback(tmp_path: Path) -> None:
+    code = f"{LINES}\nraise ValueError('at the end')"
+    done = Command.python(tmp_path, code, "--log_max_size=1M", "--tee=1", ranks=1).run()
+    assert done.code == 1
+    assert "ValueError: at the end" in done.said
+
+
+@pytest.mark.parametrize("size", ["1", "100x", "M", "-5M", "1e9", "999K"])
+def test_a_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
+    done = Command(tmp_path, "touch born", f"--log_max_size={size}").run()
+    assert done.code == 2
+    assert f"--log_max_size={size}: give 1M or more" in done.said
+    assert not (tmp_path / "born").exists()
+
+
+@NEEDS_ROOT
+def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path / "log"], check=True)
+    try:
+        done = Command(tmp_path, "touch born", "--log_max_size=1M").run()
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "log"], check=True)
+    assert done.code == 3
+    assert "--log_max_size cannot work in" in done.said
+    assert not (tmp_path / "born").exists()
+
+
+@pytest.mark.parametrize("plumbing", ["| head -1", "2>&1 | head -1"])
+def test_s37_head_costs_nobody_anything(tmp_path: Path, plumbing: str) -> None:
+    script = "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.02; done; touch done$R; exit 5"
+    job = Command(tmp_path, script, ranks=1)
+    shell = ["bash", "-c", f'"$@" {plumbing}; exit ${{PIPESTATUS[0]}}', "bash"]
+    done = job.finish(job.start(prefix=shell))
+    assert (done.code, done.out) == (5, b"line 1\n")
+    assert (tmp_path / "done0").exists()
+    assert done.said.count("nobody reads standard output any more") == (plumbing == "| head -1")
+
+
+def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
+    job = Command(tmp_path, "echo a; sleep 0.2; echo b; touch done$R; exit 5", ranks=1)
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        done = job.finish(job.start(stdout=full, stderr=full))
+        assert done.code == 5
+        (tmp_path / "done0").unlink()
+        done = job.finish(job.start(stdout=full))
+    assert done.code == 5
+    assert (tmp_path / "done0").exists()
+    assert done.said.count("standard output cannot be written (No space left on device)") == 1
+
+
+def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
+    script = "yes 0123456789 | head -n 200000; touch wrote; until [ -e go ]; do sleep 0.01; done"
+    job = Command(tmp_path, script, ranks=1)
+    with (tmp_path / "seen").open("wb") as seen:
+        reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=seen)
+    assert reader.stdin is not None
+    try:
+        reader.send_signal(signal.SIGSTOP)
+        launcher = job.start(stdout=reader.stdin)
+        reader.stdin.close()
+        job.wait_for("wrote")
+        (tmp_path / "go").touch()
+        until(lambda: any(one["event"] == "finished" for one in job.events()))
+        reader.send_signal(signal.SIGCONT)
+        done = job.finish(launcher)
+        assert reader.wait(10) == 0
+    finally:
+        reader.kill()
+        reader.wait()
+    assert (done.code, done.said) == (0, "")
+    assert (tmp_path / "seen").read_bytes() == b"0123456789\n" * 200_000
+
+
+def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
+    job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
+    launcher = job.start()
+    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    job.wait_for("ready0", "ready1")
+    shutil.rmtree(tmp_path / "log")
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert done.code == 5
+    assert done.said.count(" failed (") == 1
+    assert "No such file or directory" in done.said
+
+
+def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_path: Path) -> None:
+    script = "touch ready$R; [ -e go ] && exit 0; until [ -e go ]; do sleep 0.01; done; exit 5"
+    job = Command(tmp_path, script, "--max_restart=1")
+    launcher = job.start()
+    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    job.wait_for("ready0", "ready1")
+    shutil.rmtree(tmp_path / "log")
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 0
+
+
+@NEEDS_ROOT
+def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> None:
+    code = "while rank == 0: print('x' * 9999, flush=True)\ntime.sleep(60)"
+    with small_disk(tmp_path, "size=512k"):
+        done = Command.python(tmp_path, code).run()
+    assert done.code == 1
+    assert "Nothing can be written to" in done.said
+    assert "(No space left on device)" in done.said
+    assert "The disk is full: free space" in done.said
+
+
+@NEEDS_ROOT
+def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
+    code = """
+for _ in range(100):
+    try:
+        print('x' * 9999, flush=True)
+    except OSError:
+        pass
+open(f"done{rank}", "w").close()
+"""
+    with small_disk(tmp_path, "size=512k"):
+        done = Command.python(tmp_path, code).run()
+    assert done.code == 0
+    assert (tmp_path / "done0").exists()
+    assert (tmp_path / "done1").exists()
+    assert done.said.count(" failed (No space left on device)") == 1
+
+
+@NEEDS_ROOT
+def test_s68_rotation_on_a_full_disk_is_one_warning(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "size=3m"):
+        code = """
+for _ in range(240):
+    print('x' * 9999, flush=True)
+until = time.monotonic() + 2.5
+while time.monotonic() < until:
+    time.sleep(0.1)
+"""
+        job = Command.python(tmp_path, code, "--log_max_size=1M", ranks=1)
+        done = job.run()
+        assert job.log(0).stat().st_size == 2_400_000
+        assert not list(job.log(0).resolve().parent.glob("*.part"))
+    assert (done.code, len(done.out)) == (0, 2_400_000)
+    assert done.said.count("could not be rotated (No space left on device)") == 1
+
+
+def test_s37_a_read_only_log_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log").chmod(0o555)
+    job = Command(tmp_path, "touch born", ranks=1)
+    # Root is not held back by permissions, unless it has given up the right.
+    plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+    done = job.finish(job.start(prefix=plain if os.geteuid() == 0 else ()))
+    assert done.code == 3
+    assert "cannot be written to" in done.said
+    assert "(Permission denied): make room or choose another folder with --log_dir" in done.said
+    assert not (tmp_path / "born").exists()
+
+
+def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) -> None:
+    job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
+    plain = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"]
+    launcher = job.start(prefix=plain if os.geteuid() == 0 else ())
+    until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
+    job.wait_for("ready0", "ready1")
+    folders = [tmp_path / "log", *(tmp_path / "log" / "runs").iterdir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert done.code == 5
+    assert done.said.count(" failed (") <= 1
+    assert b"end\n" in job.log(0).read_bytes() + job.log(1).read_bytes()
+    assert job.events()[-1]["event"] == "finished"
+
+
+@pytest.mark.slow
+def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(71)  # noqa: S311 - to be the same each time
+    script = "sleep 0.0$(($R * 7)); [ $R = 5 ] && exit 3; sleep 60"
+    job = Command(tmp_path, script, "--max_restart=1", ranks=6)
+    seen = set()
+    for _ in range(20):
+        launcher = job.start()
+        runs = tmp_path / "log" / "runs"
+        before = {one.name for one in runs.iterdir()} if runs.exists() else set()
+        time.sleep(chance.uniform(0.05, 1.2))
+        launcher.kill()
+        assert job.finish(launcher).code in {-9, 3}
+        for run in runs.iterdir() if runs.exists() else ():
+            events = run / "events.jsonl"
+            if run.name in before or not events.exists() or not events.stat().st_size:
+                continue
+            text = events.read_bytes()
+            assert text.endswith(b"\n")
+            names = [json.loads(line)["event"] for line in text.splitlines()]
+            assert names[0] == "launched"
+            seen.add(len(names))
+    # They were killed at different moments indeed.
+    assert len(seen) > 1

@@ -1,0 +1,295 @@
+"""What ranks write reaches the console whole, wherever that leads, and never holds anybody up."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import Launch
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Everything that has ever confused a console.
+NASTY = b"".join(
+    (
+        b"plain\n",
+        b"\r 10%|#\r 20%|##\r100%|####\n",
+        b"\xff\xfe invalid \x80\xc3\n",
+        "日本語 🚀 ".encode() * 9000 + b"\n",
+        b"x" * 65536 + b"\n",
+        b"\n\n\t\x1b[31mred\x1b[0m\x00null\n",
+        b"no end of line",
+    )
+)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_one_rank_is_shown_byte_for_byte(tmp_path: Path) -> None:
+    (tmp_path / "nasty").write_bytes(NASTY)
+    done = Launch(tmp_path, "cat nasty", "echo hidden").run()
+    assert done.stdout == NASTY
+
+
+def test_s65_lines_of_several_ranks_never_mix(tmp_path: Path) -> None:
+    write = """
+import os, sys
+rank = os.environ["PADDLE_TRAINER_ID"].encode()
+for number in range(300):
+    line = b"%s %d " % (rank, number) + "é🚀".encode() * (number % 7 * 50) + b"\\xff\\n"
+    for start in range(0, len(line), 7):
+        os.write(1, line[start:start + 7])
+os.write(1, rank + b" end")
+"""
+    done = Launch(tmp_path, *[python(write)] * 3, tee=[0, 1, 2]).run()
+    for rank in range(3):
+        prefix = b"[rank %d] " % rank
+        mine = [line for line in done.stdout.splitlines(keepends=True) if line.startswith(prefix)]
+        shown = b"".join(line.removeprefix(prefix) for line in mine)
+        assert shown == (tmp_path / "log" / f"workerlog.{rank}").read_bytes() + b"\n"
+    assert len(done.stdout.splitlines()) == 3 * 301
+
+
+def test_long_lines_and_progress_bars_come_through_with_a_prefix(tmp_path: Path) -> None:
+    (tmp_path / "nasty").write_bytes(NASTY)
+    done = Launch(tmp_path, "cat nasty", "true", tee=[0, 1]).run()
+    assert done.stdout.replace(b"[rank 0] ", b"") == NASTY + b"\n"
+
+
+def test_s66_many_lines_are_as_many_lines(tmp_path: Path) -> None:
+    done = Launch(tmp_path, python("for i in range(100_000): print(i, 'loss')")).run()
+    assert done.stdout.count(b"\n") == 100_000
+    assert done.stdout == (tmp_path / "log" / "workerlog.0").read_bytes()
+
+
+def test_output_is_live(tmp_path: Path) -> None:
+    job = Launch(
+        tmp_path, "for i in 1 2 3; do echo $i; until [ -e go$i ]; do sleep 0.01; done; done"
+    )
+    launcher = job.start()
+    assert launcher.stdout is not None
+    for number in (b"1", b"2", b"3"):
+        assert launcher.stdout.readline() == number + b"\n"
+        (tmp_path / f"go{number.decode()}").touch()
+    assert job.finish(launcher).returncode == 0
+
+
+def test_the_preface_comes_before_the_launchers_own_words(tmp_path: Path) -> None:
+    done = Launch(tmp_path, "echo hi; exit 3", preface="banner\n").run()
+    assert done.stdout == b"hi\n"
+    assert done.stderr.startswith(b"banner\nfleetrun: rank 0 exited with 3")
+
+
+def test_s37_a_reader_that_leaves_ends_nothing(tmp_path: Path) -> None:
+    job = Launch(
+        tmp_path, "echo first; until [ -e go ]; do echo more; sleep 0.01; done; touch done0; exit 4"
+    )
+    launcher = job.start()
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"first\n"
+    launcher.stdout.close()
+    launcher.stdout = None
+    assert launcher.stderr is not None
+    warning = launcher.stderr.readline()
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert b"nobody reads standard output any more" in warning
+    assert b"workerlog.0" in warning
+    assert done.returncode == 4
+    assert (tmp_path / "done0").exists()
+
+
+def test_s37_a_reader_that_left_before_the_start_ends_nothing(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "echo lost")
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
+    launcher = job.start(stdout=write_fd)
+    os.close(write_fd)
+    done = job.finish(launcher)
+    assert done.returncode == 0
+    assert b"nobody reads standard output any more" in done.stderr
+
+
+def test_s37_a_closed_stdout_ends_nothing(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "echo lost; exit 0")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh"]
+    done = job.finish(job.start(prefix=closed))
+    assert done.returncode == 0
+    assert b"standard output is closed" in done.stderr
+    assert job.log(0).read_bytes() == b"lost\n"
+
+
+def test_closed_standard_files_never_become_somebody_elses(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "cat; echo fine")
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert job.finish(job.start(prefix=closed)).returncode == 0
+    assert job.log(0).read_bytes() == b"fine\n"
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_a_file_gets_everything_and_keeps_what_it_had(tmp_path: Path, mode: str) -> None:
+    target = tmp_path / "out.txt"
+    target.write_bytes(b"before\n")
+    job = Launch(tmp_path, "echo hello; exit 3")
+    with target.open(mode) as out:
+        launcher = job.start(stdout=out, stderr=subprocess.STDOUT)
+        job.finish(launcher)
+    had = b"before\n" if mode == "ab" else b""
+    assert target.read_bytes().startswith(had + b"hello\nfleetrun: rank 0 exited with 3")
+
+
+def test_a_socket_gets_everything(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    (tmp_path / "nasty").write_bytes(NASTY)
+    with ours, theirs:
+        job = Launch(tmp_path, "cat nasty")
+        launcher = job.start(stdout=theirs)
+        theirs.close()
+        got = b""
+        while part := ours.recv(65536):
+            got += part
+        assert job.finish(launcher).returncode == 0
+    assert got == NASTY
+
+
+def test_a_terminal_gets_everything_and_stays_as_it_was(tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    job = Launch(tmp_path, python("for i in range(5000): print(i)"))
+    launcher = job.start(stdout=follower)
+    before = os.get_blocking(follower)
+    got = b""
+    # Until nothing comes any more: a lost line shall fail this, not hold it up.
+    while not got.endswith(b"4999\r\n") and select.select([leader], [], [], 20.0)[0]:
+        got += os.read(leader, 65536)
+    assert job.finish(launcher).returncode == 0
+    assert os.get_blocking(follower) == before
+    os.close(follower)
+    os.close(leader)
+    assert got == b"".join(b"%d\r\n" % i for i in range(5000))
+
+
+def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path: Path) -> None:
+    write = (
+        "import sys; sys.stdout.write('y' * 999 + '\\n') ; [print('x' * 99) for _ in range(9999)]"
+    )
+    job = Launch(
+        tmp_path,
+        python(f"{write}; open('wrote', 'w')"),
+        "until [ -e go ]; do sleep 0.01; done; exit 6",
+    )
+    launcher = job.start()
+    # The pipe is full long before that; the rank does not notice, and the launcher is not stuck.
+    job.wait_for("wrote")
+    (tmp_path / "go").touch()
+    assert launcher.stderr is not None
+    events = tmp_path / "log" / "latest" / "events.jsonl"
+    until(lambda: b'"finished"' in events.read_bytes())
+    done = job.finish(launcher)
+    assert done.returncode == 6
+    assert len(done.stdout) == 1000 + 100 * 9999
+
+
+def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:
+    job = Launch(tmp_path, python("print('x' * 999_999)"))
+    launcher = job.start()
+    events = tmp_path / "log" / "latest" / "events.jsonl"
+    until(lambda: events.exists() and b'"finished"' in events.read_bytes())
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(5) == 0
+    job.finish(launcher)
+
+
+def test_s64_each_rank_has_its_own_file(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "echo out; echo err >&2", "printf two")
+    assert job.run().returncode == 0
+    assert job.log(0).read_bytes() == b"out\nerr\n"
+    assert job.log(1).read_bytes() == b"two"
+
+
+def test_rank_0_alone_reads_what_is_piped_in(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "cat", "cat; echo nothing", tee=[0, 1])
+    launcher = job.start(stdin=subprocess.PIPE)
+    assert launcher.stdin is not None
+    launcher.stdin.write(b"typed\n")
+    launcher.stdin.close()
+    launcher.stdin = None
+    done = job.finish(launcher)
+    assert sorted(done.stdout.splitlines()) == [b"[rank 0] typed", b"[rank 1] nothing"]
+
+
+def test_ranks_find_signals_limits_and_variables_as_the_user_left_them(tmp_path: Path) -> None:
+    look = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ulimit -n; echo \"${DROP_ME-gone} $KEEP\""
+    job = Launch(tmp_path, look, *["true"] * 40)
+    limited = ["sh", "-c", 'ulimit -Sn 60; exec "$@"', "sh"]
+    env = {"DROP_ME": "1", "KEEP": "a b=c\n'\"$x"}
+    done = job.finish(job.start(prefix=limited, env=env))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    masks = {line.split(":")[0]: int(line.split()[1], 16) for line in lines if ":\t" in line}
+    assert masks["SigBlk"] == 0
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGCHLD):
+        assert not masks["SigIgn"] >> (signum - 1) & 1
+    assert "60" in lines
+    assert lines[-2:] == ["gone a b=c", "'\"$x"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+@pytest.mark.parametrize("options", ["size=64k", "size=64k,ro"])
+def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
+    tmp_path: Path, options: str
+) -> None:
+    small = tmp_path / "log"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], check=True)
+    try:
+        (small / "filler").write_bytes(b"x" * 60_000)
+        with (small / "filler").open("ab") as filler:
+            while filler_takes(filler.fileno()):
+                pass
+        if "ro" in options.split(","):
+            subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+        done = Launch(tmp_path, f"touch {tmp_path}/born").run()
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert done.returncode == 3
+    assert re.search(rb"cannot be written .* \(.*\): make room or choose", done.stderr)
+    assert not (tmp_path / "born").exists()
+
+
+def filler_takes(fd: int) -> bool:
+    try:
+        return os.write(fd, b"x" * 512) > 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
+    small = tmp_path / "log"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], check=True)
+    try:
+        fill = "head -c 400000 /dev/zero > log/filler 2>/dev/null; touch full"
+        wait = "until [ -e full ]; do sleep 0.01; done; exit 0"
+        job = Launch(tmp_path, f"until [ -e go ]; do sleep 0.01; done; {fill}", *[wait] * 40)
+        launcher = job.start()
+        until((small / "latest" / "plan.json").exists)
+        (tmp_path / "go").touch()
+        done = job.finish(launcher)
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert done.returncode == 0
+    assert done.stderr.count(b"EventLog failed") == 1
+    assert b"No space left" in done.stderr

@@ -1,0 +1,135 @@
+"""A real launch leaves a manifest that starts it again, and no secret in any file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from commandline import Command
+from waiting import until
+
+SECRETS = {
+    "HF_TOKEN": "hush-token",
+    "DB_PASSWORD": "hush-password",
+    "AWS_SECRET_ACCESS_KEY": "hush-aws",
+    "PADDLE_API_KEY": "hush-paddle",
+    "https_proxy": "http://me:hush-proxy@127.0.0.1:3128/",
+}
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """Return the last launch's manifest."""
+    document: dict[str, Any] = json.loads((folder / "log/latest/manifest.json").read_text())
+    return document
+
+
+def dry(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:
+    """Return the plan of a command line as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", "--dry-run=json", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def compared(text: str) -> object:
+    """Return a plan without ports and names that are another launch's each time."""
+    document = json.loads(text)
+    for process in document["nodes"][0]["processes"]:
+        process["rank"].pop("endpoint")
+        process["env"] = {
+            name: value
+            for name, value in process["env"].items()
+            if not any(word in name for word in ("ENDPOINT", "MASTER"))
+        }
+    name = document["nodes"][0]["run_dir"].rpartition("/")[2]
+    return json.loads(json.dumps(document).replace(name, "RUN"))
+
+
+def test_s70_no_secret_is_in_any_file_or_on_the_console(tmp_path: Path) -> None:
+    check = 'case "$DB_PASSWORD$MY_TOKEN$1$3" in hush*hush*hush*hush-b) echo seen;; esac; exit 7'
+    job = Command(tmp_path, check, "--env", "MY_TOKEN=hush-given", "--tee")
+    job.argv.remove("--quiet")
+    job.argv += ["--password=hush-a", "--api-key", "hush-b", "https://me:hush-c@127.0.0.1/"]
+    ended = job.run(env=SECRETS)
+    assert ended.code == 7
+    # They come unharmed to those that they are for.
+    assert ended.out.count(b"seen") == 2
+    assert "hush" not in ended.said + ended.out.decode()
+    files = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
+    assert {"manifest.json", "plan.json", "events.jsonl"} <= {path.name for path in files}
+    assert not [path for path in files if b"hush" in path.read_bytes()]
+    path = (tmp_path / "log/latest/manifest.json").resolve()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert set(SECRETS) <= set(manifest_of(tmp_path)["environment"]["names"])
+
+
+def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
+    env = {"FLAGS_check": "1", "CUDA_VISIBLE_DEVICES": ""}
+    (tmp_path / "fleetrun.yaml").write_text("grace: 3\n")
+    (tmp_path / "show.py").write_text(
+        "import os, sys\nprint(os.environ['FLAGS_check'], sys.argv)\n"
+    )
+    words = ["--nproc_per_node=2", "--env", "A=b c", "--tee", "0", "show.py", "--lr", "", "a b"]
+    first = dry(tmp_path, *words, env=env)
+    run = [sys.executable, "-m", "fleetrun"]
+    base = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(
+        [*run, "--quiet", *words], cwd=tmp_path, env={**base, **env}, check=True, timeout=60
+    )
+    kept = tmp_path / "kept.json"
+    kept.write_bytes((tmp_path / "log/latest/manifest.json").read_bytes())
+    (tmp_path / "fleetrun.yaml").unlink()
+    again = dry(tmp_path, "--from-manifest", "kept.json", "--quiet", env=env)
+    assert compared(again) == {**_quiet(first), "settings": json.loads(again)["settings"]}
+    # From another folder and another shell the ranks get the same, too.
+    done = subprocess.run(
+        [*run, f"--from-manifest={kept}", "--quiet"],
+        cwd="/",
+        env=base,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "1 ['show.py', '--lr', '', 'a b']\n"
+
+
+def _quiet(text: str) -> dict[str, object]:
+    found = compared(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    job = Command(tmp_path, "touch ready$R; sleep 60")
+    subprocess.run([*git, "init", "-q", "-b", "main"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "add", "-A"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], cwd=tmp_path, check=True)
+    Path(job.argv[-1]).write_text("#!/bin/sh\n# changed\ntouch ready$R; sleep 60\n")
+    launcher = job.start()
+    path = tmp_path / "log/latest/manifest.json"
+    until(lambda: path.exists() and manifest_of(tmp_path)["git"]["dirty"] is True)
+    assert len(manifest_of(tmp_path)["git"]["commit"]) == 40
+    launcher.send_signal(signal.SIGTERM)
+    assert job.finish(launcher).code == 143
+
+
+def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> None:
+    # What stands in the way of the file's draft is a folder.
+    job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; exit 5", ranks=1)
+    ended = job.run()
+    assert ended.code == 5
+    assert ended.said.count("Manifest failed") == 1

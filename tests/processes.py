@@ -1,0 +1,105 @@
+"""Real processes in tests: who is alive, found by a marker variable over all of /proc."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MARKER = "FLEETRUN_TEST_MARKER"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def survivors(marker: str) -> dict[int, str]:
+    """Return the living processes whose environment says MARKER=marker, with their commands."""
+    entry = f"\0{MARKER}={marker}\0".encode()
+    found = {}
+    for folder in Path("/proc").iterdir():
+        # The environment of a zombie is empty, so it does not count as alive.
+        if folder.name.isdigit() and entry in b"\0" + _read(folder / "environ"):
+            command = _read(folder / "cmdline").replace(b"\0", b" ").decode(errors="replace")
+            found[int(folder.name)] = command
+    found.pop(os.getpid(), None)
+    return found
+
+
+def assert_no_survivors(marker: str, seconds: float = 2.0) -> None:
+    """Fail if a process of MARKER is alive; after a kill -9 the guard needs a moment."""
+    try:
+        until(lambda: not survivors(marker), seconds)
+    except AssertionError:
+        message = f"these outlived the launcher: {survivors(marker)}"
+        raise AssertionError(message) from None
+
+
+DRIVER = Path(__file__).parent / "process" / "driver.py"
+
+
+class Launch:
+    """A launcher in a process of its own, running shell commands as ranks under a fresh marker."""
+
+    def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
+        self.folder = folder
+        self.marker = uuid.uuid4().hex
+        argvs = [["sh", "-c", one] if isinstance(one, str) else one for one in commands]
+        document = {"commands": argvs, "folder": str(folder), **wanted}
+        self._spec = folder / f"{self.marker}.json"
+        self._spec.write_text(json.dumps(document))
+
+    def start(
+        self,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        **popen: Any,  # noqa: ANN401 - Popen's own
+    ) -> subprocess.Popen[bytes]:
+        """Start the launcher; its standard output and error are pipes unless POPEN says else."""
+        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(
+            [*prefix, sys.executable, str(DRIVER), str(self._spec)],
+            env={**os.environ, MARKER: self.marker, **(env or {})},
+            cwd=self.folder,
+            **{**piped, **popen},
+        )
+
+    def run(self, **popen: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: ANN401 - Popen's own
+        """Run the launcher to its end; nobody may be left."""
+        return self.finish(self.start(**popen))
+
+    def finish(
+        self, process: subprocess.Popen[bytes], seconds: float = 20.0
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Wait for the end of a started launcher; nobody may be left."""
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+        assert_no_survivors(self.marker, 0.0)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until ranks have made these files in the folder."""
+        until(lambda: all((self.folder / name).exists() for name in names))
+
+    def log(self, rank: int) -> Path:
+        """Return where users look for a rank's output."""
+        return self.folder / "log" / f"workerlog.{rank}"
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what the last launch wrote down."""
+        text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,98 @@
+"""Failures that people meet are told in a sentence, from the texts that programs really print."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.run.causes import HOPELESS, KNOWN_FAILURES, meaning, recognise
+
+# As Paddle 2.6 and 3.3, Python, NCCL and CUDA print them.
+TEXTS = (
+    (
+        "gpu-out-of-memory",
+        (
+            "ResourceExhaustedError: \n\nOut of memory error on GPU 0. Cannot allocate 15GB memory "
+            "on GPU 0, 28.7GB memory has been allocated and available memory is only 10.8GB."
+        ),
+    ),
+    (
+        "gpu-id",
+        (
+            "InvalidArgumentError: Device id must be less than GPU count, but received id is: 9. "
+            "GPU count is: 8."
+        ),
+    ),
+    (
+        "gpu-id",
+        (
+            "OSError: (External) CUDA error(101), invalid device ordinal.\n"
+            "  [Hint: 'cudaErrorInvalidDevice'.]"
+        ),
+    ),
+    (
+        "cpu-build",
+        (
+            "ValueError: The device should not be <re.Match object; span=(0, 5), match='gpu:0'>, "
+            "since PaddlePaddle is not compiled with CUDA"
+        ),
+    ),
+    ("gpu-driver", "ImportError: libcuda.so.1: cannot open shared object file: No such file"),
+    (
+        "shared-memory",
+        (
+            "FatalError: `Access to an undefined portion of a memory object` is detected by the "
+            "operating system."
+        ),
+    ),
+    ("shared-memory", "Fatal Python error: Bus error"),
+    ("nccl-interface", "NCCL WARN Bootstrap : no socket interface found\nncclInternalError"),
+    ("nccl", "ncclRemoteError: A call failed possibly due to a network error"),
+    ("nccl", "Find timeout start but not finish task:group_key:x,group_ranks:[0,1]"),
+    ("address-in-use", "OSError: [Errno 98] Address already in use"),
+    ("address-in-use", "ValueError: (InvalidArgument) Bind network on IP_ANY:47123 failed."),
+    ("address-in-use", "2   phi::distributed::detail::LibUVMasterDaemon::~LibUVMasterDaemon()"),
+    ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
+    ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
+    ("open-files", "OSError: [Errno 24] Too many open files: '/data/1'"),
+    ("missing-module", "ModuleNotFoundError: No module named 'paddel'"),
+    ("missing-script", "python: can't open file '/x/tran.py': [Errno 2] No such file or directory"),
+    ("syntax", "    def f(:\n          ^\nSyntaxError: invalid syntax"),
+    ("peer-lost", "ValueError: (InvalidArgument) TCP send error. Details: Broken pipe."),
+    ("peer-lost", "ValueError: (InvalidArgument) Network 10.0.0.1:47199 cannot be connected."),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), TEXTS)
+def test_real_texts_are_recognised(name: str, text: str) -> None:
+    known = recognise(text)
+    assert known is not None
+    assert known.name == name
+
+
+def test_every_row_is_met_by_a_real_text() -> None:
+    assert {known.name for known in KNOWN_FAILURES} == {name for name, _ in TEXTS}
+    assert len({known.name for known in KNOWN_FAILURES}) == len(KNOWN_FAILURES)
+    assert {known.name for known in KNOWN_FAILURES} >= HOPELESS
+
+
+@given(st.text())
+def test_no_text_is_too_odd(text: str) -> None:
+    assert recognise(text) is None or recognise(text) in KNOWN_FAILURES
+
+
+@given(st.lists(st.sampled_from([mark for known in KNOWN_FAILURES for mark in known.marks])))
+def test_the_first_row_wins(marks: list[str]) -> None:
+    text = "\n".join(marks)
+    rows = [known for known in KNOWN_FAILURES if any(mark in text for mark in known.marks)]
+    assert recognise(text) == (rows[0] if rows else None)
+
+
+def test_a_lost_peer_never_hides_a_better_reason() -> None:
+    assert KNOWN_FAILURES[-1].name == "peer-lost"
+
+
+@given(st.integers(0, 200))
+def test_every_signal_has_a_name(signum: int) -> None:
+    assert meaning(signum)

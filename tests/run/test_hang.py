@@ -1,0 +1,191 @@
+"""Is anybody alive, and who lags: decided from samples alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetrun.model import ExitStatus, Rules
+from fleetrun.run import policy
+from fleetrun.run.events import Elapsed, Exited, Finish, Hung, SignalAll, Spawn, Started
+from fleetrun.run.hang import Clock, Comparison, Depth, Lag, Signs
+
+QUIET = Signs("S", 1.0, 10, 0)
+IDLE = Depth({7: 1.0}, 0, is_in_disk_wait=False)
+
+
+def watched(*looks: tuple[dict[int, Signs], dict[int, Depth]], timeout_s: float = 20.0) -> Clock:
+    """Return a clock after LOOKS, one each five seconds from 0 on."""
+    clock = Clock(timeout_s)
+    clock.restart(0.0)
+    for number, (signs, depths) in enumerate(looks):
+        if clock.look(signs, number * 5.0):
+            clock.look_closer(depths, number * 5.0)
+    return clock
+
+
+def silence(
+    count: int = 6, signs: Signs = QUIET, depth: Depth = IDLE
+) -> list[tuple[dict[int, Signs], dict[int, Depth]]]:
+    return [({0: signs, 1: signs}, {0: depth, 1: depth})] * count
+
+
+def test_s61_silence_of_all_is_a_hang() -> None:
+    clock = watched(*silence(6))
+    assert clock.is_hung(25.0)
+    assert clock.silent_s(25.0) == 25.0
+    assert not watched(*silence(4)).is_hung(15.0)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        QUIET._replace(output=11),
+        QUIET._replace(output=0),
+        QUIET._replace(beat=3),
+        QUIET._replace(cpu_s=1.2),
+        QUIET._replace(state="T"),
+        QUIET._replace(state="t"),
+    ],
+)
+def test_s62_any_sign_of_one_rank_is_life(sign: Signs) -> None:
+    looks = silence(6)
+    looks[5] = ({0: QUIET, 1: sign}, {})
+    assert not watched(*looks).is_hung(25.0)
+
+
+@pytest.mark.parametrize(
+    "depth",
+    [
+        Depth({7: 1.0}, 4096, is_in_disk_wait=False),
+        Depth({7: 1.0}, 0, is_in_disk_wait=True),
+        Depth({7: 1.0, 8: 0.5}, 0, is_in_disk_wait=False),
+        Depth({7: 1.5}, 0, is_in_disk_wait=False),
+    ],
+)
+def test_s62_work_of_any_process_of_a_rank_is_life(depth: Depth) -> None:
+    looks = silence(6)
+    looks[5] = ({0: QUIET, 1: QUIET}, {0: IDLE, 1: depth})
+    assert not watched(*looks).is_hung(25.0)
+
+
+def test_waking_up_now_and_then_is_not_life() -> None:
+    looks = [
+        (
+            {0: QUIET._replace(cpu_s=1.0 + n * 0.05)},
+            {0: Depth({7: n * 0.05}, 0, is_in_disk_wait=False)},
+        )
+        for n in range(6)
+    ]
+    assert watched(*looks).is_hung(25.0)
+
+
+def test_with_heartbeats_spinning_is_not_life() -> None:
+    looks = [
+        (
+            {0: QUIET._replace(cpu_s=n * 5.0, beat=1)},
+            {0: Depth({7: n * 5.0}, 0, is_in_disk_wait=False)},
+        )
+        for n in range(6)
+    ]
+    assert watched(*looks).is_hung(25.0)
+
+
+def test_what_happened_while_we_were_stopped_is_unknown() -> None:
+    clock = watched(*silence(3))
+    assert not clock.look({0: QUIET}, 3600.0)
+    assert not clock.is_hung(3600.0)
+
+
+def test_one_look_is_no_comparison() -> None:
+    clock = Clock(1.0)
+    clock.restart(0.0)
+    clock.look({0: QUIET}, 0.0)
+    assert clock.look({0: QUIET}, 1.5)
+    clock.look_closer({0: IDLE}, 1.5)
+    assert not clock.is_hung(1.5)
+
+
+def lags(*shares: tuple[float, ...], seconds: float = 40.0) -> list[Lag]:
+    """Return what is found when the ranks use these SHARES of a processor in turn."""
+    comparison = Comparison()
+    used = [0.0] * len(shares[0])
+    found = []
+    for number in range(int(seconds / 5) + 1):
+        lag = comparison.see(dict(enumerate(used)), number * 5.0)
+        if lag is not None:
+            found.append(lag)
+        share = shares[min(number, len(shares) - 1)]
+        used = [one + 5.0 * part for one, part in zip(used, share, strict=True)]
+    return found
+
+
+def test_s63_an_idle_rank_among_busy_ones_is_named_once() -> None:
+    assert lags((1.0, 0.0, 1.0, 0.9)) == [Lag((1,), (0, 2, 3), is_idle=True, seconds=30.0)]
+
+
+def test_s63_a_busy_rank_for_which_the_others_wait_is_named() -> None:
+    assert lags((0.0, 0.01, 1.0)) == [Lag((2,), (0, 1), is_idle=False, seconds=30.0)]
+
+
+def test_s63_a_lasting_lag_is_told_again_but_ever_more_seldom() -> None:
+    assert len(lags((1.0, 0.0, 1.0), seconds=30 + 60 + 120)) == 3
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [(1.0, 1.0, 1.0)],
+        [(0.0, 0.0, 0.0)],
+        [(1.0, 0.1, 1.0)],
+        [(1.0, 0.0, 0.1)],
+        [(1.0, 1.0, 0.0, 0.0)],
+        [(1.0, 0.0, 1.0)] * 3 + [(1.0, 0.9, 1.0)] + [(1.0, 0.0, 1.0)] * 5,
+        [(1.0,)],
+    ],
+)
+def test_s63_no_one_lags_who_is_not_alone_for_long(shares: list[tuple[float, ...]]) -> None:
+    assert lags(*shares) == []
+
+
+def test_a_new_set_of_ranks_begins_anew() -> None:
+    comparison = Comparison()
+    for number in range(6):
+        comparison.see({0: number * 5.0, 1: 0.0}, number * 5.0)
+    assert comparison.see({0: 30.0, 1: 0.0, 2: 0.0}, 30.0) is None
+
+
+def running(*, max_restarts: int = 0) -> tuple[policy.State, Rules]:
+    rules = Rules(max_restarts=max_restarts)
+    state, _ = policy.begin([True, True])
+    for index in range(2):
+        state, _ = policy.step(state, Started(index, f"rank {index}", 10 + index, 0.0), rules)
+    return state, rules
+
+
+def test_s61_a_hang_stops_the_job_with_124() -> None:
+    state, rules = running()
+    state, actions = policy.step(state, Hung(20.0, 25.0, odd=("rank 1",)), rules)
+    assert actions == (SignalAll(policy.TERM),)
+    for index in range(2):
+        ended = Exited(index, f"rank {index}", ExitStatus(signum=15), 26.0)
+        state, actions = policy.step(state, ended, rules)
+    assert isinstance(actions[-1], Finish)
+    assert actions[-1].outcome.exit_code == 124
+    assert "rank 1" in actions[-1].outcome.describe()
+
+
+def test_s61_a_hang_counts_as_a_failure_for_restarts() -> None:
+    state, rules = running(max_restarts=1)
+    state, _ = policy.step(state, Hung(20.0, 25.0), rules)
+    for index in range(2):
+        ended = Exited(index, f"rank {index}", ExitStatus(signum=15), 26.0)
+        state, actions = policy.step(state, ended, rules)
+    if state.deadline is not None:
+        state, actions = policy.step(state, Elapsed(state.deadline), rules)
+    assert Spawn(0, 1) in actions
+
+
+def test_a_hang_of_a_job_that_ends_is_none() -> None:
+    state, rules = running()
+    state, _ = policy.step(state, Exited(0, "rank 0", ExitStatus(code=3), 1.0), rules)
+    assert policy.step(state, Hung(20.0, 25.0), rules) == (state, ())

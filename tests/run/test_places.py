@@ -1,0 +1,87 @@
+"""Stacks as py-spy and faulthandler print them, and who stands elsewhere."""
+
+from __future__ import annotations
+
+from fleetrun.run.places import Frame, Place, compare, main_thread
+
+SPY = """\
+# 2025-11-21 05:10:55 rank 1: nothing has happened for 30 s
+Process 7: /usr/bin/python3 -u train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 9 (idle): "Thread-1 (loop)"
+    wait (/usr/lib/python3.11/threading.py:320)
+Thread 7 (idle): "MainThread"
+    ProcessGroup.all_reduce (/x/site-packages/paddle/group.py:51)
+    step (/home/me/train.py:9)
+    <module> (/home/me/train (old).py:10)
+
+Process 8: /usr/bin/python3 -u train.py
+Thread 8 (idle): "MainThread"
+    recv (/x/queue.py:3)
+"""
+FAULTHANDLER = """\
+# process 7: python train.py
+Thread 0x00007f0a (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+  File "/usr/lib/python3.11/threading.py", line 1000 in run
+
+Current thread 0x00007f0b (most recent call first):
+  File "/home/me/a "b".py", line 5 in load_batch
+  File "/home/me/train.py", line 9 in <module>
+# process 8: python child
+Current thread 0x00007f0c (most recent call first):
+  File "/x/queue.py", line 3 in recv
+"""
+WAIT = (
+    Frame("all_reduce", "/x/site-packages/paddle/group.py", 51),
+    Frame("step", "/home/me/train.py", 9),
+)
+LOAD = (Frame("load_batch", "/home/me/train.py", 5), Frame("step", "/home/me/train.py", 8))
+
+
+def test_the_main_thread_is_found_in_a_dump_of_py_spy() -> None:
+    assert main_thread(SPY) == (
+        Frame("ProcessGroup.all_reduce", "/x/site-packages/paddle/group.py", 51),
+        Frame("step", "/home/me/train.py", 9),
+        Frame("<module>", "/home/me/train (old).py", 10),
+    )
+
+
+def test_the_main_thread_is_the_last_of_faulthandler() -> None:
+    assert main_thread(FAULTHANDLER) == (
+        Frame("load_batch", '/home/me/a "b".py', 5),
+        Frame("<module>", "/home/me/train.py", 9),
+    )
+
+
+def test_what_is_no_dump_has_no_stack() -> None:
+    assert main_thread("") == ()
+    assert main_thread("Error: Permission denied\n\nStack backtrace:\n   0: py_spy::main\n") == ()
+    assert main_thread("Current thread 0x1 (most recent call first):\n  <no Python frame>\n") == ()
+
+
+def test_the_rank_that_stands_elsewhere_is_found() -> None:
+    finding = compare({0: WAIT, 1: LOAD, 2: WAIT, 3: WAIT})
+    assert finding.odd == (1,)
+    assert [place.ranks for place in finding.places] == [(1,), (0, 2, 3)]
+    assert str(finding.places[1]) == "all_reduce (group.py:51), called from step (train.py:9)"
+    assert str(finding.places[0]) == "load_batch (train.py:5)"
+
+
+def test_of_two_it_is_the_one_that_does_not_wait_for_the_other() -> None:
+    assert compare({0: WAIT, 1: LOAD}).odd == (1,)
+    assert compare({0: LOAD, 1: LOAD[:1]}).odd == ()
+
+
+def test_lines_matter_only_if_they_make_a_majority() -> None:
+    elsewhere = [(WAIT[0], WAIT[1]._replace(line=n)) for n in range(4)]
+    assert compare(dict(enumerate(elsewhere))).odd == ()
+    assert compare({**dict(enumerate(elsewhere)), 4: LOAD}).odd == (4,)
+    assert compare({0: WAIT, 1: WAIT, 2: elsewhere[0]}).odd == (2,)
+
+
+def test_who_cannot_be_asked_is_not_odd() -> None:
+    assert compare({0: WAIT, 1: (), 2: WAIT}).odd == ()
+    assert compare({0: (), 1: ()}).places == ()
+    assert str(Place((0,), ())) == "no Python code"

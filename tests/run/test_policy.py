@@ -1,0 +1,501 @@
+"""The policy: by example, and by what holds in every history that can happen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetrun.model import ExitStatus, Rules
+from fleetrun.run import policy
+from fleetrun.run.events import (
+    Action,
+    Elapsed,
+    Event,
+    Exited,
+    Finish,
+    Interrupted,
+    Outcome,
+    SignalAll,
+    Spawn,
+    Started,
+    Sweep,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+LONGEST_WAIT_S = policy.LONGEST_WAIT_S
+OK = ExitStatus(code=0)
+INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
+
+
+class Job:
+    """A pretended supervisor: performs what the policy wants and keeps the books."""
+
+    def __init__(
+        self, essential: Sequence[bool], rules: Rules, spawns: Callable[[int], bool] | None = None
+    ) -> None:
+        self.rules = rules
+        self.now = 0.0
+        self.spawns = spawns or (lambda _: True)
+        self.state, actions = policy.begin(essential)
+        self.events: list[Event] = []
+        self.done: list[Action] = []
+        self.outcome: Outcome | None = None
+        self.perform(actions)
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """Do what the policy wants, and what it wants then."""
+        todo = list(actions)
+        while todo:
+            action = todo.pop(0)
+            if not policy.stands(self.state, action):
+                continue
+            self.done.append(action)
+            match action:
+                case Spawn(process=process, attempt=attempt):
+                    todo += self.take(self.start(process, attempt))
+                case Finish(outcome=outcome):
+                    assert self.outcome is None, "finished twice"
+                    self.outcome = outcome
+                case SignalAll() | Sweep():
+                    pass
+
+    def start(self, process: int, attempt: int) -> Started | Exited:
+        """Pretend to start a process."""
+        label = f"rank {process}"
+        if self.spawns(process):
+            return Started(process, label, 100 + process, self.now, attempt)
+        status = ExitStatus(code=127)
+        return Exited(process, label, status, self.now, attempt=attempt, fault="no such program")
+
+    def take(self, event: Event) -> tuple[Action, ...]:
+        """Feed an event and return the actions, not performed yet."""
+        self.events.append(event)
+        self.state, actions = policy.step(self.state, event, self.rules)
+        return actions
+
+    def feed(self, event: Event) -> None:
+        """Feed an event and perform what follows."""
+        self.perform(self.take(event))
+
+    def exit(
+        self,
+        process: int,
+        code: int = 0,
+        signum: int | None = None,
+        *,
+        hopeless: str = "",
+        last_words: str = "",
+        step: int | None = None,
+        lived_s: float = 0.0,
+    ) -> None:
+        """Let a process end."""
+        status = ExitStatus(signum=signum) if signum else ExitStatus(code=code)
+        exited = Exited(
+            process,
+            f"rank {process}",
+            status,
+            self.now,
+            100 + process,
+            self.state.attempt,
+            hopeless=hopeless,
+            last_words=last_words,
+            step=step,
+            lived_s=lived_s,
+        )
+        self.feed(exited)
+
+    def interrupt(self, signum: int) -> None:
+        """Let a signal come."""
+        self.feed(Interrupted(signum, self.now))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and the alarm ring."""
+        self.now += seconds
+        if self.state.deadline is not None and self.now >= self.state.deadline:
+            self.feed(Elapsed(self.now))
+
+    def signals(self) -> list[int]:
+        """Return the signals that were sent to all."""
+        return [action.signum for action in self.done if isinstance(action, SignalAll)]
+
+    def verdict(self) -> Outcome:
+        """Return the outcome, which there must be."""
+        assert self.outcome is not None
+        return self.outcome
+
+
+def job(ranks: int = 3, **rules: float) -> Job:
+    return Job([True] * ranks, Rules(**rules))  # type: ignore[arg-type]
+
+
+def test_all_are_started_in_order() -> None:
+    assert job(3).done == [Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
+
+
+def test_success_is_when_all_have_finished() -> None:
+    one = job(2)
+    one.exit(1)
+    assert one.outcome is None
+    one.exit(0)
+    assert one.verdict().exit_code == 0
+    assert one.verdict().describe() == "all processes finished"
+    assert one.done[-2:] == [Sweep(), Finish(one.verdict())]
+
+
+def test_first_failure_is_the_cause_and_stops_the_rest() -> None:
+    one = job(3)
+    one.exit(1, code=7)
+    one.exit(0, signum=TERM)
+    one.exit(2, code=9)
+    assert one.verdict().exit_code == 7
+    assert one.verdict().describe() == "rank 1 exited with 7"
+    assert one.signals() == [TERM]
+    assert [exited.process for exited in one.verdict().exits] == [1, 0, 2]
+
+
+def test_death_by_signal_gives_128_and_the_signal() -> None:
+    one = job(1)
+    one.exit(0, signum=11)
+    assert one.verdict().exit_code == 139
+    assert one.verdict().describe() == "rank 0 was killed by SIGSEGV"
+
+
+def test_who_does_not_stop_within_the_grace_is_killed() -> None:
+    one = job(2, grace_s=3)
+    one.exit(0, code=1)
+    one.wait(2.9)
+    assert one.signals() == [TERM]
+    one.wait(0.1)
+    assert one.signals() == [TERM, KILL]
+    one.exit(1, signum=KILL)
+    assert one.verdict().exit_code == 1
+
+
+def test_what_even_sigkill_does_not_end_is_given_up_on() -> None:
+    one = job(2, grace_s=1)
+    one.exit(0, code=1)
+    one.wait(1)
+    one.wait(policy.STUCK_S)
+    assert one.verdict().stuck == (1,)
+    assert one.verdict().exit_code == 1
+
+
+def test_an_early_alarm_changes_nothing() -> None:
+    one = job(2)
+    one.feed(Elapsed(0.0))
+    one.exit(0, code=1)
+    one.feed(Elapsed(0.5))
+    assert one.signals() == [TERM]
+
+
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_a_signal_is_passed_on_once_and_is_the_verdict(signum: int) -> None:
+    one = job(2)
+    one.interrupt(signum)
+    one.exit(0)
+    one.exit(1)
+    assert one.signals() == [signum]
+    assert one.verdict().exit_code == 128 + signum
+    assert one.verdict().describe().startswith("interrupted by SIG")
+
+
+def test_the_second_signal_kills_at_once() -> None:
+    one = job(2)
+    one.interrupt(INT)
+    one.now += 0.5
+    one.interrupt(INT)
+    assert one.signals() == [INT, KILL]
+    one.now += 0.5
+    one.interrupt(INT)
+    assert one.signals() == [INT, KILL]
+
+
+def test_the_same_signal_delivered_twice_is_one_request() -> None:
+    one = job(2)
+    one.interrupt(INT)
+    one.now += 0.01
+    one.interrupt(INT)
+    assert one.signals() == [INT]
+    one.interrupt(TERM)
+    assert one.signals() == [INT, KILL]
+
+
+def test_a_lost_terminal_says_so_more_than_once_and_is_never_in_a_hurry() -> None:
+    one = job(2)
+    one.interrupt(HUP)
+    one.now += 1
+    one.interrupt(HUP)
+    assert one.signals() == [HUP]
+
+
+def test_a_signal_to_everybody_is_not_a_second_request_after_a_rank_died_of_it() -> None:
+    one = job(2, max_restarts=3)
+    one.exit(0, signum=TERM)
+    one.interrupt(TERM)
+    assert one.signals() == [TERM]
+    one.exit(1)
+    assert one.verdict().exit_code == 143
+    assert one.verdict().attempts == 1
+
+
+def test_users_signals_are_passed_on_and_stop_nothing() -> None:
+    one = job(1)
+    one.interrupt(USR1)
+    assert one.signals() == [USR1]
+    assert one.state.interrupted is None
+    one.exit(0)
+    assert one.verdict().exit_code == 0
+
+
+def test_who_is_not_essential_is_stopped_when_the_rest_is_done() -> None:
+    one = Job([True, False], Rules())
+    one.exit(0)
+    assert one.signals() == [TERM]
+    one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == 0
+
+
+def test_who_is_not_essential_may_end_early_but_not_fail() -> None:
+    one = Job([True, False, False], Rules())
+    one.exit(1)
+    assert one.signals() == []
+    one.exit(2, code=3)
+    assert one.signals() == [TERM]
+    one.exit(0, signum=TERM)
+    assert one.verdict().describe() == "rank 2 exited with 3"
+
+
+def test_a_plan_without_processes_is_done_at_once() -> None:
+    assert Job([], Rules()).verdict().exit_code == 0
+
+
+def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
+    one = Job([True] * 3, Rules(max_restarts=2), spawns=lambda process: process != 1)
+    assert [action for action in one.done if isinstance(action, Spawn)] == [
+        Spawn(0, 0),
+        Spawn(1, 0),
+    ]
+    assert one.signals() == [TERM]
+    one.exit(0, signum=TERM)
+    assert one.verdict().exit_code == 127
+    assert one.verdict().describe() == "rank 1 could not be started: no such program"
+
+
+def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
+    one = job(2)
+    assert policy.stands(one.state, Spawn(1, 0))
+    one.take(Interrupted(TERM, 0.0))
+    assert not policy.stands(one.state, Spawn(1, 0))
+    assert policy.stands(one.state, SignalAll(TERM))
+
+
+def test_restart_waits_until_all_are_dead() -> None:
+    one = job(2, max_restarts=1)
+    one.exit(0, code=5)
+    assert Spawn(0, 1) not in one.done
+    one.exit(1, signum=TERM)
+    assert one.done[-1] == Sweep()
+    one.wait(LONGEST_WAIT_S)
+    assert one.done[-3:] == [Sweep(), Spawn(0, 1), Spawn(1, 1)]
+    one.exit(0)
+    one.exit(1)
+    assert one.verdict().exit_code == 0
+    assert one.verdict().attempts == 2
+    assert [cause.describe() for cause in one.verdict().earlier] == ["rank 0 exited with 5"]
+
+
+def test_restarts_are_counted() -> None:
+    one = job(1, max_restarts=2)
+    for code in (4, 5, 6):
+        one.exit(0, code=code)
+        one.wait(LONGEST_WAIT_S)
+    assert one.verdict().exit_code == 6
+    assert one.verdict().attempts == 3
+    earlier = [cause.describe() for cause in one.verdict().earlier]
+    assert earlier == ["rank 0 exited with 4", "rank 0 exited with 5"]
+
+
+def test_s35_a_signal_ends_the_wait_for_another_attempt() -> None:
+    one = job(1, max_restarts=2)
+    one.exit(0, code=4)
+    one.interrupt(TERM)
+    assert one.verdict().exit_code == 143
+    assert one.verdict().attempts == 1
+    assert [cause.describe() for cause in one.verdict().earlier] == ["rank 0 exited with 4"]
+
+
+def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
+    one = job(1, max_restarts=2)
+    one.exit(0, code=1, hopeless="no such module.")
+    assert one.verdict().exit_code == 1
+    assert one.verdict().given_up == "no such module."
+
+
+@pytest.mark.parametrize(
+    ("steps", "lived_s", "attempts"),
+    [
+        ((None,) * 4, 1.0, 3),
+        ((None,) * 4, 90.0, 4),
+        ((7, 7, 7, 7), 90.0, 3),
+        ((7, 9, 9, 9), 1.0, 4),
+        ((7, 8, 9, 10), 1.0, 4),
+    ],
+)
+def test_s53_three_failures_alike_without_a_new_step_are_enough(
+    steps: tuple[int | None, ...], lived_s: float, attempts: int
+) -> None:
+    one = job(1, max_restarts=3)
+    for step in steps:
+        if one.outcome is None:
+            one.exit(0, code=4, last_words="alas", step=step, lived_s=lived_s)
+            one.wait(LONGEST_WAIT_S)
+    assert one.verdict().attempts == attempts
+    assert bool(one.verdict().given_up) == (attempts == 3)
+
+
+def test_s53_failures_of_different_kinds_are_progress() -> None:
+    one = job(1, max_restarts=3)
+    for words in ("a", "b", "c", "d"):
+        one.exit(0, code=4, last_words=words)
+        one.wait(LONGEST_WAIT_S)
+    assert one.verdict().attempts == 4
+
+
+def test_after_the_end_nothing_happens() -> None:
+    one = job(1)
+    one.exit(0)
+    for event in (Interrupted(INT, 1.0), Elapsed(2.0)):
+        assert policy.step(one.state, event, one.rules) == (one.state, ())
+
+
+# ------------------------------------------------------------------------------- every history
+
+
+class Dice:
+    """Chance, from numbers that hypothesis can make smaller."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = list(numbers)
+
+    def roll(self, sides: int) -> int:
+        """Return a number below SIDES."""
+        return self.numbers.pop(0) % sides if self.numbers else 0
+
+
+def play(numbers: Sequence[int]) -> Job:
+    """Let things happen as chance has it, and then let everybody who is left die."""
+    dice = Dice(numbers)
+    essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
+    rules = Rules(grace_s=float(dice.roll(5)), max_restarts=dice.roll(3))
+    one = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19)
+    while one.outcome is None:
+        alive = sorted(one.state.alive)
+        if not dice.numbers:
+            if one.state.phase == policy.WAITING:
+                one.wait(LONGEST_WAIT_S)
+                continue
+            assert alive, "nobody is left, and still no end"
+            one.exit(alive[0], signum=KILL)
+            continue
+        match dice.roll(8):
+            case 0 | 1 | 2 if alive:
+                one.exit(alive[dice.roll(len(alive))], code=(0, 0, 0, 7)[dice.roll(4)])
+            case 3 if alive:
+                one.exit(alive[dice.roll(len(alive))], signum=(KILL, TERM, 11)[dice.roll(3)])
+            case 4:
+                one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
+            case 5:
+                one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
+            case _:
+                one.now += 0.001
+    return one
+
+
+def check(one: Job) -> None:
+    """Say what must hold in every history."""
+    outcome = one.verdict()
+    assert [type(action) for action in one.done].count(Finish) == 1
+    assert isinstance(one.done[-1], Finish)
+    assert one.done[-2] == Sweep()
+    stops = [e for e in one.events if isinstance(e, Interrupted) and e.signum != USR1]
+    order = list(one.events)
+    if stops:
+        after = order[order.index(stops[0]) :]
+        assert not any(isinstance(event, Started) for event in after), "started after a signal"
+    assert 1 <= outcome.attempts <= one.rules.max_restarts + 1
+    was_waiting = isinstance(outcome.cause, Interrupted) and len(outcome.earlier) > 0
+    assert len(outcome.earlier) in {outcome.attempts - 1, outcome.attempts * was_waiting}
+    check_last_attempt(one, stops)
+    check_spawns(one)
+    check_kills(one)
+
+
+def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
+    outcome = one.verdict()
+    last = [
+        event
+        for event in one.events
+        if isinstance(event, Exited) and event.attempt == outcome.attempts - 1
+    ]
+    assert list(outcome.exits) == last
+    failures = [exited for exited in last if exited.status.exit_code]
+    match outcome.cause:
+        case None:
+            assert outcome.exit_code == 0
+            done = {exited.process for exited in last if not exited.status.exit_code}
+            assert one.state.essential <= done
+        case Interrupted():
+            assert outcome.cause is stops[0]
+            assert outcome.exit_code == 128 + stops[0].signum
+            before = one.events[: one.events.index(stops[0])]
+            assert not any(f in before and f not in outcome.earlier for f in failures[:1])
+        case Exited():
+            assert outcome.cause is failures[0]
+            assert outcome.exit_code == failures[0].status.exit_code
+
+
+def check_spawns(one: Job) -> None:
+    spawns = [action for action in one.done if isinstance(action, Spawn)]
+    assert len(set(spawns)) == len(spawns)
+    assert spawns == sorted(spawns, key=lambda spawn: (spawn.attempt, spawn.process))
+    alive: set[int] = set()
+    for event in one.events:
+        if isinstance(event, Started):
+            if event.process == 0:
+                assert not alive, "born before all were dead"
+            alive.add(event.process)
+        elif isinstance(event, Exited):
+            alive.discard(event.process)
+    assert alive == set(one.verdict().stuck)
+    for place, action in enumerate(one.done):
+        if isinstance(action, Spawn) and action.attempt and action.process == 0:
+            assert one.done[place - 1] == Sweep()
+
+
+def check_kills(one: Job) -> None:
+    polite = [signum for signum in one.signals() if signum not in {KILL, USR1}]
+    kills = one.signals().count(KILL)
+    attempts = one.verdict().attempts
+    assert len(polite) <= attempts
+    assert kills <= len(polite)
+
+
+NUMBERS = st.lists(st.integers(0, 10_000), max_size=60)
+
+
+@given(NUMBERS)
+@settings(max_examples=300, deadline=None)
+def test_what_holds_in_hundreds_of_histories(numbers: list[int]) -> None:
+    check(play(numbers))
+
+
+@pytest.mark.slow
+@given(NUMBERS)
+@settings(max_examples=20_000, deadline=None)
+def test_what_holds_in_twenty_thousand_histories(numbers: list[int]) -> None:
+    check(play(numbers))

@@ -1,0 +1,140 @@
+"""The last lines that explain, and the words of the verdict."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.model import ExitStatus
+from fleetrun.run import causes, lastwords, report
+from fleetrun.run.events import Exited, Outcome
+from fleetrun.run.findings import Culprit, Findings, Victim
+
+CHAIN = """\
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+ZeroDivisionError: division by zero
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "a.py", line 4, in <module>
+ValueError: bad
+batch"""
+
+CRASH = """\
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f01 (most recent call first):
+  File "threading.py", line 324 in wait
+
+Current thread 0x00007f02 (most recent call first):
+  File "c.py", line 5 in <module>
+
+Extension modules: numpy.core, paddle (total: 2)
+
+
+--------------------------------------
+C++ Traceback (most recent call last):
+--------------------------------------
+0   phi::Kernel
+----------------------
+Error Message Summary:
+----------------------
+FatalError: `Segmentation fault` is detected by the operating system."""
+
+
+def test_a_traceback_is_whole_with_what_led_to_it() -> None:
+    assert lastwords.last_lines(f"step 1\n{CHAIN}\n") == CHAIN.split("\n")
+
+
+def test_a_traceback_that_was_survived_is_another_story() -> None:
+    text = f"{CHAIN}\nstep 2\nTraceback (most recent call last):\n  here\nOSError: no\n"
+    assert lastwords.last_lines(text)[-1] == "OSError: no"
+    assert len(lastwords.last_lines(text)) == 3
+
+
+def test_a_crash_is_told_once_without_bystanders() -> None:
+    lines = lastwords.last_lines(f"step 1\n{CRASH}\n\n{CRASH}\n")
+    assert lines[0] == "Fatal Python error: Segmentation fault"
+    assert '  File "c.py", line 5 in <module>' in lines
+    assert sum(line.startswith("C++ Traceback") for line in lines) == 1
+    assert not any("threading.py" in line or "Extension" in line for line in lines)
+    assert lines[-1].startswith("FatalError: `Segmentation fault`")
+
+
+def test_a_very_long_traceback_keeps_both_ends() -> None:
+    body = "\n".join(f"  File x, line {n}" for n in range(5000))
+    lines = lastwords.last_lines(f"Traceback (most recent call last):\n{body}\nRecursionError: x")
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "RecursionError: x"
+    assert len(lines) == 100
+
+
+@given(st.text(st.sampled_from("abT \r\n-\x0b\u2028"), max_size=200) | st.text())
+def test_no_log_is_too_odd(text: str) -> None:
+    assert len(lastwords.last_lines(text)) <= 100
+
+
+def exited(process: int, at: float, code: int = 1, signum: int | None = None) -> Exited:
+    return Exited(process, f"rank {process}", ExitStatus(code, signum), at, 40 + process)
+
+
+def findings(*victims: Victim) -> Findings:
+    culprit = Culprit(
+        exited=exited(2, 5.0),
+        host="h",
+        devices="GPU 2",
+        wall=1e9,
+        after_s=3.04,
+        log="/log/workerlog.2",
+        words=("Traceback (most recent call last):", "OSError: [Errno 28] x"),
+        source="/log/workerlog.2",
+        error=None,
+        known=causes.recognise("[Errno 28]"),
+        evidence=(),
+    )
+    return Findings(culprit, victims)
+
+
+def said(found: Findings, *, shown: frozenset[int] = frozenset()) -> list[str]:
+    assert found.culprit is not None
+    outcome = Outcome(found.culprit.exited)
+    return report.verdict(outcome, found, [f"rank {n}" for n in range(9)], shown).split("\n")
+
+
+def test_s16_culprit_before_victims() -> None:
+    lost = [Victim(exited(n, 0.0), after, "peer lost") for n, after in ((0, 0.2), (3, 1.0))]
+    stopped = Victim(exited(1, 0.0, signum=15), 0.1, "stopped")
+    first, where, log, *words, known, others = said(findings(*lost, stopped))
+    assert first == "rank 2 exited with 1."
+    assert where.startswith("It failed first, on h (GPU 2), pid 42, at 2001-09-0")
+    assert where.endswith(", 3.0 s after the start.")
+    assert log == "Its log is /log/workerlog.2, which ends with"
+    assert words == ["    Traceback (most recent call last):", "    OSError: [Errno 28] x"]
+    assert known.startswith("The disk is full")
+    assert others == (
+        "After that rank 1 was stopped by fleetrun; "
+        "ranks 0, 3 failed 0.2 to 1.0 s later: peer lost."
+    )
+
+
+def test_one_lost_peer_is_told_with_its_code() -> None:
+    victim = Victim(exited(0, 0.0), 0.4, "peer lost")
+    assert said(findings(victim))[-1] == "After that rank 0 exited with 1 0.4 s later: peer lost."
+
+
+def test_many_failures_are_folded() -> None:
+    victims = [Victim(exited(n, 0.0), 0.0, "") for n in range(7)]
+    assert said(findings(*victims))[-1].endswith("; 4 more failed after that.")
+
+
+def test_what_is_on_the_screen_is_not_said_again() -> None:
+    lines = said(findings(), shown=frozenset({2}))
+    assert "Its log is /log/workerlog.2." in lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_without_findings_the_verdict_is_still_there() -> None:
+    outcome = Outcome(exited(2, 5.0))
+    assert report.verdict(outcome, Findings(), [], frozenset()) == "rank 2 exited with 1."

@@ -1,0 +1,151 @@
+"""Ranks that fail, through the real command line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from processes import survivors
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WAIT_FOR_GO = "touch ready$R; until [ -e go ]; do sleep 0.01; done"
+
+
+def test_s15_a_bus_error_points_to_shared_memory(tmp_path: Path) -> None:
+    done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
+    assert done.code == 135
+    assert "rank 1 was killed by SIGBUS" in done.said
+    assert "shm" in done.said
+
+
+def test_s17_two_that_fail_together_are_both_named_and_one_is_the_cause(tmp_path: Path) -> None:
+    end = "[ $R = 1 ] && exit 5; [ $R = 3 ] && exit 6; sleep 60"
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}; {end}", ranks=4)
+    launcher = job.start()
+    job.wait_for("ready0", "ready1", "ready2", "ready3")
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (1, 3)]
+    # The launcher learns of both in one moment.
+    os.kill(launcher.pid, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    until(lambda: [state(pid) for pid in pids] == ["Z", "Z"])
+    os.kill(launcher.pid, signal.SIGCONT)
+    done = job.finish(launcher)
+    assert done.code in {5, 6}
+    first, second = (1, 3) if done.code == 5 else (3, 1)
+    assert done.said.startswith(f"fleetrun: rank {first} exited with {done.code}.")
+    assert f"rank {second} exited with {11 - done.code} 0.0 s later" in done.said
+    assert "ranks 0, 2 were stopped" in done.said
+
+
+def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
+    job = Command(tmp_path, f"[ $R = 1 ] && exit 0; {WAIT_FOR_GO}", ranks=3)
+    launcher = job.start()
+    job.wait_for("ready0", "ready2")
+    until(lambda: any(event["event"] == "exited" for event in job.events()))
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert (done.code, done.said) == (0, "")
+
+
+def test_s23_a_host_whose_ranks_end_well_does_not_wait_for_one_that_fails(tmp_path: Path) -> None:
+    hosts = []
+    for number, script in enumerate(("exit 0", "sleep 0.1; exit 7")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        place = ("--ips=127.0.0.1,127.0.0.2", f"--rank={number}", f"--host=127.0.0.{number + 1}")
+        hosts.append(Command(folder, script, *place, ranks=1))
+    launchers = [host.start() for host in hosts]
+    done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
+    assert [one.code for one in done] == [0, 7]
+    assert "rank 1 exited with 7" in done[1].said
+
+
+def test_s28_killing_fleetrun_by_name_leaves_nobody(tmp_path: Path) -> None:
+    job = Command(tmp_path, "setsid sleep 60 & touch ready$R; sleep 60")
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    # As `pkill -KILL -f fleetrun` finds them, in this job.
+    for pid, command in survivors(job.marker).items():
+        if "fleetrun" in command.partition(str(tmp_path))[0]:
+            os.kill(pid, signal.SIGKILL)
+    assert job.finish(launcher).code == -9
+
+
+def test_s33_a_rank_that_stands_still_and_goes_on_is_no_failure(tmp_path: Path) -> None:
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}")
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    pid = int((tmp_path / "pid1").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state(pid) == "T")
+    os.kill(pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 0
+
+
+def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> None:
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    os.kill(int((tmp_path / "pid1").read_text()), signal.SIGSTOP)
+    launcher.terminate()
+    done = job.finish(launcher)
+    assert done.code == 143
+    assert "Rank 1 had to be killed" in done.said
+
+
+def state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+        return file.read().rpartition(b")")[2].split()[0].decode()
+
+
+FREEZER = "/sys/fs/cgroup/freezer"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not os.access(FREEZER, os.W_OK), reason="only the freezer of cgroup v1 withstands SIGKILL"
+)
+def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) -> None:
+    job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
+    # The real launcher, but for its patience of 30 s.
+    patience = "import sys, fleetrun.run.policy as p; p.STUCK_S = 0.5; from fleetrun import cli; "
+    at = job.argv.index("-m")
+    job.argv[at : at + 2] = ["-c", patience + "sys.exit(cli.main())"]
+    launcher = job.start()
+    job.wait_for("ready0", "ready1")
+    cgroup = f"{FREEZER}/{job.marker}"
+    os.mkdir(cgroup)  # noqa: PTH102 - no file system to walk
+    try:
+        write(f"{cgroup}/cgroup.procs", (tmp_path / "pid1").read_text())
+        write(f"{cgroup}/freezer.state", "FROZEN")
+        launcher.terminate()
+        _, said = launcher.communicate(timeout=20)
+        # Nothing more can be done than to say so.
+        assert launcher.returncode == 143
+        assert b"Even SIGKILL did not end rank 1" in said
+        assert int((tmp_path / "pid1").read_text()) in survivors(job.marker)
+    finally:
+        write(f"{cgroup}/freezer.state", "THAWED")
+        until(lambda: not survivors(job.marker))
+        os.rmdir(cgroup)  # noqa: PTH106 - no file system to walk
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w") as file:  # noqa: PTH123 - a kernel's file
+        file.write(text)
+
+
+def test_s21_half_a_report_is_shown_as_it_is(tmp_path: Path) -> None:
+    script = """[ $R = 0 ] && sleep 60; printf '{"class": "Odd' > "$FLEETRUN_ERROR_FILE"; exit 5"""
+    done = Command(tmp_path, script).run()
+    assert done.code == 5
+    assert "rank 1 exited with 5" in done.said
+    assert "JSONDecodeError" not in done.said
+    assert "Traceback" not in done.said

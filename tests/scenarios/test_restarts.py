@@ -1,0 +1,69 @@
+"""A job that failed is started again, as often as that can help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = "echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS; "
+
+
+@pytest.mark.slow
+def test_s51_the_budget_is_three_attempts_and_both_ends_are_told(tmp_path: Path) -> None:
+    fails = COUNT + "[ $R = 1 ] && exit $((5 + PADDLE_RESTART_COUNT)); exec sleep 60"
+    done = Command(tmp_path, fails, "--max_restart=2").run()
+    assert done.code == 7
+    assert [line.split()[1] for line in done.out.decode().splitlines()] == ["0", "1", "2"]
+    assert "rank 1 exited with 7" in done.said
+    assert "the first failed because rank 1 exited with 5" in done.said
+
+
+def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
+    job = Command(tmp_path, COUNT + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))", "--max_restart=3")
+    done = job.run()
+    assert done.code == 0
+    run = tmp_path / "log" / "latest"
+    assert (run / "workerlog.1").read_text().startswith("try 0 of 1")
+    assert (run / "workerlog.1.attempt1").read_text().startswith("try 1 of 1")
+    assert job.log(1).read_text().startswith("try 1 of 1")
+
+
+@pytest.mark.slow
+def test_s53_no_progress_ends_it_early(tmp_path: Path) -> None:
+    done = Command(tmp_path, "echo alas >&2; exit 4", "--max_restart=9", ranks=1).run()
+    assert done.code == 4
+    assert done.out.decode().count("alas") == 3
+    assert "no progress" in done.said
+
+
+def test_s54_an_import_error_is_not_tried_again(tmp_path: Path) -> None:
+    done = Command.python(tmp_path, "import no_such_module", "--max_restart=3").run()
+    assert done.code == 1
+    assert "Attempt" not in done.said
+
+
+def test_s55_all_are_dead_before_any_is_born_and_ports_are_new(tmp_path: Path) -> None:
+    slow = COUNT + "[ $PADDLE_RESTART_COUNT = 1 ] && exit 0; [ $R = 1 ] && exit 9; exec sleep 60"
+    job = Command(tmp_path, slow, "--max_restart=1", ranks=3)
+    done = job.run()
+    assert done.code == 0
+    events = [(e["event"], e.get("attempt")) for e in job.events()]
+    last_death = max(i for i, event in enumerate(events) if event == ("exited", 0))
+    assert events.index(("started", 1)) > last_death
+    first, second = (line.split()[-1] for line in done.out.decode().splitlines())
+    assert not set(first.split(",")) & set(second.split(","))
+
+
+def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> None:
+    job = Command(tmp_path, COUNT + "exit 3", "--max_restart=5")
+    launcher = job.start()
+    until(lambda: any(event["event"] == "exited" for event in job.events()))
+    launcher.terminate()
+    done = job.finish(launcher)
+    assert done.code == 143

@@ -1,0 +1,249 @@
+"""Jobs whose processes have roles, through the real command line: who is waited for, who not."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from processes import assert_no_survivors
+
+from fleetrun import paddles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What a server does: listen, and say so.
+LISTEN = (
+    "import os, pathlib, signal, socket; "
+    "server = socket.create_server((os.environ['POD_IP'], int(os.environ['PADDLE_PORT']))); "
+    "pathlib.Path('serving' + os.environ['FLEETRUN_HEARTBEAT'][-1]).touch(); "
+    "signal.pause()"
+)
+SERVE = f'exec {sys.executable} -S -E -c "{LISTEN}"'
+IDLE = "sleep 60"
+TWO_AND_TWO = ("--server_num=2", "--worker_num=2")
+
+
+def roles(
+    folder: Path,
+    *options: str,
+    server: str = SERVE,
+    trainer: str = "exit 0",
+    others: str = IDLE,
+) -> Command:
+    """Make a job of shell scripts, one for each role; $N is a process's number within its role."""
+    script = f"""
+    N=${{FLEETRUN_HEARTBEAT##*.}}
+    case $TRAINING_ROLE in
+    PSERVER) {server} ;;
+    TRAINER) {trainer} ;;
+    *) {others} ;;
+    esac
+    """
+    return Command(folder, script, *(options or TWO_AND_TWO), ranks=1)
+
+
+def test_the_job_is_done_when_its_trainers_are(tmp_path: Path) -> None:
+    done = roles(tmp_path, trainer="echo trained").run()
+    assert (done.code, done.out, done.said) == (0, b"trained\n", "")
+    names = {path.name for path in (tmp_path / "log").iterdir()}
+    assert names >= {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1", "endpoints.log"}
+
+
+def test_every_role_has_its_logs(tmp_path: Path) -> None:
+    options = (*TWO_AND_TWO, "--heter_worker_num=1;1", "--coordinator_num=1")
+    # Who comes after the trainers is started, too, before the job is done.
+    wait = "until [ -e HETER_TRAINER0 ] && [ -e COORDINATOR0 ]; do sleep 0.01; done"
+    job = roles(tmp_path, *options, trainer=wait, others=f"touch $TRAINING_ROLE$N; {IDLE}")
+    assert job.run().code == 0
+    names = {path.name for path in (tmp_path / "log").iterdir()}
+    assert names >= {"heterlog.0", "heterlog.1", "coordinatorlog.0"}
+
+
+def test_s13_a_trainer_that_fails_fails_the_job_with_its_code(tmp_path: Path) -> None:
+    done = roles(tmp_path, trainer=f"[ $N = 1 ] && exit 7; {IDLE}").run()
+    assert done.code == 7
+    assert done.said.startswith("fleetrun: rank 1 exited with 7.")
+    assert "rank 0, server 0 and server 1 were stopped" in done.said
+
+
+def test_s14_a_dead_server_ends_the_job_at_once_and_is_named(tmp_path: Path) -> None:
+    kill = "[ $N = 1 ] && { until [ -e training ]; do sleep 0.01; done; kill -KILL $$; }"
+    done = roles(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch training; {IDLE}").run()
+    # The background shell's $$ is the server itself.
+    assert done.code == 137
+    assert done.said.startswith("fleetrun: server 1 was killed by SIGKILL")
+    assert "serverlog.1" in done.said
+
+
+def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
+    late = "[ $N = 1 ] && until [ -e go ]; do sleep 0.01; done"
+    job = roles(tmp_path, server=f"{late}; {SERVE}", trainer="ls serving0 serving1")
+    launcher = job.start()
+    job.wait_for("serving0")
+    assert [event["process"] for event in job.events() if event["event"] == "started"] == [
+        "server.0",
+        "server.1",
+    ]
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert (done.code, done.out) == (0, b"serving0\nserving1\n")
+
+
+def test_with_gloo_the_first_server_listens_elsewhere_first(tmp_path: Path) -> None:
+    elsewhere = "export PADDLE_PORT=${PADDLE_GLOO_HTTP_ENDPOINT##*:}"
+    done = roles(tmp_path, server=f"[ $N = 0 ] && {elsewhere}; {SERVE}").run()
+    assert done.code == 0
+
+
+def test_s35_a_signal_while_trainers_wait_starts_none(tmp_path: Path) -> None:
+    job = roles(tmp_path, server=f"touch up$N; {IDLE}", trainer="touch trained")
+    launcher = job.start()
+    job.wait_for("up0", "up1")
+    launcher.send_signal(signal.SIGTERM)
+    done = job.finish(launcher)
+    assert done.code == 143
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_server_that_fails_before_it_listens_ends_the_wait(tmp_path: Path) -> None:
+    job = roles(tmp_path, server=f"[ $N = 1 ] && exit 5; {IDLE}", trainer="touch trained")
+    done = job.run()
+    assert done.code == 5
+    assert done.said.startswith("fleetrun: server 1 exited with 5")
+    assert not (tmp_path / "trained").exists()
+
+
+def test_nobody_waits_for_a_server_that_ended_well(tmp_path: Path) -> None:
+    done = roles(tmp_path, server="exit 0", trainer="echo trained").run()
+    assert (done.code, done.out) == (0, b"trained\n")
+
+
+def test_s24_a_signal_stops_every_role(tmp_path: Path) -> None:
+    job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
+    launcher = job.start()
+    job.wait_for("up0", "up1")
+    launcher.send_signal(signal.SIGINT)
+    done = job.finish(launcher)
+    assert done.code == 130
+    assert "ranks 0-1, server 0 and server 1 to stop" in done.said
+
+
+def test_s28_sigkill_of_the_launcher_leaves_no_server(tmp_path: Path) -> None:
+    job = roles(tmp_path, trainer=f"touch up$N; {IDLE}")
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("up0", "up1")
+    launcher.kill()
+    launcher.wait()
+    assert_no_survivors(job.marker, 5)
+
+
+def test_s52_s55_a_restart_starts_servers_anew_before_trainers(tmp_path: Path) -> None:
+    fail = "[ $N$PADDLE_RESTART_COUNT = 10 ] && exit 3"
+    note = "echo $PADDLE_PSERVERS_IP_PORT_LIST > list$PADDLE_RESTART_COUNT"
+    wait = f"[ $PADDLE_RESTART_COUNT = 0 ] && {IDLE}"
+    job = roles(
+        tmp_path, *TWO_AND_TWO, "--max_restart=1", trainer=f"{note}; {fail}; {wait}; exit 0"
+    )
+    assert job.run().code == 0
+    assert (tmp_path / "list0").read_text() != (tmp_path / "list1").read_text()
+    started = [
+        event["process"]
+        for event in job.events()
+        if event["event"] == "started" and event["attempt"] == 1
+    ]
+    assert started == ["server.0", "server.1", "trainer.0", "trainer.1"]
+    assert (tmp_path / "log/latest/serverlog.1.attempt1").exists()
+
+
+def test_a_pasted_dry_run_stops_its_servers_too(tmp_path: Path) -> None:
+    job = roles(tmp_path, *TWO_AND_TWO, "--dry-run=sh", trainer="[ $N = 1 ] && exit 4; exit 0")
+    done = subprocess.run(
+        ["sh"],
+        input=job.run().out,
+        cwd=tmp_path,
+        env=job.environ(),
+        timeout=30,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert_no_survivors(job.marker)
+
+
+# -- several hosts -------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_host_of_servers_alone_serves_until_it_is_stopped(tmp_path: Path) -> None:
+    lists = (
+        f"--servers=127.0.0.1:{free_port()}",
+        f"--workers=127.0.0.2:{free_port()}",
+        f"--http_port={free_port()}",
+    )
+    folders = [tmp_path / "servers", tmp_path / "trainers"]
+    for folder in folders:
+        folder.mkdir()
+    serving = roles(folders[0], *lists, "--host=127.0.0.1")
+    serving.argv.remove("--quiet")
+    launcher = serving.start()
+    training = roles(folders[1], *lists, "--host=127.0.0.2", trainer="echo trained")
+    done = training.run()
+    assert (done.code, done.out) == (0, b"trained\n")
+    assert launcher.poll() is None
+    launcher.terminate()
+    ended = serving.finish(launcher)
+    assert ended.code == 143
+    assert "no trainer is on this host: its servers run until they are stopped" in ended.said
+
+
+CLUSTER = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:7164,10.9.9.9:7164",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_NNODES": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("role", "more", "log"),
+    [
+        ("TRAINER", {"PADDLE_TRAINER_ID": "1"}, "workerlog.0"),
+        ("PSERVER", {"POD_IP": "127.0.0.1", "PADDLE_PORT": "7164"}, "serverlog.0"),
+    ],
+)
+def test_what_a_cluster_says_is_this_nodes_one_process(
+    tmp_path: Path, role: str, more: dict[str, str], log: str
+) -> None:
+    told = {**CLUSTER, **more, "TRAINING_ROLE": role}
+    names = " ".join(f"${name}" for name in told)
+    job = Command(tmp_path, f"echo {names}; exit 7", ranks=1)
+    done = job.run(env=told)
+    assert done.code == 7
+    assert (tmp_path / "log" / log).read_text() == " ".join(told.values()) + "\n"
+
+
+# -- the Paddle that is here ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    paddles.without_servers(sys.path) is None, reason="no Paddle here, or one with servers"
+)
+def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, "import paddle", *TWO_AND_TWO)
+    done = job.run()
+    assert done.code == 3
+    assert "was built without parameter servers: use paddlepaddle 2.6.2" in done.said
+    assert not (tmp_path / "log").exists()
+    # Who does not name Paddle may do without it.
+    job = Command.python(tmp_path, "", *TWO_AND_TWO, "--dry-run")
+    assert "was built without parameter servers" in job.run().out.decode()

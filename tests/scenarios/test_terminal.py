@@ -1,0 +1,176 @@
+"""At a real terminal: Ctrl-C and Ctrl-Z do what people expect, and the terminal stays as it was."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from processes import assert_no_survivors
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+# Writes a line for each signal, and ends when it may.
+COUNT = """
+import signal
+def heard(number, frame):
+    with open(f"heard{rank}", "a") as file:
+        file.write(f"{number}\\n")
+signal.signal(signal.SIGINT, heard)
+signal.signal(signal.SIGTERM, heard)
+print("working", flush=True)
+open(f"ready{rank}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+# In Python: a shell may be waiting for a child that is stopped before it can begin, and not stop.
+WAIT = """
+with open(f"pid{rank}", "w") as file:
+    file.write(str(os.getpid()))
+open(f"ready{rank}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+class Terminal:
+    """A pseudo-terminal with somebody before it who reads."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = pty.openpty()
+        os.set_blocking(self.ours, False)
+        self.shown = b""
+
+    def type(self, keys: bytes) -> None:
+        """Press KEYS."""
+        os.write(self.ours, keys)
+
+    def shows(self, words: bytes) -> Callable[[], bool]:
+        """Return whether WORDS have appeared, as a condition to wait for."""
+
+        def condition() -> bool:
+            self.read()
+            return words in self.shown
+
+        return condition
+
+    def read(self) -> None:
+        """Read what there is."""
+        try:
+            while piece := os.read(self.ours, 65536):
+                self.shown += piece
+        except OSError:
+            # Nothing for now, or nobody holds the other end any more.
+            return
+
+    def settings(self) -> object:
+        """Return how the terminal is set."""
+        return termios.tcgetattr(self.ours)
+
+    def start(self, argv: list[str], env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
+        """Start ARGV as a session of its own before this terminal."""
+        # The first terminal that a session's leader opens becomes its own.
+        take = 'exec <"$0" >"$0" 2>&1 && exec "$@"'
+        name = os.ttyname(self.theirs)
+        return subprocess.Popen(
+            ["sh", "-c", take, name, *argv], env=env, cwd=cwd, start_new_session=True
+        )
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    os.close(made.ours)
+    os.close(made.theirs)
+
+
+def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -> None:
+    job = Command.python(tmp_path, COUNT)
+    before = terminal.settings()
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    try:
+        until(terminal.shows(b"working"))
+        job.wait_for("ready0", "ready1")
+        terminal.type(b"\x03")
+        until(terminal.shows(b"asked ranks 0-1 to stop"))
+        job.wait_for("heard0", "heard1")
+        (tmp_path / "go").touch()
+        until(lambda: launcher.poll() is not None)
+    finally:
+        launcher.kill()
+    terminal.read()
+    assert launcher.wait() == 130
+    for rank in range(2):
+        assert (tmp_path / f"heard{rank}").read_text() == "2\n"
+    assert b"Traceback" not in terminal.shown
+    assert terminal.settings() == before
+    assert_no_survivors(job.marker, 0.0)
+
+
+def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Terminal) -> None:
+    wait = "print('working', flush=True); open(f'ready{rank}', 'w').close(); time.sleep(60)"
+    job = Command.python(tmp_path, wait, ranks=4)
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    try:
+        until(terminal.shows(b"working"))
+        job.wait_for(*(f"ready{rank}" for rank in range(4)))
+        terminal.type(b"\x03")
+        until(lambda: launcher.poll() is not None)
+    finally:
+        launcher.kill()
+    terminal.read()
+    assert launcher.wait() == 130
+    # Of the one rank that is shown.
+    assert terminal.shown.count(b"KeyboardInterrupt") <= 1
+    assert_no_survivors(job.marker, 0.0)
+
+
+def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> None:
+    job = Command.python(tmp_path, WAIT)
+    env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
+    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+    bash = terminal.start(shell, env=env, cwd=tmp_path)
+    try:
+        until(terminal.shows(b"shell> "))
+        before = terminal.settings()
+        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
+        job.wait_for("ready0", "ready1")
+        ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+        everybody = [*ranks, launcher_of(ranks[0])]
+        terminal.type(b"\x1a")
+        until(lambda: all(state(pid) == "T" for pid in everybody))
+        until(terminal.shows(b"Stopped"))
+        terminal.shown = b""
+        terminal.type(b"fg; echo code=$?\n")
+        until(lambda: all(state(pid) in "SRD" for pid in everybody))
+        (tmp_path / "go").touch()
+        until(terminal.shows(b"code=0\r\n"))
+        assert terminal.settings() == before
+        terminal.type(b"exit\n")
+        until(lambda: bash.poll() is not None)
+    finally:
+        bash.kill()
+        bash.wait()
+    assert_no_survivors(job.marker, 0.0)
+
+
+def launcher_of(rank: int) -> int:
+    return int(stat_of(rank)[1])
+
+
+def state(pid: int) -> str:
+    return stat_of(pid)[0]
+
+
+def stat_of(pid: int) -> list[str]:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+        return file.read().rpartition(b")")[2].decode().split()

@@ -1,0 +1,153 @@
+"""The event file: every kind of event is written, as the module says it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run.events import (
+    Elapsed,
+    Exited,
+    Finished,
+    Happening,
+    Hung,
+    Interrupted,
+    Noticed,
+    Outcome,
+    Ready,
+    Restarting,
+    SignalAll,
+    StacksWanted,
+    Started,
+)
+from fleetrun.run.loop import Loop
+from fleetrun.sinks import eventlog
+from fleetrun.sinks.eventlog import EventLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def a_plan(folder: Path) -> LaunchPlan:
+    rank = RankSpec("TRAINER", 3, 0, 0, (), Endpoint("127.0.0.1", 6070))
+    specs = (
+        ProcessSpec("trainer.3", ("true",), {}, (), "workerlog.0", rank=rank),
+        ProcessSpec("server.0", ("true",), {}, (), "serverlog.0"),
+    )
+    return LaunchPlan(
+        "job", "ps", "local", 0, 0, ("h",), (rank,), specs, Rules(), str(folder), ".", "."
+    )
+
+
+def all_kinds(plan: LaunchPlan) -> list[Happening]:
+    killed = Exited(0, "rank 3", ExitStatus(signum=9), 2.0, 11, attempt=1)
+    return [
+        Ready(0, 1.0),
+        Started(0, "rank 3", 11, 1.0),
+        Started(1, "server 0", 12, 1.0),
+        Noticed("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
+        StacksWanted(1.6),
+        Hung(30.0, 1.7, ((("rank 3",), "train.py:1"),), ("rank 3",), "stacks.*.txt"),
+        killed,
+        Exited(1, "server 0", ExitStatus(code=127), 2.0, fault="there is no program."),
+        SignalAll(15),
+        Elapsed(2.1),
+        Restarting(1, plan, 2.2),
+        Interrupted(2, 2.3),
+        Finished(Outcome(killed, (killed,), attempts=2, stuck=(1,), given_up="no progress"), 2.4),
+    ]
+
+
+def write(folder: Path) -> list[dict[str, object]]:
+    plan = a_plan(folder)
+    log = EventLog(plan)
+    log.prepare()
+    log.open(Loop())
+    for happening in all_kinds(plan):
+        log.tell(happening)
+    log.close()
+    return [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
+
+
+def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
+    assert {type(one) for one in all_kinds(a_plan(tmp_path))} == set(get_args(Happening))
+    names = [one["event"] for one in write(tmp_path)]
+    assert names == [
+        "launched",
+        "ready",
+        "started",
+        "started",
+        "noticed",
+        "stacks wanted",
+        "hung",
+        "exited",
+        "exited",
+        "signalled",
+        "elapsed",
+        "restarting",
+        "interrupted",
+        "finished",
+    ]
+
+
+def test_s71_events_say_what_people_ask_for(tmp_path: Path) -> None:
+    events = write(tmp_path)
+    exits = [one for one in events if one["event"] == "exited"]
+    assert [(one["process"], one["rank"], one["attempt"]) for one in exits] == [
+        ("trainer.3", 3, 1),
+        ("server.0", None, 0),
+    ]
+    assert [(one["code"], one["signal"]) for one in exits] == [(None, "SIGKILL"), (127, None)]
+    assert exits[1]["fault"] == "there is no program."
+    end = events[-1]
+    assert (end["exit_code"], end["verdict"]) == (137, "rank 3 was killed by SIGKILL")
+    assert (end["given_up"], end["stuck"]) == ("no progress", ["server.0"])
+
+
+def test_s71_the_schema_is_documented(tmp_path: Path) -> None:
+    assert eventlog.__doc__ is not None
+    head, *bullets = re.split(r"^- ", eventlog.__doc__, flags=re.MULTILINE)
+    common = set(re.findall(r"`(\w+)`", head))
+    told = {}
+    written = set()
+    for bullet in bullets:
+        name, _, rest = bullet.partition(":")
+        told[name.strip("`")] = set(re.findall(r"`(\w+)`", rest.split("\n\n")[0]))
+    for event in write(tmp_path):
+        kind = event["event"]
+        assert event["schema"] == eventlog.SCHEMA == 1
+        assert isinstance(event["time"], float)
+        assert isinstance(event["monotonic"], float)
+        assert isinstance(kind, str)
+        assert set(event) <= common | told[kind], kind
+        written.add(kind)
+    assert written == set(told)
+
+
+@pytest.mark.parametrize("begin", [b"", b'{"schema": 1}\n'])
+def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) -> None:
+    log = EventLog(a_plan(tmp_path))
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(begin)
+    log.open(Loop())
+    before = path.read_bytes()
+    # A limit of the file's size cuts a write as a full disk does.
+    import resource  # noqa: PLC0415 - for this test alone
+    import signal  # noqa: PLC0415 - for this test alone
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(OSError, match=os.strerror(28)):
+            log.tell(Elapsed(1.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, old)
+    log.close()
+    assert path.read_bytes() == before

@@ -1,0 +1,245 @@
+"""What a manifest says, and the commit it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from planning import a_request, a_roster, some_facts
+from waiting import until
+
+from fleetrun import __version__, argv, request
+from fleetrun.plan.compose import compose
+from fleetrun.plan.devices import Share
+from fleetrun.run.loop import Loop
+from fleetrun.sinks import git
+from fleetrun.sinks.git import Revision
+from fleetrun.sinks.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Request
+
+
+def git_in(folder: Path, *words: str) -> str:
+    """Run git in FOLDER as a stranger to this machine's settings."""
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        cwd=folder,
+        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Make a repository with a commit of train.py."""
+    (tmp_path / "train.py").write_text("pass\n")
+    git_in(tmp_path, "init", "-q", "-b", "main")
+    git_in(tmp_path, "add", "train.py")
+    git_in(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def sink(folder: Path, made: Request, environ: Mapping[str, str]) -> tuple[Manifest, Path]:
+    """Return the sink of a launch in FOLDER and the file it is going to write."""
+    facts = some_facts(2, cwd=str(folder), environ=environ)
+    roster = a_roster()
+    plan = compose(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
+    Path(plan.run_dir).mkdir(parents=True)
+    return Manifest(plan, made, environ), Path(plan.run_dir) / "manifest.json"
+
+
+def written(
+    folder: Path, made: Request | None = None, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return what a launch too short for git writes."""
+    manifest, path = sink(folder, made or a_request(), environ or {})
+    loop = Loop()
+    manifest.prepare()
+    manifest.open(loop)
+    assert not manifest.is_busy()
+    assert not manifest.shows(0)
+    assert not path.exists()
+    manifest.close()
+    loop.close()
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return document
+
+
+def test_s73_a_manifest_says_where_a_result_came_from(tmp_path: Path) -> None:
+    environ = {"HOME": "/root", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0,1"}
+    words = ("--gpus=0,1", "train.py", "--lr", "0.1")
+    made = request.resolve(argv.split(words), environ)._replace(typed=words)
+    document = written(tmp_path, made, environ)
+    assert document["schema"] == 1
+    assert document["command"] == list(words)
+    assert document["cwd"] == str(tmp_path)
+    assert document["versions"]["fleetrun"] == __version__
+    assert document["versions"]["kernel"] == os.uname().release
+    assert document["versions"]["paddle"].startswith("paddlepaddle")
+    assert document["git"] is None
+    assert document["hosts"] == ["127.0.0.1"]
+    assert document["world_size"] == 2
+    assert document["ranks"][1] == {
+        "rank": 1,
+        "host": 0,
+        "devices": [{"kind": "gpu", "id": "1"}],
+        "cpus": [],
+    }
+    assert document["environment"]["names"] == ["CUDA_VISIBLE_DEVICES", "HOME", "NCCL_DEBUG"]
+    assert document["environment"]["values"] == {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert {"name": "gpus", "value": "0,1", "source": "command line"} in document["settings"]
+    assert document["config"] is None
+
+
+def test_the_keys_are_those_of_the_schema(tmp_path: Path) -> None:
+    assert sorted(written(tmp_path)) == [
+        "command", "config", "cwd", "engine", "environment", "generation", "git", "hidden",
+        "hostname", "hosts", "job_id", "launcher_pid", "mode", "node_rank", "python", "ranks",
+        "schema", "settings", "started", "started_utc", "versions", "world_size",
+    ]  # fmt: skip
+
+
+def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
+    environ = {
+        "HF_TOKEN": "s3cr3t",
+        "NCCL_TOKEN": "s3cr3t",
+        "PADDLE_STORE": "http://me:s3cr3t@host/",
+    }
+    (tmp_path / "a.yaml").write_text("env: {DB_PASSWORD: s3cr3t}\njob_id: night\n")
+    words = ("--env", "A_TOKEN=s3cr3t", "train.py", "--password=s3cr3t", "--api-key", "s3cr3t")
+    config = request.read_config(str(tmp_path / "a.yaml"))
+    made = request.resolve(argv.split(words), environ, config)._replace(typed=words)
+    document = written(tmp_path, made, environ)
+    assert "s3cr3t" not in json.dumps(document)
+    assert document["environment"]["names"] == sorted(environ)
+    assert document["environment"]["values"] == {}
+    assert [each["variable"] for each in document["hidden"]] == ["A_TOKEN", "PASSWORD", "API_KEY"]
+    variables = [line["variable"] for line in document["config"]["lines"]]
+    assert (len(variables), variables.count("DB_PASSWORD")) == (2, 1)
+
+
+def test_text_that_is_no_text_is_kept(tmp_path: Path) -> None:
+    words = ("train.py", "caf\udce9")
+    document = written(tmp_path, a_request(typed=words), {"A": "\udce9"})
+    assert document["command"] == list(words)
+
+
+# -- git --
+
+
+def test_git_is_asked_when_the_ranks_have_started(repository: Path) -> None:
+    manifest, path = sink(repository, a_request(), dict(os.environ))
+    loop = Loop()
+    manifest.open(loop)
+
+    def git_says() -> object:
+        loop.alarm("test", 0.0, lambda: None)
+        loop.turn()
+        return path.exists() and json.loads(path.read_text())["git"]["dirty"] is not None
+
+    until(git_says)
+    assert json.loads(path.read_text())["git"] == {
+        "folder": str(repository),
+        "commit": git_in(repository, "rev-parse", "HEAD"),
+        "branch": "main",
+        "dirty": False,
+    }
+    manifest.close()
+    loop.close()
+
+
+def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository: Path) -> None:
+    document = written(repository)
+    assert document["git"]["commit"] == git_in(repository, "rev-parse", "HEAD")
+    assert document["git"]["dirty"] is None
+
+
+def answer(folder: Path, **question: Any) -> Revision | None:  # noqa: ANN401 - the class's own
+    """Return what git says of FOLDER."""
+    loop = Loop()
+    answers: list[Revision | None] = []
+    git.Question(str(folder), loop, answers.append, marker={}, default_signals=(), **question)
+    while not answers:
+        loop.turn()
+    loop.close()
+    return answers[0]
+
+
+def test_a_changed_file_is_dirty_and_an_unknown_one_is_not(repository: Path) -> None:
+    (repository / "log").mkdir()
+    (repository / "log/workerlog.0").touch()
+    clean = answer(repository)
+    assert clean is not None
+    assert clean.is_dirty is False
+    (repository / "train.py").write_text("changed\n")
+    dirty = answer(repository)
+    assert dirty == clean._replace(is_dirty=True)
+    assert not (repository / ".git/index.lock").exists()
+
+
+def test_outside_of_a_repository_there_is_no_answer(tmp_path: Path) -> None:
+    assert answer(tmp_path) is None
+    assert git.read(str(tmp_path)) is None
+
+
+def test_without_git_there_is_no_answer(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    assert answer(repository) is None
+    assert git.read(str(repository)) is not None
+
+
+def test_a_git_that_hangs_is_ended(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "git"
+    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec /bin/sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    loop = Loop()
+    answers: list[Revision | None] = []
+    question = git.Question(
+        str(repository), loop, answers.append, marker={"A": "b"}, default_signals=()
+    )
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    question.close()
+    question.close()
+    _, status = os.waitpid(int((tmp_path / "pid").read_text()), 0)
+    assert os.WTERMSIG(status) == 9
+    assert answers == []
+    loop.close()
+
+
+def test_a_commit_is_read_wherever_git_keeps_it(repository: Path) -> None:
+    commit = git_in(repository, "rev-parse", "HEAD")
+    below = repository / "a/b"
+    below.mkdir(parents=True)
+    assert git.read(str(below)) == Revision(commit, "main")
+    git_in(repository, "pack-refs", "--all")
+    assert git.read(str(repository)) == Revision(commit, "main")
+    git_in(repository, "worktree", "add", "-q", "-b", "other", "tree")
+    assert git.read(str(repository / "tree")) == Revision(commit, "other")
+    git_in(repository, "checkout", "-q", "--detach")
+    assert git.read(str(repository)) == Revision(commit, None)
+    detached = answer(repository)
+    assert detached == Revision(commit, None, is_dirty=False)
+
+
+def test_a_repository_without_a_commit_has_none(tmp_path: Path) -> None:
+    git_in(tmp_path, "init", "-q", "-b", "main")
+    assert git.read(str(tmp_path)) == Revision(None, "main")
+    assert answer(tmp_path) == Revision(None, "main", is_dirty=False)

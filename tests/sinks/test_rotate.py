@@ -1,0 +1,301 @@
+"""Rotated logs: no byte is lost, none is there twice, and the console notices nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec, Rules
+from fleetrun.run.events import Exited, Finished, Outcome, Started
+from fleetrun.sinks.console import Feed
+from fleetrun.sinks.rotate import Rotation, can_collapse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from fleetrun.sinks.rotate import Cut
+
+KIB = 1024
+LIMIT = 256 * KIB
+
+
+class Alarms:
+    """Keeps alarms until a test lets them ring."""
+
+    def __init__(self) -> None:
+        self._set: dict[Hashable, Callable[[], None]] = {}
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: nothing is to be waited for."""
+        raise AssertionError(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Take note."""
+        self._set[key] = callback
+        assert at is not None
+
+    def ring(self, key: Hashable) -> bool:
+        """Let the alarm KEY ring, if it is set."""
+        callback = self._set.pop(key, None)
+        if callback is not None:
+            callback()
+        return callback is not None
+
+
+class Rank:
+    """A log that is written, rotated and shown, one step at a time."""
+
+    def __init__(self, folder: str, files: int = 3, prefix: bytes = b"") -> None:
+        self.path = f"{folder}/run/workerlog.0"
+        os.mkdir(f"{folder}/run")  # noqa: PTH102 - as a text
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.said: list[str] = []
+        self.cuts: list[Cut] = []
+        self.lost = 0
+        self.feed = Feed(self.path, prefix)
+        self.alarms = Alarms()
+        spec = ProcessSpec("trainer.0", ("true",), {}, (), "workerlog.0")
+        plan = LaunchPlan(
+            "job", "collective", "local", 0, 0, (), (), (spec,), Rules(), folder, ".", "run"
+        )
+        self.rotation = Rotation(
+            plan, max_bytes=LIMIT, files=files, say=self.said.append, follow=self._follow
+        )
+        self.rotation.prepare()
+        self.rotation.open(self.alarms)
+        self.rotation.tell(Started(0, "rank 0", 1, 0.0))
+
+    def _follow(self, cut: Cut) -> None:
+        self.cuts.append(cut)
+        self.lost += self.feed.follow(cut)
+
+    def write(self, data: bytes) -> None:
+        """Write as a rank does."""
+        assert os.write(self._fd, data) == len(data)
+
+    def look(self) -> None:
+        """Let a second pass."""
+        assert self.alarms.ring("look")
+        while self.alarms.ring("copy"):
+            pass
+
+    def show(self, *, is_last: bool = True) -> bytes:
+        """Return all that the console would show now."""
+        pieces = []
+        while piece := self.feed.take(is_last=is_last):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def parts(self) -> list[bytes]:
+        """Return what the files hold, in order, without the hole."""
+        contents: list[bytes] = []
+        number = 1
+        while Path(f"{self.path}.{number}").exists():
+            contents.insert(0, Path(f"{self.path}.{number}").read_bytes())
+            number += 1
+        moved = sum(cut.length for cut in self.cuts if not cut.is_collapsed)
+        return [*contents, Path(self.path).read_bytes()[moved:]]
+
+    def close(self) -> None:
+        """End."""
+        self.rotation.close()
+        self.feed.close()
+        os.close(self._fd)
+
+
+@pytest.fixture(params=["disk", "/dev/shm"])  # noqa: S108 - a tmpfs, where files can only get holes
+def folder(request: pytest.FixtureRequest) -> Iterator[str]:
+    where = None if request.param == "disk" else request.param
+    with tempfile.TemporaryDirectory(dir=where) as name:
+        try:
+            can_collapse(name)
+        except OSError as error:
+            pytest.skip(f"{name}: {error}")
+        yield name
+
+
+def lines(count: int, begin: int = 0) -> bytes:
+    return b"".join(b"%09d %s\n" % (i, b"x" * (i % 100)) for i in range(begin, begin + count))
+
+
+def test_s68_the_parts_are_all_that_was_written(folder: str) -> None:
+    rank = Rank(folder, files=100)
+    written = b""
+    for number in range(12):
+        written += (more := lines(2000, 2000 * number))
+        rank.write(more)
+        rank.look()
+    parts = rank.parts()
+    assert len(parts) > 4
+    assert b"".join(parts) == written
+    # What it takes on the disk is within the limit.
+    assert os.stat(rank.path).st_blocks * 512 <= LIMIT + 64 * KIB  # noqa: PTH116 - as a text
+    assert rank.show() == written
+    assert rank.lost == 0
+    rank.close()
+    assert rank.said == []
+
+
+def test_s68_the_newest_are_kept(folder: str) -> None:
+    rank = Rank(folder, files=2)
+    written = b""
+    for number in range(10):
+        written += (more := lines(4000, 4000 * number))
+        rank.write(more)
+        # It is shown in time.
+        assert rank.show() == more
+        rank.look()
+    parts = rank.parts()
+    assert len(parts) == 3
+    assert written.endswith(b"".join(parts))
+    assert sorted(os.listdir(f"{folder}/run")) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]  # noqa: PTH208 - names
+    rank.close()
+
+
+def test_the_end_stays_where_the_report_looks_for_it(folder: str) -> None:
+    rank = Rank(folder)
+    rank.write(lines(20_000))
+    rank.look()
+    assert len(rank.cuts) > 1
+    assert 64 * KIB <= len(rank.parts()[-1]) <= LIMIT
+    rank.close()
+
+
+def test_a_log_within_the_limit_is_left_alone(folder: str) -> None:
+    rank = Rank(folder)
+    rank.write(b"x" * LIMIT)
+    rank.look()
+    assert rank.cuts == []
+    assert rank.parts() == [b"x" * LIMIT]
+    rank.close()
+
+
+def test_a_reader_who_stopped_does_not_keep_old_parts_alive(folder: str) -> None:
+    rank = Rank(folder, files=2)
+    written = b""
+    for number in range(10):
+        written += (more := lines(8000, 8000 * number))
+        rank.write(more)
+        rank.look()
+    left = b"".join(rank.parts())
+    assert rank.lost == len(written) - len(left) > 0
+    assert rank.show() == left
+    rank.close()
+
+
+def test_somebody_may_empty_the_file(folder: str) -> None:
+    rank = Rank(folder)
+    rank.write(lines(8000))
+    rank.look()
+    assert len(rank.cuts) > 0
+    assert rank.show() == lines(8000)
+    os.truncate(rank.path, 0)
+    rank.cuts.clear()
+    assert rank.show() == b""
+    rank.write(b"again\n")
+    assert rank.show() == b"again\n"
+    rank.look()
+    rank.write(more := lines(8000))
+    rank.look()
+    assert rank.show() == more
+    assert rank.said == []
+    rank.close()
+
+
+def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) -> None:
+    rank = Rank(folder)
+    # More than is copied in one turn.
+    written = b"x" * (20 * 1024 * KIB)
+    rank.write(written)
+    rank.rotation._max_bytes = 16 * 1024 * KIB  # noqa: SLF001 - to need several turns
+    assert rank.alarms.ring("look")
+    assert rank.alarms.ring("copy")
+    assert Path(f"{rank.path}.part").exists()
+    end = Exited(0, "rank 0", ExitStatus(0), 1.0)
+    rank.rotation.tell(end)
+    rank.rotation.tell(Finished(Outcome(None, (end,)), 1.0))
+    assert not rank.alarms.ring("copy") or rank.cuts == []
+    assert os.listdir(f"{folder}/run") == ["workerlog.0"]  # noqa: PTH208 - names
+    assert rank.parts() == [written]
+    rank.close()
+
+
+def test_another_attempt_has_another_file(folder: str) -> None:
+    rank = Rank(folder)
+    rank.write(first := lines(3000))
+    second = Path(f"{rank.path}.attempt1")
+    second.write_bytes(lines(9000))
+    rank.rotation.tell(Started(0, "rank 0", 2, 1.0, attempt=1))
+    rank.look()
+    assert {cut.log for cut in rank.cuts} == {str(second)}
+    assert Path(rank.path).read_bytes() == first
+    rank.close()
+
+
+def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
+    rank = Rank(folder)
+    os.rename(f"{folder}/run", f"{folder}/moved")  # noqa: PTH104 - as a text
+    for _ in range(3):
+        rank.write(lines(8000))
+        rank.look()
+    assert len(rank.said) == 1
+    assert "could not be rotated (No such file or directory)" in rank.said[0]
+    rank.close()
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 300_000), st.booleans(), st.booleans()), min_size=1, max_size=8
+    ),
+    prefix=st.sampled_from([b"", b"[rank 0] "]),
+    is_short=st.booleans(),
+)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_the_console_shows_each_line_once(
+    folder: str, steps: list[tuple[int, bool, bool]], prefix: bytes, *, is_short: bool
+) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as fresh:
+        rank = Rank(fresh, files=100, prefix=prefix)
+        written = shown = b""
+        line = b"\xc3\xa9%06d\n" if is_short else b"%06d " + b"y" * 5000 + b"\n"
+        for count, is_rotated, is_shown in steps:
+            text = b"".join(line % i for i in range(count // len(line) + 1))
+            # Where a write ends has nothing to do with lines.
+            more = text[: count + 1]
+            written += more
+            rank.write(more)
+            if is_rotated:
+                rank.look()
+            if is_shown:
+                shown += rank.show(is_last=False)
+        shown += rank.show()
+        assert b"".join(rank.parts()) == written
+        rank.close()
+    if prefix:
+        assert b"".join(prefix + one + b"\n" for one in written.splitlines()) == shown
+    else:
+        assert shown == written
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
+def test_where_it_cannot_work_nothing_starts(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "ramfs", "none", tmp_path], check=True)
+    try:
+        with pytest.raises(EnvironmentFault, match=r"--log_max_size cannot work in .*--log_dir"):
+            Rank(str(tmp_path))
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)

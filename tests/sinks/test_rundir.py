@@ -1,0 +1,226 @@
+"""The run directory: nothing is lost, nothing is mixed, no secret is written, old ones go."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run.events import Started
+from fleetrun.sinks.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from pathlib import Path
+
+
+class Patience:
+    """Takes note of alarms, and never rings."""
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: a run directory has nothing to wait for."""
+        raise AssertionError(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Let the launch end before the alarm rings."""
+
+
+def plan(folder: Path, run: str, ranks: int = 2, **changes: object) -> LaunchPlan:
+    specs = [
+        RankSpec("TRAINER", i, i, 0, (), Endpoint("127.0.0.1", 6070 + i)) for i in range(ranks)
+    ]
+    made = LaunchPlan(
+        job_id="test",
+        mode="collective",
+        engine="local",
+        generation=0,
+        node_rank=0,
+        nodes=("127.0.0.1",),
+        ranks=tuple(specs),
+        processes=tuple(
+            ProcessSpec(
+                name=f"trainer.{spec.rank}",
+                argv=("python", "train.py"),
+                env={
+                    "PADDLE_TRAINER_ID": str(spec.rank),
+                    "HF_TOKEN": "s3cret",
+                    "http_proxy": "http://me:s3cret@proxy:3128",
+                    "SAME": "for all",
+                },
+                unset=(),
+                log=f"workerlog.{spec.local_rank}",
+                rank=spec,
+            )
+            for spec in specs
+        ),
+        rules=Rules(),
+        cwd=str(folder),
+        log_dir="log",
+        run_dir=f"log/runs/{run}",
+    )
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def refuse(text: str) -> None:
+    raise AssertionError(text)
+
+
+def begin(
+    made: LaunchPlan,
+    *,
+    keep: int = 20,
+    overwrite: bool = False,
+    say: Callable[[str], None] = refuse,
+) -> RunDirectory:
+    """Do what a launcher does up to the point where all ranks run."""
+    rundir = RunDirectory(made, keep=keep, overwrite=overwrite, say=say)
+    rundir.prepare()
+    rundir.open(Patience())
+    for place, spec in enumerate(made.processes):
+        with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as log:  # noqa: PTH123 - as the rank does
+            log.write(f"{made.run_dir} rank {place}\n")
+        rundir.tell(Started(place, f"rank {place}", 100 + place, 0.0))
+    return rundir
+
+
+def launch(made: LaunchPlan, *, keep: int = 20, overwrite: bool = False) -> None:
+    begin(made, keep=keep, overwrite=overwrite).close()
+
+
+def runs(folder: Path) -> list[str]:
+    return sorted(run.name for run in (folder / "log" / "runs").iterdir())
+
+
+def test_the_names_users_know_lead_to_the_last_launch(tmp_path: Path) -> None:
+    for run in ("1", "2"):
+        launch(plan(tmp_path, run))
+        log = tmp_path / "log"
+        assert (log / "workerlog.1").read_text() == f"log/runs/{run} rank 1\n"
+        assert (log / "latest").resolve() == log / "runs" / run
+        # Relative, so that the folder may be moved.
+        assert str((log / "workerlog.1").readlink()) == f"runs/{run}/workerlog.1"
+    assert (tmp_path / "log/runs/1/workerlog.1").read_text() == "log/runs/1 rank 1\n"
+
+
+def test_endpoints_are_written_as_paddle_does(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1"))
+    text = (tmp_path / "log" / "endpoints.log").read_text()
+    assert text == "PADDLE_TRAINER_ENDPOINTS: \n127.0.0.1:6070\n127.0.0.1:6071"
+
+
+def test_s70_no_secret_is_written(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1"))
+    for path in (tmp_path / "log" / "latest").iterdir():
+        assert "s3cret" not in path.read_text(), path
+
+
+def test_the_plan_is_written_down(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1"))
+    document = json.loads((tmp_path / "log/latest/plan.json").read_text())
+    assert document["env"]["SAME"] == "for all"
+    assert document["processes"][1]["env"] == {"PADDLE_TRAINER_ID": "1"}
+    assert document["processes"][1]["argv"] == ["python", "train.py"]
+
+
+def test_what_paddle_left_there_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    for number, text in enumerate(("first", "second")):
+        (log / "workerlog.0").unlink(missing_ok=True)
+        (log / "workerlog.0").write_text(text)
+        launch(plan(tmp_path, str(number)))
+    assert (log / "workerlog.0.old").read_text() == "first"
+    assert (log / "workerlog.0.old.2").read_text() == "second"
+    assert (log / "workerlog.0").is_symlink()
+
+
+def test_a_folder_of_that_name_is_left_alone_and_mentioned(tmp_path: Path) -> None:
+    (tmp_path / "log" / "workerlog.0" / "mine").mkdir(parents=True)
+    said: list[str] = []
+    begin(plan(tmp_path, "1"), say=said.append).close()
+    assert (tmp_path / "log" / "workerlog.0" / "mine").is_dir()
+    assert len(said) == 1
+    assert "workerlog.0 could not be made to point to" in said[0]
+
+
+def test_old_launches_go_but_only_launches(tmp_path: Path) -> None:
+    (tmp_path / "log/runs/0-notes").mkdir(parents=True)
+    for run in "12345":
+        launch(plan(tmp_path, run), keep=3)
+    assert runs(tmp_path) == ["0-notes", "3", "4", "5"]
+
+
+def test_overwriting_keeps_this_one_alone(tmp_path: Path) -> None:
+    for run in "123":
+        launch(plan(tmp_path, run))
+    (tmp_path / "log/runs/1/deep/er").mkdir(parents=True)
+    launch(plan(tmp_path, "4"), overwrite=True)
+    assert runs(tmp_path) == ["4"]
+
+
+def test_a_launch_that_goes_on_is_not_removed_nor_are_its_names(tmp_path: Path) -> None:
+    going_on = begin(plan(tmp_path, "1", ranks=4))
+    launch(plan(tmp_path, "2"), overwrite=True)
+    assert runs(tmp_path) == ["1", "2"]
+    log = tmp_path / "log"
+    assert (log / "workerlog.3").read_text() == "log/runs/1 rank 3\n"
+    assert (log / "workerlog.1").read_text() == "log/runs/2 rank 1\n"
+    going_on.close()
+
+
+def test_names_of_more_ranks_than_there_are_now_go(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1", ranks=4))
+    launch(plan(tmp_path, "2", ranks=2))
+    names = sorted(path.name for path in (tmp_path / "log").iterdir())
+    assert names == ["endpoints.log", "latest", "runs", "workerlog.0", "workerlog.1"]
+
+
+def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
+    first = begin(plan(tmp_path, "1", ranks=1))
+    launch(plan(tmp_path, "2", ranks=3))
+    first.close()
+    assert (tmp_path / "log" / "workerlog.2").read_text() == "log/runs/2 rank 2\n"
+
+
+def test_another_attempt_has_its_own_log(tmp_path: Path) -> None:
+    made = plan(tmp_path, "1")
+    rundir = begin(made)
+    rundir.tell(Started(0, "rank 0", 200, 1.0, attempt=1))
+    rundir.close()
+    assert (tmp_path / "log" / "workerlog.0").readlink().name == "workerlog.0.attempt1"
+
+
+def test_what_ranks_need_is_there_before_they_start(tmp_path: Path) -> None:
+    made = plan(tmp_path, "1", files={"log/runs/1/list": "a,b"})
+    RunDirectory(made, keep=1, overwrite=False, say=refuse).prepare()
+    assert (tmp_path / "log/runs/1/list").read_text() == "a,b"
+
+
+def test_the_folder_is_readable_for_others(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        launch(plan(tmp_path, "1"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "log/runs/1").stat().st_mode) == 0o755
+
+
+def test_a_folder_that_cannot_be_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a file")
+    with pytest.raises(EnvironmentFault, match=r"Not a directory.*--log_dir"):
+        RunDirectory(plan(tmp_path, "1"), keep=1, overwrite=False, say=refuse).prepare()
+
+
+def test_no_launch_takes_the_folder_of_another(tmp_path: Path) -> None:
+    begin(plan(tmp_path, "1"))
+    with pytest.raises(EnvironmentFault, match="File exists"):
+        RunDirectory(plan(tmp_path, "1"), keep=1, overwrite=False, say=refuse).prepare()

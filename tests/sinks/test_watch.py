@@ -1,0 +1,179 @@
+"""Watching real processes: who is stopped, who lags, and that it costs next to nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run.events import Hung, Noticed, SignalAll, Started
+from fleetrun.run.hang import Comparison
+from fleetrun.run.loop import Loop
+from fleetrun.sinks.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BUSY = "while True: pass"
+IDLE = "import time\ntime.sleep(60)"
+
+
+def a_plan(folder: Path, ranks: int) -> LaunchPlan:
+    specs = [
+        RankSpec("TRAINER", n, n, 0, (), Endpoint("127.0.0.1", 6070 + n)) for n in range(ranks)
+    ]
+    processes = tuple(
+        ProcessSpec(f"trainer.{spec.rank}", ("x",), {}, (), f"workerlog.{spec.rank}", rank=spec)
+        for spec in specs
+    )
+    return LaunchPlan(
+        job_id="test",
+        mode="collective",
+        engine="local",
+        generation=0,
+        node_rank=0,
+        nodes=("127.0.0.1",),
+        ranks=tuple(specs),
+        processes=processes,
+        rules=Rules(),
+        cwd=str(folder),
+        log_dir=str(folder),
+        run_dir=str(folder),
+    )
+
+
+class Room:
+    """A watch with a loop of its own, over processes that run Python CODES."""
+
+    def __init__(self, folder: Path, *codes: str, **watch: float) -> None:
+        self.children = [
+            subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+            for code in codes
+        ]
+        self.declared: list[Hung | Noticed] = []
+        self.said: list[str] = []
+        self.loop = Loop()
+        self.watch = Watch(
+            a_plan(folder, len(codes)),
+            say=self.said.append,
+            declare=self.declared.append,
+            **watch,  # type: ignore[arg-type]
+        )
+        for number in range(len(codes)):
+            (folder / f"workerlog.{number}").touch()
+        self.watch.open(self.loop)
+        for number, child in enumerate(self.children):
+            self.watch.tell(Started(number, f"rank {number}", child.pid, time.monotonic()))
+
+    def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
+        """Turn the loop until CONDITION holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            self.loop.turn()
+
+    def turn_for(self, seconds: float) -> None:
+        """Turn the loop for a while."""
+        end = time.monotonic() + seconds
+        self.loop.alarm("end", end, lambda: None)
+        self.until(lambda: time.monotonic() >= end)
+
+    def close(self) -> None:
+        """End everything."""
+        self.watch.close()
+        self.loop.close()
+        for child in self.children:
+            child.kill()
+            child.wait()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Callable[..., Room]]:
+    made = []
+
+    def make(*codes: str, **watch: float) -> Room:
+        made.append(Room(tmp_path, *codes, **watch))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_s63_the_idle_rank_among_busy_ones_is_named_and_left_alone(
+    room: Callable[..., Room], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a machine that has other things to do nobody gets much of a processor.
+    monkeypatch.setattr(Comparison, "busy_share", 0.02)
+    monkeypatch.setattr(Comparison, "idle_share", 0.01)
+    here = room(BUSY, IDLE, pace_s=0.5, window_s=1.0)
+    here.until(lambda: here.declared, 30.0)
+    (noticed,) = here.declared
+    assert isinstance(noticed, Noticed)
+    assert (noticed.what, noticed.labels) == ("straggler", ("rank 1",))
+    assert here.said[0].startswith("Rank 1 has used no processor for 1 s while rank 0 is busy")
+    assert all(child.poll() is None for child in here.children)
+
+
+def test_s33_a_stopped_rank_is_told_once_and_once_that_it_goes_on(
+    room: Callable[..., Room],
+) -> None:
+    here = room(IDLE, IDLE, pace_s=0.05)
+    pid = here.children[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    here.until(lambda: here.said)
+    here.turn_for(0.2)
+    os.kill(pid, signal.SIGCONT)
+    here.until(lambda: len(here.said) > 1)
+    here.turn_for(0.2)
+    assert here.said == [
+        f"Rank 1, pid {pid}, is stopped (T); `kill -CONT {pid}` lets it go on.",
+        "Rank 1 goes on.",
+    ]
+
+
+def test_ranks_that_were_asked_to_end_are_not_watched_until_they_start_again(
+    room: Callable[..., Room],
+) -> None:
+    here = room(IDLE, pace_s=0.05, hang_timeout_s=0.2)
+    here.watch.tell(SignalAll(signal.SIGTERM))
+    here.turn_for(0.6)
+    assert here.declared == []
+
+
+def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def is_busy() -> bool:
+        asked.append(1)
+        return len(asked) < 3
+
+    here = Room(tmp_path, IDLE, hang_timeout_s=0.2, is_gpu_busy=is_busy)  # type: ignore[arg-type]
+    try:
+        here.until(lambda: here.declared)
+    finally:
+        here.close()
+    assert len(asked) == 3
+    assert isinstance(here.declared[0], Hung)
+
+
+def test_watching_64_quiet_ranks_costs_less_than_a_thousandth_of_a_core(
+    room: Callable[..., Room],
+) -> None:
+    # The same child 64 times over: reading it costs the same.
+    here = room(IDLE, *[""] * 63, pace_s=0.02)
+    for number in range(64):
+        here.watch.tell(Started(number, f"rank {number}", here.children[0].pid, time.monotonic()))
+    here.turn_for(0.2)
+    before = time.process_time()
+    here.turn_for(1.0)
+    for_each_look = (time.process_time() - before) / 50
+    # Looks come every 5 s; this machine may be three times as slow at times.
+    assert for_each_look / 5.0 < 0.001 * 3

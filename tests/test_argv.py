@@ -1,0 +1,232 @@
+"""The command line: ours before the script, the script's own after it, byte for byte."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun import argv, help, options  # noqa: A004 - the module is called that
+from fleetrun.errors import UsageError
+from fleetrun.model import Script
+
+if TYPE_CHECKING:
+    from fleetrun.options import Option
+
+ANYTHING = st.text(st.characters(exclude_characters="\0", exclude_categories=[]))
+LOOK_ALIKES = st.sampled_from(["--", "-m", "", "--gpus=0", "--help", "-h", "--dry-run", "-", "a=b"])
+
+
+def given_of(*words: str) -> list[tuple[str, str]]:
+    """Return what the options before a script come to."""
+    parsed = argv.split([*words, "train.py"])
+    assert parsed.script == Script("file", "train.py", ())
+    return [(given.option.name, given.raw) for given in parsed.settings]
+
+
+def refusal(*words: str) -> str:
+    """Return what is said to a command line that cannot be."""
+    with pytest.raises(UsageError) as error:
+        argv.split(words)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["train.py"], Script("file", "train.py", ())),
+        (["-m", "pkg.train", "-m", "x"], Script("module", "pkg.train", ("-m", "x"))),
+        (["./run.sh", "a"], Script("file", "./run.sh", ("a",))),
+        (["--", "train.py"], Script("file", "train.py", ())),
+        (["--", "-weird-name.py", "--"], Script("file", "-weird-name.py", ("--",))),
+        (["--", "--", "x"], Script("file", "--", ("x",))),
+        (["--", "-m", "pkg.train"], Script("module", "pkg.train", ())),
+        (["--gpus=0", "--", "--gpus=1"], Script("file", "--gpus=1", ())),
+        (
+            ["--gpus", "0", "t.py", "--gpus", "1", "--", ""],
+            Script("file", "t.py", ("--gpus", "1", "--", "")),
+        ),
+        (["t.py", "--help"], Script("file", "t.py", ("--help",))),
+    ],
+)
+def test_the_script_may_have_any_form(words: list[str], script: Script) -> None:
+    assert argv.split(words).script == script
+
+
+@given(st.lists(ANYTHING | LOOK_ALIKES))
+def test_s06_script_arguments_come_through_verbatim(args: list[str]) -> None:
+    for head, script in (
+        ([], ["train.py"]),
+        (["--gpus=0", "--dry-run"], ["-m", "pkg.train"]),
+        (["--tee", "all", "--"], ["-odd.py"]),
+    ):
+        parsed = argv.split([*head, *script, *args])
+        assert parsed.script is not None
+        assert list(parsed.script.args) == args
+        assert parsed.script.target == script[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "settings"),
+    [
+        (["--gpus=0,1"], [("gpus", "0,1")]),
+        (["--gpus", "0, 1"], [("gpus", "0, 1")]),
+        (["--selected_gpus=0", "--selected-xpus", "1"], [("gpus", "0"), ("xpus", "1")]),
+        (["--cluster_node_ips=a", "--node-ip=b"], [("ips", "a"), ("host", "b")]),
+        (["--started_port=1"], [("start_port", "1")]),
+        (["--nproc_per-node", "2"], [("nproc_per_node", "2")]),
+        (["--dry-run"], [("dry_run", "table")]),
+        (["--dry_run=json"], [("dry_run", "json")]),
+        (["--tee"], [("tee", "all")]),
+        (["--tee", "0,1"], [("tee", "0,1")]),
+        (["--log_overwrite"], [("log_overwrite", "true")]),
+        (["--log_overwrite", "0"], [("log_overwrite", "0")]),
+        (["--quiet"], [("quiet", "true")]),
+        (["--quiet=no"], [("quiet", "no")]),
+        (["--env", "A=b=c", "--env=D="], [("env", "A=b=c"), ("env", "D=")]),
+        (["--rank", "-1"], [("rank", "-1")]),
+        (["--log_dir="], [("log_dir", "")]),
+    ],
+)
+def test_options_are_read_in_every_spelling(
+    words: list[str], settings: list[tuple[str, str]]
+) -> None:
+    assert given_of(*words) == settings
+
+
+def test_a_command_that_looks_like_a_value_is_the_script() -> None:
+    parsed = argv.split(["--dry-run", "sh", "run.sh"])
+    assert parsed.script == Script("file", "sh", ("run.sh",))
+
+
+def test_an_abbreviation_is_read_and_said() -> None:
+    parsed = argv.split(["--nproc=2", "--cluster-node", "a", "--back=nccl", "t.py"])
+    assert [given.option.name for given in parsed.settings] == ["nproc_per_node", "ips", "backend"]
+    assert parsed.notes == (
+        "--nproc is read as --nproc_per_node.",
+        "--cluster-node is read as --cluster_node_ips.",
+        "--back is read as --backend.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--nporc_per_node=4", "t.py"],
+            "no such option: --nporc_per_node; did you mean --nproc_per_node?",
+        ),
+        (["--foo=1", "t.py"], "no such option: --foo; `fleetrun --help` lists them all."),
+        (["-gpus=0", "t.py"], "no such option: -gpus; did you mean --gpus?"),
+        (["--back-end=x", "t.py"], "no such option: --back-end; did you mean --backend?"),
+        (["--xpu=0", "t.py"], "no such option: --xpu; did you mean --xpus?"),
+        (["--gpu=0", "t.py"], "no such option: --gpu; it could be --gpu_memory_fraction, --gpus."),
+        (["--", ""], "the script's name is empty: is a variable before it unset?"),
+        (["", "t.py"], "the script's name is empty: is a variable before it unset?"),
+        (["-m"], "-m needs a module: write `fleetrun [options] -m package.module`."),
+        (["--gpus"], "--gpus needs a value: give LIST."),
+        (
+            ["--gpus", "--ips=a", "t.py"],
+            "--gpus needs a value, and --ips=a looks like an option: write --gpus=VALUE.",
+        ),
+    ],
+)
+def test_a_slip_is_answered_with_what_to_write(words: list[str], message: str) -> None:
+    assert refusal(*words) == message
+
+
+@pytest.mark.parametrize("words", [[], ["--gpus=0"], ["--"], ["--quiet", "--"]])
+def test_a_command_without_script_is_refused(words: list[str]) -> None:
+    assert refusal(*words).startswith("no script to run: ")
+
+
+def test_options_of_python_are_sent_to_python() -> None:
+    assert "python -u train.py" in refusal("-u", "train.py")
+    assert refusal("-", "x").startswith("no such option: -;")
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--version"])
+def test_help_and_version_need_no_script_and_end_the_line(word: str) -> None:
+    parsed = argv.split(["--gpus=0", word, "--nonsense"])
+    assert parsed.script is None
+    assert parsed.asks("help") or parsed.asks("version")
+    assert not parsed.asks("gpus" if word == "" else "ips")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "0", "1", "2", "t.py"], "write --gpus=0,1,2."),
+        (["--gpus", "0,", "1", "t.py"], "write --gpus=0,1."),
+        (["--ips", "10.0.0.1", "10.0.0.2", "t.py"], "write --ips=10.0.0.1,10.0.0.2."),
+        (["\N{EN DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
+        (["\N{EM DASH}\N{EM DASH}gpus=0", "t.py"], "write two hyphens, --gpus=0."),
+    ],
+)
+def test_a_value_that_became_the_script_is_recognised(words: list[str], message: str) -> None:
+    mistake = argv.mistaken_script(argv.split(words))
+    assert mistake is not None
+    assert mistake.endswith(message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["t.py"], ["--gpus=0", "t.py"], ["--quiet", "1"], ["1"], ["-m", "1"], ["--help"]],
+)
+def test_other_scripts_are_no_mistakes(words: list[str]) -> None:
+    assert argv.mistaken_script(argv.split(words)) is None
+
+
+# -- click is the oracle: whatever it reads from a head of known options, we read too --
+
+
+def spellings(option: Option) -> st.SearchStrategy[str]:
+    """Return the ways to write OPTION, with any mixture of _ and -."""
+
+    def mixed(name: str) -> st.SearchStrategy[str]:
+        parts = [st.sampled_from("_-") if char == "_" else st.just(char) for char in name]
+        return st.tuples(*parts).map(lambda chars: "--" + "".join(chars))
+
+    return st.sampled_from((option.name, *option.aliases)).flatmap(mixed)
+
+
+@st.composite
+def options_typed(draw: st.DrawFn) -> list[str]:
+    """Draw one option as words."""
+    option = draw(st.sampled_from([o for o in options.TABLE if o.name not in {"help", "version"}]))
+    spelling = draw(spellings(option))
+    if option.kind == "flag":
+        return [spelling]
+    value = draw(st.text(st.characters(exclude_characters="\0"), max_size=6))
+    # Click lets an option's value start with a hyphen or stand after an optional one; we do not.
+    if option.bare is not None or value.startswith("-") or draw(st.booleans()):
+        return [f"{spelling}={value}"]
+    return [spelling, value]
+
+
+@given(st.lists(options_typed(), max_size=6), st.lists(ANYTHING | LOOK_ALIKES, max_size=3))
+def test_our_parser_agrees_with_click(heads: list[list[str]], args: list[str]) -> None:
+    words = [word for head in heads for word in head]
+    parsed = argv.split([*words, "train.py", *args])
+    ours: dict[str, object] = {}
+    for each in parsed.settings:
+        name = f"option_{each.option.name}"
+        if each.option.kind == "pairs":
+            ours[name] = (*ours.get(name, ()), each.raw)  # type: ignore[misc]
+        else:
+            ours[name] = True if each.option.kind == "flag" else each.raw
+    command = help.command()
+    with command.make_context("fleetrun", [*words, "train.py", *args]) as ctx:
+        theirs = {k: v for k, v in ctx.params.items() if v not in (None, False, ())}
+        rest = ctx.args
+    assert {k: v for k, v in ours.items() if v not in (None, False, ())} == theirs
+    assert rest == ["train.py", *args]
+
+
+@pytest.mark.parametrize("name", ["dry_run", "tee", "log_overwrite"])
+def test_an_optional_value_left_out_is_what_click_takes_too(name: str) -> None:
+    words = [f"--{name}", "--quiet", "train.py"]
+    with help.command().make_context("fleetrun", list(words)) as ctx:
+        assert ctx.params[f"option_{name}"] == argv.split(words).settings[0].raw

@@ -1,0 +1,72 @@
+"""`scripts/bench launch` measures what it says, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.access(ROOT / ".venv" / "bin" / "python", os.X_OK), reason="there is no .venv"
+    ),
+]
+
+
+def test_bench_launch_measures_everything(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
+    done = subprocess.run(
+        [ROOT / "scripts" / "bench", "launch", *little, "--json", numbers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for wanted in ("2 ranks, median", "fleetrun --help", "2000 lines", "Goals"):
+        assert wanted in done.stdout
+    found = json.loads(numbers.read_text())
+    assert [(one["launcher"], one["ranks"]) for one in found["launches"]] == [
+        ("bare loop", 1),
+        ("fleetrun", 1),
+        ("bare loop", 2),
+        ("fleetrun", 2),
+    ]
+    for launch in found["launches"]:
+        for one in launch["rounds"]:
+            assert 0 < one["first_line_s"] <= one["last_line_s"]
+            assert 0 < one["exit_lag_s"] < 5
+            assert one["peak_rss"] > 1e6
+    floods = found["lines"]["fleetrun"]
+    assert all(one["lines_in_log"] == one["lines_on_console"] == 2000 for one in floods)
+    (lines,) = (goal for goal in found["goals"] if goal["what"].startswith("lines in"))
+    assert lines["reached"] is True
+    assert not any(name.startswith("fleetrun") for name in found["failures"])
+
+
+def test_bench_faults_measures_everything(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    little = ["--ranks=2", "--rounds=2", "--heavy-ranks=0", "--grace=0.2"]
+    done = subprocess.run(
+        [ROOT / "scripts" / "bench", "faults", *little, "--json", numbers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for wanted in ("2 ranks: a rank fails;", "ignore TERM", "SIGTERM to the launcher", "Goals"):
+        assert wanted in done.stdout
+    found = json.loads(numbers.read_text())
+    ours = {one["fault"]: one["rounds"] for one in found["faults"] if one["launcher"] == "fleetrun"}
+    fails, deaf, term = ours.values()
+    assert [one["asked"] for one in (*fails, *deaf, *term)] == [1, 1, 1, 1, 2, 2]
+    assert all(0 < one["first_term_s"] <= one["exit_s"] for one in (*fails, *term))
+    assert all(one["exit_s"] >= 0.2 for one in deaf)
+    assert not any(one["left"] for one in (*fails, *deaf, *term))
+    assert not any(name.startswith("fleetrun") for name in found["failures"])

@@ -1,0 +1,369 @@
+"""The command as people meet it: words in, one line and an exit code out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun import __version__, cli, help, options  # noqa: A004 - the module is called that
+from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import Request
+
+ROOT = Path(__file__).parents[1]
+
+
+class Launch:
+    """A launch that keeps what it is given, and ends as it is told."""
+
+    def __init__(self, ending: int | BaseException = 0) -> None:
+        self.ending = ending
+        self.requests: list[Request] = []
+
+    def __call__(self, request: Request, _environ: Mapping[str, str]) -> int:
+        """Take the place of `launch.launch`."""
+        self.requests.append(request)
+        if isinstance(self.ending, BaseException):
+            raise self.ending
+        return self.ending
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def fleetrun(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the real command."""
+    return subprocess.run(
+        [sys.executable, "-m", "fleetrun", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_words_become_a_request_and_the_launch_s_code_the_exit_code() -> None:
+    launch = Launch(17)
+    assert cli.main(["--gpus=0,1", "train.py", "--lr"], environ={}, launch=launch) == 17
+    (request,) = launch.requests
+    assert request.devices == "0,1"
+    assert request.script.args == ("--lr",)
+
+
+def test_without_words_the_process_s_own_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fleetrun", "train.py"])
+    monkeypatch.setenv("PADDLE_JOB_ID", "from-here")
+    launch = Launch()
+    assert cli.main(launch=launch) == 0
+    assert launch.requests[0].job_id == "from-here"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(FleetrunError, 1), (UsageError, 2), (EnvironmentFault, 3), (RendezvousError, 4)],
+)
+def test_what_goes_wrong_is_one_line_and_its_own_exit_code(
+    error: type[FleetrunError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train.py"], environ={}, launch=Launch(error("it is so."))) == code
+    assert capsys.readouterr() == ("", "fleetrun: it is so.\n")
+
+
+def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train.py"], environ={}, launch=Launch(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no script to run"),
+        (["--nporc_per_node=4", "train.py"], "did you mean --nproc_per_node?"),
+        (["--gpus", "0", "1", "train.py"], "write --gpus=0,1."),
+        (["--np=2", "train.py"], "this version keeps the hosts it started with"),
+        (["--config=nowhere.yaml", "train.py"], "nowhere.yaml: No such file"),
+        (["completion"], "completion needs one shell's name: bash, zsh, fish."),
+        (["completion", "tcsh"], "completion needs one shell's name: bash, zsh, fish."),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(
+    words: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = Launch()
+    assert cli.main(words, environ={}, launch=launch) == 2
+    assert launch.requests == []
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("fleetrun: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_script_with_a_number_for_a_name_can_be_run(elsewhere: Path) -> None:
+    (elsewhere / "1").touch()
+    launch = Launch()
+    assert cli.main(["--gpus", "0", "1"], environ={}, launch=launch) == 0
+    assert launch.requests[0].script.target == "1"
+
+
+def test_the_config_file_of_the_folder_is_read_unless_another_is_named(elsewhere: Path) -> None:
+    (elsewhere / "fleetrun.yaml").write_text("job_id: here\n")
+    (elsewhere / "other.yaml").write_text("job_id: other\n")
+    launch = Launch()
+    cli.main(["train.py"], environ={}, launch=launch)
+    cli.main(["--config", "other.yaml", "train.py"], environ={}, launch=launch)
+    cli.main(["--config=/dev/null", "train.py"], environ={}, launch=launch)
+    assert [request.job_id for request in launch.requests] == ["here", "other", "default"]
+
+
+def test_an_unfit_system_is_one_sentence_and_exit_code_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cli.main(["train.py"]) == 3
+    assert capsys.readouterr().err == (
+        "fleetrun: only Linux has what is needed to supervise processes, and this is darwin.\n"
+    )
+    assert cli.unfit("linux", (3, 10, 0)) is None
+
+
+def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (elsewhere / "train.py").touch()
+    assert cli.main(["--dry-run", "--nproc_per_node=2", "train.py"]) == 0
+    done = fleetrun("--dry-run", "--nproc_per_node=2", "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "train.py" in done.stdout
+    assert "train.py" in capsys.readouterr().out
+
+
+# -- help --
+
+
+def test_help_begins_with_examples_and_the_ten_options_people_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--help"], environ={}) == 0
+    text = capsys.readouterr().out
+    order = ["Usage: fleetrun [OPTIONS]", "Examples:", *(f"{g}:" for g in options.GROUPS)]
+    places = [text.index(each) for each in [*order, "Exit codes:"]]
+    assert places == sorted(places)
+    for option in options.TABLE:
+        assert option.flag in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, help.text().splitlines())) <= 80
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"], environ={}) == 0
+    assert capsys.readouterr().out == f"fleetrun {__version__}\n"
+
+
+def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_s80_a_command_line_is_read_without_anything_slow() -> None:
+    slow = "click argparse difflib inspect dataclasses json yaml subprocess pathlib logging"
+    program = (
+        "import sys; from fleetrun.cli import main; "
+        "main(['--gpus=0', '--env=A=1', 'train.py'], environ={}, launch=lambda r, e: 0); "
+        f"print(*sorted(set('{slow}'.split()) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        # -S and -I: what the interpreter's own set-up files import is not ours.
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.append({str(ROOT)!r}); {program}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == ""
+
+
+# -- completion --
+
+
+def completed(*words: str) -> list[tuple[str, str]]:
+    """Return what may stand in the place of the last of WORDS, each with its type."""
+    *before, last = words
+    return [(item.type, item.value) for item in help.candidates(before, last)]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--nproc"], [("plain", "--nproc_per_node")]),
+        (["--nproc-"], [("plain", "--nproc-per-node")]),
+        (["--dry"], [("plain", "--dry-run")]),
+        (["--dry_"], [("plain", "--dry_run")]),
+        (["--server_n"], [("plain", "--server_num")]),
+        (["--elastic_l"], []),
+        (["--nonsense=1", "--dry"], [("plain", "--dry-run")]),
+        (["--nproc_per_node", "g"], [("plain", "gpu")]),
+        (["--nproc_per_node=c"], [("plain", "--nproc_per_node=cpu")]),
+        (["--dry-run=j"], [("plain", "--dry-run=json")]),
+        (["--tee="], [("plain", "--tee=all")]),
+        (["--log_overwrite=t"], [("plain", "--log_overwrite=true")]),
+        (["--nonsense="], []),
+        (["--gpus", ""], []),
+        (["--config", "a"], [("file", "a")]),
+        (["--log_dir", "a"], [("dir", "a")]),
+        (["--gpus=0", ""], [("file", "")]),
+        (["--dry-run", "tr"], [("file", "tr")]),
+        (["--gpus=0", "train.py", "--gp"], [("file", "--gp")]),
+        (["-m", "pkg", "--gp"], [("file", "--gp")]),
+        (["--", "--gp"], [("file", "--gp")]),
+        ([""], [("file", "")]),
+        (["comp"], [("file", "comp"), ("plain", "completion")]),
+        (["completion", "z"], [("plain", "zsh")]),
+        (["completion", "zsh", ""], []),
+    ],
+)
+def test_options_their_values_and_files_complete(
+    words: list[str], found: list[tuple[str, str]]
+) -> None:
+    assert completed(*words) == found
+
+
+def test_what_works_or_is_taken_completes() -> None:
+    flags = [value for _, value in completed("--")]
+    assert set(flags) == {
+        option.flag if name == option.name else f"--{name}"
+        for option in options.TABLE
+        if option.status != "later"
+        for name in (option.name, *option.aliases)
+    }
+
+
+@pytest.mark.parametrize("shell", help.SHELLS)
+def test_the_script_to_source_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell], environ={}) == 0
+    ours = capsys.readouterr().out
+    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_source"}) == 0
+    assert capsys.readouterr().out == ours
+    assert f"{cli.COMPLETE_VARIABLE}={shell}_complete" in ours
+
+
+def test_how_to_source_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "--help"], environ={}) == 0
+    assert 'eval "$(fleetrun completion bash)"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("instruction", ["tcsh_source", "bash", "bash_eat", "powershell_source"])
+def test_a_wrong_instruction_is_refused(
+    instruction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([], environ={cli.COMPLETE_VARIABLE: instruction}) == 2
+    assert f"{cli.COMPLETE_VARIABLE}={instruction}: give SHELL_source" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "cword", "answer"),
+    [
+        ("zsh", "fleetrun --dry-run=j", "1", "plain\n--dry-run=json\n_\n"),
+        ("zsh", "fleetrun --log_d", "1", "plain\n--log_dir\n"),
+        ("zsh", "fleetrun --gpus=0 tr", "2", "file\ntr\n_\n"),
+        ("fish", "fleetrun --dry-run=j", "--dry-run=j", "plain,--dry-run=json\n"),
+        ("fish", "fleetrun --gpus=0 tr", "tr", "file,tr\n"),
+        ("bash", "fleetrun\n--dry-run\n=\nj", "3", "plain,json\n"),
+        ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\nplain,sh\n"),
+        ("bash", "fleetrun\n--master\na\n:\n1\n--dr", "5", "plain,--dry-run\n"),
+    ],
+)
+def test_each_shell_is_answered_in_its_own_words(
+    shell: str,
+    words: str,
+    cword: str,
+    answer: str,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", cword)
+    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_complete"}) == 0
+    assert capsys.readouterr().out.startswith(answer)
+
+
+_BASH = r"""
+eval "$(fleetrun completion bash)"
+compopt() { asked="$asked $1 $2"; }
+for line in "$@"; do
+    IFS=' ' read -r -a COMP_WORDS <<< "$line"
+    [[ $line == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )) COMPREPLY=() asked=""
+    _fleetrun_completion fleetrun
+    echo "${COMPREPLY[*]}$asked"
+done
+"""
+
+
+def test_a_real_bash_completes(elsewhere: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    command = elsewhere / "fleetrun"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
+    command.chmod(0o755)
+    lines = {
+        "fleetrun --nproc": "--nproc_per_node",
+        "fleetrun --dry-run = j": "json",
+        "fleetrun --backend gl": "gloo",
+        "fleetrun --gpus=0 train.py --gp": " -o default",
+        "fleetrun --log_dir lo": " -o dirnames",
+        "fleetrun completion ": "bash zsh fish",
+    }
+    done = subprocess.run(
+        [bash, "--norc", "-c", _BASH, "bash", *lines],
+        env={**os.environ, "PATH": f"{elsewhere}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == list(lines.values())
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_accept_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    assert cli.main(["completion", shell], environ={}) == 0
+    script = capsys.readouterr().out
+    subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=60)

@@ -1,0 +1,268 @@
+"""The house keeps its floors: who may import whom, and what a plain launch may not even load."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "fleetrun"
+
+# From the ground up. A module may import from floors below its own and from its own; the longest
+# name that fits counts. A new room must be put on a floor here.
+FLOORS = (
+    ("fleetrun.errors",),
+    ("fleetrun.model", "fleetrun.run.events"),
+    (
+        "fleetrun.plan",
+        "fleetrun.modes",
+        "fleetrun.run.policy",
+        "fleetrun.run.causes",
+        "fleetrun.options",
+        "fleetrun.argv",
+        "fleetrun.request",
+        "fleetrun.manifest",
+        "fleetrun.strategy",
+    ),
+    # What of run/ is not named elsewhere is a tool of the supervisor, and does one thing.
+    ("fleetrun.engines", "fleetrun.run", "fleetrun.probe", "fleetrun.paddles"),
+    ("fleetrun.sinks", "fleetrun.run.supervisor"),
+    ("fleetrun.launch",),
+    ("fleetrun.cli", "fleetrun.help", "fleetrun.commands", "fleetrun.__main__"),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# The packages themselves hold a docstring and a version at most, so they may stand anywhere.
+BARE = ("fleetrun", "fleetrun.run")
+# It runs inside the training process and is linked to the rest by names and files alone.
+ISLAND = "fleetrun.inject"
+
+# Where a package from outside may be imported at all, and whether only inside functions.
+OUTSIDE = {
+    "click": ("fleetrun.cli", "fleetrun.help", "fleetrun.commands"),
+    "psutil": ("fleetrun.probe", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.probe", "fleetrun.sinks.metrics"),
+    "yaml": ("fleetrun.request", "fleetrun.strategy.load"),
+    "rich": ("fleetrun.sinks", "fleetrun.commands"),
+    "paddle": (ISLAND, "fleetrun.commands"),
+    "numpy": (ISLAND,),
+}
+ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "yaml", "paddle", "numpy"}
+# A launch never loads these at all, so they may import at their top.
+LATER = ("fleetrun.help", "fleetrun.commands")
+
+# Decide, then do: these rooms are given what they need to know and touch nothing.
+PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes")
+PURE_MODULES = ("fleetrun.run.events", "fleetrun.run.policy")
+_WORLD = """
+ctypes fcntl glob io multiprocessing pathlib platform random select selectors shutil signal
+socket subprocess sys tempfile threading time urllib
+"""
+WORLD = frozenset(_WORLD.split())
+# Of `os` they may use what works on text alone.
+TEXT_ONLY = {"os.fsdecode", "os.fsencode", "os.path", "os.pathsep", "os.sep"}
+TEXT_ONLY_PATH = {
+    f"os.path.{name}" for name in ("abspath", "basename", "dirname", "isabs", "join", "normpath")
+}
+
+# What a launch has no time for; each was measured at 5 to 70 ms.
+_SLOW = """
+argparse asyncio click dataclasses datetime difflib inspect json logging multiprocessing numpy
+paddle pathlib psutil pynvml rich shutil subprocess tempfile threading urllib yaml
+"""
+SLOW = frozenset(_SLOW.split())
+
+
+class Import(NamedTuple):
+    """One imported name: by whom, in which line, and whether only when a function runs."""
+
+    by: str
+    line: int
+    target: str
+    in_function: bool
+    for_types: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(HOUSE.rglob("*.py"))}
+
+
+def imports_of(name: str, path: Path) -> list[Import]:
+    found: list[Import] = []
+
+    def visit(node: ast.AST, *, in_function: bool, for_types: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            types = for_types or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+            )
+            inside = in_function or isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+            )
+            if isinstance(child, ast.Import | ast.ImportFrom):
+                found.extend(
+                    Import(name, child.lineno, target, inside, types) for target in targets(child)
+                )
+            visit(child, in_function=inside, for_types=types)
+
+    def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        base = node.module or ""
+        if node.level:
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *([base] if base else [])])
+        # `from fleetrun import probe` imports a module, `from fleetrun.model import Rank` a name.
+        return [
+            f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+            for alias in node.names
+        ]
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), in_function=False, for_types=False)
+    return found
+
+
+IMPORTS = [found for name, path in MODULES.items() for found in imports_of(name, path)]
+
+
+def within(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def floor(name: str) -> int:
+    """Return the floor of module NAME by the longest room that holds it."""
+    rooms = [room for room in FLOOR_OF if within(name, (room,))]
+    assert rooms, f"{name} stands on no floor; give it one in FLOORS of tests/test_floors.py"
+    return FLOOR_OF[max(rooms, key=len)]
+
+
+def show(breaches: list[Import]) -> str:
+    return "\n".join(f"{one.by} line {one.line} imports {one.target}" for one in breaches)
+
+
+def test_every_module_stands_on_a_floor() -> None:
+    for name in MODULES:
+        if name not in BARE and not within(name, (ISLAND,)):
+            floor(name)
+
+
+def test_nobody_imports_from_a_floor_above() -> None:
+    breaches = [
+        one
+        for one in IMPORTS
+        if within(one.target, ("fleetrun",))
+        and one.target not in BARE
+        and not within(one.by, (ISLAND,))
+        and not within(one.target, (ISLAND,))
+        and (one.by in BARE or floor(one.target) > floor(one.by))
+    ]
+    assert not breaches, show(breaches)
+
+
+def test_the_island_is_linked_to_nobody() -> None:
+    breaches = [
+        one
+        for one in IMPORTS
+        if within(one.target, ("fleetrun",))
+        and within(one.by, (ISLAND,)) != within(one.target, (ISLAND,))
+    ]
+    assert not breaches, show(breaches)
+
+
+@pytest.mark.parametrize("package", sorted(OUTSIDE))
+def test_packages_from_outside_are_imported_where_they_belong(package: str) -> None:
+    breaches = [
+        one
+        for one in IMPORTS
+        if within(one.target, (package,))
+        and (
+            not within(one.by, OUTSIDE[package])
+            or (
+                package in ONLY_IN_FUNCTIONS
+                and not (one.in_function or one.for_types or within(one.by, LATER))
+            )
+        )
+    ]
+    assert not breaches, show(breaches)
+
+
+def test_what_decides_touches_nothing() -> None:
+    breaches = [
+        one
+        for one in IMPORTS
+        if (within(one.by, PURE) or one.by in PURE_MODULES)
+        and one.target.partition(".")[0] in WORLD
+        and not one.for_types
+    ]
+    assert not breaches, show(breaches)
+
+
+def test_what_decides_uses_of_os_what_works_on_text() -> None:
+    breaches = []
+    for name, path in MODULES.items():
+        if not within(name, PURE) and name not in PURE_MODULES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            used = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if used.startswith("os.") and used not in TEXT_ONLY | TEXT_ONLY_PATH:
+                breaches.append(f"{name} uses {used}")
+    assert not breaches, breaches
+
+
+def loaded_by(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
+    # Everything but the commands, the island, and what only some launches or commands need.
+    later = (
+        "fleetrun.commands",
+        "fleetrun.help",
+        ISLAND,
+        "fleetrun.sinks.metrics",
+        "fleetrun.__main__",
+    )
+    path = [name for name in MODULES if not within(name, later)]
+    slow = SLOW & (loaded_by("import " + ", ".join(path)) - loaded_by("pass"))
+    assert not slow, f"importing the launch path loads {sorted(slow)}"
+
+
+@pytest.mark.skipif(
+    "fleetrun.cli" not in MODULES or "fleetrun.run.supervisor" not in MODULES,
+    reason="the launch is not built yet",
+)
+def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
+    # The worker is no Python, so every line that -X importtime writes is the launcher's.
+    command = [sys.executable, "-X", "importtime", "-m", "fleetrun"]
+    done = subprocess.run(
+        [*command, "--nproc_per_node=1", "--log_dir", str(tmp_path / "log"), "/bin/true"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    loaded = {row.rpartition("|")[2].strip() for row in rows}
+    assert "fleetrun.launch" in loaded
+    # The first line of events.jsonl needs json, but by then all ranks are started.
+    slow = SLOW & (loaded - loaded_by("pass") - {"json"})
+    assert not slow, f"a launch loads {sorted(slow)}"

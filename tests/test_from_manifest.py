@@ -1,0 +1,266 @@
+"""A manifest plans the same launch again, and what is typed beside it wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from planning import a_roster, some_facts
+
+from fleetrun import argv, cli, manifest, options, request
+from fleetrun.errors import UsageError
+from fleetrun.plan import render
+from fleetrun.plan.compose import compose
+from fleetrun.plan.devices import Share
+from fleetrun.sinks.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import LaunchPlan, Request
+
+WORDS = ("--gpus=0,1", "--env", "HF_TOKEN=s3cr3t", "--tee", "0", "train.py", "--password=hush", "")
+ENVIRON = {"HOME": "/root", "NCCL_DEBUG": "INFO", "PADDLE_JOB_ID": "night", "HF_TOKEN": "exported"}
+SECRETS = {"HF_TOKEN": "s3cr3t", "PASSWORD": "hush"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder with a script, and stand in it."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "other.py").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_of(made: Request, environ: Mapping[str, str]) -> LaunchPlan:
+    """Plan MADE for a made-up host."""
+    roster = a_roster()
+    share = Share("gpu", roster.members[0].groups, "nccl")
+    return compose(made, some_facts(2, environ=environ), share, roster)
+
+
+def asked(words: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Request, Mapping[str, str]]:
+    """Return what the command line WORDS asks for."""
+    seen: list[tuple[Request, Mapping[str, str]]] = []
+
+    def launch(made: Request, variables: Mapping[str, str]) -> int:
+        seen.append((made, variables))
+        return 0
+
+    assert cli.main(words, environ=environ, launch=launch) == 0
+    return seen[0]
+
+
+def write(
+    folder: Path, words: tuple[str, ...] = WORDS, environ: Mapping[str, str] | None = None
+) -> Path:
+    """Write the manifest of a launch in FOLDER."""
+    made, variables = asked(words, ENVIRON if environ is None else environ)
+    plan = plan_of(made, variables)._replace(cwd=str(folder), run_dir=str(folder / "log/runs/one"))
+    Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
+    sink = Manifest(plan, made, variables)
+    sink.close()
+    return Path(plan.run_dir) / manifest.NAME
+
+
+def edited(path: Path, **changes: Any) -> str:  # noqa: ANN401 - anything JSON
+    """Change keys of a manifest."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return str(path)
+
+
+def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return why there is no such launch."""
+    with pytest.raises(UsageError) as error:
+        manifest.replay(argv.split(words), environ or {})
+    assert error.value.exit_code == 2
+    return str(error.value)
+
+
+def forms(made: Request, environ: Mapping[str, str]) -> list[str]:
+    plan = plan_of(made, environ)
+    return [form([plan], made) for form in (render.table, render.as_json, render.as_sh)]
+
+
+def test_s73_the_same_plan_comes_out(folder: Path) -> None:
+    first, environ = asked(("--dry-run", *WORDS), ENVIRON)
+    path = write(folder)
+    again, variables = asked(("--dry-run", f"--from-manifest={path}"), {**ENVIRON, **SECRETS})
+    assert again.script == first.script
+    assert again.env == first.env == (("HF_TOKEN", "s3cr3t"),)
+    assert again.notes == first.notes
+    assert sorted(again.settings) == sorted(first.settings)
+    assert forms(again, variables) == forms(first, environ)
+
+
+def test_the_environment_of_the_launch_comes_back(folder: Path) -> None:
+    path = write(folder)
+    here = {**SECRETS, "NCCL_DEBUG": "WARN", "PADDLE_NNODES": "1", "HOME": "/home/me"}
+    again, variables = asked((f"--from-manifest={path}",), here)
+    assert again.job_id == "night"
+    assert variables["NCCL_DEBUG"] == "INFO"
+    assert variables["HOME"] == "/home/me"
+    assert "PADDLE_NNODES" not in variables
+    assert again.restored == (
+        ("NCCL_DEBUG", "INFO"),
+        ("PADDLE_JOB_ID", "night"),
+        ("PADDLE_NNODES", None),
+    )
+    names = "$NCCL_DEBUG, $PADDLE_JOB_ID, $PADDLE_NNODES"
+    assert again.notes == (f"as in {path}, and not as in this shell: {names}.",)
+    script = forms(again, variables)[2]
+    assert "export NCCL_DEBUG=INFO  # as in the manifest\n" in script
+    assert "unset PADDLE_NNODES  # as in the manifest\n" in script
+
+
+def test_what_stands_beside_wins(folder: Path) -> None:
+    path = write(folder)
+    again, _ = asked(
+        (
+            *("--gpus=1", "--from-manifest", str(path), "--job_id=day", "--env=HF_TOKEN=new"),
+            *("--quiet", "other.py", "--lr"),
+        ),
+        {"PADDLE_JOB_ID": "other"},
+    )
+    assert (again.devices, again.job_id, again.quiet, again.tee) == ("1", "day", True, "0")
+    assert again.env == (("HF_TOKEN", "new"),)
+    assert (again.script.target, again.script.args) == ("other.py", ("--lr",))
+
+
+def test_a_manifest_of_a_manifest_is_whole(folder: Path) -> None:
+    first = write(folder, ("--gpus=0,1", "--", "train.py", "--lr=1"), {})
+    second = write(folder, ("--from-manifest", str(first), "--gpus=1"), {})
+    command = json.loads(second.read_text())["command"]
+    assert command == ["--gpus=0,1", "--gpus=1", "--", "train.py", "--lr=1"]
+    assert asked((f"--from-manifest={second}",), {})[0].devices == "1"
+
+
+def test_a_module_is_run_again(folder: Path) -> None:
+    path = write(folder, ("--tee", "-m", "pkg.train", "--from-manifest"), {})
+    again, _ = asked((f"--from_manifest={path}",), {})
+    assert (again.script.form, again.script.target) == ("module", "pkg.train")
+    assert again.script.args == ("--from-manifest",)
+
+
+def test_what_the_config_file_said_is_kept(folder: Path) -> None:
+    config = folder / "fleetrun.yaml"
+    config.write_text(
+        "gpu_memory_fraction: 0.123456789\nips: [127.0.0.1]\nlog_overwrite: yes\n"
+        "env: {DB_PASSWORD: hush, A: b}\nnccl: {DEBUG: INFO}\n"
+    )
+    first, _ = asked(("train.py",), {})
+    path = write(folder, ("train.py",), {})
+    config.write_text("grace: 1\n")
+    assert "hush" not in path.read_text()
+    again, _ = asked((f"--from-manifest={path}",), {"DB_PASSWORD": "hush"})
+    assert again._replace(typed=()) == first._replace(typed=())
+    said = refusal(f"--from-manifest={path}")
+    assert "DB_PASSWORD=*** is secret, so its value was not written down" in said
+    beside = asked((f"--from-manifest={path}", "--env=DB_PASSWORD=x"), {})[0]
+    assert dict(beside.env) == {"A": "b", "DB_PASSWORD": "x"}
+    assert asked((f"--from-manifest={path}", f"--config={config}"), {})[0].grace_s == 1
+
+
+def test_the_folder_is_that_of_the_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(folder, ("train.py",), {})
+    monkeypatch.chdir(folder / "elsewhere")
+    again, _ = asked(("--from-manifest=../log/runs/one/manifest.json",), {})
+    assert Path.cwd() == folder
+    assert again.notes == (f"the folder is {folder}, as in ../log/runs/one/manifest.json.",)
+    assert path.exists()
+
+
+def test_a_folder_that_is_gone_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = edited(write(folder, ("train.py",), {}), cwd="/not/there")
+    assert cli.main([f"--from-manifest={path}"], environ={}, launch=lambda *_: 0) == 3
+    assert "folder /not/there cannot be entered" in capsys.readouterr().err
+
+
+def test_what_is_another_machine_now_is_said(folder: Path) -> None:
+    path = write(folder, ("train.py",), {"HF_TOKEN": "x", "HTTP_PROXY": "p", "HOME": "/"})
+    document = json.loads(path.read_text())
+    edited(path, python="/other/python", versions={**document["versions"], "fleetrun": "9"})
+    notes = manifest.replay(argv.split([f"--from-manifest={path}"]), {}).notes
+    assert notes[0] == f"exported when {path} was written, and not now: $HF_TOKEN, $HTTP_PROXY."
+    assert notes[1].startswith(f"{path} was written with /other/python; this is ")
+    assert notes[2].startswith(f"{path} was written by fleetrun 9; this is ")
+
+
+def test_secrets_must_be_exported_again(folder: Path) -> None:
+    path = write(folder, (*WORDS[:-1], "--key", "abcdefgh"), {"NCCL_TOKEN": "x", **ENVIRON})
+    said = refusal(f"--from-manifest={path}", environ={"HF_TOKEN": "x"})
+    assert said == (
+        f"{path}: --password=*** is secret, so its value was not written down: export it first as "
+        "PASSWORD; --key *** is secret, so its value was not written down: export it first as KEY; "
+        "$NCCL_TOKEN is secret, so its value was not written down: export it first as NCCL_TOKEN."
+    )
+    with_script = manifest.replay(
+        argv.split([f"--from-manifest={path}", "train.py"]), {"HF_TOKEN": "x", "NCCL_TOKEN": "y"}
+    )
+    assert ("NCCL_TOKEN", "y") in with_script.environ.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "because it is not JSON"),
+        ("[" * 100_000, "because it is not JSON"),
+        ("[]", "because it has no schema"),
+        ("{}", "because it has no schema"),
+        ('{"schema": 2}', "this manifest has schema 2, and fleetrun"),
+        ('{"schema": 2, "versions": {"fleetrun": "9.1"}}', "written by fleetrun 9.1"),
+        ('{"schema": 1}', "something is missing or wrong in it ('environment')"),
+    ],
+)
+def test_what_is_no_manifest_is_one_sentence(folder: Path, text: str, said: str) -> None:
+    path = folder / "a.json"
+    path.write_text(text)
+    message = refusal(f"--from-manifest={path}")
+    assert said in message
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"command": None},
+        {"python": None},
+        {"command": "train.py"},
+        {"command": [1]},
+        {"hidden": [{"at": 99, "before": "", "variable": "A"}]},
+        {"config": {"path": "a", "lines": [{"option": "nonsense"}]}},
+        {"environment": {"names": [], "values": {"A": 1}}},
+    ],
+)
+def test_a_damaged_manifest_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    path = edited(write(folder, ("train.py",), {}), **changes)
+    assert "something is missing or wrong in it" in refusal(f"--from-manifest={path}")
+
+
+def test_a_manifest_that_is_not_there_is_said(folder: Path) -> None:
+    assert refusal("--from-manifest=none.json") == (
+        "none.json: No such file or directory: this manifest cannot be read."
+    )
+    assert refusal("--from-manifest= ") == (
+        "--from-manifest needs a value: give FILE, a manifest.json."
+    )
+
+
+def test_only_the_command_line_names_a_manifest(folder: Path) -> None:
+    (folder / "fleetrun.yaml").write_text("from_manifest: a.json\n")
+    with pytest.raises(UsageError, match="belongs on the command line"):
+        request.read_config("fleetrun.yaml")
+    assert options.find("from_manifest").flag == "--from-manifest"
+
+
+def test_a_secret_is_in_no_complaint_about_its_option(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", "MY-TOKEN=s3cr3t", "train.py"]
+    assert cli.main(words, environ={}, launch=lambda *_: 0) == 2
+    assert "--env=MY-TOKEN=***: give KEY=VALUE" in capsys.readouterr().err

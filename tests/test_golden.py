@@ -1,0 +1,296 @@
+"""What Paddle's own launchers gave their workers, command line by command line.
+
+`golden/launch-cases.jsonl` was recorded from the launchers of Paddle 1.8.5, 2.0.0 and 3.3.1. Ours
+gives every worker the same variables (and more), or `OURS` says why it is better not to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from fleetrun import argv, engines, probe, request
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Address, Facts, LaunchPlan, RankSpec
+from fleetrun.plan import compose, devices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CASES: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "golden/launch-cases.jsonl").read_text().splitlines()
+]
+
+
+class Ours(NamedTuple):
+    """How our answer differs on purpose: what it is, what it says, and which variables differ."""
+
+    answer: str
+    reason: str
+    says: str = ""
+    but: tuple[str, ...] = ()
+
+
+REFUSED = "refused"
+RUNS = "runs"
+OTHER = "other values"
+
+_TYPO = Ours(
+    REFUSED,
+    "Paddle drops a flag it does not know, and a typing mistake trains on the wrong devices.",
+    says="no such option",
+)
+_MEETING = Ours(
+    REFUSED, "Hosts that find each other belong to a later version, and we say so.", "this version"
+)
+
+OURS: dict[str, Ours] = {
+    "v2.0.0/24_ps_and_ips": Ours(
+        OTHER,
+        "Without gloo a trainer may begin with zeros instead of the first one's weights.",
+        but=("PADDLE_WITH_GLOO",),
+    ),
+    "new/60_2nodes_master_norank": _MEETING,
+    "new/61_2nodes_master_rank": _MEETING,
+    "new/70_2nodes_sort_ip": _MEETING,
+    "new/80_strategy_yaml_flag": Ours(
+        REFUSED,
+        "Paddle drops --strategy; a training without its strategy is not what was asked.",
+        says="this version",
+    ),
+    "legacy/44_bad_flag_eq": _TYPO,
+    "legacy/63_unknown_flag_swallowed": _TYPO,
+    "new/30_bad_flag_eq": _TYPO,
+    "new/79_unknown_flag_with_master": _TYPO,
+    "new/87_typo_flag": _TYPO,
+    "legacy/21_gpus_on_cpu_build_eq": Ours(
+        REFUSED,
+        "Who asks for GPUs 0 and 1 does not want one process on the CPU.",
+        says="no GPU driver",
+    ),
+    "new/05_ips_host_not_listed": Ours(
+        REFUSED,
+        "Paddle makes every unlisted host rank 0, and two of them wait for each other for ever.",
+        says="none of them is this host",
+    ),
+    "legacy/60_run_mode_collective": Ours(
+        RUNS, "Paddle's CPU build knows no --run_mode=collective; it is what we do anyway."
+    ),
+    "legacy/61_script_args_trigger_ps": Ours(
+        RUNS, "--worker_num stands behind the script and is the script's own."
+    ),
+    "new/03_ips_local": Ours(
+        OTHER,
+        "On one host, free ports cannot collide with another job's; 6070 is there to be asked for.",
+        but=("PADDLE_CURRENT_ENDPOINT", "PADDLE_MASTER", "PADDLE_TRAINER_ENDPOINTS"),
+    ),
+    "new/48_ips_port": Ours(
+        OTHER,
+        "The master has a port of its own: static graphs' gloo listens on the first endpoint.",
+        but=("PADDLE_MASTER",),
+    ),
+    "new/17_cvd_empty": Ours(
+        OTHER,
+        "An empty CUDA_VISIBLE_DEVICES hides every GPU; Paddle then selects GPU 0.",
+        but=("FLAGS_selected_gpus",),
+    ),
+    "legacy/51_proxy": Ours(
+        OTHER,
+        "The script keeps its proxies (logging services need them); peers are in no_proxy.",
+        but=("http_proxy", "https_proxy"),
+    ),
+}
+
+# Recorded where Paddle believed the mask without a driver: here the mask has devices behind it.
+_MASKED = frozenset(
+    (
+        "new/11_cvd_only",
+        "new/12_cvd_nproc_less",
+        "new/14_cvd_nproc1_multi",
+        "new/73_job_id_devices",
+    )
+)
+
+# ./run.sh starts dump_env.py, whose command line was recorded.
+_ENTRY = {"./run.sh": "dump_env.py"}
+
+# What stands before a Python script.
+_PYTHON = ("/usr/bin/python3", "-u")
+
+
+def _environ(case: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """Return the environment that the launcher had."""
+    return {"PATH": "/usr/bin:/bin", "PWD": folder, **case["env"]}
+
+
+def _facts(case: Mapping[str, Any], folder: Path) -> Facts:
+    """Return the machine of the recording."""
+    gpus = 8 if case["case"] in _MASKED else case["gpus_present"]
+    return Facts(
+        environ=_environ(case, str(folder)),
+        cwd=str(folder),
+        hostname="recorder",
+        python=_PYTHON[0],
+        pid=4711,
+        started_utc="20250102T030405Z",
+        cpus=2,
+        device_counts={"gpu": gpus} if gpus else {},
+        addresses=(Address("lo", "127.0.0.1"), Address("eth0", "192.168.7.7")),
+        peer_interface="eth0",
+    )
+
+
+def _plan(case: Mapping[str, Any], words: list[str], folder: Path, *, dry: bool) -> LaunchPlan:
+    """Make our plan for a command line; a dry one, so that recorded ports need not be free here."""
+    facts = _facts(case, folder)
+    wanted = request.resolve(argv.split(words), facts.environ)
+    program = probe.find_script(wanted.script, facts.cwd, facts.environ)
+    facts = facts._replace(program=program)
+    share = devices.share(wanted, facts)
+    engine = engines.choose(wanted, facts, dry=dry)
+    try:
+        roster = engine.gather(wanted, facts, share.groups)
+        return compose.compose(wanted, facts, share, roster)
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder with the scripts of the recordings."""
+    (tmp_path / "dump_env.py").touch()
+    (tmp_path / "run.sh").touch(mode=0o755)
+    return tmp_path
+
+
+def _command_lines(case: Mapping[str, Any]) -> list[list[str]]:
+    """Return what was typed, on each node."""
+    return [node["args"] for node in case["nodes"]] if "nodes" in case else [case["args"]]
+
+
+def _failed(case: Mapping[str, Any]) -> bool:
+    """Say whether Paddle's launcher failed."""
+    return case["exit"] not in (0, [0, 0])
+
+
+def _named(cases: list[dict[str, Any]]) -> pytest.MarkDecorator:
+    """Make one test for each case, called as the case is."""
+    return pytest.mark.parametrize("case", cases, ids=[case["case"] for case in cases])
+
+
+@_named([case for case in CASES if not _failed(case) and case["case"] not in OURS])
+def test_workers_get_what_paddle_gives_them(case: Mapping[str, Any], folder: Path) -> None:
+    plan = _plan(case, case["args"], folder, dry=True)
+    values = _compare(case, plan, but=())
+    ports = [value for name, value in values.items() if name.startswith("<P")]
+    assert len(set(ports)) == len(ports)
+
+
+def _compare(case: Mapping[str, Any], plan: LaunchPlan, but: tuple[str, ...]) -> Mapping[str, str]:
+    """Compare PLAN with the recording, BUT for some variables; return what placeholders mean."""
+    ranks = {_called(spec.rank, case): spec for spec in plan.processes if spec.rank}
+    assert ranks.keys() == case["children"].keys()
+    values: dict[str, str] = {}
+    for name, expected in case["children"].items():
+        process = ranks[name]
+        environ = {**_environ(case, plan.cwd), **process.env}
+        for variable in process.unset:
+            del environ[variable]
+        for variable, pattern in expected["env_set"].items():
+            if variable not in but:
+                _match(pattern, environ[variable], values, variable)
+        assert not {*expected["env_unset"]} & environ.keys() - {*but}
+        started = [_ENTRY.get(word, word) for word in process.argv if word not in _PYTHON]
+        assert started == expected["argv"]
+    return values
+
+
+def _called(rank: RankSpec, case: Mapping[str, Any]) -> str:
+    """Name RANK as the recordings do: servers by their port, which may be any."""
+    if rank.role == "TRAINER":
+        return f"TRAINER.{rank.rank}"
+    # None of them has two of such a role.
+    children: list[str] = list(case["children"])
+    (name,) = [name for name in children if name.startswith(f"{rank.role}.")]
+    port = name.partition(".p")[2]
+    assert port.startswith("<") or int(port) == rank.endpoint.port
+    return name
+
+
+def _match(pattern: str, value: str, values: dict[str, str], name: str) -> None:
+    """Check that VALUE fits PATTERN, in which a placeholder means the same thing each time."""
+    parts = re.split(r"(<\w+>)", pattern)
+    expression = "".join(
+        f"(?P<p{index}>[^,:]+)" if index % 2 else re.escape(part)
+        for index, part in enumerate(parts)
+    )
+    found = re.fullmatch(expression, value)
+    assert found, f"{name}: {value} does not fit {pattern}"
+    for index in range(1, len(parts), 2):
+        assert values.setdefault(parts[index], found[f"p{index}"]) == found[f"p{index}"], name
+
+
+@_named([case for case in CASES if _failed(case) and case["case"] not in OURS])
+def test_what_paddle_refuses_is_refused_in_a_sentence(
+    case: Mapping[str, Any], folder: Path
+) -> None:
+    for words in _command_lines(case):
+        with pytest.raises(FleetrunError, match=r"[.?]$"):
+            _plan(case, words, folder, dry=False)
+
+
+@_named([case for case in CASES if case["case"] in OURS])
+def test_where_ours_differs_it_does_so_as_said(case: Mapping[str, Any], folder: Path) -> None:
+    ours = OURS[case["case"]]
+    for words in _command_lines(case):
+        if ours.answer == REFUSED:
+            with pytest.raises(FleetrunError, match=ours.says):
+                _plan(case, words, folder, dry=False)
+            continue
+        plan = _plan(case, words, folder, dry=True)
+        assert plan.processes
+        if ours.answer == OTHER:
+            _compare(case, plan, ours.but)
+
+
+def test_every_difference_is_one_of_a_recorded_case() -> None:
+    assert set(OURS) | _MASKED <= {case["case"] for case in CASES}
+
+
+def _case(name: str) -> dict[str, Any]:
+    """Return the case called NAME."""
+    return next(case for case in CASES if case["case"] == name)
+
+
+def test_one_host_in_ips_has_free_ports(folder: Path) -> None:
+    case = _case("new/03_ips_local")
+    plan = _plan(case, case["args"], folder, dry=True)
+    first, second = (spec.endpoint.port for spec in plan.ranks)
+    assert first != second
+    assert {first, second}.isdisjoint(range(6070, 6080))
+
+
+def test_start_port_is_kept_and_the_master_has_another(folder: Path) -> None:
+    case = _case("new/48_ips_port")
+    plan = _plan(case, case["args"], folder, dry=True)
+    assert [spec.endpoint.port for spec in plan.ranks] == [7000, 7001]
+    assert plan.processes[0].env["PADDLE_MASTER"] not in {"127.0.0.1:7000", "127.0.0.1:7001"}
+
+
+def test_an_empty_mask_trains_on_the_cpu(folder: Path) -> None:
+    case = _case("new/17_cvd_empty")
+    env = _plan({**case, "gpus_present": 8}, case["args"], folder, dry=True).processes[0].env
+    assert env["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert "FLAGS_selected_gpus" not in env
+
+
+def test_proxies_stay_and_peers_go_around_them(folder: Path) -> None:
+    case = _case("legacy/51_proxy")
+    process = _plan(case, case["args"], folder, dry=True).processes[0]
+    assert not {"http_proxy", "https_proxy", "HTTP_PROXY"} & {*process.unset, *process.env}
+    assert process.env["no_proxy"] == process.env["NO_PROXY"] == "127.0.0.1,localhost"

@@ -1,0 +1,175 @@
+"""The option table: complete, consistent, and read as written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun import options
+from fleetrun.options import Given, Option
+
+# Every flag of Paddle's launchers: fleetrun 3.3, the older module it falls back to, 2.0, 1.8.
+_PADDLE_FLAGS = """
+master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir
+run_mode job_id devices gpus npus xpus host ips start_port auto_parallel_config
+auto_cluster_config auto_tuner_json servers trainers server_num trainer_num gloo_port with_gloo
+max_restart elastic_level elastic_timeout
+backend selected_gpus selected_xpus cluster_topo_path rank_mapping_path enable_auto_mapping
+workers coordinators heter_workers heter_devices worker_num coordinator_num heter_worker_num
+http_port elastic_server elastic_pre_hook np scale force mlus
+cluster_node_ips node_ip use_paddlecloud started_port print_config endpoints
+"""
+_OURS = """
+config env nccl tee quiet dry_run oversubscribe grace log_keep gpu_memory_fraction version help
+strategy set strategy_mode hang_timeout bind from_manifest
+"""
+# Variables that Paddle's launcher takes for its flags and that mean the same to ours.
+_PADDLE_VARIABLES = """
+POD_IP PADDLE_MASTER PADDLE_DEVICES PADDLE_NNODES PADDLE_RUN_MODE PADDLE_LOG_LEVEL
+PADDLE_LOG_OVERWRITE PADDLE_NPROC_PER_NODE PADDLE_JOB_ID PADDLE_RANK PADDLE_LOG_DIR
+PADDLE_MAX_RESTART PADDLE_SERVER_NUM PADDLE_TRAINER_NUM PADDLE_SERVERS_ENDPOINTS
+PADDLE_TRAINERS_ENDPOINTS PADDLE_START_PORT PADDLE_IPS PADDLE_AUTO_PARALLEL_CONFIG
+PADDLE_AUTO_CLUSTER PADDLE_DISTRI_BACKEND FLAGS_START_PORT
+"""
+
+
+@pytest.mark.parametrize("name", [*_PADDLE_FLAGS.split(), *_OURS.split()])
+def test_every_promised_option_is_there(name: str) -> None:
+    assert name in options.by_name()
+
+
+@pytest.mark.parametrize("variable", _PADDLE_VARIABLES.split())
+def test_every_promised_variable_is_read(variable: str) -> None:
+    assert any(variable in option.env for option in options.TABLE)
+
+
+def test_no_spelling_means_two_things() -> None:
+    spellings = [name for option in options.TABLE for name in (option.name, *option.aliases)]
+    assert len(spellings) == len(set(spellings))
+    variables = [name for option in options.TABLE for name in option.env]
+    assert len(variables) == len(set(variables))
+
+
+@pytest.mark.parametrize("option", options.TABLE, ids=lambda option: option.name)
+def test_a_row_is_whole(option: Option) -> None:
+    assert option.name.replace("_", "").isalnum()
+    assert option.name.islower()
+    assert option.group in options.GROUPS
+    assert option.help.endswith(".")
+    assert option.kind in {"text", "list", "int", "float", "bool", "flag", "choice", "pairs"}
+    assert (option.kind == "flag") == (not option.metavar)
+    assert option.status in {"works", "accepted", "later"}
+    assert (option.status == "works") == (not option.reason)
+    assert option.reason == "" or option.reason.endswith(".")
+    assert (option.group == options.LATER) == (option.status == "later")
+    if option.default is not None:
+        assert options.parse(option, option.default) is not None
+    if option.bare is not None:
+        options.parse(option, option.bare)
+
+
+def test_ten_options_come_first() -> None:
+    assert len([option for option in options.TABLE if option.group == options.COMMON]) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("nproc_per_node", "2", 2),
+        ("nproc_per_node", "GPU", "gpu"),
+        ("gpu_memory_fraction", "0.5", 0.5),
+        ("grace", "0", 0.0),
+        ("backend", "NCCL", "nccl"),
+        ("log_level", "DEBUG", "debug"),
+        ("log_level", "20", "info"),
+        ("log_level", "warn", "warning"),
+        ("log_overwrite", "True", True),
+        ("log_overwrite", "n", False),
+        ("quiet", "1", True),
+        ("ips", " 10.0.0.1, 10.0.0.2,", ("10.0.0.1", "10.0.0.2")),
+        ("log_dir", " a b ", " a b "),
+        ("rank", "-1", -1),
+    ],
+)
+def test_values_are_read_as_paddle_reads_them(name: str, raw: str, value: object) -> None:
+    assert options.parse(options.find(name), raw) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "wanted"),
+    [
+        ("nproc_per_node", "abc", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
+        ("nproc_per_node", "0", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
+        ("nproc_per_node", "-1", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
+        ("nproc_per_node", "2.0", "give a whole number, 1 or more, or one of auto, gpu, cpu."),
+        ("start_port", "65536", "give a whole number from 1 to 65535."),
+        ("gpu_memory_fraction", "1.5", "give a number from 0 to 1."),
+        ("gpu_memory_fraction", "nan", "give a number from 0 to 1."),
+        ("grace", "inf", "give a number, 0 or more."),
+        ("scale", "x", "give a whole number."),
+        ("dry_run", "yaml", "give one of table, json, sh."),
+        ("log_overwrite", "maybe", "give true or false."),
+        ("quiet", "", "give true or false."),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_wanted(name: str, raw: str, wanted: str) -> None:
+    with pytest.raises(ValueError, match="give") as error:
+        options.parse(options.find(name), raw)
+    assert str(error.value) == wanted
+
+
+def test_what_is_wanted_is_said_for_every_kind() -> None:
+    assert options.wanted(options.find("env")).startswith("give KEY=VALUE")
+    assert options.wanted(options.find("ips")) == "give LIST."
+
+
+@given(st.integers(min_value=1, max_value=10**9))
+def test_a_number_is_read_as_itself(number: int) -> None:
+    assert options.parse(options.find("nproc_per_node"), str(number)) == number
+
+
+@given(st.sampled_from(options.TABLE), st.text())
+def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> None:
+    try:
+        options.parse(option, raw)
+    except ValueError as error:
+        assert str(error) == options.wanted(option)  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "eaten"),
+    [
+        ("dry_run", "json", False),
+        ("dry_run", "sh", False),
+        ("quiet", "true", False),
+        ("log_overwrite", "1", True),
+        ("log_overwrite", "train.py", False),
+        ("tee", "all", True),
+        ("tee", "0,2-3", True),
+        ("tee", "train.py", False),
+        ("tee", "", False),
+        ("gpus", "train.py", True),
+    ],
+)
+def test_an_optional_value_never_eats_the_script(name: str, word: str, eaten: bool) -> None:  # noqa: FBT001 - a row of the table
+    assert options.takes_next(options.find(name), word) is eaten
+
+
+@pytest.mark.parametrize("raw", ["", "0", "-1", "False", "no", "none"])
+def test_what_asks_for_nothing_is_known(raw: str) -> None:
+    assert options.find("server_num").asks_for_nothing(raw)
+    assert not options.find("server_num").asks_for_nothing("2")
+
+
+def test_blame_says_where_a_value_came_from() -> None:
+    option = options.find("nproc_per_node")
+    assert Given(option, "x", "--nproc").blame("no.") == "--nproc=x: no."
+    assert (
+        Given(option, "x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
+        == "--nproc_per_node=x (from $PADDLE_NPROC_PER_NODE): no."
+    )
+    assert (
+        Given(option, "x", "nproc-per-node", "a.yaml:3").blame("no.")
+        == "a.yaml:3: nproc-per-node=x: no."
+    )

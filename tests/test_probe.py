@@ -1,0 +1,443 @@
+"""What probe reads of the world, from made-up worlds and from this one."""
+
+# ruff: noqa: N802, D102 - the names are pynvml's
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+from planning import a_request
+
+from fleetrun import probe
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Processors, Script
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Facts, Request
+
+
+class FakeNvmlError(Exception):
+    """What NVML raises."""
+
+
+class FakeNvml:
+    """An NVML with GPUS, each a UUID and its MIG instances; what it does not know, it refuses."""
+
+    NVMLError = FakeNvmlError
+
+    def __init__(self, *gpus: tuple[str, ...], broken: bool = False) -> None:
+        self._gpus = gpus
+        self._broken = broken
+        self.open = False
+
+    def nvmlInit(self) -> None:
+        if self._broken:
+            raise FakeNvmlError
+        self.open = True
+
+    def nvmlShutdown(self) -> None:
+        assert self.open
+        self.open = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        assert self.open
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
+        assert self.open
+        return self._gpus[index]
+
+    def nvmlDeviceGetPciInfo(self, handle: object) -> SimpleNamespace:
+        message = f"where is {handle}?"
+        raise FakeNvmlError(message)
+
+    def nvmlDeviceGetUUID(self, handle: object) -> str:
+        assert self.open
+        return handle[0] if isinstance(handle, tuple) else str(handle)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object) -> int:
+        assert isinstance(handle, tuple)
+        if len(handle) == 1:
+            raise FakeNvmlError
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int) -> object:
+        assert isinstance(handle, tuple)
+        if index + 1 >= len(handle):
+            raise FakeNvmlError
+        return handle[index + 1]
+
+
+def no_nvml() -> NoReturn:
+    """Stand for an NVML that must not be imported."""
+    message = "NVML was imported without a driver"
+    raise AssertionError(message)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a bare machine, and a folder with a script to stand in."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/train.py").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def read(
+    root: Path,
+    nvml: FakeNvml | None = None,
+    environ: Mapping[str, str] | None = None,
+    request: Request | None = None,
+) -> Facts:
+    """Read the machine under ROOT."""
+    return probe.read(
+        request or a_request(),
+        environ or {},
+        root=str(root),
+        nvml=no_nvml if nvml is None else lambda: nvml,
+    )
+
+
+def test_a_bare_machine(root: Path) -> None:
+    facts = read(root)
+    assert facts.device_counts == {}
+    assert facts.cwd == str(root / "work")
+    assert facts.hostname == os.uname().nodename
+    assert facts.python == sys.executable
+    assert facts.pid == os.getpid()
+    assert facts.cpus == len(os.sched_getaffinity(0))
+    assert facts.program == "train.py"
+    assert 100_000 < facts.exec_limit <= 6 << 20
+    assert (len(facts.started_utc), facts.started_utc[8], facts.started_utc[-1]) == (16, "T", "Z")
+    assert facts.addresses == ()
+
+
+@pytest.mark.parametrize("sign", ["dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg"])
+def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
+    (root / sign).parent.mkdir(parents=True, exist_ok=True)
+    (root / sign).touch()
+    nvml = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"))
+    facts = read(root, nvml)
+    assert facts.device_counts == {"gpu": 2}
+    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b"), "mig": ("MIG-1", "MIG-2")}
+    assert not nvml.open
+
+
+def test_gpus_that_cannot_be_divided_have_no_instances(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    assert read(root, FakeNvml(("GPU-a",))).device_ids == {"gpu": ("GPU-a",)}
+
+
+def test_seven_instances_are_all_a_gpu_can_have(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    mig = tuple(f"MIG-{index}" for index in range(7))
+    assert read(root, FakeNvml(("GPU-a", *mig))).device_ids["mig"] == mig
+
+
+def test_a_driver_without_gpus_is_no_device(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    assert read(root, FakeNvml()).device_counts == {}
+
+
+def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
+    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"):
+        (root / "dev" / name).touch()
+    facts = read(root, FakeNvml(broken=True))
+    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+
+    def missing() -> NoReturn:
+        raise ImportError
+
+    facts = probe.read(a_request(), {}, root=str(root), nvml=missing)
+    assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
+
+
+def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
+    import pynvml  # noqa: PLC0415 - where it is not installed, only this fails
+
+    used = [name for name in vars(probe.Nvml) if name.lower().startswith("nvml")]
+    assert used
+    assert all(hasattr(pynvml, name) for name in used)
+    # Here it finds no driver's library, or the GPUs that are really there.
+    (root / "dev/nvidiactl").touch()
+    assert set(probe.read(a_request(), {}, root=str(root)).device_counts) <= {"gpu"}
+
+
+def test_other_devices_are_counted_by_their_files(root: Path) -> None:
+    for name in ("davinci0", "davinci1", "davinci_manager", "xpu0", "xpuctrl"):
+        (root / "dev" / name).touch()
+    assert read(root).device_counts == {"npu": 2, "xpu": 1}
+
+
+def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
+    (root / "dev").rmdir()
+    assert read(root).device_counts == {}
+
+
+@pytest.mark.parametrize(
+    ("assumed", "expected"),
+    [
+        ("gpu:8", {"gpu": 8}),
+        ("npu:4", {"npu": 4}),
+        ("gpu:2, xpu:1", {"gpu": 2, "xpu": 1}),
+        ("cpu", {}),
+        ("gpu:0", {}),
+    ],
+)
+def test_devices_can_be_assumed(root: Path, assumed: str, expected: dict[str, int]) -> None:
+    (root / "dev/nvidiactl").touch()
+    assert read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}).device_counts == expected
+
+
+@pytest.mark.parametrize("assumed", ["8", "gpu", "gpu:x", "tpu:8", "gpu:-1", "gpu:8,"])
+def test_what_cannot_be_assumed_is_a_usage_error(root: Path, assumed: str) -> None:
+    with pytest.raises(UsageError, match="give KIND:NUMBER"):
+        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed})
+
+
+def test_infiniband_counts_with_an_active_port(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    for name, state in {"mlx5_1": "4: ACTIVE\n", "mlx5_0": "1: DOWN\n"}.items():
+        port = root / "sys/class/infiniband" / name / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state)
+    (root / "sys/class/infiniband/mlx5_2/ports/1").mkdir(parents=True)
+    facts = read(root, FakeNvml(("GPU-a",)))
+    assert (facts.hcas, facts.rdma) == (("mlx5_1",), ("mlx5_0", "mlx5_1", "mlx5_2"))
+    assert read(root, FakeNvml()).rdma == ()
+
+
+# -- the script ----------------------------------------------------------------------------------
+
+
+def find(target: str, form: str = "file", path: str = "/usr/bin:/bin") -> str | None:
+    """Find TARGET in the current folder."""
+    script = Script(form, target, ())
+    return probe.find_script(script, str(Path.cwd()), {"PATH": path})
+
+
+@pytest.mark.parametrize(
+    ("target", "mode", "expected"),
+    [
+        ("train.py", 0o644, "train.py"),
+        ("old.pyxes", 0o644, "old.pyxes"),
+        ("./run.sh", 0o755, "./run.sh"),
+        ("run.sh", 0o755, "./run.sh"),
+    ],
+)
+def test_scripts_are_found_where_they_are(
+    root: Path, target: str, mode: int, expected: str
+) -> None:
+    (root / "work" / target).touch()
+    (root / "work" / target).chmod(mode)
+    assert find(target) == expected
+    absolute = str(root / "work" / target)
+    assert find(absolute) == absolute
+
+
+def test_modules_are_left_to_python(root: Path) -> None:
+    assert find("no.such.module", "module") is None
+
+
+def test_programs_are_looked_up_in_path(root: Path) -> None:
+    assert find("sh", path="/nonexistent:/bin:/usr/bin") == "/bin/sh"
+    (root / "work/sh").touch(mode=0o755)
+    assert find("sh", path="/bin") == "/bin/sh"
+    assert probe.find_script(Script("file", "sh", ()), "/", {}) in {"/bin/sh", "/usr/bin/sh"}
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nosuch.py", r"^There is no script nosuch\.py \(looked in /.*/work\)\.$"),
+        ("./nosuch", r"^There is no script \./nosuch"),
+        ("nosuch", r"^There is no program nosuch in \$PATH, nor a file"),
+        ("folder.py", r"^folder\.py is a folder, not a script"),
+        ("./folder.py", r"folder\.py is a folder"),
+        ("./plain.sh", r"run `chmod \+x \./plain\.sh`, or start .* `fleetrun bash \./plain\.sh`"),
+        ("plain.sh", r"in this folder but not executable: run `chmod \+x plain\.sh`"),
+    ],
+)
+def test_what_cannot_be_run_is_a_fault(root: Path, target: str, message: str) -> None:
+    (root / "work/folder.py").mkdir()
+    (root / "work/plain.sh").touch(mode=0o644)
+    with pytest.raises(EnvironmentFault, match=message):
+        find(target)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_script_that_cannot_be_read_is_a_fault(root: Path) -> None:
+    (root / "work/train.py").chmod(0)
+    with pytest.raises(EnvironmentFault, match=r"train\.py cannot be read"):
+        find("train.py")
+
+
+# -- the network ---------------------------------------------------------------------------------
+
+
+def test_one_host_reads_no_addresses(root: Path) -> None:
+    assert read(root, request=a_request(ips=("127.0.0.1",))).addresses == ()
+    assert read(root, request=a_request(host="127.0.0.1")).addresses == ()
+
+
+def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> None:
+    facts = read(root, request=a_request(ips=("127.0.0.1", "127.0.0.2")))
+    assert facts.addresses == ()
+    facts = read(root, request=a_request(ips=("192.0.2.1", "192.0.2.2")))
+    assert ("lo", "127.0.0.1") in facts.addresses
+    assert not [address for address in facts.addresses if "%" in address.ip]
+    names = {address.interface for address in facts.addresses}
+    assert facts.peer_interface in {None, *names}
+
+
+def test_a_host_option_alone_reads_our_addresses(root: Path) -> None:
+    assert read(root, request=a_request(host="192.0.2.1")).addresses
+
+
+def test_names_are_resolved_but_not_where_our_own_name_says_enough(root: Path) -> None:
+    facts = read(root, request=a_request(ips=("no-such-host.invalid", "192.0.2.1")))
+    assert facts.resolved == {"no-such-host.invalid": ()}
+    own = os.uname().nodename
+    facts = read(root, request=a_request(ips=(own, "192.0.2.1", "no-such-host.invalid")))
+    assert facts.resolved == {}
+
+
+def test_names_are_resolved_to_each_address_once() -> None:
+    assert probe.resolve("localhost") == ("127.0.0.1",)
+
+
+def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
+    # The kernel refuses to connect to the broadcast address.
+    facts = read(root, request=a_request(ips=("255.255.255.255", "192.0.2.1")))
+    assert facts.peer_interface is None
+
+
+def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
+    (own, *_) = [each.ip for each in probe.addresses() if "." in each.ip and each.ip != "127.0.0.1"]
+    facts = read(root, request=a_request(ips=(own,)))
+    assert facts.addresses
+    assert facts.peer_interface is None
+
+
+# -- ports ---------------------------------------------------------------------------------------
+
+
+def test_the_usual_range_counts_where_none_can_be_read(root: Path) -> None:
+    assert probe.ephemeral_ports(str(root)) == (32768, 60999)
+
+
+def test_the_range_of_outgoing_connections_is_read() -> None:
+    low, high = probe.ephemeral_ports()
+    assert 0 < low < high < 65536
+
+
+def test_ports_in_use_are_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in probe.used_ports()
+
+
+def test_the_holder_of_a_port_is_named() -> None:
+    code = (
+        "import socket, sys\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "print(server.getsockname()[1], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "train.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        found = probe.port_holder(port)
+        holder.communicate()
+    assert found is not None
+    assert found.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
+    assert found.endswith("train.py)")
+    assert probe.port_holder(port) is None
+
+
+class PluggedNvml(FakeNvml):
+    """An NVML that also knows where its GPUs are plugged in, by their UUIDs."""
+
+    def __init__(self, buses: Mapping[str, str | bytes], *gpus: tuple[str, ...]) -> None:
+        super().__init__(*gpus)
+        self._buses = buses
+
+    def nvmlDeviceGetPciInfo(self, handle: object) -> SimpleNamespace:
+        assert self.open
+        uuid = self.nvmlDeviceGetUUID(handle)
+        if uuid not in self._buses:
+            raise FakeNvmlError
+        return SimpleNamespace(busId=self._buses[uuid])
+
+
+def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:
+    """Write what the kernel would show of NUMA nodes and threads of a core."""
+    system = root / "sys/devices/system"
+    for node, cpus in nodes.items():
+        (system / f"node/node{node}").mkdir(parents=True)
+        (system / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
+    (system / "node/online").write_text("0-1\n")
+    for cpu, threads in siblings.items():
+        (system / f"cpu/cpu{cpu}/topology").mkdir(parents=True)
+        (system / f"cpu/cpu{cpu}/topology/thread_siblings_list").write_text(f"{threads}\n")
+
+
+def test_cpus_are_read_only_for_those_who_bind(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topology(root, {0: "0-1,4-5", 1: "2-3,6-7"}, {0: "0,4", 4: "0,4", 2: "2,6", 6: "2,6"})
+    # Of core 1 a container has left us one thread, of core 3 none.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 4, 6})
+    assert read(root).processors is None
+    found = read(root, request=a_request(bind="cores")).processors
+    assert found == Processors(((0, 4), (1,), (2, 6)), (0, 0, 1))
+
+
+def test_a_machine_that_says_nothing_has_one_node(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
+    found = read(root, request=a_request(bind="numa")).processors
+    assert found == Processors(((1,), (3,)), (0, 0))
+
+
+def plugged(root: Path, **fields: object) -> Mapping[str, int]:
+    """Return which NUMA nodes are found for three GPUs, the last of which nobody knows."""
+    (root / "dev/nvidiactl").touch()
+    for bus, node in (("0000:3b:00.0", "1"), ("0001:86:00.0", "-1")):
+        device = root / "sys/bus/pci/devices" / bus
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    buses: dict[str, str | bytes] = {"GPU-a": "00000000:3B:00.0", "GPU-b": b"00000001:86:00.0"}
+    nvml = PluggedNvml(buses, ("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",))
+    found = read(root, nvml, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
+    assert found is not None
+    assert not nvml.open
+    return found.near
+
+
+def test_nvml_tells_which_node_a_gpu_is_near(root: Path) -> None:
+    assert plugged(root) == {"0": 1, "GPU-a": 1, "MIG-1": 1}
+
+
+def test_nobody_asks_where_gpus_are_that_are_not_used(root: Path) -> None:
+    assert plugged(root, nproc_per_node="cpu") == {}
+
+
+def test_a_driver_that_does_not_answer_is_near_nothing(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    answers = iter((FakeNvml(("GPU-a",)), FakeNvml(broken=True)))
+    found = probe.read(
+        a_request(bind="cores"), {}, root=str(root), nvml=lambda: next(answers)
+    ).processors
+    assert found is not None
+    assert found.near == {}

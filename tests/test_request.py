@@ -1,0 +1,593 @@
+"""What is asked for: command line > environment > config file > default, and who said it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun import argv, options, request
+from fleetrun.errors import UsageError
+from fleetrun.model import Setting
+from fleetrun.options import Given
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.model import Request
+    from fleetrun.request import Config
+
+    ConfigFile = Callable[[str], Config]
+
+EXAMPLE = Path(__file__).parents[1] / "configs" / "fleetrun.yaml"
+CLOUD = {
+    "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+    "POD_IP": "10.0.0.2",
+    "PADDLE_TRAINER_ID": "1",
+    "TRAINER_PORTS_NUM": "2",
+}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigFile:
+    """Return a function that reads its text as ./fleetrun.yaml."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(text: str) -> Config:
+        Path("fleetrun.yaml").write_text(text, encoding="utf-8")
+        return request.read_config("fleetrun.yaml")
+
+    return read
+
+
+def asked(
+    *words: str, environ: Mapping[str, str] | None = None, config: Config | None = None
+) -> Request:
+    """Return the request that WORDS make before a script."""
+    return request.resolve(argv.split([*words, "train.py"]), environ or {}, config)
+
+
+def refusal(
+    *words: str, environ: Mapping[str, str] | None = None, config: Config | None = None
+) -> str:
+    """Return what is said when there is no such request."""
+    with pytest.raises(UsageError) as error:
+        asked(*words, environ=environ, config=config)
+    return str(error.value)
+
+
+def setting(found: Request, name: str) -> Setting:
+    """Return the one setting called NAME."""
+    (only,) = [each for each in found.settings if each.name == name]
+    return only
+
+
+# -- who wins --
+
+# For each option that fills a field: two values as texts.
+VALUES = {
+    "gpus": ("0", "1"),
+    "npus": ("0", "1"),
+    "xpus": ("0", "1"),
+    "devices": ("0", "1"),
+    "nproc_per_node": ("2", "3"),
+    "ips": ("10.0.0.1", "10.0.0.2"),
+    "log_dir": ("one", "two"),
+    "tee": ("0", "1"),
+    "quiet": ("true", "false"),
+    "dry_run": ("json", "sh"),
+    "backend": ("nccl", "gloo"),
+    "oversubscribe": ("true", "false"),
+    "bind": ("cores", "numa"),
+    "gpu_memory_fraction": ("0.5", "0.6"),
+    "host": ("10.0.0.1", "10.0.0.2"),
+    "start_port": ("6000", "7000"),
+    "nnodes": ("1", "1:1"),
+    "master": ("a:1", "b:2"),
+    "rank": ("-1", "0"),
+    "run_mode": ("collective", "COLLECTIVE"),
+    "job_id": ("a", "b"),
+    "grace": ("1", "2"),
+    "hang_timeout": ("60", "90"),
+    "max_restart": ("2", "3"),
+    "log_level": ("debug", "error"),
+    "log_overwrite": ("true", "false"),
+    "log_keep": ("1", "2"),
+    "log_max_size": ("100M", "2G"),
+    "log_max_files": ("1", "2"),
+    "server_num": ("1", "2"),
+    "trainer_num": ("1", "2"),
+    "servers": ("a:1", "b:1"),
+    "trainers": ("a:1", "b:1"),
+    "heter_worker_num": ("1;2", "2"),
+    "heter_workers": ("a:1;b:1", "b:1"),
+    "heter_devices": ("gpu;cpu", "cpu"),
+    "coordinator_num": ("1", "2"),
+    "coordinators": ("a:1", "b:1"),
+    "with_gloo": ("0", "1"),
+    "http_port": ("6000", "7000"),
+    "gloo_port": ("6000", "7000"),
+}
+FILLING = [
+    option
+    for option in options.TABLE
+    if option.status == "works"
+    and option.kind != "pairs"
+    and option.name not in {"config", "from_manifest", "help", "version"}
+]
+
+
+@pytest.mark.parametrize("option", FILLING, ids=lambda option: option.name)
+def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_default(
+    option: options.Option, config_file: ConfigFile
+) -> None:
+    first, second = VALUES[option.name]
+    name = "devices" if option.target == "devices" else option.name
+    default = asked()
+    assert setting(default, name).source == "default"
+    words, environ, config = [f"{option.flag}={first}"], {}, None
+    if option.in_file:
+        config = config_file(f"# a comment\n{option.name}: {second}\n")
+        assert setting(asked(config=config), option.name).source == "fleetrun.yaml:2"
+    for variable in option.env:
+        environ = {variable: second}
+        found = asked(environ=environ, config=config)
+        assert setting(found, option.name).source == f"${variable}"
+    found = asked(*words, environ=environ, config=config)
+    assert setting(found, option.name).source == "command line"
+    assert setting(found, option.name).value == first
+    assert option.target in found._fields
+
+
+def test_every_source_fills_the_same_typed_fields(config_file: ConfigFile) -> None:
+    words = (
+        "--gpus=0,1 --nproc_per_node=2 --ips=10.0.0.1,10.0.0.2 --host=10.0.0.1 --start_port=6170 "
+        "--rank=1 --backend=nccl --job_id=j --log_dir=logs --log_level=debug --log_overwrite=1 "
+        "--log_keep=3 --tee=0-2,5 --quiet --grace=2.5 --gpu_memory_fraction=0.5 --oversubscribe "
+        "--dry-run=json --env A=1 --nccl DEBUG=INFO --master=a:1"
+    )
+    found = asked(*words.split())
+    assert found._replace(settings=(), notes=()) == asked()._replace(
+        devices="0,1",
+        device_kind="gpu",
+        nproc_per_node=2,
+        ips=("10.0.0.1", "10.0.0.2"),
+        host="10.0.0.1",
+        nnodes="2",
+        start_port=6170,
+        rank=1,
+        backend="nccl",
+        job_id="j",
+        log_dir="logs",
+        log_level="debug",
+        log_overwrite=True,
+        log_keep=3,
+        tee="0,1,2,5",
+        quiet=True,
+        grace_s=2.5,
+        gpu_memory_fraction=0.5,
+        oversubscribe=True,
+        dry_run="json",
+        env=(("A", "1"),),
+        nccl=(("NCCL_DEBUG", "INFO"),),
+        master="a:1",
+        settings=(),
+        notes=(),
+    )
+    config = config_file(
+        "gpus: [0, 1]\nnproc-per-node: 2\nips: [10.0.0.1, 10.0.0.2]\nhost: 10.0.0.1\n"
+        "start_port: 6170\nrank: 1\nbackend: nccl\njob_id: j\nlog_dir: logs\nlog_level: debug\n"
+        "log_overwrite: yes\nlog_keep: 3\ntee: [0-2, 5]\nquiet: true\ngrace: 2.5\n"
+        "gpu_memory_fraction: 0.5\noversubscribe: true\nenv: {A: 1}\nnccl: {DEBUG: INFO}\n"
+        "master: a:1\n"
+    )
+    assert asked("--dry-run=json", config=config)._replace(settings=()) == found._replace(
+        settings=()
+    )
+
+
+def test_without_anything_the_defaults_are_the_model_s_own() -> None:
+    found = asked()
+    fields = type(found)._field_defaults
+    assert {
+        name: value for name, value in found._asdict().items() if name not in {"script", "settings"}
+    } == {name: value for name, value in fields.items() if name != "settings"}
+
+
+def test_the_last_of_two_on_the_command_line_wins() -> None:
+    found = asked("--gpus=0", "--xpus=1")
+    assert (found.devices, found.device_kind) == ("1", "xpu")
+    assert setting(found, "xpus") == Setting("xpus", "1", "command line")
+
+
+def test_devices_by_their_neutral_name_have_no_kind() -> None:
+    found = asked(environ={"PADDLE_DEVICES": "0,1"})
+    assert (found.devices, found.device_kind) == ("0,1", None)
+    assert setting(found, "devices") == Setting("devices", "0,1", "$PADDLE_DEVICES")
+
+
+def test_the_first_variable_of_an_option_counts() -> None:
+    environ = {"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": "6000"}
+    assert asked(environ=environ).start_port == 6000
+    assert asked(environ={"FLAGS_START_PORT": "7000", "PADDLE_START_PORT": ""}).start_port == 7000
+
+
+def test_a_variable_that_disagrees_gets_one_remark() -> None:
+    environ = {"PADDLE_NPROC_PER_NODE": "4", "PADDLE_LOG_LEVEL": "DEBUG", "PADDLE_JOB_ID": "j"}
+    found = asked("--nproc=2", "--log_level=debug", environ=environ)
+    assert found.nproc_per_node == 2
+    assert found.notes == (
+        "--nproc is read as --nproc_per_node.",
+        "--nproc=2 wins over $PADDLE_NPROC_PER_NODE=4 (with Paddle's launcher the variable wins).",
+    )
+
+
+def test_a_variable_that_makes_no_sense_only_matters_when_it_counts() -> None:
+    environ = {"PADDLE_NPROC_PER_NODE": "many"}
+    assert asked("--nproc_per_node=2", environ=environ).nproc_per_node == 2
+    assert refusal(environ=environ).startswith(
+        "--nproc_per_node=many (from $PADDLE_NPROC_PER_NODE): give a whole number"
+    )
+
+
+@pytest.mark.parametrize("word", ["--gpus=", "--log_dir= ", "--ips=", "--job_id=", "--tee="])
+def test_an_empty_value_counts_as_not_given(word: str) -> None:
+    found = asked(word)
+    name = word.partition("=")[0]
+    assert found._replace(notes=()) == asked()
+    assert found.notes == (f"{name} is empty and counts as not given.",)
+
+
+# -- values of their own kind --
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--nproc_per_node=abc", "--nproc_per_node=abc: give a whole number, 1 or more, or one of"),
+        ("--tee=x", "--tee=x: give all, or ranks such as 0,3 or 0-3."),
+        ("--tee=3-1", "--tee=3-1: 3-1 is no range of ranks."),
+        ("--tee=0-99999999", "--tee=0-99999999: 0-99999999 is no range of ranks."),
+        ("--tee=1-x", "--tee=1-x: give all, or ranks such as 0,3 or 0-3."),
+        ("--job_id=a/b", "--job_id=a/b: give a name without slashes and spaces"),
+        ("--job_id=..", "--job_id=..: give a name without slashes and spaces"),
+        ("--job_id=a\nb", "--job_id=a\nb: give a name without slashes and spaces"),
+        ("--env=A", "--env=A: give KEY=VALUE, where KEY is letters"),
+        ("--env=1A=2", "--env=1A=2: give KEY=VALUE"),
+        ("--env==2", "--env==2: give KEY=VALUE"),
+        ("--nccl=\xe9=2", "--nccl=\xe9=2: give KEY=VALUE"),
+        ("--nnodes=0", "--nnodes=0: give a number of hosts, 1 or more."),
+        ("--nnodes=x", "--nnodes=x: give a number of hosts, 1 or more."),
+        ("--nnodes=1:x", "--nnodes=1:x: give a number of hosts, 1 or more."),
+        ("--start_port=0", "--start_port=0: give a whole number from 1 to 65535."),
+        ("--backend=foo", "--backend=foo: give one of auto, nccl,"),
+        ("--max_restart=x", "--max_restart=x: give a whole number, 0 or more."),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(word: str, message: str) -> None:
+    assert refusal(word).startswith(message)
+
+
+@pytest.mark.parametrize(("raw", "tee"), [("all", "all"), ("0, 3", "0,3"), ("0-2,1", "0,1,2")])
+def test_ranks_to_show_are_written_out(raw: str, tee: str) -> None:
+    assert asked(f"--tee={raw}").tee == tee
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True), st.text()))
+def test_variables_come_through_as_they_are(variables: dict[str, str]) -> None:
+    clean = {name: value.replace("\0", "") for name, value in variables.items()}
+    found = asked(*(f"--env={name}={value}" for name, value in clean.items()))
+    assert dict(found.env) == clean
+
+
+def test_variables_of_file_and_command_line_are_put_together(config_file: ConfigFile) -> None:
+    config = config_file("env:\n  A: 1\n  B: 2\nnccl: [DEBUG=INFO]\n")
+    found = asked("--env=B=3", "--nccl", "nccl_ib_disable=1", config=config)
+    assert found.env == (("A", "1"), ("B", "3"))
+    assert found.nccl == (("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1"))
+    assert setting(found, "env.A").source == "fleetrun.yaml:2"
+    assert setting(found, "env.B").source == "command line"
+    assert setting(found, "nccl.NCCL_DEBUG").source == "fleetrun.yaml:4"
+
+
+def test_s70_secrets_are_not_among_the_settings(config_file: ConfigFile) -> None:
+    config = config_file("env: {DB_PASSWORD: hunter2, http_proxy: 'http://me:hunter2@p:1'}\n")
+    found = asked("--env=HF_TOKEN=hunter2", config=config)
+    assert ("HF_TOKEN", "hunter2") in found.env
+    assert "hunter2" not in str(found.settings)
+    assert setting(found, "env.HF_TOKEN").value == "***"
+    assert setting(found, "env.http_proxy").value == "http://***@p:1"
+
+
+# -- hosts --
+
+
+def test_listed_hosts_are_counted() -> None:
+    found = asked("--ips=10.0.0.1, 10.0.0.2")
+    assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")
+    assert asked("--ips=a,b", "--nnodes=2").nnodes == "2"
+
+
+def test_a_number_that_disagrees_with_the_list_is_refused() -> None:
+    assert refusal("--ips=a,b", "--nnodes=3") == (
+        "--nnodes=3: --ips names 2 hosts; leave one of the two out."
+    )
+
+
+def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
+    found = asked("--ips=a", environ={"PADDLE_NNODES": "2"})
+    assert found.nnodes == "1"
+    assert found.notes == ("$PADDLE_NNODES=2 is ignored: --ips names 1 host.",)
+    assert "names 1 host;" in refusal(environ={"PADDLE_NNODES": "2", "PADDLE_IPS": "a"})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--nnodes=2", "this version does not let hosts find each other"),
+        ("--nnodes=2 --master=a:1", "this version does not let hosts find each other"),
+        ("--nnodes=2:4", "this version keeps the hosts it started with"),
+        ("--master=etcd://a:1", "this version does not meet through etcd"),
+    ],
+)
+def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
+    assert message in refusal(*words.split())
+
+
+def test_a_master_on_one_host_is_taken_and_said() -> None:
+    found = asked("--nnodes=1", "--master=127.0.0.1:6768")
+    assert found.master == "127.0.0.1:6768"
+    assert found.notes == ("--master has no effect: the job is on one host.",)
+    assert asked(environ={"PADDLE_MASTER": "127.0.0.1:6768"}).notes == ()
+
+
+def test_a_place_among_hosts_needs_several_hosts() -> None:
+    assert asked("--ips=a,b", "--rank=1").rank == 1
+    assert asked("--ips=a,b", "--rank", "-1").rank is None
+    assert asked("--rank=0") == asked("--rank=0")._replace(rank=None, notes=())
+    assert asked("--rank=2").notes == ("--rank=2 has no effect: the job is on one host.",)
+    assert asked("--rank=1", environ=CLOUD).rank == 1
+
+
+# -- what another launcher left behind --
+
+
+def test_s11_rank_variables_of_another_launcher_are_ignored_with_one_warning() -> None:
+    environ = {"PADDLE_TRAINER_ID": "3", "PADDLE_TRAINERS_NUM": "8"}
+    assert asked(environ=environ)._replace(notes=(), settings=()) == asked()._replace(settings=())
+    (note,) = asked(environ=environ).notes
+    assert note == (
+        "this job is on one host and ignores what another launcher left behind: "
+        "$PADDLE_TRAINER_ID, $PADDLE_TRAINERS_NUM."
+    )
+
+
+def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
+    environ = {
+        "PADDLE_GLOBAL_RANK": "3",
+        "PADDLE_NNODES": "2",
+        "PADDLE_MASTER": "etcd://a:1",
+        "PADDLE_RANK": "1",
+    }
+    found = asked(environ=environ)
+    assert (found.nnodes, found.master, found.rank) == ("1", None, None)
+    assert len(found.notes) == 1
+    assert "$PADDLE_NNODES" in found.notes[0]
+    assert "find each other" in refusal(environ={"PADDLE_NNODES": "2"})
+
+
+def test_cloud_variables_are_no_leftovers() -> None:
+    assert asked(environ=CLOUD).notes == ()
+    assert asked(environ=CLOUD).host == "10.0.0.2"
+    assert asked(environ={**CLOUD, "PADDLE_NNODES": "2"}).nnodes == "2"
+    assert asked(environ={**CLOUD, "PADDLE_TRAINERS_NUM": "1"}).notes != ()
+    assert asked(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.1"}).notes != ()
+
+
+def test_a_job_on_several_hosts_gets_no_warning_about_its_variables() -> None:
+    assert asked("--ips=a,b", environ={"PADDLE_TRAINER_ID": "1"}).notes == ()
+
+
+# -- later, and without effect --
+
+LATER = [option for option in options.TABLE if option.status == "later"]
+ACCEPTED = [option for option in options.TABLE if option.status == "accepted"]
+
+
+@pytest.mark.parametrize("option", LATER, ids=lambda option: option.name)
+def test_what_comes_later_says_so_in_one_sentence(option: options.Option) -> None:
+    value = "" if option.kind == "flag" else "=2"
+    message = refusal(f"{option.flag}{value}")
+    assert message == f"{option.flag}={'2' if value else 'true'}: {option.reason}"
+    assert "this version" in message
+    for variable in option.env:
+        assert f"(from ${variable})" in refusal(environ={variable: "2"})
+
+
+@pytest.mark.parametrize("option", LATER, ids=lambda option: option.name)
+def test_what_comes_later_may_be_switched_off(option: options.Option) -> None:
+    assert asked(f"{option.flag}=0") == asked()
+    for variable in option.env:
+        assert asked(environ={variable: "0"}) == asked()
+
+
+@pytest.mark.parametrize("mode", ["ps", "PS-heter", "heter", "rpc"])
+def test_a_mode_may_be_named(mode: str) -> None:
+    assert asked(f"--run_mode={mode}").run_mode == mode.lower()
+    assert asked(environ={"PADDLE_RUN_MODE": mode}).run_mode == mode.lower()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--server_num=1 --worker_num=2",
+        "--servers=a:1 --workers=a:2",
+        "--coordinators=a:1",
+        "--heter_worker_num=1;2",
+        "--run_mode=ps",
+    ],
+)
+def test_options_of_servers_select_servers(words: str) -> None:
+    found = asked(*words.split())
+    assert found.run_mode == "ps"
+    assert setting(found, "run_mode").value == "ps"
+
+
+def test_what_the_script_is_told_selects_nothing() -> None:
+    parsed = argv.split(["train.py", "--server_num=1", "--worker_num", "3"])
+    assert request.resolve(parsed, {}).run_mode == "collective"
+
+
+@pytest.mark.parametrize("word", ["--server_num=0", "--heter_worker_num=0"])
+def test_none_of_them_selects_nothing(word: str) -> None:
+    assert asked(word).run_mode == "collective"
+
+
+def test_a_role_alone_selects_no_parameter_servers() -> None:
+    assert asked(environ={"TRAINING_ROLE": "TRAINER"}) == asked()
+
+
+def test_a_role_with_a_list_of_servers_selects_them() -> None:
+    cluster = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "a:1"}
+    found = asked(environ=cluster)
+    assert (found.run_mode, setting(found, "run_mode").source) == ("ps", "$TRAINING_ROLE")
+    assert asked("--run_mode=collective", environ=cluster).run_mode == "collective"
+    # The cluster knows its hosts, whatever their number.
+    assert asked(environ={**cluster, "PADDLE_NNODES": "4"}).nnodes == "4"
+
+
+def test_two_modes_cannot_be_asked_for_at_once() -> None:
+    assert refusal("--run_mode=collective", "--server_num=1") == (
+        "--run_mode=collective: --server_num asks for parameter servers; leave one of the two out."
+    )
+    found = asked("--run_mode=collective", environ={"PADDLE_SERVER_NUM": "1"})
+    assert (found.run_mode, found.server_num) == ("collective", None)
+    assert found.notes == ("$PADDLE_SERVER_NUM has no effect: --run_mode=collective.",)
+    found = asked("--server_num=1", environ={"PADDLE_RUN_MODE": "collective"})
+    assert found.run_mode == "ps"
+    assert found.notes == (
+        "--server_num wins over $PADDLE_RUN_MODE=collective: it asks for parameter servers.",
+    )
+
+
+def test_what_only_servers_use_says_so() -> None:
+    assert asked("--http_port=6000").notes == (
+        "--http_port has no effect: only jobs with parameter servers use it.",
+    )
+    assert asked(environ={"PADDLE_WITH_GLOO": "1"}).notes == ()
+
+
+@pytest.mark.parametrize("option", ACCEPTED, ids=lambda option: option.name)
+def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> None:
+    found = asked(f"{option.flag}=1")
+    assert found.notes == (f"{option.flag} has no effect: {option.reason}",)
+    assert found._replace(notes=()) == asked()
+    assert asked(f"{option.flag}=0") == asked()
+
+
+# -- the config file --
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gpu: 0\n", "fleetrun.yaml:1: no such option: gpu; did you mean gpus?"),
+        ("\nxyzzy: 0\n", "fleetrun.yaml:2: no such option: xyzzy; `fleetrun --help` lists"),
+        ("[a]: 0\n", "fleetrun.yaml:1: no such option: "),
+        ("nproc_per_node: abc\n", "fleetrun.yaml:1: nproc_per_node=abc: give a whole number"),
+        ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
+        ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: a list does not fit: give DIR."),
+        ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: a mapping does not fit: give LIST."),
+        ("gpus: [[0]]\n", "fleetrun.yaml:1: gpus: give plain values: give LIST."),
+        ("env: {A: {B: 1}}\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),
+        ("env: [[A]]\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),
+        ("gpus: 0\n\ndevices: 1\n", "fleetrun.yaml:3: devices was already said in line 1."),
+        ("dry-run: json\n", "fleetrun.yaml:1: dry-run belongs on the command line."),
+        ("config: a\n", "fleetrun.yaml:1: config belongs on the command line."),
+        ("- gpus\n", "fleetrun.yaml:1: write one `option: value` a line."),
+        ("gpus\n", "fleetrun.yaml:1: write one `option: value` a line."),
+        ("a: b: c\n", "fleetrun.yaml:1: this is not YAML: "),
+        ("a: 'b\n", "fleetrun.yaml:2: this is not YAML: "),
+        ("a: \x01\n", "fleetrun.yaml: this is not YAML: "),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(
+    text: str, message: str, config_file: ConfigFile
+) -> None:
+    with pytest.raises(UsageError) as error:
+        config_file(text)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: this version keeps the hosts"),
+        ("env: [A]\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
+        ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
+        ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=2: give KEY=VALUE"),
+        ('env: {A: "\\0"}\n', "fleetrun.yaml:1: env=A=\0: give KEY=VALUE"),
+        ("tee: x\n", "fleetrun.yaml:1: tee=x: give all, or ranks"),
+    ],
+)
+def test_what_a_file_asks_for_is_refused_with_its_line(
+    text: str, message: str, config_file: ConfigFile
+) -> None:
+    assert refusal(config=config_file(text)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "gpus:\n", "gpus: null\n", "gpus: ''\n", "env:\n"]
+)
+def test_a_file_may_say_nothing(text: str, config_file: ConfigFile) -> None:
+    found = asked(config=config_file(text))
+    assert found.devices is None
+    assert setting(found, "config") == Setting("config", "fleetrun.yaml", "current folder")
+
+
+def test_a_file_may_use_any_spelling_and_an_empty_variable(config_file: ConfigFile) -> None:
+    found = asked(config=config_file("selected-gpus: 0\nenv: {A: }\nelastic_timeout: 2\n"))
+    assert found.devices == "0"
+    assert found.env == (("A", ""),)
+    assert found.notes[0].startswith("elastic_timeout has no effect")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        request.read_config(str(tmp_path / "nowhere.yaml"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        request.read_config(str(tmp_path))
+    (tmp_path / "latin.yaml").write_bytes(b"job_id: \xe9\n")
+    with pytest.raises(UsageError, match=r"latin\.yaml: this config file is not UTF-8 text"):
+        request.read_config(str(tmp_path / "latin.yaml"))
+
+
+def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
+    config = config_file("job_id: a\n")
+    assert setting(asked(), "config") == Setting("config", "None", "default")
+    named = asked("--config=fleetrun.yaml", config=config)
+    assert setting(named, "config") == Setting("config", "fleetrun.yaml", "command line")
+
+
+def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert request.read_config(str(EXAMPLE)).settings == ()
+    config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
+    shown = {option.target for option in options.TABLE if option.status == "works"}
+    missing = shown - {given.option.target for given in config.settings}
+    assert missing == {"config", "dry_run", "from_manifest", "help", "version"}
+    assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
+
+
+def test_a_command_without_script_cannot_be_resolved() -> None:
+    with pytest.raises(ValueError, match="without a script"):
+        request.resolve(argv.split(["--help"]), {}, None)
+
+
+def test_a_given_value_knows_its_source() -> None:
+    option = options.find("gpus")
+    assert Given(option, "0", "--gpus").source == "command line"

@@ -1,0 +1,138 @@
+"""The example with parameter servers: real Paddle 2.6, two servers, two trainers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import lab
+import pytest
+from processes import MARKER, assert_no_survivors, survivors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "train_ctr.py"
+PYTHON = Path(os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python"))
+EPOCH = re.compile(r"^trainer (\d)/2 epoch \d+/\d+: loss ([\d.]+)", re.MULTILINE)
+END = re.compile(
+    r"^trainer (\d)/2 held-out AUC ([\d.]+), baseline ([\d.]+) .*; log loss ([\d.]+), "
+    r"baseline ([\d.]+)",
+    re.MULTILINE,
+)
+SECONDS = 120.0
+# Enough to see that it learns; the example takes twice as many.
+EPOCHS = ("--epochs", "2")
+
+needs_paddle26 = pytest.mark.skipif(
+    not PYTHON.exists(), reason="no Paddle 2.6 here: scripts/setup --paddle 2.6.2 --cpu"
+)
+
+
+class Trained(NamedTuple):
+    """What a trainer printed about its learning."""
+
+    losses: tuple[float, ...]
+    auc: float
+    baseline_auc: float
+    log_loss: float
+    baseline_log_loss: float
+
+
+def trained(text: str, trainer: int) -> Trained:
+    """Read what TRAINER wrote."""
+    losses = tuple(float(loss) for rank, loss in EPOCH.findall(text) if rank == str(trainer))
+    ends = [end[1:] for end in END.findall(text) if end[0] == str(trainer)]
+    assert len(ends) == 1, text
+    auc, baseline_auc, log_loss, baseline_log_loss = map(float, ends[0])
+    return Trained(losses, auc, baseline_auc, log_loss, baseline_log_loss)
+
+
+def assert_learned(texts: list[str]) -> None:
+    """Check that the trainers' TEXTS tell of a training that worked."""
+    each = [trained(text, trainer) for trainer, text in enumerate(texts)]
+    # One that starts late finds what the other has learned, so only the first begins at the top.
+    assert max(one.losses[-1] for one in each) < 0.5 * max(one.losses[0] for one in each)
+    for one in each:
+        assert one.auc > 0.95
+        assert one.baseline_auc < 0.85
+        assert one.log_loss < 0.6 * one.baseline_log_loss
+
+
+def run(
+    python: Path | str, *words: str | Path, folder: Path, **variables: str
+) -> tuple[int, str, Mapping[int, str]]:
+    """Run PYTHON with WORDS to its end; return its code, its output, and whom it left behind."""
+    marker = uuid.uuid4().hex
+    done = subprocess.run(
+        [python, *words],
+        cwd=folder,
+        env={**os.environ, **variables, MARKER: marker},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    left = survivors(marker)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert_no_survivors(marker, 10)
+    return done.returncode, done.stdout, left
+
+
+@needs_paddle26
+@pytest.mark.parametrize("arguments", [(), ("--k_steps", "20")], ids=["async", "geo"])
+def test_two_servers_and_two_trainers_train(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    options = ("--server_num=2", "--worker_num=2")
+    words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS, *arguments)
+    code, text, left = run(PYTHON, *words, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert code == 0, text
+    assert not left
+    logs = [tmp_path / "log" / f"workerlog.{trainer}" for trainer in range(2)]
+    assert_learned([log.read_text() for log in logs])
+
+
+@needs_paddle26
+@pytest.mark.multinode
+@pytest.mark.skipif(bool(lab.missing()), reason=lab.missing() or "")
+def test_servers_and_trainers_spread_over_two_hosts(tmp_path: Path) -> None:
+    both = f"{lab.SUBNET}.1,{lab.SUBNET}.2"
+    words = ("-m", "fleetrun", f"--servers={both}", f"--workers={both}", str(SCRIPT), *EPOCHS)
+    with lab.hosts(2, tmp_path) as hosts:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        launchers = [host.start(str(PYTHON), *words, env=env) for host in hosts]
+        codes = [launcher.wait(SECONDS) for launcher in launchers]
+        assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in hosts)
+        assert_learned([(host.folder / "log" / "workerlog.0").read_text() for host in hosts])
+        for host in hosts:
+            assert host.processes() == []
+
+
+def test_a_paddle_without_servers_says_which_has_them(tmp_path: Path) -> None:
+    code, text, _ = run(
+        sys.executable, SCRIPT, folder=tmp_path, TRAINING_ROLE="TRAINER", PYTHONWARNINGS="ignore"
+    )
+    assert code == 1
+    assert "was built without the parameter server core; use paddlepaddle 2.6.2" in text
+    assert "Traceback" not in text
+
+
+@needs_paddle26
+def test_alone_it_says_what_it_needs(tmp_path: Path) -> None:
+    code, text, _ = run(PYTHON, SCRIPT, folder=tmp_path)
+    assert code == 1
+    assert "fleetrun --server_num 2 --worker_num 2" in text
+    assert "Traceback" not in text
