@@ -8,7 +8,8 @@ script may start anything), so the syntax stays plain, and nothing is imported b
 import os
 import sys
 
-if False:
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     from types import TracebackType  # noqa: F401 - for the comments
 
 # How the launcher knows this descriptor among the others; see fleetrun/run/stacks.py.
@@ -145,6 +146,41 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
+class _UntilPaddleIsWanted:
+    """Waits until Paddle is imported, and then makes the strategy take effect in it."""
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, object, object) -> None
+        """Find nothing."""
+        if name != "paddle":
+            return
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        try:
+            _apply_the_strategy()
+        except Exception as error:  # noqa: BLE001 - the launcher misses the evidence and says so
+            sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))
+
+
+def _apply_the_strategy():
+    # type: () -> None
+    """Load `effects`, which lies beside this folder, under a name that nobody else has."""
+    from importlib import util  # noqa: PLC0415 - only with Paddle, which has it
+
+    home = os.path.join(os.path.dirname(os.path.dirname(__file__)), "effects")
+    name = "_fleetrun_effects"
+    spec = util.spec_from_file_location(
+        name, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    module.arm(
+        os.environ["FLEETRUN_STRATEGY_FILE"], os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")
+    )
+
+
 class _UntilPaddle:
     """Waits until Paddle has put its own handlers for crashes in the place of Python's.
 
@@ -204,6 +240,8 @@ def _begin():
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
+        if os.environ.get("FLEETRUN_STRATEGY_FILE"):
+            sys.meta_path.insert(0, _UntilPaddleIsWanted())
     except Exception:  # noqa: BLE001, S110 - training goes on without
         pass
 

@@ -1,0 +1,55 @@
+"""Which gradients go out together: greedy packing by bytes and by count, in the order they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+MEBIBYTE = 1024 * 1024
+
+
+def pack(
+    sizes: Sequence[int],
+    kinds: Sequence[Hashable],
+    *,
+    limit_bytes: float | None = None,
+    limit_count: int | None = None,
+) -> list[list[int]]:
+    """Return the indexes of each bucket; gradients of one kind (dtype) only share a bucket.
+
+    SIZES are bytes, in the order in which backward makes the gradients. A bucket is closed when
+    the next gradient of its kind would pass LIMIT_BYTES or LIMIT_COUNT; one that is larger by
+    itself stands alone. Buckets are in the order in which they are full.
+
+    >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
+    [[0, 1], [2], [3], [4]]
+    >>> pack([4, 4, 4, 4], "abab", limit_count=2)
+    [[0, 2], [1, 3]]
+    """
+    done: list[list[int]] = []
+    still_open: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
+    for index, (size, kind) in enumerate(zip(sizes, kinds)):  # noqa: B905 - Python 3.8
+        bucket = still_open.get(kind)
+        if bucket is not None and (
+            (limit_bytes is not None and filled[kind] + size > limit_bytes)
+            or (limit_count is not None and len(bucket) >= limit_count)
+        ):
+            done.append(bucket)
+            bucket = None
+        if bucket is None:
+            bucket = still_open[kind] = []
+            filled[kind] = 0
+        bucket.append(index)
+        filled[kind] += size
+    return sorted([*done, *still_open.values()], key=lambda bucket: bucket[-1])
+
+
+def auto_limit_bytes(gradient_bytes: int) -> float:
+    """Return what `fuse_grad_size_in_MB: auto` means, in bytes.
+
+    A tenth of all gradients, as Paddle's documentation advises; so there are about ten buckets.
+    """
+    return max(gradient_bytes / 10, 1.0)

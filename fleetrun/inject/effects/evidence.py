@@ -1,0 +1,126 @@
+"""The proof of what took effect in this rank: `strategy.<rank>.json` of the run directory."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .wish import Wish
+
+SCHEMA = 1
+EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
+
+
+class Evidence:
+    """Collects what was counted in this process and writes it, whole or not at all.
+
+    Whatever says `effective` must have counted it in the program or the calls that really ran;
+    a setter's answer is no evidence.
+    """
+
+    def __init__(self, path: str, asked: Wish) -> None:
+        self._path = path
+        self._asked = asked
+        self._pid = os.getpid()
+        self._knobs: dict[str, dict[str, Any]] = {}
+        self._notes: list[str] = []
+        self._disagreements: list[dict[str, Any]] = []
+        self._written = ""
+        # Free for whoever counts: gradients, allreduces, bucket_bytes, communicators, groups, …
+        self.counts: dict[str, Any] = {}
+        # dygraph or static, once something was trained.
+        self.graph = ""
+        self.updates = 0
+        # None: not compared.
+        self.ranks_equal: bool | None = None
+
+    def knob(
+        self,
+        name: str,
+        status: str,
+        *,
+        in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
+        reason: str = "",
+        evidence: str = "",
+    ) -> None:
+        """Say what became of the field NAME; a later word replaces an earlier one."""
+        asked = self._asked.strategy.get(
+            name,
+            self._asked.build_strategy.get(name, self._asked.execution_strategy.get(name)),
+        )
+        self._knobs[name] = {
+            "name": name,
+            "asked": asked,
+            "in_effect": in_effect,
+            "status": status,
+            "reason": reason,
+            "evidence": evidence,
+        }
+
+    def status(self, name: str) -> str | None:
+        """Return what was said of the field NAME, None if nothing was."""
+        return self._knobs[name]["status"] if name in self._knobs else None
+
+    def note(self, text: str) -> None:
+        """Leave a sentence for the user; once."""
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def disagree(self, name: str, script: Any, used: Any) -> None:  # noqa: ANN401
+        """Say that the script sets NAME to SCRIPT itself, where the strategy says otherwise."""
+        asked = self._asked.strategy.get(name, self._asked.build_strategy.get(name))
+        entry = {"name": name, "script": script, "strategy": asked, "used": used}
+        if entry not in self._disagreements:
+            self._disagreements.append(entry)
+
+    def write(self) -> None:
+        """Write what is known; training goes on where the file cannot be written."""
+        # Forked DataLoader workers inherit this object; they are not the rank.
+        if os.getpid() != self._pid or not self._path:
+            return
+        text = json.dumps(self._record(), default=str)
+        if text == self._written:
+            return
+        draft = f"{self._path}.{self._pid}"
+        try:
+            with open(draft, "w", encoding="utf-8") as file:  # noqa: PTH123 - see wish.read
+                file.write(text)
+            os.replace(draft, self._path)  # noqa: PTH105
+            self._written = text
+        except OSError as error:
+            self._path = ""
+            print(f"fleetrun: the strategy's evidence cannot be written: {error}", file=sys.stderr)
+
+    def write_at_exit(self) -> None:
+        """Write once more when the process ends, if it trained anything."""
+        # A DataLoader worker or a helper that only imports Paddle must not overwrite the rank's.
+        atexit.register(lambda: self.write() if self.graph or self._knobs else None)
+
+    def _record(self) -> dict[str, Any]:
+        paddle = sys.modules.get("paddle")
+        return {
+            "schema": SCHEMA,
+            "rank": int(os.environ.get("PADDLE_TRAINER_ID", "0") or 0),
+            "pid": self._pid,
+            "paddle": getattr(paddle, "__version__", None),
+            "graph": self.graph,
+            "device": _device(paddle),
+            "complete": self.updates > 0,
+            "updates": self.updates,
+            "knobs": list(self._knobs.values()),
+            "counts": self.counts,
+            "disagreements": self._disagreements,
+            "notes": self._notes,
+            "ranks_equal": self.ranks_equal,
+        }
+
+
+def _device(paddle: Any) -> str:  # noqa: ANN401 - a module that may not be there
+    try:
+        return str(paddle.device.get_device()).partition(":")[0]
+    except Exception:  # noqa: BLE001 - Paddle is half imported, or ended already
+        return ""

@@ -1,0 +1,70 @@
+"""What the strategy asks for: `strategy.json` of the run directory, as the launcher wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping  # noqa: TC003 - NamedTuple reads it
+from typing import Any, NamedTuple
+
+
+class Topology(NamedTuple):
+    """The shape of the job: ranks, hosts, and ranks on each host."""
+
+    nranks: int = 1
+    nnodes: int = 1
+    ranks_per_node: int = 1
+
+
+class Wish(NamedTuple):
+    """The fields that were asked for, by section; a field that was not is absent."""
+
+    strategy: Mapping[str, Any]
+    build_strategy: Mapping[str, Any]
+    execution_strategy: Mapping[str, Any]
+    # defaults: the script's own settings win; override: these do.
+    mode: str = "defaults"
+    # 0: once after the first update; N: after every N updates, too; -1: never.
+    check_ranks: int = 0
+    # drop or step.
+    merge_tail: str = "drop"
+    reasons: Mapping[str, str] = {}
+    topology: Topology = Topology()
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML had it
+        """Return the field NAME of DistributedStrategy, or DEFAULT where it was not asked for."""
+        return self.strategy.get(name, default)
+
+    def builds(self, name: str) -> bool:
+        """Whether the field NAME of BuildStrategy is asked for and on."""
+        return bool(self.build_strategy.get(name))
+
+    @property
+    def merge_steps(self) -> int:
+        """How many micro-steps make one update; 1 where gradients are not merged."""
+        if not self.get("gradient_merge"):
+            return 1
+        return int(self.get("gradient_merge_configs", {}).get("k_steps", 1))
+
+    @property
+    def merge_averages(self) -> bool:
+        """Whether merged gradients are averaged (Paddle's default) or summed."""
+        return bool(self.get("gradient_merge_configs", {}).get("avg", True))
+
+
+def read(path: str) -> Wish:
+    """Return what the file PATH asks for.
+
+    Raises OSError or ValueError when it cannot be read; the launcher wrote it, so that is a bug.
+    """
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+        values = json.load(file)
+    return Wish(
+        strategy=values.get("strategy", {}),
+        build_strategy=values.get("build_strategy", {}),
+        execution_strategy=values.get("execution_strategy", {}),
+        mode=values.get("mode", "defaults"),
+        check_ranks=int(values.get("check_ranks", 0)),
+        merge_tail=values.get("merge_tail", "drop"),
+        reasons=values.get("reasons", {}),
+        topology=Topology(**values.get("topology", {})),
+    )
