@@ -97,7 +97,12 @@ def _run(
             is_gpu_busy=_gpu_watch(plan),
         ),
         # The last one: what it makes of an exit, the others hear after the exit.
-        *_proof(plan, request, messages, declare=lambda happening: supervisor.declare(happening)),
+        *_proof(
+            plan,
+            request,
+            messages,
+            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
+        ),
     )
     supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan)
     return supervisor.run().exit_code

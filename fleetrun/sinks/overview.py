@@ -203,7 +203,7 @@ def _rows(asked: Asked, one: Testimony) -> Iterable[Knob]:
     for name, value in asked.fields:
         switch = told.get(name.removesuffix(_CONFIGS)) if name.endswith(_CONFIGS) else None
         if name in told:
-            yield told.pop(name)._replace(asked=value)
+            yield told[name]._replace(asked=value)
         elif switch is not None:
             # The parts of a feature share its fate, and its word.
             how = f"with {switch.name}"
@@ -212,7 +212,7 @@ def _rows(asked: Asked, one: Testimony) -> Iterable[Knob]:
         else:
             yield Knob(name, value, "", NO_WORD, "")
     names = {name for name, _ in asked.fields}
-    yield from (knob for knob in one.knobs if knob.name in told and knob.name not in names)
+    yield from (knob for knob in told.values() if knob.name not in names)
 
 
 def faults(asked: Asked, judged: Judged, silence: Mapping[str, str]) -> tuple[str, ...]:

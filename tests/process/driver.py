@@ -1,7 +1,8 @@
 """A small launcher for tests: `driver.py SPEC.json` runs a hand-made plan under the Supervisor.
 
 SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
-"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...", "strategy": {...}}
+"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...",
+"strategy": {...}}
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def main(path: str) -> int:
     console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
     sinks: list[Sink] = [messages, rundir, EventLog(plan), console]
     if strategy:
-        sinks.append(Proof(plan, say=messages.say, declare=lambda one: supervisor.declare(one)))
+        declare = lambda one: supervisor.declare(one)  # noqa: E731, PLW0108 - it is made below
+        sinks.append(Proof(plan, say=messages.say, declare=declare))
     supervisor = Supervisor(plan, sinks=sinks, say=messages.say)
     try:
         return supervisor.run().exit_code
