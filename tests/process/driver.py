@@ -71,13 +71,15 @@ def main(path: str) -> int:
         say=messages.say,
     )
     console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
+    supervisors: list[Supervisor] = []
     sinks: list[Sink] = [messages, rundir, EventLog(plan), console]
     if strategy:
-        declare = lambda one: supervisor.declare(one)  # noqa: E731, PLW0108 - it is made below
-        sinks.append(Proof(plan, say=messages.say, declare=declare))
-    supervisor = Supervisor(plan, sinks=sinks, say=messages.say)
+        sinks.append(
+            Proof(plan, say=messages.say, declare=lambda one: supervisors[0].declare(one))
+        )
+    supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say))
     try:
-        return supervisor.run().exit_code
+        return supervisors[0].run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
