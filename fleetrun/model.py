@@ -41,6 +41,13 @@ class Knob(NamedTuple):
     reason: str = ""
 
 
+class Layer(NamedTuple):
+    """What one preset or file asks for, in its order: `name` is as it was asked for."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+
+
 class Strategy(NamedTuple):
     """What a job wants of Paddle's distributed training, and how it is to be dealt with.
 
@@ -57,6 +64,8 @@ class Strategy(NamedTuple):
     check_ranks: int = 0
     # What becomes of a last, partial gradient merge: drop or step.
     merge_tail: str = "drop"
+    # What the presets and files said, before they were put over each other.
+    layers: tuple[Layer, ...] = ()
 
 
 class Request(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, KnobValue, Strategy
+from fleetrun.model import Knob, KnobValue, Layer, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
@@ -31,13 +31,6 @@ SET = "--set"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Shown in the place of a part that is missing; no field is called that.
 _NOTHING = "null"
-
-
-class Layer(NamedTuple):
-    """What one preset or file asks for, in its order: `name` is as it was asked for."""
-
-    name: str
-    knobs: tuple[Knob, ...]
 
 
 class Asked(NamedTuple):
@@ -136,7 +129,7 @@ def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> Asked:
     for knob in knobs:
         _refuse(knob)
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
-    asked = Strategy(tuple(sources), knobs, digest(knobs))
+    asked = Strategy(tuple(sources), knobs, digest(knobs), layers=tuple(layers))
     return Asked(asked, tuple(_remarks(last)))
 
 
