@@ -1,10 +1,11 @@
-"""Puts the strategy into DistributedStrategy, and says where the script disagrees.
+"""What holds: the strategy's value or the script's own, and where they disagree.
 
 Everybody else asks here what holds, because the script may have its own word:
 
 * `effective(name, default=None)`: the value of the field NAME that holds now. Not asked for and
   not set by the script: DEFAULT. For a field of dictionaries (`gradient_merge_configs`): the keys
-  that were asked for or set.
+  that were asked for or set. What the script switches on by itself, and nobody asked for, is
+  Paddle's business: DEFAULT.
 * `settled()`: the whole `Wish` with these values, for `.merge_steps`, `.builds(…)` and the like.
 * `is_scripts(name)`: whether the script's own value holds where the strategy asks for another.
   The proof then says `script` by itself; call `proof.knob` as always.
@@ -18,34 +19,12 @@ or the program is rewritten, never in `install`.
 
 from __future__ import annotations
 
-import copy
-import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
-from .imports import after_import
 from .wish import Wish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-
     from .evidence import Evidence
-
-_STRATEGY = "paddle.distributed.fleet.base.distributed_strategy"
-_FLEET = "paddle.distributed.fleet"
-# Where an instance of DistributedStrategy keeps what the script assigned to it.
-_TOUCHED = "_fleetrun_touched"
-# Paddle's own default of a strategy's field, where one must be told from the script's word.
-_DIVERGE = {
-    "fp16_allreduce": (True, "Paddle drops the allreduces of static graphs then: ranks diverge"),
-    "without_graph_optimization": (
-        False,
-        "Paddle drops the allreduces of static graphs then: ranks diverge",
-    ),
-}
-# Spellings of one field.
-_ATTRIBUTES = {"fuse_grad_size_in_TFLOPS": "_fuse_grad_size_in_TFLOPS"}
 
 
 class _Settlement:
@@ -70,12 +49,12 @@ class _Settlement:
                 return section[name]
         return None
 
-    def holds(self, name: str, default: Any) -> Any:  # noqa: ANN401
+    def holds(self, name: str, *, default: Any) -> Any:  # noqa: ANN401
         wished, said = self.wished(name), self.script.get(name)
         if said is None:
             return default if wished is None else wished
         if wished is None:
-            return said
+            return default if said is True else said
         first, last = (said, wished) if self.override() else (wished, said)
         if isinstance(first, dict) and isinstance(last, dict):
             return {**first, **last}
@@ -86,22 +65,32 @@ class _Settlement:
         self.script[name] = value
         wished = self.wished(name)
         if wished is not None and not _agree(wished, value) and self.proof is not None:
-            self.proof.disagree(name, value, self.holds(name, None))
+            self.proof.disagree(name, value, self.holds(name, default=None))
 
 
 _settlement = _Settlement(Wish({}, {}, {}), None)
 
 
+def begin(asked: Wish, proof: Evidence) -> None:
+    """Nobody has said anything yet but the strategy."""
+    global _settlement  # noqa: PLW0603 - one process, one training
+    _settlement = _Settlement(asked, proof)
+
+
 def effective(name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML had it
     """Return the value of the field NAME that holds now, DEFAULT where nobody said one."""
-    return _settlement.holds(name, default)
+    return _settlement.holds(name, default=default)
 
 
 def settled() -> Wish:
     """Return the strategy with the script's own settings in it, as far as they win."""
     asked = _settlement.asked
     known = {**asked.build_strategy, **asked.execution_strategy}
-    own = {name: value for name, value in _settlement.script.items() if name not in known}
+    own = {
+        name: value
+        for name, value in _settlement.script.items()
+        if name not in known and value is not True
+    }
     return asked._replace(
         strategy={name: effective(name) for name in {**own, **asked.strategy}},
         build_strategy={name: effective(name) for name in asked.build_strategy},
@@ -132,8 +121,3 @@ def _agree(wished: Any, said: Any) -> bool:  # noqa: ANN401
     if isinstance(wished, (list, tuple)) and isinstance(said, (list, tuple)):
         return len(wished) == len(said) and all(map(_agree, wished, said))
     return bool(wished == said)
-
-
-def install(asked: Wish, proof: Evidence) -> None:
-    """Put the strategy into every DistributedStrategy, and listen to what the script says."""
-    _settlement.__init__(asked, proof)  # type: ignore[misc]
