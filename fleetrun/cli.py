@@ -29,6 +29,7 @@ COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 COMMANDS = {
     "completion": "fleetrun.help:completion",
     "strategy": "fleetrun.strategy_commands:main",
+    "tune": "fleetrun.tune:command",
 }
 
 

@@ -39,6 +39,7 @@ FLOORS = (
         "fleetrun.help",
         "fleetrun.commands",
         "fleetrun.strategy_commands",
+        "fleetrun.tune",
         "fleetrun.__main__",
     ),
 )
@@ -60,7 +61,7 @@ OUTSIDE = {
 }
 ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "yaml", "paddle", "numpy"}
 # A launch never loads these at all, so they may import at their top.
-LATER = ("fleetrun.help", "fleetrun.commands")
+LATER = ("fleetrun.help", "fleetrun.commands", "fleetrun.tune")
 
 # Decide, then do: these rooms are given what they need to know and touch nothing.
 PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes")
@@ -251,6 +252,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.commands",
         "fleetrun.help",
         "fleetrun.strategy_commands",
+        "fleetrun.tune",
         ISLAND,
         "fleetrun.sinks.metrics",
         "fleetrun.__main__",

@@ -1,0 +1,169 @@
+"""Successive halving: all candidates run shortly, the better half longer, the last ones in full."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.tune.wishes import FEWEST_TIMED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.tune.wishes import Candidate, Wanted
+
+# So few are not halved any more.
+_FINALISTS = 2
+# A field whose name begins so changes what is computed, not only how.
+_MEANINGFUL = (
+    "gradient_merge",
+    "amp",
+    "fp16_allreduce",
+    "dgc",
+    "lars",
+    "lamb",
+    "localsgd",
+    "adaptive_localsgd",
+    "sync_batch_norm",
+    "asp",
+)
+# Sums in another order differ by this share, and repeats of the same by so many times less.
+_SAME_LOSS = 1e-3
+_NOISE = 3.0
+
+
+class Trial(NamedTuple):
+    """One run of a candidate: `fault` says why it counts for nothing."""
+
+    updates_per_s: float = 0.0
+    loss: float | None = None
+    # Of the rank that held most.
+    peak_bytes: int | None = None
+    fault: str = ""
+    # Micro-steps in an update, where gradients were seen to be merged.
+    merged: int = 1
+    # Varied fields that were not in effect, as sentences.
+    idle: tuple[str, ...] = ()
+    folder: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Micro-steps a second: an update of merged gradients is worth several."""
+        return self.updates_per_s * self.merged
+
+
+class Standing(NamedTuple):
+    """What became of a candidate in the last round that it took part in, and its trials there."""
+
+    candidate: Candidate
+    round: int
+    steps: int
+    trials: tuple[Trial, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be chosen."""
+        return next((one.fault for one in self.trials if one.fault), "")
+
+    @property
+    def speed(self) -> float:
+        """The median of its runs; none if one of them failed."""
+        return 0.0 if self.fault else median(one.speed for one in self.trials)
+
+    @property
+    def spread(self) -> float:
+        """How far apart its runs are, as a share of the median."""
+        if self.fault or not self.speed:
+            return 0.0
+        speeds = [one.speed for one in self.trials]
+        return (max(speeds) - min(speeds)) / self.speed
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that a rank of any run held."""
+        return max((one.peak_bytes for one in self.trials if one.peak_bytes), default=None)
+
+
+def rounds(count: int, steps: int, warmup: int) -> list[int]:
+    """Return how many updates each round has for COUNT candidates: twice as many each time.
+
+    >>> rounds(8, steps=40, warmup=5), rounds(2, steps=40, warmup=5)
+    ([10, 20, 40], [40])
+    """
+    lengths = [steps]
+    while count > _FINALISTS:
+        count = (count + 1) // 2
+        lengths.insert(0, max(lengths[0] // 2, warmup + FEWEST_TIMED))
+    return lengths
+
+
+def run(
+    wanted: Wanted,
+    trial: Callable[[Candidate, int, str], Trial],
+    tell: Callable[[str], None],
+) -> list[Standing]:
+    """Let the candidates race; TRIAL runs one for so many updates. The best comes first."""
+    places = {candidate: place for place, candidate in enumerate(wanted.candidates)}
+    standings: dict[Candidate, Standing] = {}
+    left = list(wanted.candidates)
+    for number, steps in enumerate(rounds(len(left), wanted.steps, wanted.warmup), 1):
+        tell(f"Round {number}: {len(left)} candidates, {steps} updates")
+        trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
+        # In turns: a machine that slows down slows down everybody.
+        for repeat in range(wanted.repeats):
+            for candidate in left:
+                if any(one.fault for one in trials[candidate]):
+                    continue
+                name = f"{number}-{places[candidate]:03}-{repeat}"
+                done = trial(candidate, steps, name)
+                trials[candidate].append(done)
+                tell(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
+        for candidate, runs in trials.items():
+            standings[candidate] = Standing(candidate, number, steps, tuple(runs))
+        left = sorted(
+            (one for one in left if not standings[one].fault),
+            key=lambda one: -standings[one].speed,
+        )
+        if len(left) > _FINALISTS:
+            left = left[: (len(left) + 1) // 2]
+        if not left:
+            break
+    ranked = sorted(standings.values(), key=lambda one: (bool(one.fault), -one.round, -one.speed))
+    return with_remarks(ranked)
+
+
+def with_remarks(ranked: Sequence[Standing]) -> list[Standing]:
+    """Add what is not in effect, and whose loss is not that of others that compute the same."""
+    groups: dict[object, list[Standing]] = {}
+    for one in ranked:
+        if not one.fault:
+            meaning = tuple(v for v in one.candidate.values if v[0].startswith(_MEANINGFUL))
+            # After another number of updates the loss is another.
+            groups.setdefault((meaning, one.steps), []).append(one)
+    strange = {one.candidate: text for group in groups.values() for one, text in _strange(group)}
+    remarked = []
+    for one in ranked:
+        remarks = list(dict.fromkeys(text for trial in one.trials for text in trial.idle))
+        remarks += [strange[one.candidate]] if one.candidate in strange else []
+        remarked.append(one._replace(remarks=tuple(remarks)))
+    return remarked
+
+
+def _strange(group: Sequence[Standing]) -> list[tuple[Standing, str]]:
+    """Return those of GROUP whose loss is not the group's, each with a sentence."""
+    losses = [
+        (one, [trial.loss for trial in one.trials if trial.loss is not None]) for one in group
+    ]
+    known = [(one, found) for one, found in losses if found]
+    if len(known) < _FINALISTS:
+        return []
+    usual = median(median(found) for _, found in known)
+    noise = max(max(found) - min(found) for _, found in known)
+    allowed = max(_SAME_LOSS * abs(usual), _NOISE * noise)
+    return [
+        (one, f"its loss is {median(found):.6g}, that of the others {usual:.6g}")
+        for one, found in known
+        # NaN is not near anything.
+        if not abs(median(found) - usual) <= allowed
+    ]

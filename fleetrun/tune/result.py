@@ -1,0 +1,170 @@
+"""What a tuning came to: a ranking to read, best.yaml to use, tune.json and tune.html to keep."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.tune.race import Standing
+    from fleetrun.tune.wishes import Candidate, Wanted
+
+BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
+_SECTIONS = ("strategy", "build_strategy", "execution_strategy", "flags", "nccl", "env")
+_BAR, _LEFT, _WIDTH = 26, 330, 900
+
+
+def table(standings: Sequence[Standing]) -> str:
+    """Return the ranking; a step is a micro-step, so that merged gradients compare with others."""
+    lines = [f"{'':3}{'steps/s':>10}{'spread':>8}{'peak':>10}{'updates':>9}  candidate"]
+    for place, one in enumerate(standings, 1):
+        if one.fault:
+            lines.append(f"{'-':>3}{'failed':>10}{'':27}  {one.candidate}: {one.fault}")
+            continue
+        peak = f"{one.peak_bytes / 2**20:.0f} MiB" if one.peak_bytes else ""
+        lines.append(
+            f"{place:>3}{one.speed:>10.2f}{one.spread:>8.1%}{peak:>10}{one.steps:>9}"
+            f"  {one.candidate}"
+        )
+        lines += [f"{'':42}{remark}" for remark in one.remarks]
+    return "\n".join(lines)
+
+
+def best_of(standings: Sequence[Standing]) -> Standing | None:
+    """Return the first that works."""
+    return next((one for one in standings if not one.fault), None)
+
+
+def write(wanted: Wanted, standings: Sequence[Standing]) -> Standing | None:
+    """Leave everything in the folder that was asked for; best.yaml only if something works."""
+    folder = Path(wanted.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    best = best_of(standings)
+    (folder / DATA).write_text(_data(wanted, standings, best))
+    (folder / PAGE).write_text(page(standings), encoding="utf-8")
+    if best is None:
+        # Not the best of an earlier tune.
+        (folder / BEST).unlink(missing_ok=True)
+    else:
+        (folder / BEST).write_text(yaml_of(best))
+    return best
+
+
+def yaml_of(best: Standing) -> str:
+    """Return the strategy file with the values of BEST.
+
+    >>> from fleetrun.tune.race import Standing, Trial
+    >>> from fleetrun.tune.wishes import Candidate
+    >>> candidate = Candidate((("a_configs.k", "4"), ("flags.FLAGS_x", "1"), ("b", "auto")))
+    >>> print(yaml_of(Standing(candidate, 1, 30, (Trial(2.0),))), end="")
+    # fleetrun tune: 2.00 steps/s, spread 0.0%, 1 run of 30 updates.
+    strategy:
+      a_configs:
+        k: 4
+      b: auto
+    flags:
+      FLAGS_x: 1
+    """
+    runs = f"{len(best.trials)} run{'s' if len(best.trials) > 1 else ''}"
+    lines = [
+        f"# fleetrun tune: {best.speed:.2f} steps/s, spread {best.spread:.1%}, "
+        f"{runs} of {best.steps} updates."
+    ]
+    for section, fields in _nested(best.candidate).items():
+        lines.append(f"{section}:")
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                lines.append(f"  {name}:")
+                lines += [f"    {part}: {one}" for part, one in value.items()]
+            else:
+                lines.append(f"  {name}: {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _nested(candidate: Candidate) -> dict[str, dict[str, str | dict[str, str]]]:
+    found: dict[str, dict[str, str | dict[str, str]]] = {}
+    for key, value in candidate.values:
+        first, dot, rest = key.partition(".")
+        section, name = (first, rest) if dot and first in _SECTIONS else ("strategy", key)
+        fields = found.setdefault(section, {})
+        configs, dot, part = name.partition(".")
+        parts = fields.setdefault(configs, {}) if dot else None
+        if isinstance(parts, dict):
+            parts[part] = value
+        else:
+            fields[name] = value
+    return found
+
+
+def _data(wanted: Wanted, standings: Sequence[Standing], best: Standing | None) -> str:
+    document = {
+        "schema": 1,
+        "launch": [*wanted.launch, *wanted.script],
+        "steps": wanted.steps,
+        "warmup": wanted.warmup,
+        "repeats": wanted.repeats,
+        "best": None if best is None else dict(best.candidate.values),
+        "candidates": [
+            {
+                "values": dict(one.candidate.values),
+                "round": one.round,
+                "updates": one.steps,
+                "steps_per_s": one.speed or None,
+                "spread": one.spread,
+                "peak_bytes": one.peak_bytes,
+                "fault": one.fault or None,
+                "remarks": list(one.remarks),
+                "trials": [
+                    {
+                        "updates_per_s": trial.updates_per_s or None,
+                        "merged": trial.merged,
+                        # A loss may be NaN, which is no JSON.
+                        "loss": None if trial.loss is None else repr(trial.loss),
+                        "folder": trial.folder,
+                    }
+                    for trial in one.trials
+                ],
+            }
+            for one in standings
+        ],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def page(standings: Sequence[Standing]) -> str:
+    """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
+    most = max((trial.speed for one in standings for trial in one.trials), default=0.0) or 1.0
+    scale = (_WIDTH - _LEFT - 90) / most
+    bars = []
+    for place, one in enumerate(standings):
+        top = place * _BAR + 4
+        name = html.escape(str(one.candidate))
+        hint = html.escape("; ".join((one.fault, *one.remarks)).strip("; "))
+        length = one.speed * scale
+        said = "failed" if one.fault else f"{one.speed:.2f}"
+        bars.append(
+            f'<g><title>{name} {hint}</title><text x="{_LEFT - 8}" y="{top + 14}" '
+            f'text-anchor="end">{name}</text>'
+            f'<rect x="{_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR - 8}" '
+            f'fill="{"#2a7" if place == 0 and not one.fault else "#9bd"}"/>'
+            + "".join(
+                f'<circle cx="{_LEFT + trial.speed * scale:.1f}" cy="{top + 9}" r="3"/>'
+                for trial in one.trials
+                if not trial.fault
+            )
+            + f'<text x="{_LEFT + length + 12:.1f}" y="{top + 14}">{said}</text></g>'
+        )
+    height = len(standings) * _BAR + 8
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>fleetrun tune</title>\n'
+        "<style>body{font:14px sans-serif;margin:2em}text{font:12px sans-serif}</style>\n"
+        "<h1>Steps a second</h1>\n"
+        "<p>A bar is the median of a candidate's runs in its last round, a dot one run.</p>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}">\n'
+        + "\n".join(bars)
+        + f"\n</svg>\n<pre>{html.escape(table(standings))}</pre></html>\n"
+    )

@@ -1,0 +1,179 @@
+"""One run of a candidate: the launch in a process of its own, and what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.tune.race import Trial
+from fleetrun.tune.wishes import FEWEST_TIMED
+
+if TYPE_CHECKING:
+    from fleetrun.tune.wishes import Candidate, Wanted
+
+# How long a launcher that was asked to stop has for it.
+_GRACE_S = 60.0
+_LONGEST_FAULT = 300
+
+
+class Track:
+    """Where candidates run, one after the other."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+
+    def run(self, candidate: Candidate, steps: int, name: str) -> Trial:
+        """Launch CANDIDATE for STEPS updates in the folder NAME, and return how it went."""
+        folder = Path(self._wanted.out).absolute() / "trials" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("steps.*"):
+            # Of an earlier tune into the same folder; the ranks append.
+            old.unlink()
+        code, is_late = self._launch(candidate, steps, folder)
+        events = _events(folder)
+        if is_late:
+            fault = f"it was stopped after {self._wanted.timeout_s:g} s"
+            return Trial(fault=fault, folder=str(folder))
+        if code:
+            return Trial(fault=_why(folder, code, events), folder=str(folder))
+        at, losses = read_steps(folder)
+        timed = sorted(at)[self._wanted.warmup :]
+        if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
+            made = len(at)
+            fault = (
+                f"it ended well after {made} updates, too few to time"
+                if made
+                else "it ended well, but no update was seen: is it Paddle that trains?"
+            )
+            return Trial(fault=fault, folder=str(folder))
+        verdicts = _verdicts(events)
+        return Trial(
+            updates_per_s=(timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]]),
+            loss=losses.get(timed[-1]),
+            peak_bytes=max((one.get("peak_bytes") or 0 for one in events), default=0) or None,
+            merged=_merged(candidate, verdicts),
+            idle=_idle(candidate, verdicts),
+            folder=str(folder),
+        )
+
+    def _launch(self, candidate: Candidate, steps: int, folder: Path) -> tuple[int, bool]:
+        wanted = self._wanted
+        argv = [sys.executable, "-m", "fleetrun", *wanted.launch, f"--log_dir={folder / 'log'}"]
+        argv += [f"--set={key}={value}" for key, value in candidate.values]
+        environ = {
+            **os.environ,
+            "FLEETRUN_STEP_TIMES": str(folder / "steps.{rank}"),
+            "FLEETRUN_STOP_AFTER": str(steps),
+        }
+        with (folder / "output.txt").open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - what the user wants run
+                [*argv, *wanted.script],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                return process.wait(wanted.timeout_s), False
+            except subprocess.TimeoutExpired:
+                return process.returncode or 0, True
+            finally:
+                # Also when somebody presses Ctrl-C: the ranks end before we do.
+                if process.poll() is None:
+                    process.terminate()
+                    try:
+                        process.wait(_GRACE_S)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
+                        process.wait()
+
+
+def read_steps(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
+    """Return when each update was made by the last rank that made it, and rank 0's losses."""
+    at: dict[int, float] = {}
+    losses: dict[int, float] = {}
+    ranks = sorted(folder.glob("steps.*"), key=lambda path: (len(path.name), path.name))
+    for place, path in enumerate(ranks):
+        for line in path.read_text(errors="replace").splitlines():
+            words = line.split()
+            try:
+                number, seconds = int(words[0]), float(words[1])
+                loss = float(words[2]) if words[2:] else None
+            except (ValueError, IndexError):
+                # A rank that was killed leaves half a line.
+                continue
+            at[number] = max(at.get(number, seconds), seconds)
+            if place == 0 and loss is not None:
+                losses[number] = loss
+    return at, losses
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    try:
+        text = (folder / "log" / "latest" / "events.jsonl").read_text()
+    except OSError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _why(folder: Path, code: int, events: list[dict[str, Any]]) -> str:
+    """Say why a run failed, in one line."""
+    verdict = events[-1].get("verdict") if events else None
+    try:
+        culprit = json.loads((folder / "log" / "latest" / "report.json").read_text())["culprit"]
+    except (OSError, ValueError, KeyError):
+        culprit = None
+    parts = [str(verdict)] if verdict else []
+    if culprit:
+        kind, message = culprit.get("class"), culprit.get("message")
+        words = [line for line in culprit.get("last_words") or () if line.strip()]
+        parts += [f"{kind}: {message}"] if kind else words[-1:]
+    if not parts:
+        said = (folder / "output.txt").read_text(errors="replace").split("\n")
+        parts = [line for line in said if line.strip()][-1:] or [f"it exited with {code}"]
+    return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
+
+
+def _verdicts(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what became of each field, where all ranks agree or the worst that one says."""
+    judged = [one for one in events if one["event"] == "judged"]
+    found: dict[str, dict[str, Any]] = {}
+    for one in judged[-1]["verdicts"] if judged else ():
+        if found.get(one["name"], {"status": "effective"})["status"] == "effective":
+            found[one["name"]] = one
+    return found
+
+
+def _field(key: str) -> str:
+    """Return under which name the evidence speaks of a varied field.
+
+    >>> _field("gradient_merge_configs.k_steps"), _field("build_strategy.fuse_bn_act_ops")
+    ('gradient_merge_configs', 'fuse_bn_act_ops')
+    """
+    section, dot, name = key.partition(".")
+    is_section = section in {"strategy", "build_strategy", "execution_strategy"}
+    return name.partition(".")[0] if dot and is_section else section
+
+
+def _merged(candidate: Candidate, verdicts: dict[str, dict[str, Any]]) -> int:
+    if verdicts.get("gradient_merge_configs", {}).get("status") != "effective":
+        return 1
+    for key, value in candidate.values:
+        if key.endswith("gradient_merge_configs.k_steps") and value.isdigit():
+            return max(1, int(value))
+    return 1
+
+
+def _idle(candidate: Candidate, verdicts: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Say which varied fields are not in effect, as far as there is a word about them."""
+    found = []
+    for key, _ in candidate.values:
+        one = verdicts.get(_field(key))
+        if one is not None and one["status"] != "effective":
+            why = f" ({one['why']})" if one["why"] else ""
+            found.append(f"{key} is not in effect: {one['status']}{why}")
+    return tuple(found)
