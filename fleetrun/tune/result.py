@@ -70,10 +70,8 @@ def yaml_of(best: Standing) -> str:
       FLAGS_x: 1
     """
     runs = f"{len(best.trials)} run{'s' if len(best.trials) > 1 else ''}"
-    lines = [
-        f"# fleetrun tune: {best.speed:.2f} steps/s, spread {best.spread:.1%}, "
-        f"{runs} of {best.steps} updates."
-    ]
+    how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs} of {best.steps} updates"
+    lines = [f"# fleetrun tune: {how}."]
     for section, fields in _nested(best.candidate).items():
         lines.append(f"{section}:")
         for name, value in fields.items():

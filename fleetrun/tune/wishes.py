@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
 from fleetrun.options import Option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HELP = """\
 Usage: fleetrun tune --vary KEY=A,B,... [--vary ...] [options] [launch options] train.py [args]
@@ -67,7 +70,7 @@ class Wanted(NamedTuple):
     script: tuple[str, ...]
 
 
-def parse(words: list[str] | tuple[str, ...]) -> Wanted | None:
+def parse(words: Sequence[str]) -> Wanted | None:
     """Return what WORDS ask for; None if it is for help.
 
     >>> wanted = parse(["--vary=a=1,4", "--steps", "9", "--gpus=0,1", "train.py", "--steps=3"])
@@ -103,7 +106,7 @@ def parse(words: list[str] | tuple[str, ...]) -> Wanted | None:
     varied = [given.raw for given in head.settings if given.option.name == "vary"]
     out = given_values.get("out")
     # A `--` that ended our options is kept: what comes after it may look like one.
-    dashes = ("--",) if words[head.script_at - 1 : head.script_at] == ["--"] else ()
+    dashes = ("--",) if list(words[: head.script_at][-1:]) == ["--"] else ()
     return Wanted(
         candidates=grid(varied),
         steps=steps,

@@ -1,0 +1,98 @@
+"""The race: who is halved away, who wins, and what is said about losses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fleetrun.tune import race, result, wishes
+from fleetrun.tune.race import Trial
+from fleetrun.tune.wishes import Candidate, Wanted
+
+
+def wanted(*varied: str, repeats: int = 1) -> Wanted:
+    return Wanted(wishes.grid(list(varied)), 40, 5, repeats, 9.0, "tune", (), ("train.py",))
+
+
+def value(candidate: Candidate) -> float:
+    return float(candidate.values[0][1])
+
+
+def test_the_better_half_goes_on_with_twice_as_many_updates() -> None:
+    ran: list[tuple[str, int]] = []
+
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        ran.append((str(candidate), steps))
+        return Trial(updates_per_s=value(candidate))
+
+    standings = race.run(wanted("a=1,2,3,4"), trial, tell=lambda _: None)
+    assert ran == [(f"a={n}", 20) for n in (1, 2, 3, 4)] + [("a=4", 40), ("a=3", 40)]
+    assert [str(one.candidate) for one in standings] == ["a=4", "a=3", "a=2", "a=1"]
+
+
+def test_repeats_are_taken_in_turns() -> None:
+    ran: list[str] = []
+
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        ran.append(f"{candidate} {name}")
+        return Trial(updates_per_s=1.0)
+
+    race.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    assert ran == ["a=1 1-000-0", "a=2 1-001-0", "a=1 1-000-1", "a=2 1-001-1"]
+
+
+def test_who_fails_once_is_out_and_never_chosen() -> None:
+    ran: list[str] = []
+
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        ran.append(str(candidate))
+        return Trial(fault="no memory") if value(candidate) == 9 else Trial(value(candidate))
+
+    standings = race.run(wanted("a=9,1", repeats=2), trial, tell=lambda _: None)
+    assert ran == ["a=9", "a=1", "a=1"]
+    best = result.best_of(standings)
+    assert best is not None
+    assert str(best.candidate) == "a=1"
+    assert standings[-1].fault == "no memory"
+
+
+def test_when_all_fail_nothing_is_chosen() -> None:
+    standings = race.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), tell=lambda _: None)
+    assert result.best_of(standings) is None
+    assert {one.round for one in standings} == {1}
+
+
+def test_merged_gradients_count_as_the_steps_they_are() -> None:
+    assert Trial(updates_per_s=2.0, merged=4).speed == 8.0
+
+
+@pytest.mark.parametrize(("loss", "is_strange"), [(1.0001, False), (1.5, True), (math.nan, True)])
+def test_a_loss_unlike_that_of_the_others_is_remarked(loss: float, *, is_strange: bool) -> None:
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        return Trial(1.0, loss=loss if value(candidate) == 3 else 1.0)
+
+    # So few updates that all candidates make as many in every round.
+    few = wanted("fuse_grad_size_in_MB=1,2,3")._replace(steps=8)
+    standings = race.run(few, trial, tell=lambda _: None)
+    strange = [str(one.candidate) for one in standings if one.remarks]
+    assert strange == (["fuse_grad_size_in_MB=3"] if is_strange else [])
+
+
+def test_losses_of_candidates_that_compute_something_else_are_not_compared() -> None:
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        return Trial(1.0, loss=value(candidate))
+
+    key = "gradient_merge_configs.k_steps"
+    standings = race.run(wanted(f"{key}=1,2"), trial, tell=lambda _: None)
+    assert not any(one.remarks for one in standings)
+
+
+def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
+    losses = iter([1.0, 1.1, 1.2, 1.3])
+
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        return Trial(1.0, loss=next(losses))
+
+    standings = race.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    assert not any(one.remarks for one in standings)

@@ -1,0 +1,103 @@
+"""Tuning real launches, of a script that only pretends to train but says so as the island does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import yaml
+from processes import MARKER, assert_no_survivors
+
+from fleetrun.tune import trial
+
+ROOT = Path(__file__).parents[2]
+# Larger buckets are faster, those of 64 MB fit nowhere; the times are made up, so none is spent.
+SCRIPT = """
+import json, os, sys
+rank = os.environ["PADDLE_TRAINER_ID"]
+asked = json.load(open(os.environ["FLEETRUN_STRATEGY_FILE"]))["strategy"]
+size = asked["fuse_grad_size_in_MB"]
+if size == 64:
+    raise MemoryError("64 MB are too many")
+with open(os.environ["FLEETRUN_STEP_TIMES"].replace("{rank}", rank), "w") as file:
+    for number in range(1, int(os.environ["FLEETRUN_STOP_AFTER"]) + 1):
+        # The first steps are slow, and one rank is late.
+        at = 100 + number / size if number > 2 else number
+        file.write("%d %.6f %r\\n" % (number, at + 0.001 * int(rank), 1 / number))
+assert sys.argv[1:] == ["--steps=7"]
+"""
+
+
+def tune(folder: Path, *words: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(script)
+    marker = uuid.uuid4().hex
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", "tune", *words, "train.py", "--steps=7"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_no_survivors(marker)
+    return done
+
+
+def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path) -> None:
+    done = tune(
+        tmp_path,
+        "--vary=fuse_grad_size_in_MB=1,4,64",
+        "--steps=10",
+        "--warmup=2",
+        "--repeats=1",
+        "--nproc_per_node=2",
+        "--out=best",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1      4.00    0.0%" in done.stdout
+    assert "failed" in done.stdout
+    assert "MemoryError: 64 MB are too many" in done.stdout
+    assert "Fastest: fuse_grad_size_in_MB=4. Use it with --strategy=best/best.yaml." in done.stdout
+    chosen = yaml.safe_load((tmp_path / "best" / "best.yaml").read_text())
+    assert chosen == {"strategy": {"fuse_grad_size_in_MB": 4}}
+    kept = json.loads((tmp_path / "best" / "tune.json").read_text())
+    assert kept["best"] == {"fuse_grad_size_in_MB": "4"}
+    assert [one["updates"] for one in kept["candidates"]] == [10, 10, 5]
+    assert kept["candidates"][0]["peak_bytes"] > 1_000_000
+    page = (tmp_path / "best" / "tune.html").read_text()
+    assert page.count("<rect") == 3
+    assert "64 MB are too many" in page
+
+
+def test_when_nothing_trains_nothing_is_chosen(tmp_path: Path) -> None:
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "best.yaml").write_text("strategy: {}\n")
+    done = tune(
+        tmp_path, "--vary=fuse_grad_size_in_MB=1", "--repeats=1", "--nproc_per_node=1", script=""
+    )
+    assert done.returncode == 1
+    assert "no update was seen" in done.stdout
+    assert not (tmp_path / "tune" / "best.yaml").exists()
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    options = ["--vary=fuse_grad_size_in_MB=1", "--timeout=1", "--repeats=1", "--nproc_per_node=1"]
+    done = tune(tmp_path, *options, script="import time; time.sleep(60)")
+    assert done.returncode == 1
+    assert "it was stopped after 1 s" in done.stdout
+
+
+def test_help_says_what_to_write(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--help")
+    assert done.stdout.startswith("Usage: fleetrun tune --vary KEY=A,B")
+
+
+def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
+    (tmp_path / "steps.0").write_text("1 1.0 0.5\n2 2.0 \n3 3.")
+    (tmp_path / "steps.1").write_text("1 1.5 0.7\nx\n3\n")
+    assert trial.read_steps(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})
