@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from commandline import Command
 from processes import Launch
 
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
@@ -460,3 +461,29 @@ def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
     ended = Launch(tmp_path, "true", strategy=strict()).run()
     assert ended.returncode == 5
     assert "Rank 0 left no evidence: its Python ignores PYTHONPATH" in ended.stderr.decode()
+
+
+# A rank that leaves the evidence of a real one, where a real one leaves it.
+LEAVE = """
+import json
+path = os.environ["FLEETRUN_STRATEGY_EVIDENCE"]
+open(path + ".draft", "w").write(json.dumps({
+    "schema": 1, "complete": True, "updates": 1, "knobs": [
+        {"name": "fuse_grad_size_in_MB", "status": "no_effect", "reason": "so it is"}]}))
+os.rename(path + ".draft", path)
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [("--strategy_strict", 5), ("--tee=0", 0)])
+def test_the_command_line_proves_and_enforces(tmp_path: Path, option: str, code: int) -> None:
+    job = Command.python(tmp_path, LEAVE, "--set=fuse_grad_size_in_MB=16", option)
+    ended = job.run()
+    assert ended.code == code
+    assert "fuse_grad_size_in_MB  16     -          NO EFFECT  so it is" in ended.said
+    fault = "    Ranks 0-1: fuse_grad_size_in_MB has no effect: so it is.\n"
+    assert (fault in ended.said) == (code == 5)
+
+
+def test_a_launch_without_a_strategy_asks_for_no_evidence(tmp_path: Path) -> None:
+    ended = Command(tmp_path, "exit 0").run()
+    assert (ended.code, ended.said) == (0, "")
