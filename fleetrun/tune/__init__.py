@@ -27,5 +27,7 @@ def command(words: Sequence[str]) -> int:
     if best is None:
         print("No candidate works, so there is nothing to choose.")
         return 1
+    for doubt in result.doubts(standings):
+        print(doubt)
     print(f"Fastest: {best.candidate}. Use it with --strategy={wanted.out}/{result.BEST}.")
     return 0

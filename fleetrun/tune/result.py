@@ -39,6 +39,24 @@ def best_of(standings: Sequence[Standing]) -> Standing | None:
     return next((one for one in standings if not one.fault), None)
 
 
+def doubts(standings: Sequence[Standing]) -> list[str]:
+    """Say why the first may not really be the best."""
+    rivals = [one for one in standings if not one.fault]
+    found = []
+    if len(rivals) > 1 and rivals[0].round == rivals[1].round:
+        best, second = rivals[:2]
+        lead = best.speed / second.speed - 1 if second.speed else 1.0
+        if lead < max(best.spread, second.spread):
+            found.append(
+                f"The first is only {lead:.1%} ahead, and runs of the same differ by up to "
+                f"{max(best.spread, second.spread):.1%}: take it as a draw, or give more --steps "
+                "and --repeats."
+            )
+    if rivals and rivals[0].remarks:
+        found.append(f"Of the first: {'; '.join(rivals[0].remarks)}.")
+    return found
+
+
 def write(wanted: Wanted, standings: Sequence[Standing]) -> Standing | None:
     """Leave everything in the folder that was asked for; best.yaml only if something works."""
     folder = Path(wanted.out)

@@ -63,6 +63,20 @@ def test_when_all_fail_nothing_is_chosen() -> None:
     assert {one.round for one in standings} == {1}
 
 
+@pytest.mark.parametrize(("speeds", "is_draw"), [((9, 1, 9, 1), False), ((9, 8, 5, 8), True)])
+def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_draw: bool) -> None:
+    left = iter(speeds)
+    few = wanted("a=1,2", repeats=2)
+    standings = race.run(few, lambda *_: Trial(float(next(left))), tell=lambda _: None)
+    assert any("take it as a draw" in one for one in result.doubts(standings)) == is_draw
+
+
+def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
+    idle = Trial(1.0, idle=("a is not in effect: no_effect",))
+    standings = race.run(wanted("a=1"), lambda *_: idle, tell=lambda _: None)
+    assert result.doubts(standings) == ["Of the first: a is not in effect: no_effect."]
+
+
 def test_merged_gradients_count_as_the_steps_they_are() -> None:
     assert Trial(updates_per_s=2.0, merged=4).speed == 8.0
 
