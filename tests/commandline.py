@@ -61,8 +61,12 @@ class Command:
         **popen: Any,  # noqa: ANN401 - Popen's own
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(
+        piped: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
             [*prefix, *self.argv],
             env=self.environ(env),
             cwd=self.folder,
