@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.argv import ParsedCommand
-    from fleetrun.model import Request
+    from fleetrun.manifest import Replay
+    from fleetrun.model import Layer, Request
     from fleetrun.request import Config
 
     Launch = Callable[[Request, Mapping[str, str]], int]
@@ -25,7 +26,10 @@ UNHEARD = 141
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 # First words that are no script, and where the function is that takes the words after them.
-COMMANDS = {"completion": "fleetrun.help:completion"}
+COMMANDS = {
+    "completion": "fleetrun.help:completion",
+    "strategy": "fleetrun.strategy_commands:main",
+}
 
 
 def main(
@@ -91,12 +95,15 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
 
         return _say(f"fleetrun {__version__}\n")
     restored: tuple[tuple[str, str | None], ...] = ()
+    layers: Mapping[str, Layer] = {}
     if parsed.asks("from_manifest"):
-        parsed, environ, config, restored = _replayed(parsed, environ)
+        again = _replayed(parsed, environ)
+        parsed, environ, config = again.parsed, again.environ, again.config
+        restored, layers = again.restored, again.layers
     else:
         config = _config(parsed)
     _check_script(parsed)
-    wanted = request.resolve(parsed, environ, config)
+    wanted = request.resolve(parsed, environ, config, layers)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     if launch is not None:
         return launch(wanted, environ)
@@ -105,9 +112,7 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
     return start(wanted, environ)
 
 
-def _replayed(
-    parsed: ParsedCommand, environ: Mapping[str, str]
-) -> tuple[ParsedCommand, Mapping[str, str], Config | None, tuple[tuple[str, str | None], ...]]:
+def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch of the manifest that PARSED names, from inside its folder."""
     from fleetrun import manifest  # noqa: PLC0415 - a plain launch needs none of it
     from fleetrun.errors import EnvironmentFault  # noqa: PLC0415 - see main
@@ -120,7 +125,7 @@ def _replayed(
             f"The manifest's folder {again.cwd} cannot be entered ({error.strerror})."
         ) from None
     noted = again.parsed._replace(notes=(*again.parsed.notes, *again.notes))
-    return noted, again.environ, again.config, again.restored
+    return again._replace(parsed=noted)
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -7,10 +7,12 @@ from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from fleetrun import argv, options
-from fleetrun.cli import COMPLETE_VARIABLE
+from fleetrun.cli import COMMANDS, COMPLETE_VARIABLE
 from fleetrun.errors import UsageError
+from fleetrun.strategy.load import PRESETS
 
 SHELLS = ("bash", "zsh", "fish")
+VIEWS = ("list", "show", "validate", "schema", "explain")
 
 _PROGRAM = "fleetrun"
 _WIDTH = 100
@@ -21,6 +23,8 @@ _EXAMPLES = (
     ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
     ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
+    ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
+    ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
     ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
 )
 _EXIT_CODES = (
@@ -132,8 +136,8 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
     ['--nproc_per_node']
     """
     files = [CompletionItem(incomplete, type="file")]
-    if words[:1] == ["completion"]:
-        return _words(SHELLS if len(words) == 1 else (), incomplete)
+    if words and words[0] in COMMANDS:
+        return _after(words, incomplete, files)
     try:
         head = argv.scan(words)
     except UsageError:
@@ -149,7 +153,22 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
         return _values(option, value, f"{typed}=") if option else []
     if incomplete.startswith("-"):
         return _options(incomplete)
-    return files + (_words(("completion",), incomplete) if incomplete and not words else [])
+    return files + (_words(tuple(COMMANDS), incomplete) if incomplete and not words else [])
+
+
+def _after(
+    words: list[str], incomplete: str, files: list[CompletionItem[str]]
+) -> list[CompletionItem[str]]:
+    """Return what may stand after WORDS, of which the first is a command."""
+    match words:
+        case ["completion", *others]:
+            return _words(() if others else SHELLS, incomplete)
+        case ["strategy"]:
+            return _words(VIEWS, incomplete)
+        case ["strategy", "show" | "explain"]:
+            return _words(PRESETS, incomplete) + files
+        case _:
+            return files
 
 
 def _normalize(name: str) -> str:
@@ -215,6 +234,9 @@ def _options(incomplete: str) -> list[CompletionItem[str]]:
 
 def _values(option: options.Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
     """Return what OPTION's value may be; BEFORE is what stands before it in the same word."""
+    if option.name == "strategy":
+        presets = _words(tuple(before + name for name in PRESETS), before + incomplete)
+        return [*presets, CompletionItem(before + incomplete, type=option.path)]
     if option.path:
         return [CompletionItem(before + incomplete, type=option.path)]
     if option.kind in ("bool", "flag"):

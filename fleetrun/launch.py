@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
+    from fleetrun.run.events import Judged, Refuted
     from fleetrun.run.supervisor import Sink
 
 
@@ -95,6 +96,13 @@ def _run(
             hang_timeout_s=request.hang_timeout_s,
             is_gpu_busy=_gpu_watch(plan),
         ),
+        # The last one: what it makes of an exit, the others hear after the exit.
+        *_proof(
+            plan,
+            request,
+            messages,
+            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
+        ),
     )
     supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan)
     return supervisor.run().exit_code
@@ -116,6 +124,22 @@ def _rotation(
         follow=console.follow,
     )
     return (rotation,)
+
+
+def _proof(
+    plan: LaunchPlan,
+    request: Request,
+    messages: Messages,
+    declare: Callable[[Judged | Refuted], None],
+) -> tuple[Sink, ...]:
+    """Return what shows which of the strategy is in effect, if there is one."""
+    if not plan.files:
+        return ()
+    from fleetrun.sinks import proof  # noqa: PLC0415 - most launches have no strategy
+
+    if proof.find(plan) is None:
+        return ()
+    return (proof.Proof(plan, say=messages.say, declare=declare, is_quiet=request.quiet),)
 
 
 def _gpu_watch(plan: LaunchPlan) -> Callable[[], bool] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from fleetrun import __version__, argv, options, request
 from fleetrun.errors import UsageError
+from fleetrun.model import Knob, Layer
 from fleetrun.options import Given
 from fleetrun.plan import secrets
 from fleetrun.plan.arguments import Hidden
@@ -31,7 +32,7 @@ _FAMILIES = (
     *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
     *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
 )
-_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", "FLEETRUN_ASSUME_DEVICES")
+_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", "FLEETRUN_ASSUME_DEVICES", "FLEETRUN_STRATEGY")
 # Not in the manifest, but the plan is another one without them.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -45,6 +46,8 @@ class Replay(NamedTuple):
     cwd: str
     restored: tuple[tuple[str, str | None], ...]
     notes: tuple[str, ...]
+    # What the strategies said then, by their name.
+    layers: Mapping[str, Layer]
 
 
 class _Manifest(NamedTuple):
@@ -61,6 +64,9 @@ class _Manifest(NamedTuple):
     config: str | None
     # Option, text, where it was said, and the variable that holds what the text lacks.
     lines: list[tuple[str, str, str, str | None]]
+    # Each strategy's knobs, and the variables that hold what those lack.
+    layers: list[Layer]
+    lacking: list[tuple[str, str]]
 
 
 def is_remembered(name: str) -> bool:
@@ -84,6 +90,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
     words = _words(found, parsed, environ, missing)
     restored_environ = _environ(found, environ, missing)
     config = _config(found, parsed, environ, missing)
+    layers = _layers(found, parsed, environ, missing)
     if missing:
         raise UsageError(f"{path}: {'; '.join(missing)}.")
     differing = sorted(
@@ -98,6 +105,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
         found.cwd,
         tuple((name, restored_environ.get(name)) for name in differing),
         tuple(_notes(found, environ, differing)),
+        layers,
     )
 
 
@@ -182,6 +190,34 @@ def _config(
             raw = f"{variable}={value or ''}"
         lines.append(Given(options.find(name), raw, name, source))
     return request.Config(found.config, tuple(lines))
+
+
+def _layers(
+    found: _Manifest,
+    parsed: argv.ParsedCommand,
+    environ: Mapping[str, str],
+    missing: list[str],
+) -> dict[str, Layer]:
+    """Return what the strategies of FOUND said; one that is named anew is read anew."""
+    named = [given.raw.split(",") for given in parsed.settings if given.option.name == "strategy"]
+    anew = {name.strip() for names in named for name in names}
+    layers = {}
+    for layer in found.layers:
+        if layer.name in anew:
+            continue
+        lacking = {name for of, name in found.lacking if of == layer.name}
+        missing += [
+            _plea(f"strategy {layer.name}: {name}", name)
+            for name in sorted(lacking)
+            if name not in environ
+        ]
+        layers[layer.name] = layer._replace(
+            knobs=tuple(
+                knob._replace(value=environ.get(knob.name, "")) if knob.name in lacking else knob
+                for knob in layer.knobs
+            )
+        )
+    return layers
 
 
 # -- the environment ------------------------------------------------------------------------------
@@ -272,6 +308,13 @@ def _parse(path: str, document: "dict[str, object]") -> _Manifest:
     values = _of(environment, "values", dict)
     config = None if document["config"] is None else _of(document, "config", dict)
     command = _texts(document, "command")
+    # Those written before there were strategies have no such key.
+    listed = _of(document, "strategies", list) if "strategies" in document else []
+    strategies = [_of({"": each}, "", dict) for each in listed]
+    layers = [
+        Layer(_of(each, "name", str), tuple(_knob(knob) for knob in _of(each, "knobs", list)))
+        for each in strategies
+    ]
     return _Manifest(
         path,
         _of(_of(document, "versions", dict), "fleetrun", str),
@@ -283,6 +326,8 @@ def _parse(path: str, document: "dict[str, object]") -> _Manifest:
         {name: _of(values, name, str) for name in values},
         None if config is None else _of(config, "path", str),
         [] if config is None else [_line(each) for each in _of(config, "lines", list)],
+        layers,
+        [(_of(each, "name", str), name) for each in strategies for name in _texts(each, "hidden")],
     )
 
 
@@ -316,3 +361,12 @@ def _line(entry: object) -> tuple[str, str, str, str | None]:
         } if name in options.by_name():
             return name, value, source, variable
     raise TypeError(f"'lines' has {entry!r:.40}")
+
+
+def _knob(entry: object) -> Knob:
+    match entry:
+        case [str() as section, str() as name, value, str() as source]:
+            found = tuple(value) if isinstance(value, list) else value
+            if isinstance(found, bool | int | float | str | tuple):
+                return Knob(section, name, found, source)
+    raise TypeError(f"'strategies' has {entry!r:.40}")

@@ -26,6 +26,48 @@ class Script(NamedTuple):
     args: tuple[str, ...]
 
 
+KnobValue = bool | int | float | str | tuple[int | float | str, ...]
+
+
+class Knob(NamedTuple):
+    """One thing that a strategy asks for; `name` is dotted inside of a field's configs."""
+
+    section: str
+    name: str
+    value: KnobValue
+    # A file and its line, or --set.
+    source: str
+    # How the word auto, or nothing, became this value.
+    reason: str = ""
+
+
+class Layer(NamedTuple):
+    """What one preset or file asks for, in its order: `name` is as it was asked for."""
+
+    name: str
+    knobs: tuple[Knob, ...]
+
+
+class Strategy(NamedTuple):
+    """What a job wants of Paddle's distributed training, and how it is to be dealt with.
+
+    `digest` is the same for strategies that ask for the same. `check_ranks`: compare the ranks'
+    parameters after the first update (0), every N updates too (N), or never (-1).
+    """
+
+    sources: tuple[str, ...]
+    knobs: tuple[Knob, ...]
+    digest: str = ""
+    # defaults: the script's own settings win; override: these.
+    mode: str = "defaults"
+    is_strict: bool = False
+    check_ranks: int = 0
+    # What becomes of a last, partial gradient merge: drop or step.
+    merge_tail: str = "drop"
+    # What the presets and files said, before they were put over each other.
+    layers: tuple[Layer, ...] = ()
+
+
 class Request(NamedTuple):
     """What the user asked for, typed, after CLI > environment > file > default."""
 
@@ -75,6 +117,8 @@ class Request(NamedTuple):
     http_port: int | None = None
     gloo_port: int | None = None
     with_gloo: str | None = None
+    # None: nothing is injected into the script.
+    strategy: Strategy | None = None
     settings: tuple[Setting, ...] = ()
     # One-line remarks about the command line, for the user.
     notes: tuple[str, ...] = ()
@@ -230,6 +274,8 @@ class LaunchPlan(NamedTuple):
     files: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()
+    # As the request has it, with every auto that this job's hosts and ranks decide.
+    strategy: Strategy | None = None
 
 
 class ExitStatus(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 Value = str | int | float | bool | tuple[str, ...] | None
 
 COMMON = "Most used"
+STRATEGY = "Strategy"
 DEVICES = "Devices"
 HOSTS = "Hosts"
 JOB = "Job and logs"
@@ -15,7 +16,7 @@ SERVERS = "Parameter servers and heterogeneous trainers"
 ABOUT = "About"
 PADDLE = "Taken from Paddle's command lines, without effect here"
 LATER = "Not in this version: each answers with one sentence and exit code 2"
-GROUPS = (COMMON, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
+GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 
 _HYPHENATED = ("dry_run", "from_manifest")
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
@@ -25,9 +26,6 @@ _OFF = frozenset(("", "-1", "none", *_NO))
 
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
 _ELASTIC = "this version keeps the hosts it started with; until then name them with --ips."
-_STRATEGY = (
-    "this version applies no strategies; until then set fleet.DistributedStrategy in the script."
-)
 _TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
 _TUNER = f"this version tunes nothing; until then use {_PADDLE_LAUNCHER}."
 _FLEET_SIZE = "no job is elastic, and hosts are waited for by no one."
@@ -151,7 +149,10 @@ def wanted(option: Option) -> str:
         case "bool" | "flag":
             return "give true or false."
         case "pairs":
-            return "give KEY=VALUE, where KEY is letters, digits and underscores."
+            letters = "letters, digits and underscores"
+            if option.name == "set":
+                letters = "a field of a strategy"
+            return f"give KEY=VALUE, where KEY is {letters}."
         case _:
             return f"give {option.metavar or 'a value'}."
 
@@ -295,6 +296,61 @@ TABLE: tuple[Option, ...] = (
         words=("table", "json", "sh"),
         bare="table",
         in_file=False,
+    ),
+    # Strategy.
+    Option(
+        "strategy",
+        "list",
+        STRATEGY,
+        "Turn on what this preset or YAML file says, in a script that knows nothing of it "
+        "(repeatable, later ones win); `fleetrun strategy list` shows presets and fields.",
+        metavar="NAME|FILE",
+        env=("FLEETRUN_STRATEGY",),
+        path="file",
+    ),
+    Option(
+        "set",
+        "pairs",
+        STRATEGY,
+        "Set one field of the strategy, over all files (repeatable): fuse_grad_size_in_MB=16, "
+        "gradient_merge_configs.k_steps=4, flags.FLAGS_x=1.",
+        metavar="KEY=VALUE",
+    ),
+    Option(
+        "strategy_mode",
+        "choice",
+        STRATEGY,
+        "Who wins where the script has settings of its own: the script (defaults), or the "
+        "strategy (override).",
+        metavar="defaults|override",
+        default="defaults",
+        words=("defaults", "override"),
+    ),
+    Option(
+        "strategy_strict",
+        "flag",
+        STRATEGY,
+        "Fail when something that the strategy asks for has no effect.",
+        default="false",
+        bare="true",
+    ),
+    Option(
+        "merge_tail",
+        "choice",
+        STRATEGY,
+        "What becomes of the last steps when gradients are merged over more of them.",
+        metavar="drop|step",
+        default="drop",
+        words=("drop", "step"),
+    ),
+    Option(
+        "check_ranks",
+        "int",
+        STRATEGY,
+        "Stop the job when the ranks' parameters differ: compare after the first update (0), "
+        "every N updates too, or never (-1). With a strategy: 0.",
+        metavar="N",
+        minimum=-1,
     ),
     # Devices.
     Option(
@@ -707,48 +763,6 @@ TABLE: tuple[Option, ...] = (
         bare="true",
         status="later",
         reason=_TOPOLOGY,
-    ),
-    # Strategy.
-    Option(
-        "strategy", "text", LATER, "Strategy file.", "NAME|FILE", status="later", reason=_STRATEGY
-    ),
-    Option("set", "text", LATER, "Strategy field.", "KEY=VALUE", status="later", reason=_STRATEGY),
-    Option(
-        "strategy_mode",
-        "text",
-        LATER,
-        "Whether the script or the strategy wins.",
-        metavar="defaults|override",
-        status="later",
-        reason=_STRATEGY,
-    ),
-    Option(
-        "strategy_strict",
-        "flag",
-        LATER,
-        "Fail when a strategy has no effect.",
-        bare="true",
-        status="later",
-        reason=_STRATEGY,
-    ),
-    Option(
-        "merge_tail",
-        "text",
-        LATER,
-        "What to do with a last, partial gradient merge.",
-        metavar="drop|step",
-        status="later",
-        reason=_STRATEGY,
-    ),
-    Option(
-        "check_ranks",
-        "text",
-        LATER,
-        "Compare the ranks' parameters.",
-        metavar="N",
-        status="later",
-        reason="this version does not compare the ranks' parameters; until then compare checksums "
-        "in the script.",
     ),
     # Elastic jobs and rendezvous.
     Option(

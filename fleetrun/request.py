@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
-from fleetrun.model import Request, Setting
+from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Given, Option, Value
 from fleetrun.plan import secrets
 from fleetrun.plan.hosts import CLOUD, SERVER_FIELDS, SERVER_MODES
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_FILE = "fleetrun.yaml"
 
 # Options that fill no field of the request.
-_NO_FIELD = ("config", "from_manifest", "help", "version")
+_NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
 _KINDS = {"gpus": "gpu", "npus": "npu", "xpus": "xpu"}
 # Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
 _MOST_RANKS = 1 << 16
@@ -37,10 +37,14 @@ _IDENTITY = (
 # Only a rank has these, so where they are, the next ones describe the job that we are part of.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
+# Only with a strategy there is a use for these.
+_ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Only such a job has a use for these.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
 # Kubernetes and PaddleCloud start one process on each node, and tell it its role by these.
 _ROLE = ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")
+
+_NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
 class Config(NamedTuple):
@@ -58,9 +62,15 @@ class Chosen(NamedTuple):
 
 
 def resolve(
-    parsed: argv.ParsedCommand, environ: Mapping[str, str], config: Config | None = None
+    parsed: argv.ParsedCommand,
+    environ: Mapping[str, str],
+    config: Config | None = None,
+    layers: Mapping[str, Layer] = _NOTHING_KNOWN,
 ) -> Request:
-    """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none."""
+    """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none.
+
+    LAYERS are strategies that need not be read, by their name.
+    """
     if parsed.script is None:
         message = "a command without a script asks for nothing"
         raise ValueError(message)
@@ -87,6 +97,8 @@ def resolve(
     # With servers, what is removed is said where the roles are known.
     if int(hosts.nnodes) == 1 and not _is_cloud(environ) and mode not in SERVER_MODES:
         notes.extend(_inherited(environ))
+
+    strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
 
     devices = chosen["devices"]
     raw_devices = devices.given.raw.strip()
@@ -133,11 +145,13 @@ def resolve(
         http_port=_whole(chosen["http_port"]),
         gloo_port=_whole(chosen["gloo_port"]),
         with_gloo=_text(chosen["with_gloo"]),
+        strategy=strategy,
         settings=(
             *_config_setting(parsed, config),
             *(_setting(found) for found in chosen.values()),
             *_pair_settings("env", env),
             *_pair_settings("nccl", nccl),
+            *strategy_settings,
         ),
         notes=tuple(notes),
     )
@@ -437,6 +451,44 @@ def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, 
                 key = "NCCL_" + key.upper().removeprefix("NCCL_")
             found[key] = (value, given.source)
     return found
+
+
+# -- the strategy ----------------------------------------------------------------------------------
+
+
+def _strategy(
+    chosen: Mapping[str, Chosen],
+    tiers: Sequence[Sequence[Given]],
+    layers: Mapping[str, Layer],
+    notes: list[str],
+) -> tuple[Strategy | None, Sequence[Setting]]:
+    """Return the strategy and its lines of the settings; None when nobody asks for one."""
+    typed, variables, filed = (_about("strategy", tier) for tier in tiers)
+    given = typed or variables or filed
+    sets = [each for tier in (tiers[2], tiers[0]) for each in _about("set", tier)]
+    check_ranks = _whole(chosen["check_ranks"])
+    if not (given or sets or (check_ranks is not None and check_ranks >= 0)):
+        notes.extend(
+            f"{chosen[name].given.typed} has no effect: no strategy is asked for."
+            for name in _ONLY_STRATEGY
+            if chosen[name].given.source == "command line"
+        )
+        return None, (Setting("strategy", "None", "default"),)
+    # Only those who have a strategy pay for it.
+    from fleetrun.strategy import asked  # noqa: PLC0415
+
+    named = asked.names(given)
+    found = asked.strategy(named, sets, layers)
+    notes.extend(found.notes)
+    strategy = asked.settle(
+        found,
+        mode=_text(chosen["strategy_mode"]) or "defaults",
+        is_strict=chosen["strategy_strict"].value is True,
+        check_ranks=check_ranks,
+        merge_tail=_text(chosen["merge_tail"]) or "drop",
+    )
+    lines = asked.settings(named, sets)
+    return strategy, [Setting(n, secrets.redact(n.rpartition(".")[2], v), s) for n, v, s in lines]
 
 
 # -- the environment -----------------------------------------------------------------------------

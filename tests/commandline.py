@@ -101,7 +101,8 @@ class Command:
             text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in text.splitlines()]
+        # While it is written, a reader may see half of the last line, which is none.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
 
 class Ended:

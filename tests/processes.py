@@ -106,4 +106,5 @@ class Launch:
     def events(self) -> list[dict[str, Any]]:
         """Return what the last launch wrote down."""
         text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        # While it is written, a reader may see half of the last line, which is none.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]

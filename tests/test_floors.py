@@ -34,7 +34,13 @@ FLOORS = (
     ("fleetrun.engines", "fleetrun.run", "fleetrun.probe", "fleetrun.paddles"),
     ("fleetrun.sinks", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),
-    ("fleetrun.cli", "fleetrun.help", "fleetrun.commands", "fleetrun.__main__"),
+    (
+        "fleetrun.cli",
+        "fleetrun.help",
+        "fleetrun.commands",
+        "fleetrun.strategy_commands",
+        "fleetrun.__main__",
+    ),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The packages themselves hold a docstring and a version at most, so they may stand anywhere.
@@ -58,7 +64,16 @@ LATER = ("fleetrun.help", "fleetrun.commands")
 
 # Decide, then do: these rooms are given what they need to know and touch nothing.
 PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes")
-PURE_MODULES = ("fleetrun.run.events", "fleetrun.run.policy")
+PURE_MODULES = (
+    "fleetrun.run.events",
+    "fleetrun.run.policy",
+    "fleetrun.strategy.fields",
+    "fleetrun.strategy.resolve",
+    "fleetrun.strategy.document",
+    "fleetrun.strategy.reach",
+    "fleetrun.strategy.schema",
+    "fleetrun.strategy.verdicts",
+)
 _WORLD = """
 ctypes fcntl glob io multiprocessing pathlib platform random select selectors shutil signal
 socket subprocess sys tempfile threading time urllib
@@ -235,6 +250,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
     later = (
         "fleetrun.commands",
         "fleetrun.help",
+        "fleetrun.strategy_commands",
         ISLAND,
         "fleetrun.sinks.metrics",
         "fleetrun.__main__",
@@ -266,3 +282,5 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     # The first line of events.jsonl needs json, but by then all ranks are started.
     slow = SLOW & (loaded - loaded_by("pass") - {"json"})
     assert not slow, f"a launch loads {sorted(slow)}"
+    strategy = [name for name in loaded if within(name, ("fleetrun.strategy",))]
+    assert not strategy, f"a launch without a strategy loads {strategy}"

@@ -61,7 +61,7 @@ OURS: dict[str, Ours] = {
     "new/80_strategy_yaml_flag": Ours(
         REFUSED,
         "Paddle drops --strategy; a training without its strategy is not what was asked.",
-        says="this version",
+        says="no file s.yaml",
     ),
     "legacy/44_bad_flag_eq": _TYPO,
     "legacy/63_unknown_flag_swallowed": _TYPO,

@@ -13,9 +13,10 @@ from fleetrun.plan import command, environment, hosts, origin
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Facts, RankSpec, Request, Roster
+    from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy
     from fleetrun.modes.cast import Cast
     from fleetrun.plan.devices import Share
+    from fleetrun.strategy.resolve import Topology
 
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
@@ -26,7 +27,10 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
     run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
     cast = _cast(request, facts, share, roster)
-    env = environment.variables(request, facts, share, roster, cast=cast, run_dir=run_dir)
+    strategy, ranks = _strategy(request, cast)
+    env = environment.variables(
+        request, facts, share, roster, cast=cast, run_dir=run_dir, strategy=strategy
+    )
     argv = command.argv(request, facts)
     mine = [part.spec for part in cast.parts]
     variables, masks, notes = _bound(request, facts, mine, env.ranks)
@@ -60,9 +64,51 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
         cwd=facts.cwd,
         log_dir=log_dir,
         run_dir=run_dir,
-        files=env.files,
-        notes=(*request.notes, *share.notes, *roster.notes, *env.notes, *cast.notes, *notes),
+        files=_files(env, strategy, ranks, run_dir),
+        notes=(
+            *request.notes,
+            *share.notes,
+            *roster.notes,
+            *env.notes,
+            *cast.notes,
+            *notes,
+            *_reach(request, strategy),
+        ),
+        strategy=strategy,
     )
+
+
+def _strategy(request: Request, cast: Cast) -> tuple[Strategy | None, Topology | None]:
+    """Return the request's strategy as it is for the trainers of CAST, and where those are."""
+    if request.strategy is None:
+        return None, None
+    from fleetrun.strategy import resolve  # noqa: PLC0415 - only those who have one pay for it
+
+    nodes = [spec.node_rank for spec in cast.ranks if spec.role == collective.ROLE]
+    ranks = resolve.topology(nodes)
+    return resolve.resolve(request.strategy, ranks), ranks
+
+
+def _files(
+    env: environment.Environment, strategy: Strategy | None, ranks: Topology | None, run_dir: str
+) -> Mapping[str, str]:
+    """Return the files of ENV, and the one that tells the training processes of STRATEGY."""
+    if strategy is None or ranks is None:
+        return env.files
+    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
+
+    path = f"{run_dir}/{environment.STRATEGY_NAME}"
+    return {**env.files, path: document.text(strategy, ranks, env.of_strategy)}
+
+
+def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
+    """Say why STRATEGY cannot get into the script, when it is clear that it cannot."""
+    if strategy is None:
+        return ()
+    from fleetrun.strategy import reach  # noqa: PLC0415 - only those who have one pay for it
+
+    reason = reach.obstacle(request.script)
+    return () if reason is None else (reason,)
 
 
 def _cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:

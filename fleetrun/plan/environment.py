@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Facts, ProcessSpec, RankSpec, Request, Roster
+from fleetrun.model import Device, Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
 from fleetrun.modes.cast import Cast, Part
-from fleetrun.plan import hosts
+from fleetrun.plan import hosts, secrets
 from fleetrun.plan.devices import Share
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
@@ -20,6 +20,10 @@ LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 # What every Python of a rank runs first is found there; see its own docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - see _job
 _ISLAND = f"{_PACKAGE}/inject/site"
+# What is asked of Paddle, and what a rank found to have come of it.
+STRATEGY_NAME = "strategy.json"
+STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
+STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
 # At this signal (SIGRTMAX-4) the island writes the stacks of all threads.
 STACK_SIGNAL = 60
 
@@ -76,6 +80,9 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY
 _NO_PROXIES = ("no_proxy", "NO_PROXY")
 
 
+MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
+
+
 class Environment(NamedTuple):
     """What the ranks of this host get: one mapping each, and the names that are removed."""
 
@@ -83,6 +90,8 @@ class Environment(NamedTuple):
     unset: tuple[tuple[str, ...], ...]
     files: Mapping[str, str]
     notes: tuple[str, ...]
+    # What the variables that a strategy asks for came to.
+    of_strategy: Mapping[str, str] = {}
 
 
 def variables(
@@ -93,12 +102,18 @@ def variables(
     *,
     cast: Cast,
     run_dir: str,
+    strategy: Strategy | None = None,
 ) -> Environment:
     """Return the environment of this host's part of CAST.
 
-    Strongest first: --env, --nccl, the rank's identity, what the user exported, our defaults.
+    Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
+    variables, our defaults.
     """
     defaults, notes = _defaults(request, facts, share, roster, run_dir)
+    asked = _asked(strategy)
+    # An option of the command line is stronger than a file.
+    typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
+    defaults |= {name: value for name, value in asked.items() if name not in typed}
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= proxies | _launch(request, facts, roster, run_dir)
@@ -107,16 +122,65 @@ def variables(
     chosen = _chosen(request)
     shared |= chosen
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
-    shared["PYTHONPATH"] = _with_island(chosen.get("PYTHONPATH", facts.environ.get("PYTHONPATH")))
+    path = facts.environ.get("PYTHONPATH", asked.get("PYTHONPATH"))
+    shared["PYTHONPATH"] = _with_island(chosen.get("PYTHONPATH", path))
     chosen.pop("PYTHONPATH", None)
     mine = [
-        shared | _identity(share, part) | _files(part.spec, run_dir) | chosen for part in cast.parts
+        shared
+        | _identity(share, part)
+        | _files(part.spec, run_dir)
+        | _strategy_files(strategy, part.spec, run_dir)
+        | chosen
+        for part in cast.parts
     ]
     foreign = () if cast.keeps_identity else _foreign(request, facts)
+    # A launch without a strategy, started by a rank that has one.
+    foreign += tuple(name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE) if name in facts.environ)
     # Who has another role is told by other names.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
-    return Environment(tuple(mine), unset, files, (*notes, *long_notes, *_removed(removed)))
+    came_to = {
+        name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
+    }
+    notes = (*notes, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
+    return Environment(tuple(mine), unset, files, notes, came_to)
+
+
+def _asked(strategy: Strategy | None) -> dict[str, str]:
+    """Return the variables that STRATEGY asks for."""
+    if strategy is None:
+        return {}
+    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
+
+    return {name: str(knob.value) for name, knob in document.variables(strategy).items()}
+
+
+def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
+    """Say which variables of STRATEGY have another value, because somebody stronger gave one."""
+    if strategy is None:
+        return ()
+    return tuple(
+        f"{_shown(knob.name, came_to[knob.name])} wins over "
+        f"{_shown(knob.name, str(knob.value))} of {knob.source}."
+        for knob in strategy.knobs
+        if knob.name in came_to
+        and came_to[knob.name] != knob.value
+        and not (knob.name == "PYTHONPATH" and came_to[knob.name].endswith(f":{knob.value}"))
+    )
+
+
+def _shown(name: str, value: str) -> str:
+    return f"{name}={secrets.redact(name, value)}"
+
+
+def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Say where this rank learns of STRATEGY, and where it writes down what came of it."""
+    if strategy is None:
+        return {}
+    return {
+        STRATEGY_FILE: f"{run_dir}/{STRATEGY_NAME}",
+        STRATEGY_EVIDENCE: f"{run_dir}/strategy.{rank_name(spec)}.json",
+    }
 
 
 def _job(share: Share, roster: Roster, ranks: Sequence[RankSpec]) -> dict[str, str]:
@@ -222,7 +286,7 @@ def _defaults(
     defaults |= _communication(facts, share, roster)
     notes: tuple[str, ...] = ()
     if request.gpu_memory_fraction is not None:
-        name = "FLAGS_fraction_of_gpu_memory_to_use"
+        name = MEMORY_FRACTION
         defaults[name] = f"{request.gpu_memory_fraction:g}"
         if facts.environ.get(name, defaults[name]) != defaults[name]:
             exported = f"{name}={facts.environ[name]}"

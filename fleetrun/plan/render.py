@@ -12,7 +12,7 @@ from fleetrun.plan import affinity, arguments, secrets, shell
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Device, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
+    from fleetrun.model import Device, Knob, LaunchPlan, ProcessSpec, RankSpec, Request, Setting
 
 WIDTH = 100
 SCHEMA = 1
@@ -116,6 +116,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     ]
     for note in first.notes:
         lines += _hanging("  note", _visible(note), 8)
+    lines += _strategy_lines(first)
     common = _common_env(plans)
     unset = _common_unset(plans)
     lines += ["", "Environment of every process"]
@@ -124,6 +125,31 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     for place, plan in enumerate(plans):
         lines += ["", *_node_lines(plan, common, unset, here=place == here)]
     return "\n".join(lines) + "\n"
+
+
+def _strategy_lines(plan: LaunchPlan) -> list[str]:
+    """Return what the strategy asks for, who said so, and what auto has become."""
+    strategy = plan.strategy
+    if strategy is None:
+        return []
+    winner = "the script's own settings win" if strategy.mode == "defaults" else "it wins"
+    asked = ", ".join(strategy.sources) or "only the check of the ranks"
+    lines = ["", *_hanging("Strategy", f"{_visible(asked)} ({winner})", 10)]
+    names = [f"{knob.section}.{knob.name}" for knob in strategy.knobs]
+    indent = 4 + max(map(len, names), default=0)
+    for name, knob in zip(names, strategy.knobs, strict=True):
+        value = secrets.redact(knob.name, _knob_value(knob))
+        reason = f"; {knob.reason}" if knob.reason else ""
+        lines += _hanging(f"  {name}", _visible(f"{value}  ({knob.source}{reason})"), indent)
+    return lines
+
+
+def _knob_value(knob: Knob) -> str:
+    if isinstance(knob.value, bool):
+        return str(knob.value).lower()
+    if isinstance(knob.value, tuple):
+        return f"[{', '.join(map(str, knob.value))}]"
+    return str(knob.value)
 
 
 def _node_lines(

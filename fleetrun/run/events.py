@@ -15,6 +15,8 @@ TTIN TTOU URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS
 _SIGNALS = tuple(_SIGNAL_NAMES.split())
 # The exit code of a job that hung, as `timeout` has it.
 HUNG = 124
+# The exit code of a job whose strategy is not in effect, with --strategy_strict.
+REFUTED = 5
 
 
 def signal_name(signum: int) -> str:
@@ -121,10 +123,54 @@ class Noticed(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+class Verdict(NamedTuple):
+    """What became of a field of the strategy in the ranks that `labels` names, all as text.
+
+    `status` is one of effective, no_effect, refused, script (the script's own setting won) and
+    no_word (the evidence does not mention it).
+    """
+
+    labels: tuple[str, ...]
+    name: str
+    asked: str
+    in_effect: str
+    status: str
+    why: str = ""
+
+
+class Judged(NamedTuple):
+    """What the ranks' evidence says about the strategy, with no consequences."""
+
+    verdicts: tuple[Verdict, ...]
+    at: float
+    # Who left no evidence, or made no update that could be counted.
+    silent: tuple[str, ...] = ()
+    # None: the ranks' parameters were not compared.
+    ranks_equal: bool | None = None
+
+
+class Refuted(NamedTuple):
+    """The strategy is not in effect as asked, and that is not good enough; `faults` says where."""
+
+    faults: tuple[str, ...]
+    at: float
+    exit_code: int = REFUTED
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> Refuted(("rank 0: nccl_comm_num is refused", "rank 1 left no evidence"), 9.0).describe()
+        'the strategy is not in effect: rank 0: nccl_comm_num is refused, and 1 more'
+        """
+        more = len(self.faults) - 1
+        rest = f", and {more} more" if more > 0 else ""
+        return f"the strategy is not in effect: {self.faults[0]}{rest}"
+
+
 class Outcome(NamedTuple):
     """How a job ended: the first thing that went wrong, and every end in the order of time."""
 
-    cause: Exited | Interrupted | Hung | None
+    cause: Exited | Interrupted | Hung | Refuted | None
     exits: tuple[Exited, ...] = ()
     attempts: int = 1
     # What ended the attempts before the last one.
@@ -141,7 +187,7 @@ class Outcome(NamedTuple):
             return 0
         if isinstance(self.cause, Interrupted):
             return 128 + self.cause.signum
-        if isinstance(self.cause, Hung):
+        if isinstance(self.cause, Hung | Refuted):
             return self.cause.exit_code
         return self.cause.status.exit_code
 
@@ -210,7 +256,7 @@ class Finish(NamedTuple):
     outcome: Outcome
 
 
-Event: TypeAlias = Started | Ready | Exited | Interrupted | Elapsed | Hung
+Event: TypeAlias = Started | Ready | Exited | Interrupted | Elapsed | Hung | Refuted
 Action: TypeAlias = Spawn | Await | SignalAll | Sweep | Finish
 # What watchers hear of.
-Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed
+Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged

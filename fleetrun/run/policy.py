@@ -19,6 +19,7 @@ from fleetrun.run.events import (
     Interrupted,
     Outcome,
     Ready,
+    Refuted,
     SignalAll,
     Spawn,
     Started,
@@ -63,7 +64,7 @@ class State(NamedTuple):
     phase: str = RUNNING
     attempt: int = 0
     # The first thing that went wrong in this attempt.
-    cause: Exited | Interrupted | Hung | None = None
+    cause: Exited | Interrupted | Hung | Refuted | None = None
     # The first signal that asked us to stop: nothing starts any more.
     interrupted: Interrupted | None = None
     # When to send Elapsed.
@@ -113,6 +114,8 @@ def stands(state: State, action: Action) -> bool:
 def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - one for each event
     """Return the state after EVENT and what is to be done."""
     match event:
+        case Refuted():
+            return _refuted(state, event, rules)
         case _ if state.phase == FINISHED:
             return state, ()
         case Started():
@@ -158,6 +161,17 @@ def _exited(state: State, event: Exited, rules: Rules) -> Step:
     return state, ()
 
 
+def _refuted(state: State, event: Refuted, rules: Rules) -> Step:
+    """Let it be the verdict, unless something worse has happened already."""
+    if state.cause is not None or state.phase == WAITING:
+        return state, ()
+    if state.phase == RUNNING:
+        return _stop(state._replace(cause=event), TERM, event.at, rules)
+    state = state._replace(cause=event)
+    # What a rank leaves at its very end is judged when it has ended: the last word, but in time.
+    return state, (Finish(state.outcome()),) if state.phase == FINISHED else ()
+
+
 def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
     """Ask everybody to end."""
     if not state.alive:
@@ -171,7 +185,8 @@ def _all_dead(state: State, at: float, rules: Rules) -> Step:
     cause = state.cause
     if (
         cause is None
-        or isinstance(cause, Interrupted)
+        # Another attempt would be no more in effect.
+        or isinstance(cause, Interrupted | Refuted)
         or state.interrupted is not None
         or state.attempt >= rules.max_restarts
         or (isinstance(cause, Exited) and cause.fault)

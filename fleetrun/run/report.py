@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.run import causes, worker
-from fleetrun.run.events import Exited, Hung, Interrupted
+from fleetrun.run.events import Exited, Hung, Interrupted, Refuted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # In how many places ranks of a hung job may stand, to be told one by one.
 _PLACES = 8
+# Of what is not in effect, so many things are told one by one.
+_FAULTS = 12
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -57,6 +59,8 @@ def verdict(
             lines.append(f"{culprit.describe()}.")
         case Hung() as hang:
             lines += _hang(hang)
+        case Refuted(faults=faults):
+            lines += _refuted(faults)
         case Interrupted():
             lines.append(f"{_sentence(outcome.describe())}.")
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL
@@ -84,6 +88,15 @@ def _hang(hang: Hung) -> list[str]:
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
     return [*lines, f"The stacks of all are in {hang.stacks}."]
+
+
+def _refuted(faults: Sequence[str]) -> list[str]:
+    """Say what of the strategy is not in effect, and where."""
+    lines = ["The strategy is not in effect as asked, and --strategy_strict wants it to be:"]
+    lines += [f"    {_sentence(fault)}." for fault in faults[:_FAULTS]]
+    if len(faults) > _FAULTS:
+        lines.append(f"    There is more: {len(faults) - _FAULTS}.")
+    return lines
 
 
 def _sentence(words: str) -> str:

@@ -25,9 +25,11 @@ from fleetrun.run.events import (
     Happening,
     Hung,
     Interrupted,
+    Judged,
     Noticed,
     Outcome,
     Ready,
+    Refuted,
     Restarting,
     SignalAll,
     Spawn,
@@ -276,9 +278,9 @@ class Supervisor:
         self._feed(Elapsed(time.monotonic()))
         self._work()
 
-    def declare(self, happening: Hung | Noticed) -> None:
+    def declare(self, happening: Hung | Noticed | Judged | Refuted) -> None:
         """Take the word of a watcher, tell the others, and act on it."""
-        if isinstance(happening, Noticed):
+        if isinstance(happening, Noticed | Judged):
             self._tell(happening)
         else:
             self._feed(happening)

@@ -13,9 +13,14 @@ which they usually come, and what else their lines have:
 - `stacks wanted`: somebody sent SIGQUIT.
 - `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`
   (the files).
+- `judged`: what became of the strategy, once the ranks' evidence tells: `verdicts` (each with `who`
+  (labels), `name`, `asked`, `in_effect`, `status` (effective, no_effect, refused, script, no_word)
+  and `why`), `silent` (labels without evidence), `ranks_equal` (null: not compared). It comes again
+  when the evidence has changed.
+- `refuted`: --strategy_strict ends the job; `faults` are sentences.
 - `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
-  be started; null: it was). The first one with a fault, a signal or another code than 0 is the
-  culprit.
+  be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown). The first
+  one with a fault, a signal or another code than 0 is the culprit.
 - `interrupted`: the launcher got `signal`.
 - `signalled`: every process that was alive was sent `signal`.
 - `elapsed`: a time that was set has passed, such as --grace.
@@ -45,8 +50,10 @@ from fleetrun.run.events import (
     Finished,
     Hung,
     Interrupted,
+    Judged,
     Noticed,
     Ready,
+    Refuted,
     Restarting,
     SignalAll,
     StacksWanted,
@@ -96,7 +103,7 @@ class EventLog:
             launcher_pid=os.getpid(),
         )
 
-    def tell(self, happening: Happening) -> None:  # noqa: C901 - one case for each kind
+    def tell(self, happening: Happening) -> None:  # noqa: C901, PLR0912 - one case for each kind
         """Write it down."""
         match happening:
             case Started(pid=pid, at=at):
@@ -111,6 +118,7 @@ class EventLog:
                     code=status.code,
                     signal=None if signum is None else signal_name(signum),
                     fault=fault or None,
+                    peak_bytes=happening.peak_bytes,
                 )
             case Interrupted(signum=signum, at=at):
                 self._write("interrupted", at, signal=signal_name(signum))
@@ -136,6 +144,23 @@ class EventLog:
                 self._write("stacks wanted", at)
             case Noticed(what=what, at=at, text=text, labels=labels):
                 self._write("noticed", at, what=what, who=list(labels), text=text)
+            case Judged(at=at, silent=silent, ranks_equal=ranks_equal):
+                told = [
+                    {
+                        "who": list(one.labels),
+                        "name": one.name,
+                        "asked": one.asked,
+                        "in_effect": one.in_effect,
+                        "status": one.status,
+                        "why": one.why,
+                    }
+                    for one in happening.verdicts
+                ]
+                self._write(
+                    "judged", at, verdicts=told, silent=list(silent), ranks_equal=ranks_equal
+                )
+            case Refuted(at=at, faults=faults):
+                self._write("refuted", at, faults=list(faults))
             case Finished(outcome=outcome, at=at):
                 self._write(
                     "finished",

@@ -21,6 +21,8 @@ when git has answered, in one step each time; only its owner may read it (mode 0
 - `settings`: every option's `name`, `value` and `source`.
 - `config`: the `path` of the config file and its `lines` that counted; null without a file. A
   line's secret is to come from its `variable`.
+- `strategies`: for each preset or file of the strategy its `name`, its `knobs` (section, name,
+  value, and where it was said), and the `hidden` variables whose values are secret.
 """
 
 # pathlib costs start-up time.
@@ -182,6 +184,7 @@ class Manifest:
             },
             "settings": [setting._asdict() for setting in request.settings],
             "config": _config(request),
+            "strategies": _strategies(request),
         }
 
     def _ranks(self) -> list[dict[str, object]]:
@@ -207,7 +210,7 @@ def _config(request: Request) -> dict[str, object] | None:
             continue
         option, dot, key = setting.name.partition(".")
         chosen = dict(request.env if option == "env" else request.nccl)
-        is_hidden = bool(dot) and chosen.get(key) != setting.value
+        is_hidden = option != "set" and bool(dot) and chosen.get(key) != setting.value
         lines.append(
             {
                 "option": option,
@@ -218,6 +221,30 @@ def _config(request: Request) -> dict[str, object] | None:
         )
     sources = {one.source for one in request.settings if one.name == "config"}
     return None if sources <= {"default"} else {"path": path, "lines": lines}
+
+
+def _strategies(request: Request) -> list[dict[str, object]]:
+    """Return what each preset and file of the strategy said."""
+    from fleetrun.plan import secrets  # noqa: PLC0415 - the start is over when this runs
+
+    found: list[dict[str, object]] = []
+    for layer in request.strategy.layers if request.strategy is not None else ():
+        hidden = [
+            knob.name
+            for knob in layer.knobs
+            if secrets.redact(knob.name, str(knob.value)) != str(knob.value)
+        ]
+        knobs = [
+            (
+                knob.section,
+                knob.name,
+                secrets.HIDDEN if knob.name in hidden else knob.value,
+                knob.source,
+            )
+            for knob in layer.knobs
+        ]
+        found.append({"name": layer.name, "knobs": knobs, "hidden": hidden})
+    return found
 
 
 def _versions(kernel: str) -> dict[str, str | None]:

@@ -1,7 +1,8 @@
 """A small launcher for tests: `driver.py SPEC.json` runs a hand-made plan under the Supervisor.
 
 SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
-"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "..."}
+"essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...",
+"strategy": {...}}
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
-from fleetrun.run.supervisor import Supervisor
+from fleetrun.run.supervisor import Sink, Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.proof import Proof
 from fleetrun.sinks.rundir import RunDirectory
 
 
@@ -43,6 +45,8 @@ def main(path: str) -> int:
         for rank, command, is_essential in zip(ranks, wanted["commands"], essential, strict=True)
     )
     folder = wanted["folder"]
+    run = wanted.get("run", f"run-{os.getpid()}")
+    strategy = wanted.get("strategy")
     plan = LaunchPlan(
         job_id="test",
         mode="collective",
@@ -55,7 +59,8 @@ def main(path: str) -> int:
         rules=Rules(wanted.get("grace_s", 5.0), wanted.get("max_restarts", 0)),
         cwd=folder,
         log_dir=f"{folder}/log",
-        run_dir=f"{folder}/log/runs/{wanted.get('run', f'run-{os.getpid()}')}",
+        run_dir=f"{folder}/log/runs/{run}",
+        files={f"log/runs/{run}/strategy.json": json.dumps(strategy)} if strategy else {},
     )
     preface = wanted.get("preface")
     messages = Messages(None if preface is None else lambda: preface)
@@ -66,9 +71,15 @@ def main(path: str) -> int:
         say=messages.say,
     )
     console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
-    sinks = (messages, rundir, EventLog(plan), console)
+    supervisors: list[Supervisor] = []
+    sinks: list[Sink] = [messages, rundir, EventLog(plan), console]
+    if strategy:
+        sinks.append(
+            Proof(plan, say=messages.say, declare=lambda one: supervisors[0].declare(one))
+        )
+    supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say))
     try:
-        return Supervisor(plan, sinks=sinks, say=messages.say).run().exit_code
+        return supervisors[0].run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

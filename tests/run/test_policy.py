@@ -18,6 +18,7 @@ from fleetrun.run.events import (
     Finish,
     Interrupted,
     Outcome,
+    Refuted,
     SignalAll,
     Spawn,
     Started,
@@ -366,6 +367,48 @@ def test_s53_failures_of_different_kinds_are_progress() -> None:
     assert one.verdict().attempts == 4
 
 
+REFUTED = Refuted(("rank 0: nccl_comm_num has no effect",), 3.0)
+
+
+def test_a_strategy_that_is_not_in_effect_stops_the_job_with_5() -> None:
+    one = job(2, max_restarts=3)
+    one.feed(REFUTED)
+    assert one.signals() == [TERM]
+    one.exit(0, signum=TERM)
+    one.exit(1, code=1)
+    assert (one.verdict().exit_code, one.verdict().attempts) == (5, 1)
+    assert "nccl_comm_num has no effect" in one.verdict().describe()
+
+
+def test_a_strategy_that_the_last_exit_refutes_is_the_verdict() -> None:
+    one = job(1)
+    one.take(Exited(0, "rank 0", OK, 2.0))
+    actions = one.take(REFUTED)
+    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [REFUTED]
+    assert one.take(REFUTED) == ()
+
+
+def test_a_strategy_may_be_refuted_while_servers_are_asked_to_end() -> None:
+    one = Job([True, False], Rules())
+    one.exit(0)
+    one.feed(REFUTED)
+    one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == 5
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_failure_is_worse_than_a_strategy_without_effect(code: int) -> None:
+    one = job(2, max_restarts=1)
+    one.exit(0, code=7)
+    one.feed(REFUTED)
+    one.exit(1, code=code)
+    one.feed(REFUTED)
+    one.wait(LONGEST_WAIT_S)
+    one.exit(0)
+    one.exit(1)
+    assert one.verdict().exit_code == 0
+
+
 def test_after_the_end_nothing_happens() -> None:
     one = job(1)
     one.exit(0)
@@ -409,6 +452,8 @@ def play(numbers: Sequence[int]) -> Job:
                 one.exit(alive[dice.roll(len(alive))], signum=(KILL, TERM, 11)[dice.roll(3)])
             case 4:
                 one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
+            case 5 if dice.roll(4) == 3:
+                one.feed(Refuted(("rank 0 left no evidence",), one.now))
             case 5:
                 one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
             case _:
@@ -454,6 +499,9 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.exit_code == 128 + stops[0].signum
             before = one.events[: one.events.index(stops[0])]
             assert not any(f in before and f not in outcome.earlier for f in failures[:1])
+        case Refuted():
+            assert outcome.exit_code == 5
+            assert outcome.cause in one.events
         case Exited():
             assert outcome.cause is failures[0]
             assert outcome.exit_code == failures[0].status.exit_code

@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from . import dygraph, equality, evidence, optimizers, settings, static, updates, wish
+from . import dygraph, equality, evidence, optimizers, rest, static, strategies, updates, wish
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 # In this order: the script's settings are settled before what obeys them is put in place.
-_PARTS = (settings, updates, dygraph, static, optimizers, equality)
+_PARTS = (strategies, updates, dygraph, static, optimizers, equality, rest)
 
 
 def arm(path: str, evidence_path: str) -> None:
@@ -29,6 +29,7 @@ def arm(path: str, evidence_path: str) -> None:
     proof = evidence.Evidence(evidence_path, asked)
     for part in _PARTS:
         _install(part, asked, proof)
+    updates.write_after_the_first(proof)
     proof.write_at_exit()
 
 

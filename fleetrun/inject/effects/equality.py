@@ -1,13 +1,293 @@
-"""Compares the parameters of the ranks, which must stay equal."""
+"""Compares the parameters of the ranks, which must stay equal where they train on shared data.
+
+First every rank sends one number, the checksum of all its parameters. Only where these differ are
+the parameters looked at one by one: kernels may round differently on different devices, and that
+is no divergence.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import json
+import os
+import weakref
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from . import settings, updates
+from .imports import after_import
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
     from .evidence import Evidence
     from .wish import Wish
 
+_NEVER = -1
+# The ranks of these are meant to differ for a while.
+_LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
+_ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
+# How many units of the last place one update may differ by.
+_ROUNDINGS = 4
+
 
 def install(asked: Wish, proof: Evidence) -> None:
-    """Do nothing yet."""
+    """Compare after the first update, and after every N where that is asked for."""
+    if asked.check_ranks == _NEVER or _world() < 2:
+        return
+    check = _Check(asked.check_ranks, proof)
+    after_import("paddle.distributed.parallel", check.watch_models)
+    updates.on_update(check.after_update)
+
+
+class _Check:
+    def __init__(self, every: int, proof: Evidence) -> None:
+        self._every = every
+        self._proof = proof
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By optimizer or program: another one may be at work in one rank only, and all must
+        # compare at the same time.
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # Of the one that is compared.
+        self._updates = 0
+
+    def watch_models(self, module: ModuleType) -> None:
+        """Remember every data-parallel model."""
+        kind: Any = module.DataParallel  # type: ignore[attr-defined]
+        begin = kind.__init__
+
+        @functools.wraps(begin)
+        def __init__(model: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401, N807
+            begin(model, *args, **options)
+            self._models.add(model)
+
+        kind.__init__ = __init__
+
+    def after_update(self, source: Any, _number: int) -> None:  # noqa: ANN401
+        """Compare, if it is time."""
+        if not self._is_time(source):
+            return
+        if any(settings.effective(name) for name in _LOCAL):
+            self._proof.note("the ranks were not compared: they may differ by the strategy")
+            return
+        if hasattr(source, "global_block"):
+            self._after_run(source)
+            return
+        # The order of models is that of their making, which is the same in every rank.
+        models = [model for model in self._in_order() if _is_updated_by(model, source)]
+        if not models:
+            if not self._models:
+                self._proof.note("the ranks were not compared: there is no data-parallel model")
+            return
+        for model in models:
+            self._compare(_parameters(model), _Group(model))
+
+    def _after_run(self, program: Any) -> None:  # noqa: ANN401
+        kinds = {operator.type for block in program.blocks for operator in block.ops}
+        if not kinds & _ALLREDUCES:
+            self._proof.note("the ranks were not compared: the program has no allreduce")
+        else:
+            self._compare(_variables(program), _Store(self._updates))
+
+    def _in_order(self) -> list[Any]:
+        return sorted(self._models, key=lambda model: str(model.full_name()))
+
+    def _is_time(self, source: Any) -> bool:  # noqa: ANN401
+        count = self._updates = self._counts.get(source, 0) + 1
+        self._counts[source] = count
+        return count == 1 or (self._every > 0 and count % self._every == 0)
+
+    def _compare(self, parameters: Mapping[str, Any], ranks: _Group | _Store) -> None:
+        arrays = {name: _array(value) for name, value in parameters.items()}
+        sums = [zlib.crc32(array.tobytes()) for array in arrays.values()]
+        total = zlib.crc32(json.dumps(sums).encode())
+        rows = ranks.gather([len(sums), total])
+        self._proof.counts["ranks_compared"] = len(rows)
+        self._proof.counts["parameters_compared"] = len(sums)
+        if all(row == rows[0] for row in rows):
+            self._proof.ranks_equal = True
+            return
+        self._look_closer(arrays, sums, rows, ranks)
+
+    def _look_closer(
+        self,
+        arrays: dict[str, Any],
+        sums: list[int],
+        rows: list[list[int]],
+        ranks: _Group | _Store,
+    ) -> None:
+        """Find the first parameter that differs by more than rounding, and stop; all ranks do."""
+        counts = [row[0] for row in rows]
+        if len(set(counts)) > 1:
+            self._fail(f"they have different numbers of parameters: {counts}")
+        table = ranks.gather(sums)
+        for index, (name, array) in enumerate(arrays.items()):
+            if len({row[index] for row in table}) == 1:
+                continue
+            distances = ranks.distances(array)
+            bad = [
+                ranks.names[place]
+                for place, distance in enumerate(distances)
+                if not distance <= _ROUNDINGS * self._updates
+            ]
+            if bad:
+                named = ", ".join(map(str, bad))
+                self._fail(
+                    f"rank {named} and rank {ranks.names[0]} differ in the parameter {name}"
+                    f" of shape {list(array.shape)}"
+                    if len(bad) == 1
+                    else f"ranks {named} differ from rank {ranks.names[0]} in the parameter {name}"
+                    f" of shape {list(array.shape)}"
+                )
+        self._proof.ranks_equal = True
+        self._proof.note("the ranks are equal within rounding, not to the last bit")
+
+    def _fail(self, text: str) -> None:
+        self._proof.ranks_equal = False
+        self._proof.claim()
+        self._proof.write()
+        raise RuntimeError(
+            f"The ranks do not train the same model any more: after update {self._updates} {text}."
+            " --check_ranks=-1 leaves this check out."
+        )
+
+
+class _Group:
+    """The ranks that share a data-parallel model in a dynamic graph."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401
+        import paddle  # noqa: PLC0415
+
+        self._paddle: Any = paddle
+        self._group = getattr(model, "group", None)
+        own = None if self._group is None else getattr(self._group, "ranks", None)
+        self.names = list(own) if own else list(range(paddle.distributed.get_world_size()))
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Return the numbers of every rank."""
+        return [list(map(int, row)) for row in self._gather(numbers, "int64")]
+
+    def _gather(self, numbers: list[Any], kind: str) -> list[list[Any]]:
+        paddle = self._paddle
+        with paddle.no_grad():
+            own = paddle.to_tensor(numbers, dtype=kind)
+            rows: list[Any] = []
+            paddle.distributed.all_gather(rows, own, group=self._group)
+            return [row.numpy().tolist() for row in rows]
+
+    def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
+        """Return how far each rank is from the first, in units of the last place."""
+        paddle = self._paddle
+        with paddle.no_grad():
+            first = paddle.to_tensor(array)
+            paddle.distributed.broadcast(first, src=self.names[0], group=self._group)
+            own = _distance(array, first.numpy())
+        return [row[0] for row in self._gather([own], "float64")]
+
+
+class _Store:
+    """All ranks of a static graph, which meet in the store of the job."""
+
+    def __init__(self, update: int) -> None:
+        from paddle.base import core  # noqa: PLC0415
+
+        self._store: Any = core.create_or_get_global_tcp_store()
+        self._prefix = f"fleetrun/check/{update}"
+        self._turn = 0
+        self._rank = int(os.environ["PADDLE_TRAINER_ID"])
+        self.names = list(range(_world()))
+
+    def gather(self, numbers: list[Any]) -> list[list[Any]]:
+        """Return the numbers of every rank."""
+        self._turn += 1
+        prefix = f"{self._prefix}/{self._turn}"
+        self._store.set(f"{prefix}/{self._rank}", json.dumps(numbers))
+        return [json.loads(bytes(self._store.get(f"{prefix}/{rank}"))) for rank in self.names]
+
+    def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
+        """Return how far each rank is from the first, in units of the last place."""
+        import numpy as np  # noqa: PLC0415
+
+        key = f"{self._prefix}/{self._turn}/values"
+        if self._rank == 0:
+            self._store.set(key, array.tobytes())
+        first = np.frombuffer(bytes(self._store.get(key)), dtype=array.dtype).reshape(array.shape)
+        return [row[0] for row in self.gather([_distance(array, first)])]
+
+
+def _world() -> int:
+    text = os.environ.get("PADDLE_TRAINERS_NUM", "")
+    return int(text) if text.isdigit() else 1
+
+
+def _is_updated_by(model: Any, optimizer: Any) -> bool:  # noqa: ANN401
+    own = {id(parameter) for parameter in _of_optimizer(optimizer)}
+    return any(id(parameter) in own for parameter in model.parameters())
+
+
+def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
+    """Return the parameters of OPTIMIZER, which may be in groups, or be those of another."""
+    found: list[Any] = []
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for entry in getattr(optimizer, "_parameter_list", None) or []:
+        found.extend(entry["params"] if isinstance(entry, dict) else [entry])
+    return found or ([] if inner is None else _of_optimizer(inner))
+
+
+def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the parameters of MODEL that all ranks must have alike."""
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not getattr(parameter, "is_distributed", False)
+        and not getattr(parameter, "no_sync", False)
+    }
+
+
+def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
+    import paddle  # noqa: PLC0415
+
+    scope = paddle.static.global_scope()
+    return {
+        parameter.name: scope.find_var(parameter.name).get_tensor()
+        for parameter in sorted(program.all_parameters(), key=lambda each: str(each.name))
+        if not getattr(parameter, "is_distributed", False)
+        and not getattr(parameter, "optimize_attr", {}).get("no_sync", False)
+        and scope.find_var(parameter.name) is not None
+        # Running statistics are of what each rank sees.
+        and parameter.trainable
+    }
+
+
+def _array(value: Any) -> Any:  # noqa: ANN401 - a tensor of either kind
+    import numpy as np  # noqa: PLC0415
+
+    return value.numpy() if hasattr(value, "numpy") else np.array(value)
+
+
+def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
+    """Return the largest difference in units of the last place of the largest value."""
+    import numpy as np  # noqa: PLC0415
+
+    if own.tobytes() == first.tobytes():
+        return 0.0
+    if own.dtype.kind != "f":
+        # bfloat16 comes as bare 16 bits: its first half is all there is to be seen.
+        own, first = (_widened(array) for array in (own, first))
+        unit = 2.0**-8
+    else:
+        unit = float(np.finfo(own.dtype).eps)
+    own, first = own.astype("float64"), first.astype("float64")
+    largest = float(np.max(np.abs(first)))
+    distance = float(np.max(np.abs(own - first)))
+    # Not a number where either has become so: farther than anything.
+    return distance / (unit * largest) if distance == distance and largest else float("inf")
+
+
+def _widened(array: Any) -> Any:  # noqa: ANN401
+    import numpy as np  # noqa: PLC0415
+
+    if array.dtype != np.uint16:
+        return array
+    return (array.astype("uint32") << 16).view("float32")

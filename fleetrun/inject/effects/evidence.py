@@ -30,6 +30,8 @@ class Evidence:
         self._notes: list[str] = []
         self._disagreements: list[dict[str, Any]] = []
         self._written = ""
+        # Whether this process trains the rank; known at its first update.
+        self._is_trainer: bool | None = None
         # Free for whoever counts: gradients, allreduces, bucket_bytes, communicators, groups, …
         self.counts: dict[str, Any] = {}
         # dygraph or static, once something was trained.
@@ -61,6 +63,10 @@ class Evidence:
             "evidence": evidence,
         }
 
+    def put(self, name: str, **changes: Any) -> None:  # noqa: ANN401 - as in knob
+        """Change what was said of the field NAME in the columns CHANGES."""
+        self._knobs[name].update(changes)
+
     def status(self, name: str) -> str | None:
         """Return what was said of the field NAME, None if nothing was."""
         return self._knobs[name]["status"] if name in self._knobs else None
@@ -72,15 +78,31 @@ class Evidence:
 
     def disagree(self, name: str, script: Any, used: Any) -> None:  # noqa: ANN401
         """Say that the script sets NAME to SCRIPT itself, where the strategy says otherwise."""
-        asked = self._asked.strategy.get(name, self._asked.build_strategy.get(name))
+        asked = self._asked.strategy.get(
+            name,
+            self._asked.build_strategy.get(name, self._asked.execution_strategy.get(name)),
+        )
         entry = {"name": name, "script": script, "strategy": asked, "used": used}
         if entry not in self._disagreements:
             self._disagreements.append(entry)
 
+    def claim(self) -> bool:
+        """Say that this process trains; return whether it is the rank, and so may report.
+
+        A rank may consist of several processes: it is the first of them that trains.
+        """
+        if self._is_trainer is None or os.getpid() != self._pid:
+            # A forked child inherits this object; where it is the one that trains, it is its own.
+            self._pid = os.getpid()
+            self._is_trainer = not _is_taken(self._path, self._pid)
+        return self._is_trainer
+
     def write(self) -> None:
         """Write what is known; training goes on where the file cannot be written."""
-        # Forked DataLoader workers inherit this object; they are not the rank.
+        # Neither forked DataLoader workers, which inherit this object, nor helpers are the rank.
         if os.getpid() != self._pid or not self._path:
+            return
+        if not self._is_trainer and (self._is_trainer is False or _exists(self._path)):
             return
         text = json.dumps(self._record(), default=str)
         if text == self._written:
@@ -117,6 +139,24 @@ class Evidence:
             "notes": self._notes,
             "ranks_equal": self.ranks_equal,
         }
+
+
+def _is_taken(path: str, pid: int) -> bool:
+    """Whether another process of this rank, which still runs, has proven in PATH that it trains."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+            record = json.load(file)
+        owner = record["pid"] if record["complete"] else pid
+        with open(f"/proc/{owner}/environ", "rb") as file:  # noqa: PTH123
+            environ = file.read()
+    except (OSError, ValueError, KeyError):
+        return False
+    # Process ids are used again, and an earlier run of the rank leaves its file.
+    return owner != pid and os.fsencode(path) in environ
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - see wish.read
 
 
 def _device(paddle: Any) -> str:  # noqa: ANN401 - a module that may not be there

@@ -1,13 +1,194 @@
-"""Fused optimizer kernels in dynamic graphs."""
+"""Fused optimizer kernels in dynamic graphs: Paddle has them, for Momentum and Adam."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import settings, updates
+from .evidence import EFFECTIVE, NO_EFFECT
+from .imports import after_import
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from .evidence import Evidence
     from .wish import Wish
 
+_KNOB = "fuse_all_optimizer_ops"
+# Where an optimizer keeps the names of the parameters in its tables; absent before we fused.
+_KNOWN = "_fleetrun_fused"
+# The optimizers, and their kernels for many parameters and for one.
+_KERNELS = {"Momentum": ("merged_momentum_", "momentum_"), "Adam": ("merged_adam_", "adam_")}
+# The tables that `_create_multi_tensor_dict` makes for each of them.
+_TABLES = {
+    "Momentum": (
+        "_velocity_dict",
+        "_master_weight_dict",
+        "_regularization_method_dict",
+        "_regularization_coeff_dict",
+    ),
+    "Adam": (
+        "_moment1_dict",
+        "_moment2_dict",
+        "_beta1_pow_acc_dict",
+        "_beta2_pow_acc_dict",
+        "_master_weight_dict",
+    ),
+}
+
 
 def install(asked: Wish, proof: Evidence) -> None:
-    """Do nothing yet."""
+    """Fuse where it is asked for."""
+    if not asked.builds(_KNOB):
+        return
+    fusion = _Fusion(proof)
+    for name in _KERNELS:
+        after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.enter, name))
+    updates.on_update(fusion.tell)
+
+
+class _Fusion:
+    def __init__(self, proof: Evidence) -> None:
+        self._proof = proof
+        self._said = ("", "")
+        # In this update: calls of fused kernels, parameters in them, and calls for one parameter.
+        self._fused = self._parameters = self._single = 0
+        self._why_not = ""
+
+    def enter(self, name: str, module: ModuleType) -> None:
+        """Let the optimizer NAME of MODULE decide before each update whether it fuses."""
+        kind: Any = getattr(module, name)
+        make = kind._create_optimization_pass
+
+        @functools.wraps(make)
+        def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            if sys.modules["paddle"].in_dynamic_mode():  # type: ignore[attr-defined]
+                self._decide(optimizer, name, pairs)
+            return make(optimizer, pairs, *args, **options)
+
+        kind._create_optimization_pass = create
+        operations: Any = module._C_ops  # type: ignore[attr-defined]
+        fused, single = _KERNELS[name]
+        module._C_ops = _Counting(operations, fused, single, self)  # type: ignore[attr-defined]
+
+    def saw_fused(self, parameters: int) -> None:
+        """Count one call of a fused kernel."""
+        self._fused += 1
+        self._parameters += parameters
+
+    def saw_single(self) -> None:
+        """Count one call of a kernel for one parameter."""
+        self._single += 1
+
+    def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:  # noqa: ANN401
+        if not settings.effective(_KNOB):
+            return
+        known = optimizer.__dict__.get(_KNOWN)
+        if optimizer._use_multi_tensor and known is None:
+            # The script wants it itself.
+            return
+        if type(optimizer).__name__ != name:
+            self._why_not = f"{type(optimizer).__name__} is not {name} itself"
+            return
+        entries = [
+            (parameter, gradient)
+            for parameter, gradient in ([] if isinstance(pairs, dict) else pairs)
+            if not parameter.stop_gradient
+        ]
+        self._why_not = _obstacle(optimizer, entries)
+        if isinstance(pairs, dict):
+            self._why_not = "its parameters are in groups, which Paddle's fused kernels mix up"
+        if self._why_not:
+            optimizer._use_multi_tensor = False
+            return
+        now = [parameter.name for parameter, _ in entries]
+        if not optimizer._use_multi_tensor or known != now:
+            _make_tables(optimizer, name)
+        optimizer.__dict__[_KNOWN] = now
+        optimizer._use_multi_tensor = True
+
+    def tell(self, source: Any, _number: int) -> None:  # noqa: ANN401
+        """Say what was called in this update."""
+        if self._proof.graph != "dygraph":
+            return
+        fused, parameters, single = self._fused, self._parameters, self._single
+        self._fused = self._parameters = self._single = 0
+        if settings.is_scripts(_KNOB):
+            return
+        if fused:
+            text = f"{parameters} parameters in {fused} kernel calls"
+            if single:
+                text += f", {single} by themselves"
+            said = (EFFECTIVE, text)
+        else:
+            kind = type(source).__name__
+            why = self._why_not or f"Paddle has no fused kernel for {kind}"
+            said = (NO_EFFECT, why)
+        if said == self._said or self._said[0] == EFFECTIVE:
+            return
+        self._said = said
+        self._proof.counts["optimizer_kernels"] = fused + single
+        self._proof.knob(
+            _KNOB,
+            said[0],
+            in_effect=bool(fused),
+            reason="" if fused else said[1],
+            evidence=said[1] if fused else "",
+        )
+
+
+class _Counting:
+    """Paddle's operations, of which two are counted."""
+
+    def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:  # noqa: ANN401
+        self._operations = operations
+        many, one = getattr(operations, fused), getattr(operations, single)
+
+        def call_many(parameters: Any, *args: Any) -> Any:  # noqa: ANN401
+            fusion.saw_fused(len(parameters))
+            return many(parameters, *args)
+
+        def call_one(*args: Any) -> Any:  # noqa: ANN401
+            fusion.saw_single()
+            return one(*args)
+
+        setattr(self, fused, call_many)
+        setattr(self, single, call_one)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever Paddle has
+        return getattr(self._operations, name)
+
+
+def _obstacle(optimizer: Any, entries: list[Any]) -> str:  # noqa: ANN401
+    """Return why Paddle's fused kernel cannot update ENTRIES, or nothing."""
+    for parameter, gradient in entries:
+        if gradient is None:
+            return f"{parameter.name} has no gradient"
+        if gradient.is_selected_rows():
+            return f"the gradient of {parameter.name} is sparse"
+        kind = str(parameter.dtype).rpartition(".")[2].lower()
+        if kind not in {"float32", "fp32"}:
+            return f"{parameter.name} is {kind}, and only float32 is fused"
+    if getattr(optimizer, "_amsgrad", False):
+        return "Paddle's fused kernel does not do AMSGrad in this form"
+    if not entries:
+        return "there is nothing to update"
+    return ""
+
+
+def _make_tables(optimizer: Any, name: str) -> None:  # noqa: ANN401
+    """Give OPTIMIZER the empty tables that it would have had with `use_multi_tensor`.
+
+    Paddle fills them from the accumulators, so what was trained so far stays.
+    """
+    optimizer._param_dict = optimizer._create_multi_tensor_dict()
+    for table in _TABLES[name]:
+        setattr(optimizer, table, optimizer._create_multi_tensor_dict())
+    # Called FP32_LODTensor before Paddle 3.
+    for kind in optimizer._master_weight_dict:
+        if kind.startswith("FP32"):
+            optimizer._master_weight_dict[kind] = None
+    if name == "Adam":
+        optimizer._moment2_max_dict = None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+import time
 from typing import TYPE_CHECKING, Any
+
+from .imports import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from .evidence import Evidence
     from .wish import Wish
@@ -13,8 +20,14 @@ if TYPE_CHECKING:
     # The optimizer (dygraph) or the program (static), and the number of updates so far.
     Heard = Callable[[Any, int], None]
 
+_METHODS = ("step", "minimize")
 _listeners: list[Heard] = []
 _count = 0
+# How many wrapped methods are running within each other: minimize may call step, and an
+# optimizer may consist of others. The outermost is the update.
+_depth = 0
+# Called after all listeners, because these report or end the process.
+_reports: list[Heard] = []
 
 
 def on_update(listener: Heard) -> None:
@@ -26,16 +39,173 @@ def happened(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
     """Say that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # noqa: PLW0603 - one process, one training
     _count += 1
-    for listener in _listeners:
+    for listener in (*_listeners, *_reports):
         listener(source, _count)
 
 
+def report_last(listener: Heard) -> None:
+    """Call LISTENER after every update, when all others have heard of it."""
+    _reports.append(listener)
+
+
 def install(asked: Wish, proof: Evidence) -> None:  # noqa: ARG001 - every part's signature
-    """Write the evidence after the first update."""
+    """Count the updates of every optimizer, write the evidence after the first, and report."""
 
     def count(_source: Any, number: int) -> None:  # noqa: ANN401
         proof.updates = number
-        if number == 1:
-            proof.write()
+        if not proof.graph:
+            proof.graph = "dygraph"
 
     on_update(count)
+    after_import("paddle.optimizer.optimizer", _watch)
+    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
+    times = os.environ.get("FLEETRUN_STEP_TIMES", "").replace("{rank}", rank)
+    if times:
+        keeper = _StepTimes(times, proof)
+        after_import("paddle", keeper.watch_losses)
+        report_last(keeper.keep)
+    heartbeat = os.environ.get("FLEETRUN_HEARTBEAT")
+    if heartbeat:
+        report_last(_Heartbeat(heartbeat, proof).beat)
+
+
+def write_after_the_first(proof: Evidence) -> None:
+    """Write the proof when everything is said about the first update; then end, if that is due."""
+
+    def write(_source: Any, number: int) -> None:  # noqa: ANN401
+        if number == 1:
+            proof.claim()
+            proof.write()
+
+    report_last(write)
+    last = os.environ.get("FLEETRUN_STOP_AFTER", "")
+    if last.isdigit() and int(last) > 0:
+        report_last(functools.partial(_stop, proof, int(last)))
+
+
+def _watch(module: ModuleType) -> None:
+    """Wrap the methods of Optimizer, and of every class that is ever derived from it."""
+    base: Any = module.Optimizer  # type: ignore[attr-defined]
+    _wrap(base)
+    inherited = base.__dict__.get("__init_subclass__")
+
+    def __init_subclass__(kind: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        if inherited is None:
+            super(base, kind).__init_subclass__(**options)
+        else:
+            inherited.__get__(None, kind)(**options)
+        _wrap(kind)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
+    for name in _METHODS:
+        method = kind.__dict__.get(name)
+        if callable(method):
+            setattr(kind, name, _counted(method))
+
+
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def update(optimizer: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        global _depth  # noqa: PLW0603
+        _depth += 1
+        try:
+            result = method(optimizer, *args, **options)
+        finally:
+            _depth -= 1
+        if _depth == 0 and _is_dynamic():
+            happened(optimizer)
+        return result
+
+    return update
+
+
+def _is_dynamic() -> bool:
+    """Whether parameters were really changed: elsewhere these methods only write a program."""
+    paddle: Any = sys.modules["paddle"]
+    return bool(paddle.in_dynamic_mode()) and not paddle.base.dygraph.base.in_to_static_mode()
+
+
+class _Heartbeat:
+    """Tells the launcher that training goes on, at most once a second."""
+
+    _EVERY_S = 1.0
+
+    def __init__(self, path: str, proof: Evidence) -> None:
+        self._path = path
+        self._proof = proof
+        self._next_at = 0.0
+
+    def beat(self, _source: Any, number: int) -> None:  # noqa: ANN401
+        """Write the NUMBER of the update."""
+        now = time.monotonic()
+        if now < self._next_at or not self._proof.claim():
+            return
+        self._next_at = now + self._EVERY_S
+        try:
+            with open(self._path, "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(str(number))
+        except OSError as error:
+            self._next_at = float("inf")
+            print(f"fleetrun: the heartbeat cannot be written: {error}", file=sys.stderr)
+
+
+class _StepTimes:
+    """Keeps when each update was made, and the loss before it: `number seconds loss` lines."""
+
+    def __init__(self, path: str, proof: Evidence) -> None:
+        import atexit  # noqa: PLC0415 - built in
+
+        self._path = path
+        self._proof = proof
+        self._loss: Any = None
+        # The newest line waits: fetching its loss now would wait for the device.
+        self._newest: tuple[int, float, Any] | None = None
+        atexit.register(self.flush)
+
+    def watch_losses(self, paddle: Any) -> None:  # noqa: ANN401
+        """Remember every tensor that backward starts from."""
+        backward = paddle.Tensor.backward
+
+        @functools.wraps(backward)
+        def remember(loss: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            if loss.size == 1:
+                self._loss = loss.detach()
+            return backward(loss, *args, **options)
+
+        paddle.Tensor.backward = remember
+
+    def keep(self, _source: Any, number: int) -> None:  # noqa: ANN401
+        """Note the update NUMBER."""
+        now = time.monotonic()
+        self.flush()
+        self._newest, self._loss = (number, now, self._loss), None
+
+    def flush(self) -> None:
+        """Write the newest line."""
+        if self._newest is None or not self._proof.claim():
+            return
+        number, at, loss = self._newest
+        self._newest = None
+        text = "" if loss is None else repr(float(loss))
+        with open(self._path, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(f"{number} {at:.6f} {text}\n")
+
+
+def _stop(proof: Evidence, last: int, _source: Any, number: int) -> None:  # noqa: ANN401
+    """End the rank after the update LAST, as if the script had ended."""
+    if number < last or not proof.claim():
+        return
+    import atexit  # noqa: PLC0415 - built in
+
+    distributed: Any = sys.modules["paddle"].distributed  # type: ignore[attr-defined]
+    if proof.graph == "dygraph" and distributed.is_initialized():
+        # Who ends first would close the connections of the others' last exchange.
+        distributed.barrier()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of data loaders must not hold the rank back.
+    os._exit(0)

@@ -1,0 +1,337 @@
+"""What the ranks' evidence says about the strategy: read, compared with what was asked, and shown.
+
+Pure. Only a launch with a strategy loads it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.run.events import Judged, Verdict
+from fleetrun.run.report import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+SECTIONS = ("strategy", "build_strategy", "execution_strategy")
+EFFECTIVE, NO_WORD = "effective", "no_word"
+_STATUSES = frozenset((EFFECTIVE, "no_effect", "refused", "script"))
+# How each status is said in the table, and in a sentence about a knob.
+_SHOWN = {
+    "no_effect": "NO EFFECT",
+    "refused": "REFUSED",
+    "script": "script's own",
+    NO_WORD: "no word",
+}
+_SAID = {
+    EFFECTIVE: "is in effect",
+    "no_effect": "has no effect",
+    "refused": "is refused",
+    "script": "is not in effect, because the script sets it itself",
+    NO_WORD: "is not mentioned by the evidence",
+}
+_CONFIGS = "_configs"
+# The last column is not squeezed into less.
+_NARROWEST = 24
+# A value that is longer is cut in the table.
+_LONGEST_VALUE = 36
+
+
+class Asked(NamedTuple):
+    """What `strategy.json` asks for: its fields as text, in order, and what else is shown."""
+
+    fields: tuple[tuple[str, str], ...]
+    sources: tuple[str, ...] = ()
+    mode: str = "defaults"
+    is_strict: bool = False
+    reasons: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+
+
+class Knob(NamedTuple):
+    """One field, as one rank saw it."""
+
+    name: str
+    asked: str
+    in_effect: str
+    status: str
+    why: str
+
+
+class Testimony(NamedTuple):
+    """One rank's evidence."""
+
+    is_complete: bool = False
+    # As `Paddle 3.3.1, dygraph on gpu`.
+    where: str = ""
+    knobs: tuple[Knob, ...] = ()
+    notes: tuple[str, ...] = ()
+    # Sentences about what script and strategy do not agree on.
+    disagreements: tuple[str, ...] = ()
+    ranks_equal: bool | None = None
+
+
+# Read -------------------------------------------------------------------------------------------
+
+
+def wanted(document: Mapping[str, Any]) -> Asked:
+    """Return what the parsed `strategy.json` asks for."""
+    fields = tuple(
+        (name, said(value))
+        for section in SECTIONS
+        for name, value in _mapping(document.get(section)).items()
+    )
+    return Asked(
+        fields=fields,
+        sources=tuple(map(str, document.get("sources") or ())),
+        mode=str(document.get("mode", "defaults")),
+        is_strict=document.get("strict") is True,
+        reasons=tuple(f"{n}: {why}" for n, why in _mapping(document.get("reasons")).items()),
+        environment=tuple(
+            f"{name}={value}" for name, value in _mapping(document.get("environment")).items()
+        ),
+    )
+
+
+def testimony(document: object) -> Testimony | None:
+    """Return what a rank's parsed evidence says; None if it is none, whatever it is."""
+    # Other processes write it, some of them while they die: nothing in it is taken for granted.
+    if not isinstance(document, dict) or document.get("schema") != 1:
+        return None
+    return Testimony(
+        is_complete=document.get("complete") is True,
+        where=_where(document),
+        knobs=tuple(_knob(one) for one in _dicts(document.get("knobs")) if one.get("name")),
+        notes=tuple(str(one) for one in _list(document.get("notes"))),
+        disagreements=tuple(
+            f"The script sets {one.get('name')} to {said(one.get('script'))}, the strategy to "
+            f"{said(one.get('strategy'))}: {said(one.get('used'))} is used."
+            for one in _dicts(document.get("disagreements"))
+        ),
+        ranks_equal=_bool(document.get("ranks_equal")),
+    )
+
+
+def _knob(one: Mapping[str, Any]) -> Knob:
+    status = str(one.get("status"))
+    why = ". ".join(str(one[key]).rstrip(".") for key in ("evidence", "reason") if one.get(key))
+    return Knob(
+        name=str(one["name"]),
+        asked=said(one.get("asked")),
+        in_effect=said(one.get("in_effect")),
+        # A word that is not known is none.
+        status=status if status in _STATUSES else NO_WORD,
+        why=why,
+    )
+
+
+def _where(document: Mapping[str, Any]) -> str:
+    paddle, graph, device = (document.get(key) for key in ("paddle", "graph", "device"))
+    graph_where = " on ".join(str(one) for one in (graph, device) if one)
+    parts = [f"Paddle {paddle}" if paddle else "", graph_where]
+    return ", ".join(part for part in parts if part)
+
+
+def said(value: object) -> str:
+    """Write a value as YAML would, in one line.
+
+    >>> said(True), said(None), said({"k_steps": 4, "avg": True}), said([1, 2.0])
+    ('true', '', 'k_steps=4 avg=true', '1,2')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return " ".join(f"{key}={said(one)}" for key, one in value.items())
+    if isinstance(value, list | tuple):
+        return ",".join(map(said, value))
+    return " ".join(str(value).split())
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in _list(value) if isinstance(one, dict)]
+
+
+def _bool(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+# Compare ----------------------------------------------------------------------------------------
+
+
+def judge(asked: Asked, heard: Mapping[str, Testimony | None], at: float) -> Judged:
+    """Return what became of each field in the ranks whose labels HEARD has, rank by rank.
+
+    Ranks that say the same share a verdict; the first one of each field is that of the first rank.
+    """
+    silent = tuple(who for who, one in heard.items() if one is None or not one.is_complete)
+    found: dict[tuple[str, ...], list[str]] = {}
+    first: dict[tuple[str, ...], Knob] = {}
+    for who, one in heard.items():
+        if one is None or (who in silent and not one.knobs):
+            continue
+        for knob in _rows(asked, one):
+            # What was counted may differ a little from rank to rank; what it shows may not.
+            key = (knob.name, knob.in_effect, knob.status)
+            found.setdefault(key, []).append(who)
+            first.setdefault(key, knob)
+    verdicts = [
+        Verdict(tuple(who), one.name, one.asked, one.in_effect, one.status, one.why)
+        for key, who in found.items()
+        for one in (first[key],)
+    ]
+    order = {name: place for place, name in enumerate(dict.fromkeys(one.name for one in verdicts))}
+    verdicts.sort(key=lambda one: order[one.name])
+    compared = [one.ranks_equal for one in heard.values() if one and one.ranks_equal is not None]
+    return Judged(tuple(verdicts), at, silent, all(compared) if compared else None)
+
+
+def _rows(asked: Asked, one: Testimony) -> Iterable[Knob]:
+    """Return what a rank says of each field that was asked for, and of others it tells of."""
+    told = {knob.name: knob for knob in one.knobs}
+    for name, value in asked.fields:
+        switch = told.get(name.removesuffix(_CONFIGS)) if name.endswith(_CONFIGS) else None
+        if name in told:
+            yield told[name]._replace(asked=value)
+        elif switch is not None:
+            # The parts of a feature share its fate, and its word.
+            how = f"with {switch.name}"
+            in_effect = value if switch.status == EFFECTIVE else ""
+            yield Knob(name, value, in_effect, switch.status, how)
+        else:
+            yield Knob(name, value, "", NO_WORD, "")
+    names = {name for name, _ in asked.fields}
+    yield from (knob for knob in told.values() if knob.name not in names)
+
+
+def faults(asked: Asked, judged: Judged, silence: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what --strategy_strict does not let pass, one clause each."""
+    names = {name for name, _ in asked.fields}
+    if not names:
+        return ()
+    return (
+        *(
+            f"{listed(one.labels)}: {in_words(one)}"
+            for one in judged.verdicts
+            if one.name in names and one.status != EFFECTIVE
+        ),
+        *(f"{who} {silence[who]}" for who in judged.silent),
+    )
+
+
+def in_words(one: Verdict) -> str:
+    """Say what became of a field.
+
+    >>> in_words(Verdict(("rank 0",), "dgc", "true", "", "refused", "Paddle 3.3 has none."))
+    'dgc is refused: Paddle 3.3 has none'
+    """
+    # Not what was counted, which tells nothing where there is no effect.
+    why = f": {one.why.rstrip('.')}" if one.why else ""
+    return f"{one.name} {_SAID[one.status]}{why}"
+
+
+# Show -------------------------------------------------------------------------------------------
+
+
+def table(
+    asked: Asked,
+    heard: Mapping[str, Testimony | None],
+    judged: Judged,
+    silence: Mapping[str, str],
+    width: int,
+) -> str:
+    """Return the overview: a row a field, and a line for whatever differs; WIDTH 0: no limit."""
+    witnesses = [one for one in heard.values() if one is not None]
+    where = next((one.where for one in witnesses if one.where), "")
+    origin = f" {', '.join(asked.sources)}" if asked.sources else ""
+    title = f"Strategy{origin} (mode {asked.mode}{'; ' + where if where else ''})"
+    main = {one.name: one for one in reversed(judged.verdicts)}
+    shown = [one for one in judged.verdicts if main[one.name] is one]
+    others = [one for one in judged.verdicts if main[one.name] is not one]
+    rows = [("knob", "asked", "in effect", "status", "evidence")]
+    rows += [
+        (
+            one.name,
+            _short(one.asked) or "-",
+            _short(one.in_effect) or "-",
+            _SHOWN.get(one.status, one.status),
+            one.why,
+        )
+        for one in shown
+    ]
+    remarks = [f"{_sentence(listed(one.labels))}: {in_words(one)}." for one in others]
+    remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
+    remarks += _told(heard, [one.disagreements for one in witnesses])
+    if judged.ranks_equal is not None:
+        remarks.append(
+            "The parameters of all ranks are equal."
+            if judged.ranks_equal
+            else "THE PARAMETERS OF THE RANKS DIFFER."
+        )
+    remarks += asked.reasons
+    remarks += [f"Environment: {one}" for one in asked.environment]
+    remarks += _told(heard, [one.notes for one in witnesses])
+    lines = [title, *(_columns(rows, width - 2 if width else 0) if shown else ())]
+    return "\n  ".join([*lines, *(line for one in remarks for line in _wrap(one, width - 2))])
+
+
+def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return each sentence once, with those who say it if not all do."""
+    who = [label for label, one in heard.items() if one is not None]
+    by: dict[str, list[str]] = {}
+    for label, sentences in zip(who, said, strict=True):
+        for sentence in sentences:
+            by.setdefault(sentence, []).append(label)
+    return [
+        one if len(labels) == len(who) else f"{_sentence(listed(labels))}: {one}"
+        for one, labels in by.items()
+    ]
+
+
+def _columns(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Set ROWS in columns, the last of which is wrapped into what is left of WIDTH."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
+    begin = sum(widths) + 2 * len(widths)
+    room = max(width - begin, _NARROWEST) if width else 0
+    lines = []
+    for row in rows:
+        head = "".join(f"{cell:<{space}}  " for cell, space in zip(row[:-1], widths, strict=True))
+        first, *more = _wrap(row[-1], room) or [""]
+        lines += [f"{head}{first}".rstrip(), *(f"{'':{begin}}{line}" for line in more)]
+    return lines
+
+
+def _wrap(text: str, room: int) -> list[str]:
+    """Break TEXT between words into lines of at most ROOM, where a word allows.
+
+    >>> _wrap("161 gradients in 6 allreduces", 16)
+    ['161 gradients in', '6 allreduces']
+    """
+    if room <= 0:
+        return [text] if text else []
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,290 @@
+"""Shows once what of the strategy is in effect, from the evidence that the ranks write.
+
+With `--strategy_strict` a job whose strategy is not in effect is declared refuted, which ends it.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH108, PTH116, PTH118, PTH119, PTH123
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import Exited, Finished, Judged, Refuted, Restarting, SignalAll, Started
+from fleetrun.run.worker import label
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.sinks.overview import Asked, Testimony
+
+NAME = "strategy.json"
+EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
+# A rank needs seconds for its first update, or minutes.
+_FIRST_S = 0.3
+_SLOWER = 1.2
+_SLOWEST_S = 2.0
+# So long after the first rank that has its evidence, the others have had their time.
+_PATIENCE_S = 60.0
+# Signals after which the ranks end.
+_ENDING = frozenset((1, 2, 9, 15))
+
+
+def find(plan: LaunchPlan) -> str | None:
+    """Return the text of the plan's strategy; None if it has none."""
+    for path, text in plan.files.items():
+        if os.path.basename(path) == NAME:
+            return text
+    return None
+
+
+class _Trainer:
+    """A rank: where its evidence is, what it said when the file was last read, and its end."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        self.testimony: Testimony | None = None
+        self.seen: tuple[int, ...] = ()
+        self.has_ended = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be expected before the end of the job."""
+        return self.has_ended or (self.testimony is not None and self.testimony.is_complete)
+
+    def look(self) -> None:
+        """Read the evidence, if it is new."""
+        try:
+            stat = os.stat(self.path)
+            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if seen == self.seen:
+                return
+            with open(self.path, "rb") as file:
+                text = file.read()
+        except OSError:
+            # It is not there yet, or its folder is gone.
+            return
+        import json  # noqa: PLC0415 - the start is over when this runs
+
+        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+
+        self.seen = seen
+        # What cannot be read says nothing; an older word stands.
+        with suppress(ValueError, RecursionError):
+            self.testimony = overview.testimony(json.loads(text)) or self.testimony
+
+
+class Proof:
+    """Watches for the evidence of PLAN's trainers and declares what it says of the strategy."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        say: Callable[[str], None],
+        declare: Callable[[Judged | Refuted], None],
+        is_quiet: bool = False,
+        width: int | None = None,
+        first_s: float = _FIRST_S,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self._plan = plan
+        self._say = say
+        self._declare = declare
+        self._is_quiet = is_quiet
+        self._width = width
+        self._first_s = self._pace_s = first_s
+        self._patience_s = patience_s
+        self._waiting: Waiting | None = None
+        self._asked: Asked | None = None
+        self._is_ending = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Expect evidence from everybody."""
+        self._pace_s = self._first_s
+        self._patient_until: float | None = None
+        # What was shown, as far as it matters.
+        self._shown: object = None
+        self._has_judged = False
+        folder = os.path.join(self._plan.cwd, self._plan.run_dir)
+        self._trainers: dict[int, _Trainer] = {}
+        for process, spec in enumerate(self._plan.processes):
+            if spec.rank is not None and spec.rank.role == "TRAINER":
+                name = f"strategy.{spec.rank.rank}.json"
+                path = spec.env.get(EVIDENCE) or os.path.join(folder, name)
+                path = os.path.join(self._plan.cwd, path)
+                self._trainers[process] = _Trainer(label(spec), path)
+
+    # The supervisor's side ----------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin to look."""
+        self._waiting = waiting
+        self._look_later()
+
+    def tell(self, happening: Happening) -> None:
+        """Know who runs, and judge when nobody will say more."""
+        match happening:
+            case Started():
+                self._is_ending = False
+            case Exited(process=process, status=status) if process in self._trainers:
+                self._trainers[process].has_ended = True
+                if status.exit_code:
+                    self._is_ending = True
+                elif not self._is_ending:
+                    self._look()
+            case SignalAll(signum=signum) if signum in _ENDING:
+                self._is_ending = True
+            case Restarting(plan=plan):
+                self._plan = plan
+                for trainer in self._trainers.values():
+                    # It tells of an attempt that is over.
+                    with suppress(OSError):
+                        os.unlink(trainer.path)
+                self._begin()
+                self._look_later()
+            case Finished(outcome=outcome):
+                self._stop()
+                self._read()
+                has_word = any(one.testimony is not None for one in self._trainers.values())
+                # Ranks that failed or were stopped had no time for evidence.
+                if has_word or (outcome.cause is None and self._trainers):
+                    self._show(self._asked_for())
+            case _:
+                pass
+
+    def is_busy(self) -> bool:
+        """Everything is said when it is known."""
+        return False
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """No rank's output is shown here."""
+        return False
+
+    def close(self) -> None:
+        """Stop."""
+        self._stop()
+
+    # Looking ------------------------------------------------------------------------------------
+
+    def _look_later(self) -> None:
+        if self._waiting is not None:
+            at = time.monotonic() + self._pace_s
+            self._waiting.alarm("evidence", at, self._look_again)
+
+    def _look_again(self) -> None:
+        self._pace_s = min(self._pace_s * _SLOWER, _SLOWEST_S)
+        # Before it looks: a look that settles everything takes the alarm away again.
+        self._look_later()
+        if not self._is_ending:
+            self._look()
+
+    def _stop(self) -> None:
+        if self._waiting is not None:
+            self._waiting.alarm("evidence", None, self._look_again)
+
+    def _read(self) -> None:
+        for trainer in self._trainers.values():
+            trainer.look()
+
+    def _look(self) -> None:
+        """Judge once all have said what they have to say, and again when they have ended."""
+        self._read()
+        trainers = self._trainers.values()
+        now = time.monotonic()
+        if any(one.is_settled for one in trainers) and self._patient_until is None:
+            self._patient_until = now + self._patience_s
+        if all(one.is_settled for one in trainers):
+            self._stop()
+            self._judge(is_last=all(one.has_ended for one in trainers))
+        elif self._patient_until is not None and now >= self._patient_until and self._shown is None:
+            self._show(self._asked_for())
+
+    # Judging ------------------------------------------------------------------------------------
+
+    def _asked_for(self) -> Asked:
+        if self._asked is None:
+            import json  # noqa: PLC0415 - the start is over when this runs
+
+            from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+
+            self._asked = overview.wanted(json.loads(find(self._plan) or "{}"))
+        return self._asked
+
+    def _judge(self, *, is_last: bool) -> None:
+        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+
+        asked = self._asked_for()
+        if self._has_judged and not is_last:
+            return
+        self._has_judged = True
+        try:
+            judged = self._show(asked)
+            found = overview.faults(asked, judged, self._silence())
+        except Exception as error:
+            # A watcher that fails is let go; what must be proved and is not is a failure.
+            found = (f"the evidence could not be judged ({error!r})",)
+            if not asked.is_strict:
+                raise
+        if found and asked.is_strict:
+            self._declare(Refuted(found, time.monotonic()))
+
+    def _show(self, asked: Asked) -> Judged:
+        """Tell what is known, if it is not what was told before."""
+        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+
+        heard = {one.name: one.testimony for one in self._trainers.values()}
+        judged = overview.judge(asked, heard, time.monotonic())
+        silence = self._silence()
+        # Numbers grow with every update; only another answer is news.
+        gist = (
+            tuple(one._replace(why="") for one in judged.verdicts),
+            tuple((who, silence[who]) for who in judged.silent),
+            judged.ranks_equal,
+            tuple(one.disagreements if one else () for one in heard.values()),
+        )
+        if gist != self._shown:
+            self._shown = gist
+            self._declare(judged)
+            is_fine = (
+                not overview.faults(asked, judged, silence) and judged.ranks_equal is not False
+            )
+            if not (self._is_quiet and is_fine):
+                self._say(overview.table(asked, heard, judged, silence, self._columns()))
+        return judged
+
+    def _silence(self) -> dict[str, str]:
+        """Say for each rank what its lack of evidence means."""
+        return {one.name: _silence_of(one) for one in self._trainers.values()}
+
+    def _columns(self) -> int:
+        """Return the width to keep to; a file has none."""
+        if self._width is None:
+            try:
+                self._width = os.get_terminal_size(2).columns
+            except OSError:
+                self._width = 0
+        return self._width
+
+
+def _silence_of(trainer: _Trainer) -> str:
+    if trainer.testimony is not None and not trainer.has_ended:
+        return "has made no optimizer update yet"
+    if trainer.testimony is not None:
+        return "made no optimizer update, so nothing could be counted"
+    if not trainer.has_ended:
+        return "has left no evidence yet"
+    return (
+        "left no evidence: its Python ignores PYTHONPATH (-I, -E, -S), or it never imported Paddle"
+    )

@@ -1,0 +1,72 @@
+"""The strategy of a command line: files, --set and options, and what is shown of them."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fleetrun.errors import UsageError
+from fleetrun.model import Knob, Layer, Setting, Strategy
+from fleetrun.options import Given
+from fleetrun.strategy import load
+
+
+class Named(NamedTuple):
+    """One preset or file, and who asked for it."""
+
+    name: str
+    given: Given
+
+
+def names(given: Iterable[Given]) -> list[Named]:
+    """Return what GIVEN, all from one tier, name: commas part names, in a variable colons too."""
+    found = []
+    for each in given:
+        raw = each.raw.replace(":", ",") if each.source.startswith("$") else each.raw
+        found += [Named(name.strip(), each) for name in raw.split(",") if name.strip()]
+    return found
+
+
+def strategy(
+    wanted: Sequence[Named], sets: Iterable[Given], known: Mapping[str, Layer]
+) -> load.Asked:
+    """Put WANTED and SETS together; a layer that is KNOWN already is not read again."""
+    layers = [known.get(each.name) or _read(each) for each in wanted]
+    return load.combine(layers, [_set(each) for each in sets])
+
+
+def _read(wanted: Named) -> Layer:
+    try:
+        load.find(wanted.name)
+    except UsageError as error:
+        given = wanted.given._replace(raw=wanted.name)
+        raise UsageError(given.blame(str(error))) from None
+    return load.read(wanted.name)
+
+
+def _set(given: Given) -> Knob:
+    knob = load.parse_set(given.raw)
+    # In a config file it has a line.
+    return knob if given.source == "command line" else knob._replace(source=given.source)
+
+
+def settings(wanted: Sequence[Named], sets: Iterable[Given]) -> list[Setting]:
+    """Return the lines of the settings: all names together, and each field that was set."""
+    source = wanted[-1].given.source if wanted else "default"
+    named = ",".join(each.name for each in wanted) or "None"
+    lines = [Setting("strategy", named, source)]
+    for given in sets:
+        key, _, value = given.raw.partition("=")
+        lines.append(Setting(f"set.{key.strip()}", value, given.source))
+    return lines
+
+
+def settle(
+    asked: load.Asked, *, mode: str, is_strict: bool, check_ranks: int | None, merge_tail: str
+) -> Strategy:
+    """Return what was ASKED for with the options that say how to deal with it."""
+    return asked.strategy._replace(
+        mode=mode,
+        is_strict=is_strict,
+        check_ranks=check_ranks or 0,
+        merge_tail=merge_tail,
+    )

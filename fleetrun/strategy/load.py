@@ -1,0 +1,358 @@
+"""Reads strategies: presets, YAML files and --set, checked against the table of fields."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.errors import UsageError
+from fleetrun.model import Knob, KnobValue, Layer, Strategy
+from fleetrun.strategy import fields
+from fleetrun.strategy.fields import Field
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH100, PTH110, PTH118, PTH120
+
+PRESETS = (
+    "recommended",
+    "comm_fusion",
+    "compute_fusion",
+    "overlap",
+    "hierarchical_allreduce",
+    "gradient_merge",
+    "amp",
+    "resnet50_32gpu",
+)
+SET = "--set"
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Shown in the place of a part that is missing; no field is called that.
+_NOTHING = "null"
+
+
+class Asked(NamedTuple):
+    """A strategy as the user has it, before its place is known; and remarks about it."""
+
+    strategy: Strategy
+    notes: tuple[str, ...]
+
+
+def preset_path(name: str) -> str:
+    """Return the file of the preset NAME: in the wheel, or in a checkout beside the package."""
+    for folder in (_PACKAGE, os.path.dirname(_PACKAGE)):
+        path = os.path.join(folder, "configs", f"{name}.yaml")
+        if os.path.exists(path):
+            return path
+    raise UsageError(f"The preset {name} is not in this installation of fleetrun; install it anew.")
+
+
+def find(name: str) -> str:
+    """Return the file that NAME means: a preset of that name, or else a file."""
+    if name in PRESETS:
+        return preset_path(name)
+    if os.path.isfile(name):  # noqa: PTH113
+        return name
+    if os.path.exists(name):
+        raise UsageError(f"{name} is a folder, not a strategy.")
+    presets = f"presets are {', '.join(PRESETS)}."
+    raise UsageError(f"there is no file {name}, nor a preset of that name; {presets}")
+
+
+def read(name: str) -> Layer:
+    """Read the preset or file NAME; UsageError as file:line where it cannot be meant."""
+    path = find(name)
+    # What a preset says is told by its name alone; a file's place is what people look for.
+    shown = name if name in PRESETS else path
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
+            text = file.read()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}: this strategy cannot be read.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: this strategy is not UTF-8 text.") from None
+    return Layer(name, tuple(parse(text, shown)))
+
+
+def parse(text: str, path: str) -> Iterator[Knob]:
+    """Yield what TEXT, the YAML of PATH, asks for."""
+    loaded = _load(text, path)
+    if loaded is None:
+        return
+    root, values = loaded
+    for section, node in _pairs(root, path, "write sections: " + ", ".join(fields.SECTIONS)):
+        where = f"{path}:{section.start_mark.line + 1}"
+        name = str(section.value)
+        if name not in fields.SECTIONS:
+            raise UsageError(f"{where}: {_unknown_section(name)}")
+        if _is_null(node):
+            continue
+        yield from _section(name, node, path, values)
+
+
+def parse_set(text: str) -> Knob:
+    """Read TEXT, `key=value` of --set: `fuse_grad_size_in_MB=16`, `flags.FLAGS_x=1`.
+
+    >>> parse_set("gradient_merge_configs.k_steps=4")[:3]
+    ('strategy', 'gradient_merge_configs.k_steps', 4)
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    where = f"{SET} {key}"
+    if not equals or not key:
+        raise UsageError(f"{SET} {text}: give KEY=VALUE, as in fuse_grad_size_in_MB=16.")
+    section, dot, rest = key.partition(".")
+    if not (dot and section in fields.SECTIONS):
+        section, rest = _section_of(key), key
+    if section in fields.VARIABLE_SECTIONS:
+        return Knob(section, _variable(section, rest, where), _variable_text(section, raw), SET)
+    loaded = _load(raw, where)
+    value = None if loaded is None else loaded[1][id(loaded[0])]
+    name, _, key = rest.partition(".")
+    field = _field(section, name, where)
+    if key:
+        field = _key(field, key, where)
+        return Knob(fields.STRATEGY, f"{name}.{key}", _converted(field, value, where), SET)
+    if field.kind == "configs":
+        raise UsageError(f"{where}: set one of its parts: {_listed_keys(field)}.")
+    return Knob(field.section, field.name, _converted(field, value, where), SET)
+
+
+def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> Asked:
+    """Put LAYERS over each other, later ones and then SETS winning, part by part."""
+    last: dict[tuple[str, str], Knob] = {}
+    for knob in (*(knob for layer in layers for knob in layer.knobs), *sets):
+        last[knob.section, knob.name] = knob
+    knobs = tuple(last.values())
+    for knob in knobs:
+        _refuse(knob)
+    sources = [layer.name for layer in layers] + [SET] * bool(sets)
+    asked = Strategy(tuple(sources), knobs, digest(knobs), layers=tuple(layers))
+    return Asked(asked, tuple(_remarks(last)))
+
+
+def digest(knobs: Iterable[Knob]) -> str:
+    """Return what is the same for KNOBS that ask for the same, in whatever order."""
+    import hashlib  # noqa: PLC0415 - only those who have a strategy pay for it
+
+    lines = sorted(f"{knob.section}.{knob.name}={knob.value!r}" for knob in knobs)
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _refuse(knob: Knob) -> None:
+    """Refuse what is known to ruin a training without an error."""
+    if knob.section in fields.VARIABLE_SECTIONS:
+        return
+    refused = fields.find(knob.section, knob.name).refused
+    if refused is not None and refused[0] == knob.value:
+        value = str(knob.value).lower()
+        raise UsageError(f"{knob.source}: {knob.name}: {value} is refused: {refused[1]}.")
+
+
+def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
+    """Remark on configs of what is not switched on."""
+    told = set[str]()
+    for section, dotted in last:
+        configs, dot, _ = dotted.partition(".")
+        name = configs.removesuffix("_configs")
+        if not dot or configs in told or (section, name) in last or name == configs:
+            continue
+        if name not in fields.by_name(section):
+            continue
+        told.add(configs)
+        where = last[section, dotted].source
+        yield f"{where}: {configs} is set without {name}, which only the script can switch on now."
+
+
+# -- a file ----------------------------------------------------------------------------------------
+
+
+def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
+    """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
+    # Only those who have a strategy pay for yaml.
+    import yaml  # noqa: PLC0415
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        root = loader.get_single_node()
+        values: dict[int, object] = {}
+        pending = [] if root is None else [root]
+        while pending:
+            node = pending.pop()
+            if id(node) in values:
+                continue
+            # Mappings are read pair by pair; everything else is a value.
+            values[id(node)] = None
+            if isinstance(node, yaml.MappingNode):
+                pending += [each for pair in node.value for each in pair]
+            else:
+                values[id(node)] = loader.construct_object(node, deep=True)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None or path.startswith("-") else f"{path}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
+        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
+    except ValueError as error:
+        # Such as a date with a 13th month.
+        raise UsageError(f"{path}: this is not YAML: {error}.") from None
+    finally:
+        loader.dispose()
+    return None if root is None else (root, values)
+
+
+def _pairs(node: "Node", path: str, wanted: str) -> "Iterator[tuple[Node, Node]]":
+    """Yield the lines of the mapping NODE, none of them twice."""
+    from yaml import MappingNode  # noqa: PLC0415 - see _load
+
+    if not isinstance(node, MappingNode):
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: {wanted}.")
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        line, name = key.start_mark.line + 1, str(key.value)
+        if name in lines:
+            raise UsageError(f"{path}:{line}: {name} was already said in line {lines[name]}.")
+        lines[name] = line
+        yield key, value
+
+
+def _section(section: str, node: "Node", path: str, values: Mapping[int, object]) -> Iterator[Knob]:
+    """Yield what NODE, the section called SECTION, asks for."""
+    said: dict[tuple[str, str], str] = {}
+    for key, value in _pairs(node, path, f"{section}: write one `name: value` a line"):
+        where = f"{path}:{key.start_mark.line + 1}"
+        name = str(key.value)
+        if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
+            # As people know it from Python: strategy.build_strategy = ...
+            yield from _section(name, value, path, values)
+            continue
+        for knob in _knobs(section, name, value, where=where, path=path, values=values):
+            at = (knob.section, knob.name)
+            if at in said:
+                raise UsageError(f"{where}: {name} means {knob.name}, which {said[at]} says, too.")
+            said[at] = name
+            yield knob
+
+
+def _knobs(
+    section: str,
+    name: str,
+    node: "Node",
+    *,
+    where: str,
+    path: str,
+    values: Mapping[int, object],
+) -> Iterator[Knob]:
+    """Yield what the line `NAME: NODE` of SECTION asks for."""
+    from yaml import MappingNode, ScalarNode  # noqa: PLC0415 - see _load
+
+    if section in fields.VARIABLE_SECTIONS:
+        variable = _variable(section, name, where)
+        if not isinstance(node, ScalarNode) or _is_null(node):
+            raise UsageError(f"{where}: {name}: give one value.")
+        yield Knob(section, variable, _variable_text(section, str(node.value)), where)
+        return
+    field = _field(section, name, where)
+    if field.kind != "configs":
+        value: object = {} if isinstance(node, MappingNode) else values[id(node)]
+        yield Knob(field.section, field.name, _converted(field, value, where), where)
+        return
+    for key, value_node in _pairs(node, path, f"{name}: {fields.wanted(field)}"):
+        at = f"{path}:{key.start_mark.line + 1}"
+        part = _key(field, str(key.value), at)
+        inner: object = {} if isinstance(value_node, MappingNode) else values[id(value_node)]
+        yield Knob(field.section, f"{field.name}.{part.name}", _converted(part, inner, at), at)
+
+
+def _is_null(node: "Node") -> bool:
+    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
+    return str(node.tag).endswith(":null")
+
+
+# -- names and values ------------------------------------------------------------------------------
+
+
+def _field(section: str, name: str, where: str) -> Field:
+    known = fields.by_name(section)
+    if name in known:
+        return known[name]
+    for other in fields.FIELD_SECTIONS:
+        if name in fields.by_name(other):
+            raise UsageError(f"{where}: {name} belongs to the section {other}, not to {section}.")
+    parts = [f"{each.name}.{key.name}" for each in fields.TABLE for key in each.keys]
+    inside = [part for part in parts if part.partition(".")[2] == name]
+    if inside:
+        raise UsageError(f"{where}: {name} is a part: did you mean {' or '.join(inside)}?")
+    raise UsageError(f"{where}: no such field: {name}{_suggest(name, known)}")
+
+
+def _key(field: Field, name: str, where: str) -> Field:
+    found = {key.name: key for key in field.keys}
+    if name in found:
+        return found[name]
+    if not found:
+        raise UsageError(f"{where}: {field.name} has no parts: {fields.wanted(field)}.")
+    hint = _suggest(name, found, f"it has {_listed_keys(field)}.")
+    raise UsageError(f"{where}: {field.name} has no {name}{hint}")
+
+
+def _listed_keys(field: Field) -> str:
+    return ", ".join(key.name for key in field.keys)
+
+
+def _suggest(
+    name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list` shows all."
+) -> str:
+    """End a sentence with the name most like NAME."""
+    # Only a mistake pays for difflib.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    by_lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), list(by_lower), n=1)
+    return f"; did you mean {by_lower[close[0]]}?" if close else f"; {otherwise}"
+
+
+def _unknown_section(name: str) -> str:
+    if name in fields.by_name(fields.STRATEGY):
+        return (
+            f"{name} stands alone; put it under `{fields.by_name(fields.STRATEGY)[name].section}:`."
+        )
+    for section, prefix in fields.PREFIXES.items():
+        if prefix and name.startswith(prefix):
+            return f"{name} stands alone; put it under `{section}:`."
+    listed = f"sections are {', '.join(fields.SECTIONS)}."
+    return f"no such section: {name}{_suggest(name, fields.SECTIONS, listed)}"
+
+
+def _section_of(key: str) -> str:
+    """Return the section of --set's KEY, which may leave it out."""
+    for section, prefix in fields.PREFIXES.items():
+        if prefix and key.startswith(prefix):
+            return section
+    return fields.STRATEGY
+
+
+def _converted(field: Field, value: object, where: str) -> KnobValue:
+    try:
+        return fields.convert(field, value)
+    except ValueError as error:
+        shown = _NOTHING if value is None else "a mapping" if value == {} else str(value)
+        if isinstance(value, bool):
+            shown = shown.lower()
+        raise UsageError(f"{where}: {field.name}: {shown:.60}: {error}.") from None
+
+
+def _variable(section: str, name: str, where: str) -> str:
+    prefix = fields.PREFIXES[section]
+    if not (name.isascii() and name.isidentifier()):
+        raise UsageError(f"{where}: {name} is no name of a variable.")
+    if not name.startswith(prefix):
+        raise UsageError(f"{where}: {name}: did you mean {prefix}{name}?")
+    return name
+
+
+def _variable_text(section: str, raw: str) -> str:
+    """Return a variable's text as it was written; NCCL reads no words but numbers."""
+    numbers = {"true": "1", "false": "0"}
+    return numbers.get(raw.strip().lower(), raw) if section == fields.NCCL else raw

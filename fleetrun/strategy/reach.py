@@ -1,0 +1,54 @@
+"""Whether a strategy can get into a script at all, as far as its command line tells; pure."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+import os
+
+from fleetrun.model import Script
+
+# With any of these Python reads neither PYTHONPATH nor our start-up file.
+_DEAF = {"I": "isolated", "E": "without its environment", "S": "without the module site"}
+# These take the next word.
+_WITH_VALUE = frozenset("WX")
+# What follows these is no option of Python any more.
+_LAST = frozenset("cm")
+
+
+def obstacle(script: Script) -> str | None:
+    """Say why no strategy reaches SCRIPT; None when nothing is known that keeps it out.
+
+    >>> obstacle(Script("file", "python3", ("-uI", "train.py")))
+    'the strategy cannot reach the script: python3 -I runs isolated; leave -I out.'
+    >>> obstacle(Script("file", "python3", ("train.py", "-I")))
+    """
+    name = os.path.basename(script.target)  # noqa: PTH119 - pathlib costs start-up time
+    if script.form != "file" or not is_python(name):
+        return None
+    is_value = False
+    for word in script.args:
+        if is_value:
+            is_value = False
+            continue
+        if not word.startswith("-") or word.startswith("--"):
+            return None
+        for at, letter in enumerate(word[1:], 2):
+            if letter in _DEAF:
+                return (
+                    f"the strategy cannot reach the script: {name} -{letter} runs "
+                    f"{_DEAF[letter]}; leave -{letter} out."
+                )
+            if letter in _LAST:
+                return None
+            if letter in _WITH_VALUE:
+                is_value = at == len(word)
+                break
+    return None
+
+
+def is_python(name: str) -> bool:
+    """Whether NAME is what a Python interpreter is called.
+
+    >>> is_python("python3.11"), is_python("pythonic"), is_python("train.py")
+    (True, False, False)
+    """
+    rest = name.removeprefix("python")
+    return rest != name and not rest.strip("0123456789.")

@@ -1,0 +1,101 @@
+"""What `auto` means in a job of these hosts and ranks, and why; pure."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fleetrun.model import Knob, KnobValue, Strategy
+from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, STRATEGY
+
+_HIERARCHICAL = "use_hierarchical_allreduce"
+_GROUP = "hierarchical_allreduce_inter_nranks"
+_COMMUNICATORS = "nccl_comm_num"
+
+
+class Topology(NamedTuple):
+    """How many ranks each host has, in the order of the hosts."""
+
+    ranks: tuple[int, ...]
+
+    @property
+    def nranks(self) -> int:
+        """All ranks of the job."""
+        return sum(self.ranks)
+
+    @property
+    def nnodes(self) -> int:
+        """The hosts that have ranks."""
+        return len(self.ranks)
+
+    @property
+    def group(self) -> int:
+        """The largest number of ranks of which no group of neighbours is on two hosts.
+
+        >>> Topology((8, 8)).group, Topology((4, 2)).group
+        (8, 2)
+        """
+        return math.gcd(*self.ranks) or 1
+
+
+def topology(nodes: Sequence[int]) -> Topology:
+    """Return the topology of ranks on NODES, the place of each rank's host.
+
+    >>> topology([0, 0, 1, 1])
+    Topology(ranks=(2, 2))
+    """
+    return Topology(tuple(nodes.count(node) for node in dict.fromkeys(nodes)) or (1,))
+
+
+def resolve(strategy: Strategy, ranks: Topology) -> Strategy:
+    """Return STRATEGY with every auto decided that RANKS decide, each with its reason."""
+    values = {(knob.section, knob.name): knob.value for knob in strategy.knobs}
+    knobs = [_resolved(knob, ranks, values) for knob in strategy.knobs]
+    on = next(
+        (knob for knob in knobs if (knob.section, knob.name) == (STRATEGY, _HIERARCHICAL)), None
+    )
+    if on is not None and on.value is True and (STRATEGY, _GROUP) not in values:
+        value, reason = _group(ranks)
+        knobs.append(Knob(STRATEGY, _GROUP, value, on.source, f"not said: {reason}"))
+    return strategy._replace(knobs=tuple(knobs))
+
+
+def _resolved(knob: Knob, ranks: Topology, values: dict[tuple[str, str], KnobValue]) -> Knob:
+    if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
+        return knob
+    hosts = _hosts(ranks)
+    value: KnobValue
+    match knob.name:
+        case "nccl_comm_num":
+            value = _communicators(ranks)
+            reason = f"{value} on {hosts}"
+        case "num_threads":
+            asked = values.get((STRATEGY, _COMMUNICATORS), AUTO)
+            number = asked if isinstance(asked, int) else _communicators(ranks)
+            value = 1 if ranks.nnodes == 1 else number + 1
+            reason = "1 on 1 host" if value == 1 else f"{_COMMUNICATORS} + 1 on {hosts}"
+        case "use_hierarchical_allreduce":
+            value = ranks.nnodes > 1 and ranks.group > 1
+            reason = f"{'on' if value else 'off'} with {hosts}"
+            if ranks.nnodes > 1 and not value:
+                reason += ", because no equal groups of ranks are on one host each"
+        case "hierarchical_allreduce_inter_nranks":
+            value, reason = _group(ranks)
+        case _:
+            # Only the training process knows how large the gradients are.
+            return knob._replace(reason="auto: a tenth of the gradients, known once the model is")
+    return knob._replace(value=value, reason=f"auto: {reason}")
+
+
+def _communicators(ranks: Topology) -> int:
+    return 1 if ranks.nnodes == 1 else 2
+
+
+def _group(ranks: Topology) -> tuple[int, str]:
+    if len(set(ranks.ranks)) == 1:
+        return ranks.group, f"the {ranks.group} ranks of each host"
+    return ranks.group, f"hosts have {', '.join(map(str, ranks.ranks))} ranks"
+
+
+def _hosts(ranks: Topology) -> str:
+    return "1 host" if ranks.nnodes == 1 else f"{ranks.nnodes} hosts"

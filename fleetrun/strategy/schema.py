@@ -1,0 +1,76 @@
+"""The table of fields as a JSON Schema, for editors that check and complete YAML; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.strategy import fields
+
+if TYPE_CHECKING:
+    from fleetrun.strategy.fields import Field
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "choice": "string"}
+_ITEMS = {"ints": "integer", "floats": "number", "texts": "string"}
+
+
+def schema() -> dict[str, object]:
+    """Return the schema of a strategy file; what is converted on reading is allowed, too."""
+    sections: dict[str, object] = {
+        section: _mapping(fields.by_name(section)) for section in fields.FIELD_SECTIONS
+    }
+    for section, prefix in fields.PREFIXES.items():
+        sections[section] = {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{prefix}[A-Za-z0-9_]*$"},
+            "additionalProperties": {"type": ["string", "number", "boolean"]},
+        }
+    return {
+        "$schema": DIALECT,
+        "title": "fleetrun strategy",
+        "type": "object",
+        "properties": sections,
+        "additionalProperties": False,
+    }
+
+
+def _mapping(known: dict[str, Field]) -> dict[str, object]:
+    return {
+        "type": ["object", "null"],
+        "properties": {name: _property(field) for name, field in known.items()},
+        "additionalProperties": False,
+    }
+
+
+def _property(field: Field) -> dict[str, object]:
+    said: dict[str, object] = {"description": describe(field)}
+    if field.kind == "configs":
+        return said | _mapping({key.name: key for key in field.keys})
+    if field.kind in _ITEMS:
+        return said | {"type": "array", "items": {"type": _ITEMS[field.kind]}}
+    plain: dict[str, object] = {"type": _TYPES.get(field.kind, "string")}
+    if field.words:
+        plain["enum"] = list(field.words)
+    if field.minimum is not None:
+        plain["minimum"] = field.minimum
+    if field.maximum is not None:
+        plain["maximum"] = field.maximum
+    if field.refused is not None:
+        plain["not"] = {"const": field.refused[0]}
+    said["default"] = field.default
+    return said | ({"anyOf": [plain, {"const": fields.AUTO}]} if field.auto else plain)
+
+
+def describe(field: Field) -> str:
+    """Return FIELD's meaning with its unit, what auto is, and which Paddle has it."""
+    parts = [field.doc]
+    if field.unit:
+        parts.append(f"In {field.unit}.")
+    if field.auto:
+        parts.append(f"auto: {field.auto}.")
+    if field.refused is not None:
+        parts.append(f"{str(field.refused[0]).lower()} is refused: {field.refused[1]}.")
+    if field.only:
+        parts.append(f"Paddle {field.only} only.")
+    return " ".join(parts)

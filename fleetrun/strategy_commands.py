@@ -1,0 +1,214 @@
+"""`fleetrun strategy ...`: presets and fields to look at, files to check, verdicts to expect."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from fleetrun.errors import UsageError
+from fleetrun.plan import secrets
+from fleetrun.strategy import fields, load, schema, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.model import Knob, Layer
+
+_PROGRAM = "fleetrun strategy"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Answer as the rest of fleetrun does."""
+        raise UsageError(f"{self.prog}: {message}.")
+
+
+def main(words: list[str]) -> int:
+    """Do what WORDS, the ones after `fleetrun strategy`, ask for."""
+    try:
+        asked = _parser().parse_args(words)
+    except SystemExit as end:
+        # Only --help ends so.
+        return int(end.code or 0)
+    match asked.command:
+        case "list":
+            return _say(listed())
+        case "show":
+            return _say(shown(asked.name))
+        case "validate":
+            return _validate(asked.files)
+        case "schema":
+            import json  # noqa: PLC0415 - only this view needs it
+
+            return _say(json.dumps(schema.schema(), indent=2) + "\n")
+        case _:
+            return _say(
+                explained(
+                    asked.name,
+                    paddles=[asked.paddle] if asked.paddle else verdicts.PADDLES,
+                    graphs=[asked.graph] if asked.graph else verdicts.GRAPHS,
+                    devices=[asked.device] if asked.device else verdicts.DEVICES,
+                )
+            )
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog=_PROGRAM,
+        description="Look at strategies: what --strategy turns on in a script that knows nothing "
+        "of it.",
+    )
+    views = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    views.add_parser("list", help="presets, and every field with its type and default")
+    view = views.add_parser("show", help="a preset as it is written, or all about one field")
+    view.add_argument("name", metavar="PRESET|FIELD")
+    view = views.add_parser("validate", help="check files; exit code 2 when one is wrong")
+    view.add_argument("files", nargs="+", metavar="FILE")
+    views.add_parser("schema", help="JSON Schema of strategy files, for editors")
+    view = views.add_parser("explain", help="what each field comes to, before any run")
+    view.add_argument("name", metavar="FILE|NAME")
+    view.add_argument("--paddle", choices=verdicts.PADDLES)
+    view.add_argument("--graph", choices=verdicts.GRAPHS)
+    view.add_argument("--device", choices=verdicts.DEVICES)
+    return parser
+
+
+def _say(text: str) -> int:
+    """Print TEXT at once, so that a closed pipe shows up here."""
+    print(text, end="", flush=True)
+    return 0
+
+
+# -- list and show ---------------------------------------------------------------------------------
+
+
+def listed() -> str:
+    """Return all presets, and all fields with type, unit, range and default."""
+    width = max(map(len, load.PRESETS)) + 2
+    lines = ["Presets"]
+    lines += [f"  {name:<{width}}{_title(name)}" for name in load.PRESETS]
+    for section in fields.FIELD_SECTIONS:
+        lines += ["", f"Fields of {section}"]
+        for field in fields.TABLE:
+            if field.section == section:
+                lines += _listed(field, "  ")
+    lines += [
+        "",
+        "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _title(preset: str) -> str:
+    """Return the first sentence of PRESET's comment."""
+    comment = ""
+    for line in _text(load.preset_path(preset)).splitlines():
+        if not line.startswith("#"):
+            break
+        comment += " " + line.lstrip("# ")
+    return comment.strip().partition(". ")[0].rstrip(".") + "."
+
+
+def _listed(field: fields.Field, indent: str) -> list[str]:
+    lines = [f"{indent}{field.name}: {_kind(field)}", f"{indent}    {schema.describe(field)}"]
+    for key in field.keys:
+        lines += _listed(key, indent + "    ")
+    return lines
+
+
+def _kind(field: fields.Field) -> str:
+    """Say FIELD's type, range and default in a few words."""
+    if field.kind == "configs":
+        return "with these parts"
+    said = fields.wanted(field).removeprefix("give ")
+    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    return said + ("" if default in ("", ()) else f" [default: {default}]")
+
+
+def shown(name: str) -> str:
+    """Return the preset or the file NAME as it is written, or all about the field NAME."""
+    for section in (fields.STRATEGY, *fields.FIELD_SECTIONS):
+        known = fields.by_name(section)
+        if name in known:
+            field = known[name]
+            lines = _listed(field, "")
+            if field.aliases:
+                lines.append(f"    Also written {', '.join(field.aliases)}.")
+            return "\n".join([f"{field.section}:", *(f"  {line}" for line in lines)]) + "\n"
+    return _text(load.find(name))
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as in strategy/load.py
+        return file.read()
+
+
+# -- validate --------------------------------------------------------------------------------------
+
+
+def _validate(files: list[str]) -> int:
+    """Check each of FILES, and say all that is wrong in one of them before the next."""
+    worst = 0
+    for name in files:
+        try:
+            layer, notes = _combined(name)
+        except UsageError as error:
+            print(f"fleetrun: {error}", file=sys.stderr)
+            worst = error.exit_code
+            continue
+        for note in notes:
+            print(f"fleetrun: {note}", file=sys.stderr)
+        count = len(layer.knobs)
+        print(f"{name}: well, {count} {'setting' if count == 1 else 'settings'}.")
+    return worst
+
+
+def _combined(name: str) -> tuple[Layer, tuple[str, ...]]:
+    """Read NAME and refuse what a launch would."""
+    layer = load.read(name)
+    return layer, load.combine([layer]).notes
+
+
+# -- explain ---------------------------------------------------------------------------------------
+
+
+def explained(
+    name: str, *, paddles: Sequence[str], graphs: Sequence[str], devices: Sequence[str]
+) -> str:
+    """Return what each knob of NAME comes to, alike places in one line."""
+    layer, notes = _combined(name)
+    places = [
+        (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
+    ]
+    lines: list[str] = []
+    told: set[tuple[str, str]] = set()
+    for knob in layer.knobs:
+        at = (knob.section, knob.name.partition(".")[0])
+        if at in told:
+            continue
+        told.add(at)
+        lines += [*_explained(knob, at, places), ""]
+    lines += [f"note: {note}" for note in notes]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _explained(knob: Knob, at: tuple[str, str], places: list[tuple[str, str, str]]) -> list[str]:
+    section, name = at
+    if section in fields.VARIABLE_SECTIONS:
+        value = secrets.redact(name, str(knob.value))
+        return [f"{name}: {value}", "  a variable of every rank; what is exported already wins"]
+    field = fields.find(section, name)
+    value = str(knob.value).lower() if isinstance(knob.value, bool) else str(knob.value)
+    lines = [f"{name}: {value}" if "." not in knob.name else name]
+    found: dict[verdicts.Verdict, list[str]] = {}
+    for paddle, graph, device in places:
+        one = verdicts.verdict(
+            name, section=section, only=field.only, paddle=paddle, graph=graph, device=device
+        )
+        found.setdefault(one, []).append(f"{graph} {paddle} {device}")
+    for one, where in found.items():
+        everywhere = len(found) == 1 and len(places) > 1
+        lines.append(f"  {one.status}: {one.reason}")
+        lines.append("    " + ("everywhere" if everywhere else ", ".join(where)))
+    return lines

@@ -1,0 +1,462 @@
+"""The proof of a strategy: what ranks leave is read, compared, shown, and enforced if wanted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import Launch
+
+from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run.events import (
+    Exited,
+    Finished,
+    Judged,
+    Outcome,
+    Refuted,
+    Restarting,
+    SignalAll,
+    Started,
+)
+from fleetrun.run.loop import Loop
+from fleetrun.sinks import overview
+from fleetrun.sinks.proof import Proof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ASKED = {
+    "schema": 1,
+    "mode": "defaults",
+    "sources": ["comm_fusion"],
+    "strategy": {
+        "fuse_grad_size_in_MB": 16,
+        "gradient_merge": True,
+        "gradient_merge_configs": {"k_steps": 4, "avg": True},
+    },
+    "build_strategy": {"fuse_bn_act_ops": True},
+    "reasons": {"fuse_grad_size_in_MB": "auto: a tenth of the gradients"},
+    "environment": {"FLAGS_x": "1"},
+}
+
+
+def knob(name: str, status: str, in_effect: object = None, **more: str) -> dict[str, object]:
+    return {"name": name, "asked": 0, "in_effect": in_effect, "status": status, **more}
+
+
+GOOD = [
+    knob("fuse_grad_size_in_MB", "effective", 16, evidence="161 gradients in 6 allreduces"),
+    knob("gradient_merge", "effective", "true", evidence="1 update for 4 micro-steps"),
+    knob("fuse_bn_act_ops", "effective", "true", evidence="16 fused ops"),
+]
+IDLE = [*GOOD[:2], knob("fuse_bn_act_ops", "no_effect", "false", reason="dygraph has no such ops.")]
+
+
+def evidence(knobs: list[dict[str, object]], **more: object) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "rank": 0,
+        "paddle": "3.3.1",
+        "graph": "dygraph",
+        "device": "cpu",
+        "complete": True,
+        "updates": 3,
+        "knobs": knobs,
+        "disagreements": [],
+        "notes": [],
+        "ranks_equal": None,
+        **more,
+    }
+
+
+class Room:
+    """A proof over RANKS pretended ranks, with the loop it looks from."""
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int = 2,
+        asked: dict[str, Any] | None = None,
+        **proof: Any,  # noqa: ANN401 - its own
+    ) -> None:
+        self.folder = folder
+        specs = tuple(
+            RankSpec("TRAINER", n, n, 0, (), Endpoint("127.0.0.1", 6070 + n)) for n in range(ranks)
+        )
+        processes = tuple(
+            ProcessSpec(f"trainer.{one.rank}", ("x",), {}, (), f"workerlog.{one.rank}", rank=one)
+            for one in specs
+        )
+        server = ProcessSpec("server.0", ("x",), {}, (), "serverlog.0")
+        self.plan = LaunchPlan(
+            "job",
+            "collective",
+            "local",
+            0,
+            0,
+            ("h",),
+            specs,
+            (*processes, server),
+            Rules(),
+            str(folder),
+            ".",
+            ".",
+            files={"./strategy.json": json.dumps(ASKED if asked is None else asked)},
+        )
+        self.said: list[str] = []
+        self.declared: list[Judged | Refuted] = []
+        self.loop = Loop()
+        self.proof = Proof(
+            self.plan,
+            say=self.said.append,
+            declare=self.declared.append,
+            **{"width": 0, "first_s": 0.01, **proof},
+        )
+        self.proof.open(self.loop)
+
+    def leave(self, rank: int, what: object) -> None:
+        """Let RANK leave its evidence."""
+        text = what if isinstance(what, str) else json.dumps(what)
+        draft = self.folder / "draft"
+        draft.write_text(text)
+        draft.rename(self.folder / f"strategy.{rank}.json")
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Turn the loop until CONDITION holds."""
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            self.loop.turn()
+
+    def exit(self, rank: int, code: int = 0) -> None:
+        """Let RANK end."""
+        self.proof.tell(Exited(rank, f"rank {rank}", ExitStatus(code=code), 1.0))
+
+    def finish(self, cause: Exited | None = None) -> None:
+        """Let the job end."""
+        self.proof.tell(Finished(Outcome(cause), 2.0))
+        self.proof.close()
+        self.loop.close()
+
+    @property
+    def refuted(self) -> Refuted | None:
+        """Return the refutation, of which there is one at most."""
+        found = [one for one in self.declared if isinstance(one, Refuted)]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+def strict(**more: object) -> dict[str, object]:
+    return {**ASKED, "strict": True, **more}
+
+
+def test_the_table_comes_once_when_all_ranks_have_made_an_update(tmp_path: Path) -> None:
+    here = Room(tmp_path)
+    here.leave(0, evidence(GOOD, ranks_equal=True))
+    here.leave(1, evidence(GOOD, complete=False))
+    here.until(lambda: here.proof._trainers[1].testimony)  # noqa: SLF001 - nothing else shows it
+    assert here.said == []
+    here.leave(1, evidence(GOOD, ranks_equal=True))
+    here.until(lambda: here.said)
+    here.exit(0)
+    here.exit(1)
+    here.finish()
+    assert here.said == [
+        """\
+Strategy comm_fusion (mode defaults; Paddle 3.3.1, dygraph on cpu)
+  knob                    asked               in effect           status     evidence
+  fuse_grad_size_in_MB    16                  16                  effective  161 gradients in 6 allreduces
+  gradient_merge          true                true                effective  1 update for 4 micro-steps
+  gradient_merge_configs  k_steps=4 avg=true  k_steps=4 avg=true  effective  with gradient_merge
+  fuse_bn_act_ops         true                true                effective  16 fused ops
+  The parameters of all ranks are equal.
+  fuse_grad_size_in_MB: auto: a tenth of the gradients
+  Environment: FLAGS_x=1"""  # noqa: E501 - as wide as it is
+    ]
+    assert [type(one) for one in here.declared] == [Judged]
+
+
+def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=4)
+    for rank in range(4):
+        here.leave(rank, evidence(IDLE if rank > 1 else GOOD, notes=["a note"]))
+    here.until(lambda: here.said)
+    here.finish()
+    assert "fuse_bn_act_ops         true                true" in here.said[0]
+    assert "  Ranks 2-3: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in here.said[0]
+    assert here.said[0].endswith("\n  a note")
+
+
+def test_what_nobody_speaks_of_is_no_word_and_disagreements_are_told(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1)
+    differ = [{"name": "fuse_grad_size_in_MB", "script": 32, "strategy": 16, "used": 32}]
+    here.leave(0, evidence([knob("fuse_grad_size_in_MB", "script", 32)], disagreements=differ))
+    here.until(lambda: here.said)
+    here.finish()
+    rows = {line.split()[0]: " ".join(line.split()) for line in here.said[0].splitlines()}
+    assert rows["fuse_grad_size_in_MB"] == "fuse_grad_size_in_MB 16 32 script's own"
+    assert rows["fuse_bn_act_ops"] == "fuse_bn_act_ops true - no word"
+    assert (
+        "The script sets fuse_grad_size_in_MB to 32, the strategy to 16: 32 is used."
+        in (here.said[0])
+    )
+
+
+def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
+    here = Room(tmp_path)
+    here.leave(0, evidence(GOOD))
+    here.exit(0)
+    here.exit(1)
+    here.finish()
+    assert len(here.said) == 1
+    assert (
+        "  Rank 1 left no evidence: its Python ignores PYTHONPATH (-I, -E, -S), or"
+        in (here.said[0])
+    )
+
+
+def test_a_rank_that_never_updated_is_named(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1)
+    here.leave(0, evidence([], complete=False))
+    here.exit(0)
+    here.finish()
+    assert "Rank 0 made no optimizer update, so nothing could be counted." in here.said[0]
+
+
+def test_the_others_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+    here = Room(tmp_path, patience_s=0.05)
+    here.leave(0, evidence(GOOD))
+    here.until(lambda: here.said)
+    assert "Rank 1 has left no evidence yet." in here.said[0]
+    here.leave(1, evidence(GOOD))
+    here.until(lambda: len(here.said) == 2)
+    assert "Rank 1" not in here.said[1]
+    here.finish()
+    assert len(here.said) == 2
+
+
+def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1)
+    here.leave(0, evidence(GOOD, ranks_equal=True))
+    here.until(lambda: here.said)
+    here.leave(0, evidence(GOOD, ranks_equal=False, updates=9))
+    here.exit(0, code=1)
+    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
+    assert len(here.said) == 2
+    assert "THE PARAMETERS OF THE RANKS DIFFER." in here.said[1]
+
+
+def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> None:
+    here = Room(tmp_path)
+    here.exit(0, code=1)
+    here.proof.tell(SignalAll(15))
+    here.exit(1, code=1)
+    here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
+    assert (here.said, here.declared) == ([], [])
+
+
+def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, asked=strict())
+    here.leave(0, evidence(GOOD))
+    here.until(lambda: here.said)
+    here.exit(0, code=1)
+    here.proof.tell(Restarting(1, here.plan, 1.0))
+    assert not (tmp_path / "strategy.0.json").exists()
+    here.proof.tell(Started(0, "rank 0", 11, 1.0, attempt=1))
+    here.exit(0)
+    assert here.refuted is not None
+    assert "left no evidence" in here.refuted.faults[0]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"x"',
+        "\udcff".encode(errors="surrogateescape").decode("latin1"),
+        "[" * 100_000,
+        '{"schema": 2}',
+    ],
+)
+def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, garbage: str) -> None:
+    here = Room(tmp_path, ranks=1)
+    here.leave(0, garbage)
+    here.until(lambda: here.proof._trainers[0].seen)  # noqa: SLF001 - nothing else shows it
+    assert here.said == []
+    here.leave(0, evidence(GOOD))
+    here.until(lambda: here.said)
+    here.finish()
+
+
+def test_evidence_with_fields_of_any_kind_is_read_as_far_as_it_goes() -> None:
+    odd = {
+        "schema": 1,
+        "complete": "yes",
+        "paddle": 3,
+        "knobs": [1, {}, {"name": 7, "status": ["x"], "in_effect": {"a": [1.5, None]}}],
+        "notes": {"a": 1},
+        "disagreements": [None, {"name": "x"}],
+        "ranks_equal": 0,
+    }
+    read = overview.testimony(odd)
+    assert read is not None
+    assert read.knobs == (overview.Knob("7", "", "a=1.5,", "no_word", ""),)
+    assert (read.is_complete, read.notes, read.ranks_equal) == (False, (), None)
+
+
+def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, width=90, asked={"strategy": {"amp": True}})
+    words = "casts " * 20
+    here.leave(0, evidence([knob("amp", "effective", "true", evidence=words)]))
+    here.until(lambda: here.said)
+    here.finish()
+    lines = here.said[0].splitlines()
+    assert max(map(len, lines)) <= 90
+    assert lines[3].index("casts") == lines[1].index("evidence")
+
+
+@pytest.mark.parametrize(("knobs", "shown"), [(GOOD, 0), (IDLE, 1)])
+def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
+    tmp_path: Path, knobs: list[dict[str, object]], shown: int
+) -> None:
+    here = Room(tmp_path, ranks=1, is_quiet=True)
+    here.leave(0, evidence(knobs))
+    here.until(lambda: here.declared)
+    here.finish()
+    assert len(here.said) == shown
+
+
+# ---------------------------------------------------------------------------------------- strict
+
+
+@pytest.mark.parametrize(
+    ("one", "fault"),
+    [
+        (knob("fuse_bn_act_ops", "no_effect", reason="no such ops."), "has no effect: no such ops"),
+        (knob("fuse_bn_act_ops", "refused", reason="not in 3.3"), "is refused: not in 3.3"),
+        (
+            knob("fuse_bn_act_ops", "script", "false"),
+            "is not in effect, because the script sets it itself",
+        ),
+        (knob("fuse_bn_act_ops", "hm"), "is not mentioned by the evidence"),
+    ],
+)
+def test_strict_refutes_as_soon_as_all_are_heard(
+    tmp_path: Path, one: dict[str, object], fault: str
+) -> None:
+    here = Room(tmp_path, asked=strict())
+    for rank in range(2):
+        here.leave(rank, evidence([*GOOD[:2], one]))
+    here.until(lambda: here.refuted)
+    here.finish()
+    assert here.refuted is not None
+    assert here.refuted.faults == (f"ranks 0-1: fuse_bn_act_ops {fault}",)
+
+
+def test_strict_is_content_with_what_is_in_effect(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, asked=strict())
+    # What was not asked for may be as it likes.
+    here.leave(0, evidence([*GOOD, knob("amp", "no_effect")]))
+    here.exit(0)
+    here.finish()
+    assert here.refuted is None
+    assert "amp" in here.said[0]
+
+
+def test_strict_refutes_what_only_the_end_shows(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, asked=strict())
+    here.leave(0, evidence(GOOD))
+    here.until(lambda: here.said)
+    here.leave(0, evidence(IDLE))
+    here.exit(0)
+    here.finish()
+    assert here.refuted is not None
+
+
+def test_strict_refutes_when_it_cannot_judge(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, asked=strict())
+
+    def broken(text: str) -> None:
+        raise ValueError(text)
+
+    here.proof._say = broken  # noqa: SLF001 - how else would it fail
+    here.leave(0, evidence(GOOD))
+    here.exit(0)
+    assert here.refuted is not None
+    assert "could not be judged" in here.refuted.faults[0]
+
+
+def test_without_strict_nothing_is_refuted(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1)
+    here.leave(0, evidence(IDLE))
+    here.exit(0)
+    here.finish()
+    assert here.refuted is None
+
+
+def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=1, asked={"strategy": {}, "strict": True})
+    here.leave(0, evidence([], ranks_equal=True))
+    here.exit(0)
+    here.finish()
+    assert here.refuted is None
+    assert here.said[0].splitlines()[1:] == ["  The parameters of all ranks are equal."]
+
+
+# ---------------------------------------------------------------------------------- real processes
+
+RANK = """
+import json, os, sys, time
+rank = os.environ["PADDLE_TRAINER_ID"]
+path = os.path.realpath("log/latest/strategy.%s.json" % rank)
+open(path + ".draft", "w").write(sys.argv[1])
+os.rename(path + ".draft", path)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def rank(what: object, seconds: float = 0.0) -> list[str]:
+    """Return the command of a rank that leaves WHAT, and lives on for SECONDS."""
+    text = "until [ -e log/latest ]; do sleep 0.02; done; exec "
+    words = [sys.executable, "-S", "-c", RANK, json.dumps(what), str(seconds)]
+    return ["sh", "-c", text + shlex.join(words)]
+
+
+def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
+    job = Launch(tmp_path, rank(evidence(GOOD)), rank(evidence(IDLE)), strategy=ASKED)
+    ended = job.run()
+    assert ended.returncode == 0
+    said = ended.stderr.decode()
+    assert "161 gradients in 6 allreduces" in said
+    assert "Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops." in said
+    judged = [one for one in job.events() if one["event"] == "judged"]
+    told = {(one["name"], *one["who"]): one["status"] for one in judged[-1]["verdicts"]}
+    assert told["fuse_bn_act_ops", "rank 1"] == "no_effect"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
+    ranks = [rank(evidence(one), seconds) for one in (GOOD, IDLE)]
+    job = Launch(tmp_path, *ranks, strategy=strict(), max_restarts=2)
+    ended = job.run()
+    assert ended.returncode == 5
+    said = ended.stderr.decode()
+    assert "The strategy is not in effect as asked, and --strategy_strict wants it to be:" in said
+    assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in said
+    assert [one["event"] for one in job.events()].count("refuted") == 1
+    assert job.events()[-1]["exit_code"] == 5
+    assert job.events()[-1]["attempts"] == 1
+
+
+def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
+    ended = Launch(tmp_path, "true", strategy=strict()).run()
+    assert ended.returncode == 5
+    assert "Rank 0 left no evidence: its Python ignores PYTHONPATH" in ended.stderr.decode()
