@@ -148,7 +148,7 @@ def _text(path: str) -> str:
 
 
 def _validate(files: list[str]) -> int:
-    """Check each of FILES, and say all that is wrong in one of them before the next."""
+    """Check each of FILES, and say of each what is wrong first."""
     worst = 0
     for name in files:
         try:
@@ -189,6 +189,8 @@ def explained(
             continue
         told.add(at)
         lines += [*_explained(knob, at, places), ""]
+    if any(place[:2] == ("3.3.1", "static") for place in places):
+        lines.append(f"note: {verdicts.LEGACY_IR}")
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
 
