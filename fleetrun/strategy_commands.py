@@ -128,7 +128,10 @@ def _kind(field: fields.Field) -> str:
 
 def shown(name: str) -> str:
     """Return the preset or the file NAME as it is written, or all about the field NAME."""
-    for section in (fields.STRATEGY, *fields.FIELD_SECTIONS):
+    # amp and gradient_merge are fields, too; `list` tells about those.
+    if name in load.PRESETS:
+        return _text(load.preset_path(name))
+    for section in fields.FIELD_SECTIONS:
         known = fields.by_name(section)
         if name in known:
             field = known[name]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.strategy import fields
-from fleetrun.strategy.fields import Field
+
+if TYPE_CHECKING:
+    from fleetrun.strategy.fields import Field
 
 EVERY = [part for field in fields.TABLE for part in (field, *field.keys)]
 
