@@ -124,6 +124,13 @@ def read(
             paddle_without_servers=paddles.without_servers(sys.path),
             script_imports_paddle=paddles.imports_paddle(request.script, cwd),
         )
+    elif request.run_mode == "rpc":
+        from fleetrun import paddles  # noqa: PLC0415 - only for remote calls
+
+        facts = facts._replace(
+            paddle_without_rpc=paddles.without_rpc(sys.path),
+            script_imports_paddle=paddles.imports_paddle(request.script, cwd),
+        )
     names = hosts.named(request, environ)
     if not names and request.host is not None:
         names = (request.host,)

@@ -251,3 +251,13 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
     # Who does not name Paddle may do without it.
     job = Command.python(tmp_path, "", *TWO_AND_TWO, "--dry-run")
     assert "was built without parameter servers" in job.run().out.decode()
+
+
+@pytest.mark.skipif(
+    paddles.without_rpc(sys.path) is None, reason="no Paddle here, or one with remote calls"
+)
+def test_a_paddle_without_rpc_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = Command.python(tmp_path, "import paddle", "--run_mode=rpc").run()
+    assert done.code == 3
+    assert "was built without paddle.distributed.rpc: use paddlepaddle 2.6.2" in done.said
+    assert not (tmp_path / "log").exists()
