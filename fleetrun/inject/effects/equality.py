@@ -34,7 +34,7 @@ _ROUNDINGS = 4
 
 def install(asked: Wish, proof: Evidence) -> None:
     """Compare after the first update, and after every N where that is asked for."""
-    if asked.check_ranks == _NEVER or _world() < 2:
+    if asked.check_ranks == _NEVER or _world() == 1:
         return
     check = _Check(asked.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
@@ -54,7 +54,7 @@ class _Check:
 
     def watch_models(self, module: ModuleType) -> None:
         """Remember every data-parallel model."""
-        kind: Any = module.DataParallel  # type: ignore[attr-defined]
+        kind: Any = module.DataParallel
         begin = kind.__init__
 
         @functools.wraps(begin)
@@ -281,8 +281,8 @@ def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
     own, first = own.astype("float64"), first.astype("float64")
     largest = float(np.max(np.abs(first)))
     distance = float(np.max(np.abs(own - first)))
-    # Not a number where either has become so: farther than anything.
-    return distance / (unit * largest) if distance == distance and largest else float("inf")
+    # Where either has become infinite or no number at all, it is farther than anything.
+    return distance / (unit * largest) if distance < np.inf and largest else float("inf")
 
 
 def _widened(array: Any) -> Any:  # noqa: ANN401
