@@ -236,11 +236,16 @@ def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
 
 
 def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the parameters of MODEL that all ranks must have alike."""
+    """Return the parameters of MODEL that all ranks must have alike.
+
+    The running statistics of BatchNorm are parameters, too, that are not trained: they are of
+    what each rank sees.
+    """
     return {
-        name: parameter
+        name[len("_layers.") :] if name.startswith("_layers.") else name: parameter
         for name, parameter in model.named_parameters()
-        if not getattr(parameter, "is_distributed", False)
+        if parameter.trainable
+        and not getattr(parameter, "is_distributed", False)
         and not getattr(parameter, "no_sync", False)
     }
 
