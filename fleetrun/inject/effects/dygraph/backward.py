@@ -24,6 +24,7 @@ class Listener(Protocol):
 
 _listeners: list[Listener] = []
 _depth = 0
+_run: Callable[..., Any] | None = None
 
 
 def listen(listener: Listener) -> None:
@@ -38,7 +39,15 @@ def is_nested() -> bool:
 
 def watch(core: ModuleType) -> None:
     """Watch the one function of Paddle's CORE through which every backward goes."""
-    core.eager.run_backward = _watched(core.eager.run_backward)
+    global _run  # noqa: PLW0603 - one Paddle
+    _run = core.eager.run_backward
+    core.eager.run_backward = _watched(_run)
+
+
+def run_unseen(*args: Any) -> None:  # noqa: ANN401 - Paddle's own
+    """Run a backward of our own, of which nobody hears."""
+    assert _run is not None
+    _run(*args)
 
 
 def _watched(run: Callable[..., Any]) -> Callable[..., Any]:

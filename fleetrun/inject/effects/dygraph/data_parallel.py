@@ -86,7 +86,6 @@ class Models:
         self._must_sync = must_sync
         self._settled = Settled(asked, proof)
         self._report = report.Report(asked, proof)
-        # Both Paddle's sparse reducers and ours are kept for good: the hooks are, too.
         self.reducers: list[Reducer] = []
 
     def patch(self, module: ModuleType) -> None:
@@ -130,19 +129,19 @@ class Models:
                 return
             dense = [each for each in trained if id(each) not in sparse]
             plain = [each for each in dense if not each.stop_gradient]
+            # What Paddle would do, to compare with.
             model.group_indices = paddle.base.core.eager_assign_group_by_size(
                 plain,
                 [False] * len(plain),
                 [model.last_comm_buffer_size, model.comm_buffer_size],
             )
             rest = [each for each in trained if id(each) in sparse and not each.stop_gradient]
-            model._reducer = _Both(  # noqa: SLF001 - where Paddle keeps its own
-                self._ours(model, dense), _paddles(model, rest, paddle), self._must_sync, rest
-            )
+            # Where Paddle keeps its own.
+            model._reducer = self._ours(model, dense, rest)  # noqa: SLF001
 
         return replaced
 
-    def _ours(self, model: Any, dense: list[Any]) -> Reducer:  # noqa: ANN401 - DataParallel
+    def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:  # noqa: ANN401
         ranks = list(model.group.ranks)
         ids = communicators.Ids(len(self.reducers), ranks)
         size = self._group_size(len(ranks))
@@ -159,6 +158,8 @@ class Models:
         made = report.Made(lanes, levels, len(model.group_indices), overlaps, len(ranks))
         reducer = Reducer(
             dense,
+            sparse_parameters=rest,
+            group=model.group.process_group,
             lanes=lanes,
             nranks=len(ranks),
             limits=lambda total: self._settled.limits(total, model),
@@ -178,36 +179,15 @@ class Models:
         return size if 1 < size < nranks else None
 
 
-class _Both:
-    """What DataParallel calls at each forward: our reducer, and Paddle's for sparse gradients."""
-
-    def __init__(
-        self,
-        ours: Reducer,
-        paddles: Any,  # noqa: ANN401 - core.EagerReducer
-        must_sync: Callable[[Sequence[Any]], bool],
-        sparse: Sequence[Any],
-    ) -> None:
-        self.ours = ours
-        self._paddles = paddles
-        self._must_sync = must_sync
-        self._sparse = sparse
-
-    def prepare_for_backward(self, outputs: list[Any]) -> None:
-        """Let Paddle's wait for sparse gradients, unless they are being merged."""
-        if self._paddles is not None and self._must_sync(self._sparse):
-            self._paddles.prepare_for_backward(outputs)
-
-
 def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def armed(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         import paddle
 
-        both = getattr(model, "_reducer", None)
-        if isinstance(both, _Both) and paddle.is_grad_enabled():
+        ours = getattr(model, "_reducer", None)
+        if isinstance(ours, Reducer) and paddle.is_grad_enabled():
             # As Paddle does: it is the forward under `no_sync` that counts.
-            both.ours.is_armed = model.grad_need_sync
+            ours.is_armed = model.grad_need_sync
         return forward(model, *args, **kwargs)
 
     return armed
@@ -226,18 +206,3 @@ def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:  # noqa:
             if isinstance(layer, paddle.nn.layer.common.Embedding) and layer._sparse:  # noqa: SLF001
                 sparse.add(id(parameter))
     return list(found.values()), sparse
-
-
-def _paddles(model: Any, parameters: list[Any], paddle: Any) -> Any:  # noqa: ANN401
-    """Return Paddle's own reducer for the sparse PARAMETERS; None if there are none."""
-    if not parameters:
-        return None
-    sizes = [model.last_comm_buffer_size, model.comm_buffer_size]
-    return paddle.base.core.EagerReducer(
-        parameters,
-        [[index] for index in range(len(parameters))],
-        [True] * len(parameters),
-        model.group.process_group,
-        sizes,
-        model.find_unused_parameters,
-    )

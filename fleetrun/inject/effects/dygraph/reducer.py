@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
-from . import backward, coalesced
+from . import backward, coalesced, sparse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +58,8 @@ class Reducer:
         self,
         parameters: Sequence[Any],
         *,
+        sparse_parameters: Sequence[Any],
+        group: Any,  # noqa: ANN401 - Paddle's ProcessGroup
         lanes: Sequence[Lane],
         nranks: int,
         limits: Callable[[int], Limits],
@@ -65,6 +67,8 @@ class Reducer:
         must_sync: Callable[[Sequence[Any]], bool],
         reduced: Callable[[Reducer], None],
     ) -> None:
+        self._sparse = list(sparse_parameters)
+        self._group = group
         self._nranks = nranks
         self._lanes = lanes
         self._limits = limits
@@ -84,12 +88,24 @@ class Reducer:
         self._homes: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
         self._fired: set[int] = set()
+        # Whether backward came to this model at all.
+        self._is_touched = False
         self._next = 0
         # How many buckets were out before the last gradient of the last backward was there.
         self.early = 0
         self.rounds = 0
         self._arrange()
+        for parameter in self._sparse:
+            parameter._register_backward_hook(self._touch)  # noqa: SLF001 - see `_arrange`
         backward.listen(self)
+
+    @property
+    def everything(self) -> list[Any]:
+        """Every parameter that it averages, dense or sparse."""
+        return [*self.parameters, *self._sparse]
+
+    def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
+        """Do nothing: DataParallel calls it, and Paddle's own looks for unused parameters then."""
 
     def _arrange(self) -> None:
         """Pack the gradients of the parameters that are trained now; last layers first."""
@@ -126,9 +142,13 @@ class Reducer:
 
         return made
 
+    def _touch(self, *_: Any) -> None:  # noqa: ANN401
+        self._is_touched = True
+
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_active = self.is_armed and self._must_sync(self.parameters)
+        self._is_active = self.is_armed and self._must_sync(self.everything)
+        self._is_touched = False
         if not self._is_active:
             return
         if any(not each.stop_gradient for each in self._frozen):
@@ -143,6 +163,7 @@ class Reducer:
     def _made(self, key: int) -> None:
         """Take note of a gradient, and send its bucket if it is its turn."""
         bucket = self._homes[key]
+        self._is_touched = True
         if backward.is_nested():
             self._goes_late = True
         if bucket.is_out:
@@ -176,7 +197,7 @@ class Reducer:
 
     def finish(self) -> None:
         """Send what is left, and wait for everything."""
-        if not self._is_active or not self._fired:
+        if not self._is_active or not self._is_touched:
             return
         self._is_active = False
         self.flush()
@@ -194,6 +215,9 @@ class Reducer:
                 self._complete(parameter, gradient, usage)
             bucket.pending = bucket.flat = None
             bucket.absent = []
+        for parameter in self._sparse:
+            if not parameter.stop_gradient:
+                sparse.average(parameter, self._group, self._nranks)
         self.rounds += 1
         self._reduced(self)
 
@@ -205,6 +229,8 @@ class Reducer:
 
     def _agree_on_usage(self) -> dict[int, int]:
         """Return how many ranks have a gradient of each parameter; of all, by its id."""
+        if not self.parameters:
+            return {}
         absent = {id(parameter) for bucket in self.buckets for parameter, _ in bucket.absent}
         have = [0 if id(each) in absent else 1 for each in self.parameters]
         counted = coalesced.sum_of(have, self._lanes[0])
