@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
     from ..wish import Wish
+    from .merge import Round
 
 # Any of these asks for our reducer.
 BUCKETED = (
@@ -86,7 +87,20 @@ class Models:
         self._must_sync = must_sync
         self._settled = Settled(asked, proof)
         self._report = report.Report(asked, proof)
-        self.reducers: list[Reducer] = []
+        self._reducers: list[Reducer] = []
+        self._lanes: list[communicators.Lane] = []
+
+    def count_calls(self) -> int:
+        """Return how many allreduces there were, of all models."""
+        return sum(lane.calls for lane in self._lanes)
+
+    def flush(self, current: Round) -> None:
+        """Average, now, what gradients there are of the models that CURRENT updates."""
+        owned = {id(parameter) for parameter in current.parameters}
+        for reducer in self._reducers:
+            if any(id(parameter) in owned for parameter in reducer.everything):
+                reducer.restart()
+                reducer.flush()
 
     def patch(self, module: ModuleType) -> None:
         """Put our reducer into the module `paddle.distributed.parallel`."""
@@ -143,7 +157,7 @@ class Models:
 
     def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:  # noqa: ANN401
         ranks = list(model.group.ranks)
-        ids = communicators.Ids(len(self.reducers), ranks)
+        ids = communicators.Ids(len(self._reducers), ranks)
         size = self._group_size(len(ranks))
         levels = communicators.divide(ranks, size) if size else None
         overlaps = not self._settled.get("sync_nccl_allreduce", default=False)
@@ -155,6 +169,7 @@ class Models:
                 else communicators.TwoLevels(levels, ids)
             )
             lanes.append(communicators.Lane(carrier, overlaps=overlaps))
+        self._lanes += lanes
         made = report.Made(lanes, levels, len(model.group_indices), overlaps, len(ranks))
         reducer = Reducer(
             dense,
@@ -167,7 +182,7 @@ class Models:
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),
         )
-        self.reducers.append(reducer)
+        self._reducers.append(reducer)
         return reducer
 
     def _group_size(self, nranks: int) -> int | None:
