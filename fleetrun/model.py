@@ -180,9 +180,10 @@ class Facts(NamedTuple):
     exec_limit: int = 2 * 1024 * 1024
     # Only read when processes are to be bound to them.
     processors: Processors | None = None
-    # Only read for parameter servers: the Paddle that is here, if it was built without them, and
-    # whether the script itself says that it imports Paddle.
+    # Only read for parameter servers and rpc: the Paddle that is here, if it was built without
+    # them, and whether the script itself says that it imports Paddle.
     paddle_without_servers: str | None = None
+    paddle_without_rpc: str | None = None
     script_imports_paddle: bool = False
 
 

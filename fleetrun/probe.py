@@ -82,7 +82,8 @@ def _pynvml() -> Nvml:
     """Return the real NVML; imported only where there is a driver, it takes 100 ms."""
     import pynvml  # noqa: PLC0415
 
-    nvml: Nvml = pynvml
+    # Its structures have their fields only at run time.
+    nvml: Nvml = pynvml  # pyright: ignore[reportAssignmentType]
     return nvml
 
 
@@ -121,6 +122,13 @@ def read(
 
         facts = facts._replace(
             paddle_without_servers=paddles.without_servers(sys.path),
+            script_imports_paddle=paddles.imports_paddle(request.script, cwd),
+        )
+    elif request.run_mode == "rpc":
+        from fleetrun import paddles  # noqa: PLC0415 - only for remote calls
+
+        facts = facts._replace(
+            paddle_without_rpc=paddles.without_rpc(sys.path),
             script_imports_paddle=paddles.imports_paddle(request.script, cwd),
         )
     names = hosts.named(request, environ)
@@ -470,7 +478,8 @@ def is_any_busy(gpus: Sequence[str], *, nvml: Callable[[], Utilization] | None =
         if nvml is None:
             import pynvml  # noqa: PLC0415 - only before a job is called hung
 
-            lib: Utilization = pynvml
+            # As in _pynvml.
+            lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
         else:
             lib = nvml()
     except ImportError:

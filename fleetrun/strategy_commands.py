@@ -128,7 +128,10 @@ def _kind(field: fields.Field) -> str:
 
 def shown(name: str) -> str:
     """Return the preset or the file NAME as it is written, or all about the field NAME."""
-    for section in (fields.STRATEGY, *fields.FIELD_SECTIONS):
+    # amp and gradient_merge are fields, too; `list` tells about those.
+    if name in load.PRESETS:
+        return _text(load.preset_path(name))
+    for section in fields.FIELD_SECTIONS:
         known = fields.by_name(section)
         if name in known:
             field = known[name]
@@ -148,7 +151,7 @@ def _text(path: str) -> str:
 
 
 def _validate(files: list[str]) -> int:
-    """Check each of FILES, and say all that is wrong in one of them before the next."""
+    """Check each of FILES, and say of each what is wrong first."""
     worst = 0
     for name in files:
         try:
@@ -189,6 +192,8 @@ def explained(
             continue
         told.add(at)
         lines += [*_explained(knob, at, places), ""]
+    if any(place[:2] == ("3.3.1", "static") for place in places):
+        lines.append(f"note: {verdicts.LEGACY_IR}")
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
 

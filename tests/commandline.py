@@ -61,8 +61,12 @@ class Command:
         **popen: Any,  # noqa: ANN401 - Popen's own
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(
+        piped: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
             [*prefix, *self.argv],
             env=self.environ(env),
             cwd=self.folder,
@@ -97,7 +101,8 @@ class Command:
             text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in text.splitlines()]
+        # While it is written, a reader may see half of the last line, which is none.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
 
 class Ended:

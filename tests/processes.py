@@ -68,8 +68,12 @@ class Launch:
         **popen: Any,  # noqa: ANN401 - Popen's own
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(
+        piped: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
             [*prefix, sys.executable, str(DRIVER), str(self._spec)],
             env={**os.environ, MARKER: self.marker, **(env or {})},
             cwd=self.folder,
@@ -102,4 +106,5 @@ class Launch:
     def events(self) -> list[dict[str, Any]]:
         """Return what the last launch wrote down."""
         text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
+        # While it is written, a reader may see half of the last line, which is none.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]

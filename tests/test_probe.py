@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pytest
 from planning import a_request
@@ -23,6 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fleetrun.model import Facts, Request
+
+
+class Bus(NamedTuple):
+    """Where a GPU is plugged in."""
+
+    busId: str | bytes  # noqa: N815 - pynvml's name
 
 
 class FakeNvmlError(Exception):
@@ -56,7 +61,7 @@ class FakeNvml:
         assert self.open
         return self._gpus[index]
 
-    def nvmlDeviceGetPciInfo(self, handle: object) -> SimpleNamespace:
+    def nvmlDeviceGetPciInfo(self, handle: object) -> probe.PciInfo:
         message = f"where is {handle}?"
         raise FakeNvmlError(message)
 
@@ -373,12 +378,12 @@ class PluggedNvml(FakeNvml):
         super().__init__(*gpus)
         self._buses = buses
 
-    def nvmlDeviceGetPciInfo(self, handle: object) -> SimpleNamespace:
+    def nvmlDeviceGetPciInfo(self, handle: object) -> probe.PciInfo:
         assert self.open
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._buses:
             raise FakeNvmlError
-        return SimpleNamespace(busId=self._buses[uuid])
+        return Bus(busId=self._buses[uuid])
 
 
 def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:

@@ -32,6 +32,10 @@ class Local:
         if request.run_mode in hosts.SERVER_MODES:
             return self._with_servers(request, facts)
         host, notes = self._host(request, facts)
+        if request.run_mode == "rpc":
+            from fleetrun.plan import servers  # noqa: PLC0415 - only where Paddle may lack it
+
+            notes += servers.check_paddle(request, facts)
         if request.start_port is None:
             # The master's is a port of its own: a store may listen on the first endpoint.
             *ports, master = self._ports.free(len(groups) + 1)

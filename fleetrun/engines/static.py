@@ -54,6 +54,9 @@ class Static:
         # As in Paddle: every host knows the first endpoint without asking anyone.
         master = Endpoint(names[0], ports[0][0])
         if request.run_mode == "rpc":
+            from fleetrun.plan import servers  # noqa: PLC0415 - only where Paddle may lack it
+
+            notes += servers.check_paddle(request, facts)
             # There the first endpoint is a worker's own, and a store needs another port.
             master = Endpoint(names[0], ports[0][-1] + 1)
         return Roster(members, me, master, engine=self.name, notes=notes)

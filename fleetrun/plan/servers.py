@@ -186,12 +186,15 @@ def _listed(environ: Mapping[str, str], role: str) -> list[str]:
 
 
 def check_paddle(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Say, or refuse, when the Paddle that is here has no parameter servers."""
-    if facts.paddle_without_servers is None:
+    """Say, or refuse, when the Paddle that is here lacks what a mode with servers or rpc needs."""
+    version, what = facts.paddle_without_servers, "parameter servers"
+    if request.run_mode == "rpc":
+        version, what = facts.paddle_without_rpc, "paddle.distributed.rpc"
+    if version is None:
         return ()
     said = (
-        f"Paddle {facts.paddle_without_servers} here was built without parameter servers: use "
-        "paddlepaddle 2.6.2, which has them (pip install paddlepaddle==2.6.2)."
+        f"Paddle {version} here was built without {what}: use paddlepaddle 2.6.2, which has "
+        f"{'it' if request.run_mode == 'rpc' else 'them'} (pip install paddlepaddle==2.6.2)."
     )
     # A script that does not name Paddle may do without it, and a dry run may be for elsewhere.
     if facts.script_imports_paddle and request.dry_run is None:

@@ -80,9 +80,11 @@ class Sink(Protocol):
 
     def is_busy(self) -> bool:
         """Whether something is still to be delivered after Finished."""
+        ...
 
     def shows(self, process: int) -> bool:
         """Whether the user has seen all output of PROCESS."""
+        ...
 
     def close(self) -> None:
         """End."""

@@ -89,7 +89,7 @@ def parse(output: str) -> Revision | None:
     Revision(commit='1f3a', branch='main', is_dirty=True)
     >>> parse("fatal: not a git repository")
     """
-    said = dict.fromkeys(("oid", "head"), "")
+    said: dict[str, str] = {"oid": "", "head": ""}
     is_dirty = False
     for line in output.splitlines():
         words = line.split(" ", 2)

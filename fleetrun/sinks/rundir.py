@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
@@ -181,7 +182,7 @@ class RunDirectory:
                 for spec in plan.processes
             ],
         }
-        _write(_join(self._run_dir, "plan.json"), json.dumps(document, indent=1) + "\n")
+        _write_at_once(_join(self._run_dir, "plan.json"), json.dumps(document, indent=1) + "\n")
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""
@@ -215,6 +216,18 @@ def _write(path: str, text: str) -> None:
             rest = rest[os.write(fd, rest) :]
     finally:
         os.close(fd)
+
+
+def _write_at_once(path: str, text: str) -> None:
+    """Let TEXT appear as the file PATH as a whole, or not at all on a disk that is full."""
+    draft = f"{path}.new"
+    try:
+        _write(draft, text)
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
 
 
 def _keep_old(path: str) -> None:

@@ -44,7 +44,8 @@ def _mapping(known: dict[str, Field]) -> dict[str, object]:
 
 
 def _property(field: Field) -> dict[str, object]:
-    said: dict[str, object] = {"description": describe(field)}
+    unit = f" In {field.unit}." if field.unit else ""
+    said: dict[str, object] = {"description": describe(field) + unit}
     if field.kind == "configs":
         return said | _mapping({key.name: key for key in field.keys})
     if field.kind in _ITEMS:
@@ -63,10 +64,8 @@ def _property(field: Field) -> dict[str, object]:
 
 
 def describe(field: Field) -> str:
-    """Return FIELD's meaning with its unit, what auto is, and which Paddle has it."""
+    """Return FIELD's meaning, what auto is, what is refused, and which Paddle has it."""
     parts = [field.doc]
-    if field.unit:
-        parts.append(f"In {field.unit}.")
     if field.auto:
         parts.append(f"auto: {field.auto}.")
     if field.refused is not None:

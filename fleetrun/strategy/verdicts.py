@@ -38,6 +38,10 @@ class Row(NamedTuple):
 _OURS = "fleetrun sends the gradients itself"
 _REWRITES = "fleetrun rewrites the program itself"
 _LEGACY = "3.3.1 has static strategies only with FLAGS_enable_pir_api=0, and there "
+LEGACY_IR = (
+    "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
+    "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
+)
 _GRAPH = "not available in dygraph: it fuses operators of a static program"
 
 TABLE: tuple[Row, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -203,6 +204,25 @@ def test_a_paddle_without_servers_is_refused_where_it_is_sure_to_fail() -> None:
 
 
 # -- remote procedure calls ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ips", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])
+def test_a_paddle_without_rpc_is_refused_where_it_is_sure_to_fail(ips: tuple[str, ...]) -> None:
+    asked = a_request(run_mode="rpc", nproc_per_node=2, ips=ips, host="127.0.0.1")
+    facts = some_facts(paddle_without_rpc="3.3.1", script_imports_paddle=True)
+    with (
+        closing(engines.choose(asked, facts, dry=False)) as engine,
+        pytest.raises(
+            EnvironmentFault, match=r"Paddle 3\.3\.1 here was built without paddle\.dist"
+        ),
+    ):
+        engine.gather(asked, facts, ((), ()))
+    shown = asked._replace(dry_run="json")
+    with closing(engines.choose(shown, facts, dry=True)) as engine:
+        assert (
+            "use paddlepaddle 2.6.2, which has it"
+            in engine.gather(shown, facts, ((), ())).notes[-1]
+        )
 
 
 def test_rpc_workers_meet_at_the_master_and_log_by_global_rank() -> None:

@@ -91,7 +91,7 @@ def test_every_host_finds_its_place(two_hosts: Pair) -> None:
 
 def test_order_of_the_list_is_the_order_of_ranks(two_hosts: Pair) -> None:
     launch(two_hosts, DUMP, "--ips", "10.88.0.2, 10.88.0.1", "--nproc_per_node=1")
-    first, second = dumps(two_hosts[::-1])
+    first, second = dumps((two_hosts[1], two_hosts[0]))
     assert first["PADDLE_CURRENT_ENDPOINT"] == "10.88.0.2:6070"
     assert second["PADDLE_CURRENT_ENDPOINT"] == "10.88.0.1:6070"
 

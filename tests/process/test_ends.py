@@ -152,7 +152,7 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     began = time.monotonic()
     launcher.terminate()
     done = job.finish(launcher)
-    assert 0.3 <= time.monotonic() - began < 1.3
+    assert 0.3 <= time.monotonic() - began < 5
     assert done.returncode == 143
     assert "Rank 0 had to be killed" in text(done.stderr)
 
@@ -348,7 +348,7 @@ def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
             return set(file.read().split())
 
     # The rank and the guard are left.
-    until(lambda: len(adopted()) == 2 and str(event["pid"]) in adopted(), 2)
+    until(lambda: len(adopted()) == 2 and str(event["pid"]) in adopted())
     (tmp_path / "go").touch()
     assert job.finish(launcher).returncode == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,13 @@ def meet():
 print("up", flush=True)
 open(f"up{rank}", "w").close()
 load_batch() if rank == 1 else meet()
+"""
+# Alive until a file of the name is there.
+LIVE_UNTIL = """
+open(f"alive{{rank}}", "w").close()
+while not os.path.exists(f"{}"):
+    print(".", flush=True)
+    time.sleep(0.01)
 """
 NO_SPY = {"PATH": "/usr/bin:/bin"}
 
@@ -62,6 +70,11 @@ def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:
     assert ended.code == 0
     assert [event["attempt"] for event in job.events() if event["event"] == "started"][2:] == [1, 1]
     assert "in load_batch" in stacks(job, 1)
+
+
+def started(job: Command) -> dict[int, int]:
+    """Return the process ids of the ranks that have been started."""
+    return {e["rank"]: e["pid"] for e in job.events() if e["event"] == "started"}
 
 
 def fake_spy(folder: Path, text: str) -> dict[str, str]:
@@ -164,22 +177,22 @@ def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
 
 
 def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, DEADLOCK, "--hang_timeout=0.8")
+    job = Command.python(tmp_path, LIVE_UNTIL.format("go") + DEADLOCK, "--hang_timeout=0.8")
     launcher = job.start(env=NO_SPY)
-    job.wait_for("up0", "up1")
-    pid = next(e["pid"] for e in job.events() if e["event"] == "started" and e["rank"] == 0)
+    job.wait_for("alive0", "alive1")
+    # A rank may be faster than the launcher's first word about it.
+    until(lambda: len(started(job)) == 2)
+    pid = started(job)[0]
     os.kill(pid, signal.SIGSTOP)
 
     def noticed(what: str) -> list[float]:
         return [event["monotonic"] for event in job.events() if event.get("what") == what]
 
     until(lambda: noticed("stopped"))
+    (tmp_path / "go").touch()
     # Twice the time in which it would be a hang.
-    until(
-        lambda: (
-            noticed("stopped")[0] + 1.6 < float(os.times().elapsed) or launcher.poll() is not None
-        )
-    )
+    began = time.monotonic()
+    until(lambda: began + 1.6 < time.monotonic() or launcher.poll() is not None)
     assert launcher.poll() is None
     os.kill(pid, signal.SIGCONT)
     until(lambda: noticed("continued"))
@@ -191,10 +204,12 @@ def test_s33_a_stopped_rank_is_reported_and_no_hang(tmp_path: Path) -> None:
 
 
 def test_s61_a_job_that_is_told_to_end_is_not_hung(tmp_path: Path) -> None:
-    code = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)\n" + DEADLOCK
+    told = "lambda *_: open(f'told{rank}', 'w').close()"
+    code = f"import signal; signal.signal(signal.SIGTERM, {told})\n"
+    code += LIVE_UNTIL.format("told{rank}") + DEADLOCK
     job = Command.python(tmp_path, code, "--hang_timeout=0.8", "--grace=1.5")
     launcher = job.start(env=NO_SPY)
-    job.wait_for("up0", "up1")
+    job.wait_for("alive0", "alive1")
     os.kill(launcher.pid, signal.SIGTERM)
     ended = job.finish(launcher)
     assert ended.code == 143

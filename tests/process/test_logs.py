@@ -123,15 +123,19 @@ def test_s37_where_logs_cannot_be_rotated_nothing_starts(tmp_path: Path) -> None
     assert not (tmp_path / "born").exists()
 
 
-@pytest.mark.parametrize("plumbing", ["| head -1", "2>&1 | head -1"])
-def test_s37_head_costs_nobody_anything(tmp_path: Path, plumbing: str) -> None:
-    script = "for i in 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.02; done; touch done$R; exit 5"
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_s37_head_costs_nobody_anything(tmp_path: Path, *, is_merged: bool) -> None:
+    # The rest comes when `head` has left for sure.
+    wait = "until [ -e head-left ]; do sleep 0.01; done"
+    script = f"echo line 1; {wait}; for i in 2 3 4 5; do echo line $i; done; touch done$R; exit 5"
     job = Command(tmp_path, script, ranks=1)
-    shell = ["bash", "-c", f'"$@" {plumbing}; exit ${{PIPESTATUS[0]}}', "bash"]
+    head = "{ head -1; exec <&-; touch head-left; }"
+    merge = "2>&1" if is_merged else ""
+    shell = ["bash", "-c", f'"$@" {merge} | {head}; exit ${{PIPESTATUS[0]}}', "bash"]
     done = job.finish(job.start(prefix=shell))
     assert (done.code, done.out) == (5, b"line 1\n")
     assert (tmp_path / "done0").exists()
-    assert done.said.count("nobody reads standard output any more") == (plumbing == "| head -1")
+    assert done.said.count("nobody reads standard output any more") == (not is_merged)
 
 
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
@@ -169,12 +173,17 @@ def test_s37_a_stopped_reader_costs_nobody_anything(tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_bytes() == b"0123456789\n" * 200_000
 
 
+def vanish(folder: Path) -> None:
+    """Remove FOLDER in one step: nobody can write into it while it is being emptied."""
+    shutil.rmtree(folder.rename(folder.with_name("vanishing")))
+
+
 def test_s37_a_log_folder_that_vanishes_is_one_warning(tmp_path: Path) -> None:
     job = Command(tmp_path, "touch ready$R; until [ -e go ]; do sleep 0.01; done; echo end; exit 5")
     launcher = job.start()
     until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
     job.wait_for("ready0", "ready1")
-    shutil.rmtree(tmp_path / "log")
+    vanish(tmp_path / "log")
     (tmp_path / "go").touch()
     done = job.finish(launcher)
     assert done.code == 5
@@ -188,7 +197,7 @@ def test_s52_a_log_folder_that_vanished_is_made_again_for_another_attempt(tmp_pa
     launcher = job.start()
     until(lambda: any(one["event"] == "started" and one["rank"] == 1 for one in job.events()))
     job.wait_for("ready0", "ready1")
-    shutil.rmtree(tmp_path / "log")
+    vanish(tmp_path / "log")
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
 
@@ -206,20 +215,17 @@ def test_s37_a_rank_that_fails_on_a_full_disk_is_explained(tmp_path: Path) -> No
 
 @NEEDS_ROOT
 def test_s37_ranks_that_do_not_mind_a_full_disk_go_on(tmp_path: Path) -> None:
-    code = """
-for _ in range(100):
-    try:
-        print('x' * 9999, flush=True)
-    except OSError:
-        pass
-open(f"done{rank}", "w").close()
-"""
+    fill = "head -c 999999 /dev/zero; touch full"
+    wait = "until [ -e full ]; do sleep 0.01; done"
+    # The ends of so many are more than the rest of a page, which a full disk still takes.
+    ranks = 40
+    script = f"if [ $R = 0 ]; then {fill}; else {wait}; echo more; fi; touch done$R; exit 0"
     with small_disk(tmp_path, "size=512k"):
-        done = Command.python(tmp_path, code).run()
+        done = Command(tmp_path, script, "--tee=1", ranks=ranks).run()
     assert done.code == 0
-    assert (tmp_path / "done0").exists()
-    assert (tmp_path / "done1").exists()
+    assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
     assert done.said.count(" failed (No space left on device)") == 1
+    assert done.said.count(" failed (") == 1
 
 
 @NEEDS_ROOT

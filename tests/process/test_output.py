@@ -195,7 +195,7 @@ def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert launcher.stderr is not None
     events = tmp_path / "log" / "latest" / "events.jsonl"
-    until(lambda: b'"finished"' in events.read_bytes())
+    until(lambda: events.exists() and b'"finished"' in events.read_bytes())
     done = job.finish(launcher)
     assert done.returncode == 6
     assert len(done.stdout) == 1000 + 100 * 9999
@@ -262,7 +262,7 @@ def test_s37_a_full_or_read_only_log_folder_is_said_before_anything_starts(
             subprocess.run(["mount", "-o", "remount,ro", small], check=True)
         done = Launch(tmp_path, f"touch {tmp_path}/born").run()
     finally:
-        subprocess.run(["umount", small], check=True)
+        subprocess.run(["umount", "-l", small], check=True)
     assert done.returncode == 3
     assert re.search(rb"cannot be written .* \(.*\): make room or choose", done.stderr)
     assert not (tmp_path / "born").exists()
@@ -283,13 +283,15 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
     try:
         fill = "head -c 400000 /dev/zero > log/filler 2>/dev/null; touch full"
         wait = "until [ -e full ]; do sleep 0.01; done; exit 0"
+        # The ends of forty ranks are more than the rest of a page, which a full disk still takes.
         job = Launch(tmp_path, f"until [ -e go ]; do sleep 0.01; done; {fill}", *[wait] * 40)
         launcher = job.start()
+        # It appears when it is whole, and is the last that anybody but the events has to write.
         until((small / "latest" / "plan.json").exists)
         (tmp_path / "go").touch()
         done = job.finish(launcher)
     finally:
-        subprocess.run(["umount", small], check=True)
+        subprocess.run(["umount", "-l", small], check=True)
     assert done.returncode == 0
-    assert done.stderr.count(b"EventLog failed") == 1
-    assert b"No space left" in done.stderr
+    assert done.stderr.count(b"EventLog failed (No space left on device)") == 1
+    assert done.stderr.count(b" failed (") == 1

@@ -180,8 +180,8 @@ def test_s61_a_hang_counts_as_a_failure_for_restarts() -> None:
     for index in range(2):
         ended = Exited(index, f"rank {index}", ExitStatus(signum=15), 26.0)
         state, actions = policy.step(state, ended, rules)
-    if state.deadline is not None:
-        state, actions = policy.step(state, Elapsed(state.deadline), rules)
+    assert state.deadline is not None
+    state, actions = policy.step(state, Elapsed(state.deadline), rules)
     assert Spawn(0, 1) in actions
 
 

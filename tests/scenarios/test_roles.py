@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 from processes import assert_no_survivors
+from waiting import until
 
 from fleetrun import paddles
 
@@ -86,10 +87,13 @@ def test_trainers_start_when_all_servers_listen(tmp_path: Path) -> None:
     job = roles(tmp_path, server=f"{late}; {SERVE}", trainer="ls serving0 serving1")
     launcher = job.start()
     job.wait_for("serving0")
-    assert [event["process"] for event in job.events() if event["event"] == "started"] == [
-        "server.0",
-        "server.1",
-    ]
+
+    def started() -> list[str]:
+        return [event["process"] for event in job.events() if event["event"] == "started"]
+
+    # A server may be faster than the launcher's first word about it.
+    until(lambda: len(started()) > 1)
+    assert started() == ["server.0", "server.1"]
     (tmp_path / "go").touch()
     done = job.finish(launcher)
     assert (done.code, done.out) == (0, b"serving0\nserving1\n")
@@ -247,3 +251,13 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
     # Who does not name Paddle may do without it.
     job = Command.python(tmp_path, "", *TWO_AND_TWO, "--dry-run")
     assert "was built without parameter servers" in job.run().out.decode()
+
+
+@pytest.mark.skipif(
+    paddles.without_rpc(sys.path) is None, reason="no Paddle here, or one with remote calls"
+)
+def test_a_paddle_without_rpc_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = Command.python(tmp_path, "import paddle", "--run_mode=rpc").run()
+    assert done.code == 3
+    assert "was built without paddle.distributed.rpc: use paddlepaddle 2.6.2" in done.said
+    assert not (tmp_path / "log").exists()

@@ -16,6 +16,7 @@ def pack(
     *,
     limit_bytes: float | None = None,
     limit_count: int | None = None,
+    last_bytes: float | None = None,
 ) -> list[list[int]]:
     """Return the indexes of each bucket; gradients of one kind (dtype) only share a bucket.
 
@@ -23,11 +24,24 @@ def pack(
     the next gradient of its kind would pass LIMIT_BYTES or LIMIT_COUNT; one that is larger by
     itself stands alone. Buckets are in the order in which they are full.
 
+    The gradients at the end that fit into LAST_BYTES are a bucket of their own: nothing is left
+    to compute while it is reduced, so a small one ends the step sooner.
+
     >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
     [[0, 1], [2], [3], [4]]
     >>> pack([4, 4, 4, 4], "abab", limit_count=2)
     [[0, 2], [1, 3]]
+    >>> pack([4, 4, 4, 4], "aaaa", last_bytes=5)
+    [[0, 1, 2], [3]]
     """
+    if last_bytes is not None:
+        start = _tail(sizes, kinds, last_bytes)
+        if 0 < start < len(sizes):
+            head, tail = (
+                pack(sizes[part], kinds[part], limit_bytes=limit_bytes, limit_count=limit_count)
+                for part in (slice(None, start), slice(start, None))
+            )
+            return [*head, *([start + index for index in bucket] for bucket in tail)]
     done: list[list[int]] = []
     still_open: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
@@ -45,6 +59,15 @@ def pack(
         bucket.append(index)
         filled[kind] += size
     return sorted([*done, *still_open.values()], key=lambda bucket: bucket[-1])
+
+
+def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
+    """Return where the gradients of the last one's kind begin that fit into LIMIT together."""
+    start, filled = len(sizes), 0
+    while start and kinds[start - 1] == kinds[-1] and filled + sizes[start - 1] <= limit:
+        start -= 1
+        filled += sizes[start]
+    return start
 
 
 def auto_limit_bytes(gradient_bytes: int) -> float:

@@ -34,7 +34,7 @@ _ROUNDINGS = 4
 
 def install(asked: Wish, proof: Evidence) -> None:
     """Compare after the first update, and after every N where that is asked for."""
-    if asked.check_ranks == _NEVER or _world() < 2:
+    if asked.check_ranks == _NEVER or _world() == 1:
         return
     check = _Check(asked.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
@@ -54,7 +54,7 @@ class _Check:
 
     def watch_models(self, module: ModuleType) -> None:
         """Remember every data-parallel model."""
-        kind: Any = module.DataParallel  # type: ignore[attr-defined]
+        kind: Any = module.DataParallel
         begin = kind.__init__
 
         @functools.wraps(begin)
@@ -236,11 +236,16 @@ def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
 
 
 def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the parameters of MODEL that all ranks must have alike."""
+    """Return the parameters of MODEL that all ranks must have alike.
+
+    The running statistics of BatchNorm are parameters, too, that are not trained: they are of
+    what each rank sees.
+    """
     return {
-        name: parameter
+        name[len("_layers.") :] if name.startswith("_layers.") else name: parameter
         for name, parameter in model.named_parameters()
-        if not getattr(parameter, "is_distributed", False)
+        if parameter.trainable
+        and not getattr(parameter, "is_distributed", False)
         and not getattr(parameter, "no_sync", False)
     }
 
@@ -281,8 +286,8 @@ def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
     own, first = own.astype("float64"), first.astype("float64")
     largest = float(np.max(np.abs(first)))
     distance = float(np.max(np.abs(own - first)))
-    # Not a number where either has become so: farther than anything.
-    return distance / (unit * largest) if distance == distance and largest else float("inf")
+    # Where either has become infinite or no number at all, it is farther than anything.
+    return distance / (unit * largest) if distance < np.inf and largest else float("inf")
 
 
 def _widened(array: Any) -> Any:  # noqa: ANN401

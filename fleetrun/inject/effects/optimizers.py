@@ -1,5 +1,6 @@
 """Fused optimizer kernels in dynamic graphs: Paddle has them, for Momentum and Adam."""
 
+# ruff: noqa: SLF001 - an optimizer has no public word for its kernels
 from __future__ import annotations
 
 import functools
@@ -11,8 +12,6 @@ from .evidence import EFFECTIVE, NO_EFFECT
 from .imports import after_import
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from .evidence import Evidence
     from .wish import Wish
 
@@ -57,21 +56,21 @@ class _Fusion:
         self._fused = self._parameters = self._single = 0
         self._why_not = ""
 
-    def enter(self, name: str, module: ModuleType) -> None:
+    def enter(self, name: str, module: Any) -> None:  # noqa: ANN401
         """Let the optimizer NAME of MODULE decide before each update whether it fuses."""
         kind: Any = getattr(module, name)
         make = kind._create_optimization_pass
 
         @functools.wraps(make)
         def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-            if sys.modules["paddle"].in_dynamic_mode():  # type: ignore[attr-defined]
+            if sys.modules["paddle"].in_dynamic_mode():
                 self._decide(optimizer, name, pairs)
             return make(optimizer, pairs, *args, **options)
 
         kind._create_optimization_pass = create
-        operations: Any = module._C_ops  # type: ignore[attr-defined]
+        operations: Any = module._C_ops
         fused, single = _KERNELS[name]
-        module._C_ops = _Counting(operations, fused, single, self)  # type: ignore[attr-defined]
+        module._C_ops = _Counting(operations, fused, single, self)
 
     def saw_fused(self, parameters: int) -> None:
         """Count one call of a fused kernel."""
@@ -118,7 +117,7 @@ class _Fusion:
         if settings.is_scripts(_KNOB):
             return
         if fused:
-            text = f"{parameters} parameters in {fused} kernel calls"
+            text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
             if single:
                 text += f", {single} by themselves"
             said = (EFFECTIVE, text)

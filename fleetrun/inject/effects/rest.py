@@ -97,7 +97,7 @@ class _Rest:
         """Pass on what DataParallel has an argument for, where the script has not said it."""
         import inspect  # noqa: PLC0415 - Paddle has loaded it
 
-        kind: Any = module.DataParallel  # type: ignore[attr-defined]
+        kind: Any = module.DataParallel
         begin = kind.__init__
         signature = inspect.signature(begin)
 
@@ -196,19 +196,16 @@ class _Rest:
 
     def _reason(self, name: str) -> str:
         asked, is_dynamic = self._asked, self._proof.graph == "dygraph"
-        if name in strategies.misfits:
-            return strategies.misfits[name]
-        if name in asked.execution_strategy:
-            return _THREADS if is_dynamic else "Paddle's executor has no threads to configure now"
-        if name in asked.build_strategy:
-            return _BUILD if is_dynamic else "it has changed nothing in this program"
-        if name in _COMMUNICATION and asked.topology.nranks < 2:
-            return "a single rank has nothing to reduce"
+        table = dict(_DYGRAPH if is_dynamic else _STATIC)
         if name in _COMMUNICATION and is_dynamic and not self._models:
-            return "the script has no data-parallel model"
-        table = _DYGRAPH if is_dynamic else _STATIC
-        known = table.get(name)
-        if known is not None:
-            return known.format(name=name)
+            table[name] = "the script has no data-parallel model"
+        if name in _COMMUNICATION and asked.topology.nranks == 1:
+            table[name] = "a single rank has nothing to reduce"
+        if name in asked.build_strategy:
+            table[name] = _BUILD if is_dynamic else "it has changed nothing in this program"
+        if name in asked.execution_strategy:
+            table[name] = _THREADS if is_dynamic else "Paddle's executor does not read it any more"
+        table.update(strategies.misfits)
         where = "dynamic" if is_dynamic else "static"
-        return f"nothing in Paddle's {where} graphs was seen to follow it"
+        unknown = f"nothing in Paddle's {where} graphs was seen to follow it"
+        return table.get(name, unknown).replace("{name}", name)

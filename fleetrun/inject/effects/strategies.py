@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ class _Injection:
     def enter_strategies(self, module: ModuleType) -> None:
         """Let every new DistributedStrategy begin with our values."""
         self._module = module
-        kind: Any = module.DistributedStrategy  # type: ignore[attr-defined]
+        kind: Any = module.DistributedStrategy
         begin, assign, load = kind.__init__, kind.__setattr__, kind.load_from_prototxt
 
         @functools.wraps(begin)
@@ -64,7 +65,7 @@ class _Injection:
         @functools.wraps(assign)
         def __setattr__(strategy: Any, name: str, value: Any) -> None:  # noqa: ANN401, N807
             said = strategy.__dict__.get(_SAID)
-            if said is None or name.startswith("_Distributed") or _is_paddles(sys._getframe(1)):
+            if said is None or name.startswith("_Distributed") or _is_paddles():
                 assign(strategy, name, value)
                 return
             self._hear(strategy, said, name, value, assign)
@@ -81,7 +82,7 @@ class _Injection:
 
         def lend(strategy: Any) -> Any:  # noqa: ANN401
             build = builds.fget(strategy)
-            if not _is_paddles(sys._getframe(1)):
+            if not _is_paddles():
                 _lent[id(build)] = build
             return build
 
@@ -89,7 +90,7 @@ class _Injection:
 
     def enter_fleet(self, module: ModuleType) -> None:
         """Take the script's strategy where it gives it to fleet."""
-        kind: Any = module.Fleet  # type: ignore[attr-defined]
+        kind: Any = module.Fleet
         kind.init = self._taking(kind.init, 3)
         kind.distributed_optimizer = self._taking(kind.distributed_optimizer, 2)
 
@@ -206,8 +207,9 @@ class _Injection:
         return said
 
 
-def _is_paddles(frame: Any) -> bool:  # noqa: ANN401
-    """Whether FRAME runs code of Paddle, which assigns to strategies, too."""
+def _is_paddles() -> bool:
+    """Whether the caller's caller is code of Paddle, which assigns to strategies, too."""
+    frame = sys._getframe(2)  # noqa: SLF001 - `inspect` is slow, and ends here, too
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "paddle"
 
 
@@ -227,9 +229,9 @@ def _value(strategy: Any, name: str) -> Any:  # noqa: ANN401
 
 def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:  # noqa: ANN401
     """Empty the lists of ATTRIBUTE that VALUES is going to fill: Paddle appends to them."""
-    message = getattr(strategy.strategy, attribute, None)
+    message: Any = getattr(strategy.strategy, attribute, None)
     for key, value in values.items():
-        if isinstance(value, (list, tuple)) and hasattr(message, "ClearField"):
+        if message is not None and isinstance(value, (list, tuple)):
             try:
                 message.ClearField(key)
             except ValueError:
@@ -239,7 +241,8 @@ def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None
 
 def _written_in(strategy: Any, path: str) -> dict[str, set[str]]:  # noqa: ANN401
     """Return the fields that the file PATH sets, and the keys of those that have some."""
-    from google.protobuf import text_format  # noqa: PLC0415 - Paddle needs it, so it is there
+    # Paddle needs it, so it is there.
+    text_format: Any = importlib.import_module("google.protobuf.text_format")
 
     message = type(strategy.strategy)()
     with open(path, encoding="utf-8") as file:  # noqa: PTH123

@@ -85,11 +85,11 @@ def write_after_the_first(proof: Evidence) -> None:
 
 def _watch(module: ModuleType) -> None:
     """Wrap the methods of Optimizer, and of every class that is ever derived from it."""
-    base: Any = module.Optimizer  # type: ignore[attr-defined]
+    base: Any = module.Optimizer
     _wrap(base)
     inherited = base.__dict__.get("__init_subclass__")
 
-    def __init_subclass__(kind: Any, **options: Any) -> None:  # noqa: ANN401, N807
+    def __init_subclass__(kind: Any, /, **options: Any) -> None:  # noqa: ANN401, N807
         if inherited is None:
             super(base, kind).__init_subclass__(**options)
         else:
@@ -200,11 +200,11 @@ def _stop(proof: Evidence, last: int, _source: Any, number: int) -> None:  # noq
         return
     import atexit  # noqa: PLC0415 - built in
 
-    distributed: Any = sys.modules["paddle"].distributed  # type: ignore[attr-defined]
+    distributed: Any = sys.modules["paddle"].distributed
     if proof.graph == "dygraph" and distributed.is_initialized():
         # Who ends first would close the connections of the others' last exchange.
         distributed.barrier()
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001 - it is the only way, and older than we
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of data loaders must not hold the rank back.

@@ -10,10 +10,15 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType  # noqa: F401 - for the comments
+    # For the comments.
+    from collections.abc import Sequence  # noqa: F401
+    from importlib.machinery import ModuleSpec  # noqa: F401
+    from types import ModuleType, TracebackType  # noqa: F401
 
 # How the launcher knows this descriptor among the others; see fleetrun/run/stacks.py.
 _STACKS = "fleetrun-stacks"
+# What makes the strategy take effect; nobody else has a module of this name.
+_EFFECTS = "_fleetrun_effects"
 # Some exceptions quote a whole tensor.
 _MOST = 256 * 1024
 
@@ -150,31 +155,35 @@ class _UntilPaddleIsWanted:
     """Waits until Paddle is imported, and then makes the strategy take effect in it."""
 
     def find_spec(self, name, path=None, target=None):
-        # type: (str, object, object) -> None
-        """Find nothing."""
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+        """Find nothing, unless somebody waits for the end of Paddle's own import."""
         if name != "paddle":
-            return
+            return None
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
             _apply_the_strategy()
+            # Python walks through the old list, without those who have just come.
+            for finder in sys.meta_path:
+                if type(finder).__module__ == _EFFECTS + ".imports":
+                    return finder.find_spec(name, path, target)
         except Exception as error:  # noqa: BLE001 - the launcher misses the evidence and says so
             sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))
+        return None
 
 
 def _apply_the_strategy():
     # type: () -> None
-    """Load `effects`, which lies beside this folder, under a name that nobody else has."""
+    """Load `effects`, which lies beside this folder, under a name of its own."""
     from importlib import util  # noqa: PLC0415 - only with Paddle, which has it
 
     home = os.path.join(os.path.dirname(os.path.dirname(__file__)), "effects")
-    name = "_fleetrun_effects"
     spec = util.spec_from_file_location(
-        name, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+        _EFFECTS, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
     )
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[_EFFECTS] = module
     spec.loader.exec_module(module)
     module.arm(
         os.environ["FLEETRUN_STRATEGY_FILE"], os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")

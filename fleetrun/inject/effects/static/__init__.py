@@ -1,13 +1,86 @@
-"""What the strategy asks for in static graphs: passes over the program."""
+"""What the strategy asks for in static graphs: passes over the program.
+
+Fleet's `minimize` writes one allreduce for each gradient into the program, and our passes rewrite
+them right afterwards; what is counted as proof is the program that the executor then gets.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ..imports import after_import
+from . import computation, counting, fusion, gloo, merged, program, reading
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from ..evidence import Evidence
     from ..wish import Wish
 
+_META = "paddle.distributed.fleet.meta_optimizers"
+
 
 def install(asked: Wish, proof: Evidence) -> None:
-    """Do nothing yet."""
+    """Wait for the modules that write and run static programs."""
+    after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
+    after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
+    after_import(f"{_META}.raw_program_optimizer", _prepare)
+    after_import("paddle.base.executor", lambda module: counting.watch(module, asked, proof))
+
+
+def _prepare(module: ModuleType) -> None:
+    """Let Paddle leave the allreduces unfused, and skip passes that its build does not have."""
+    kind = module.RawProgramOptimizer
+    minimize = kind.minimize_impl
+
+    @functools.wraps(minimize)
+    def minimize_impl(self: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        if reading.rewrites():
+            self.fuse_all_reduce_ops = False
+        return minimize(self, *words, **named)
+
+    kind.minimize_impl = minimize_impl
+    module.apply_build_strategy = computation.tolerant(module.apply_build_strategy)
+
+
+def _rewrite(module: ModuleType, proof: Evidence) -> None:
+    """Run our passes after each `minimize` of a static program."""
+    kind = module.Fleet
+    minimize = kind._minimize_impl  # noqa: SLF001 - all the ways to minimize meet here
+
+    @functools.wraps(minimize)
+    def _minimize_impl(self: Any, loss: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        import paddle  # noqa: PLC0415
+
+        if paddle.in_dynamic_mode():
+            return minimize(self, loss, *words, **named)
+        if not hasattr(loss, "block") or not hasattr(loss.block.program, "blocks"):
+            text = (
+                f"static fleet of Paddle {paddle.__version__} needs FLAGS_enable_pir_api=0 "
+                "in the environment before Paddle is imported (fleetrun --env)."
+            )
+            proof.note(text)
+            proof.write()
+            raise RuntimeError(text)
+        startup = words[0] if words else named.get("startup_program")
+        startup = startup or paddle.static.default_startup_program()
+        result = minimize(self, loss, *words, **named)
+        main = loss.block.program
+        _run_passes(self, main, startup, proof)
+        return result
+
+    kind._minimize_impl = _minimize_impl  # noqa: SLF001
+
+
+def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  # noqa: ANN401
+    if gloo.is_used():
+        # Not before: Paddle counts these operators to find the places of its allreduces.
+        program.remove(main, gloo.STREAMS)
+        program.remove(startup, gloo.STREAMS)
+    before = len(program.reductions(main))
+    ranks = fleet.worker_num()
+    if ranks > 1 and reading.rewrites():
+        fusion.run(main, startup, fleet, proof)
+    merges = merged.run(main) if reading.fuses_optimizers() else ""
+    counting.expect(main, before=before, ranks=ranks, merges=merges)

@@ -1,0 +1,77 @@
+"""Tells when a backward begins and when it has ended, however it was started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+
+class Listener(Protocol):
+    """Who wants to know; all of them hear of every outermost backward."""
+
+    def begin(self) -> None:
+        """Backward is about to run."""
+
+    def finish(self) -> None:
+        """Backward is done: every gradient is there that will be."""
+
+    def abandon(self) -> None:
+        """Backward has failed."""
+
+
+_listeners: list[Listener] = []
+_depth = 0
+_run: Callable[..., Any] | None = None
+
+
+def listen(listener: Listener) -> None:
+    """Tell LISTENER of every outermost backward from now on."""
+    _listeners.append(listener)
+
+
+def is_nested() -> bool:
+    """Whether a backward runs inside another one, as recomputation does."""
+    return _depth > 1
+
+
+def watch(core: ModuleType) -> None:
+    """Watch the one function of Paddle's CORE through which every backward goes."""
+    global _run  # noqa: PLW0603 - one Paddle
+    _run = core.eager.run_backward
+    core.eager.run_backward = _watched(_run)
+
+
+def run_unseen(*args: Any) -> None:  # noqa: ANN401 - Paddle's own
+    """Run a backward of our own, of which nobody hears."""
+    assert _run is not None
+    _run(*args)
+
+
+def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Paddle's own
+        global _depth  # noqa: PLW0603 - autograd of one process
+        if _depth:
+            _depth += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                _depth -= 1
+        for listener in _listeners:
+            listener.begin()
+        _depth = 1
+        try:
+            result = run(*args, **kwargs)
+        except BaseException:
+            for listener in _listeners:
+                listener.abandon()
+            raise
+        finally:
+            _depth = 0
+        for listener in _listeners:
+            listener.finish()
+        return result
+
+    return run_backward

@@ -1,0 +1,76 @@
+"""Many gradients in one piece of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .communicators import Lane
+
+
+def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Move the gradients of PARAMETERS into one flat tensor, of which they become views.
+
+    Returns that tensor, and for each parameter without a gradient where its own would be. What
+    is done to the tensor is done to the gradients: nothing has to be copied back.
+    """
+    import paddle
+
+    with paddle.no_grad():
+        gradients = [parameter.grad for parameter in parameters]
+        if len(gradients) == 1 and gradients[0] is not None:
+            return gradients[0], []
+        sources = [
+            paddle.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, gradients)  # noqa: B905 - Python 3.8
+        ]
+        views, flat = _joined(sources)
+        absent = []
+        for parameter, gradient, view in zip(parameters, gradients, views):  # noqa: B905
+            if gradient is None:
+                absent.append((parameter, view))
+            else:
+                view._share_buffer_to(gradient)  # noqa: SLF001 - there is no public way
+    return flat, absent
+
+
+def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
+    """Return views of a new flat tensor with what TENSORS hold, and it."""
+    import paddle
+
+    if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
+        # Tensors, dtype, copy, fill, keep, fill with, align, to, element size, shapes, ranges.
+        return paddle._C_ops.coalesce_tensor(  # type: ignore[no-any-return] # noqa: SLF001
+            tensors, tensors[0].dtype, True, False, False, 0.0, False, -1, -1, [], []
+        )
+    # That operator has no other types on CPUs.
+    flat = paddle.concat([tensor.flatten() for tensor in tensors])
+    views, begin = [], 0
+    for tensor in tensors:
+        view = flat._slice(begin, begin + tensor.size)  # noqa: SLF001
+        view.get_tensor()._set_dims(tensor.shape)  # noqa: SLF001
+        views.append(view)
+        begin += tensor.size
+    return views, flat
+
+
+def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
+    """Multiply TENSOR, in its place."""
+    import paddle
+
+    with paddle.no_grad():
+        tensor.scale_(by)
+
+
+def sum_of(numbers: Sequence[int], lane: Lane) -> list[int]:
+    """Return the sums of NUMBERS over the ranks."""
+    import paddle
+
+    tensor = paddle.to_tensor(list(numbers), dtype="int32")
+    pending = lane.issue(tensor)
+    lane.calls -= 1
+    if pending is not None:
+        pending.wait()
+    return [int(number) for number in tensor.numpy()]

@@ -1,0 +1,180 @@
+"""What carries the allreduces: communicators of our own, one level or two, beside the backward."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Ids of our own communicators; those that Paddle counts up by itself stay far below.
+_FIRST_ID = 1 << 20
+# Room for the communicators of one model, and for the first ranks of the groups of models.
+_PER_MODEL, _RANKS = 64, 4096
+
+
+class Levels(NamedTuple):
+    """The groups of the hierarchical allreduce, as ranks; and their leaders."""
+
+    groups: tuple[tuple[int, ...], ...]
+    leaders: tuple[int, ...]
+
+
+def divide(ranks: Sequence[int], size: int) -> Levels:
+    """Return the groups of SIZE ranks each; the last has what is left.
+
+    >>> divide(range(5), 2)
+    Levels(groups=((0, 1), (2, 3), (4,)), leaders=(0, 2, 4))
+    """
+    groups = tuple(tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))
+    return Levels(groups, tuple(group[0] for group in groups))
+
+
+class Ids:
+    """Numbers the communicators of one model: equal on its ranks, no one else's."""
+
+    def __init__(self, model: int, ranks: Sequence[int]) -> None:
+        self._next = _FIRST_ID + (model * _RANKS + ranks[0] % _RANKS) * _PER_MODEL
+
+    def take(self) -> int:
+        """Return the next id; every rank takes them in the same order."""
+        self._next += 1
+        return self._next
+
+
+def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle's ProcessGroup
+    """Return a new communicator of RANKS with the id NUMBER; None where this rank is not in it.
+
+    `dist.new_group` counts its ids up only on the ranks that are members, so that groups that
+    share no rank would meet in the store under the same name.
+    """
+    from paddle.distributed import collective
+
+    rank = collective._get_global_env().rank  # noqa: SLF001 - there is no public way
+    if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
+        return None
+    return collective._new_process_group_impl(  # noqa: SLF001
+        collective._default_backend,  # noqa: SLF001
+        collective._default_store,  # noqa: SLF001
+        ranks.index(rank),
+        len(ranks),
+        f"fleetrun_{number}",
+        None,
+        group_id=number,
+    )
+
+
+def is_synchronous() -> bool:
+    """Whether collectives return when they are done, whatever they were asked, as gloo's do."""
+    from paddle.distributed import collective
+
+    return bool(collective._default_backend == "gloo")  # noqa: SLF001
+
+
+class OneLevel:
+    """All ranks at once."""
+
+    def __init__(self, group: Any) -> None:  # noqa: ANN401 - Paddle's ProcessGroup
+        self._group = group
+
+    def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
+        """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
+        from paddle.base.core import ReduceOp
+
+        yield self._group.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003 - C++
+
+
+class TwoLevels:
+    """To the leader of each group, among the leaders, and back into the groups."""
+
+    def __init__(self, levels: Levels, ids: Ids) -> None:
+        # Every rank counts the ids of all groups, its own or not.
+        inner = [connect(group, ids.take()) for group in levels.groups]
+        self._inner = next((group for group in inner if group is not None), None)
+        self._leaders = connect(levels.leaders, ids.take())
+
+    def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
+        """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
+        from paddle.base.core import ReduceOp
+
+        if self._inner is not None:
+            yield self._inner.reduce(tensor, 0, ReduceOp.SUM, False)  # noqa: FBT003 - C++
+        if self._leaders is not None:
+            yield self._leaders.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003
+        if self._inner is not None:
+            yield self._inner.broadcast(tensor, 0, False)  # noqa: FBT003
+
+
+class Pending:
+    """An allreduce whose first task is under way on the device."""
+
+    def __init__(self, tasks: Iterator[Any]) -> None:
+        self._tasks = tasks
+        self._current = next(tasks, None)
+
+    def wait(self) -> None:
+        """Do the rest and wait for it."""
+        while self._current is not None:
+            self._current.wait()
+            self._current = next(self._tasks, None)
+
+
+class Errand:
+    """An allreduce that a thread of ours makes."""
+
+    def __init__(self, tasks: Iterator[Any]) -> None:
+        self._tasks = tasks
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Make the allreduce, in the thread."""
+        try:
+            for task in self._tasks:
+                task.wait()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._error = error
+        finally:
+            self._done.release()
+
+    def wait(self) -> None:
+        """Wait until it is made."""
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+class Lane:
+    """One communicator; what is given to it goes out in that order."""
+
+    def __init__(self, carrier: OneLevel | TwoLevels, *, overlaps: bool) -> None:
+        self._carrier = carrier
+        self._overlaps = overlaps
+        # How many allreduces it has made.
+        self.calls = 0
+        self._errands: queue.SimpleQueue[Errand] | None = None
+        if overlaps and is_synchronous():
+            self._errands = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(self._errands,), daemon=True).start()
+
+    def issue(self, tensor: Any) -> Pending | Errand | None:  # noqa: ANN401 - a tensor
+        """Begin to sum TENSOR over the ranks; None when it is done already."""
+        self.calls += 1
+        tasks = self._carrier.sum(tensor)
+        if not self._overlaps:
+            for task in tasks:
+                task.wait()
+            return None
+        if self._errands is None:
+            return Pending(tasks)
+        errand = Errand(tasks)
+        self._errands.put(errand)
+        return errand
+
+
+def _serve(errands: queue.SimpleQueue[Errand]) -> None:
+    while True:
+        errands.get().run()

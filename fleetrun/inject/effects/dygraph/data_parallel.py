@@ -1,0 +1,223 @@
+"""Puts our reducer into `paddle.DataParallel`, where fleet's models and plain ones both end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .. import buckets
+from . import communicators, report
+from .reducer import Limits, Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from ..evidence import Evidence
+    from ..wish import Wish
+    from .merge import Round
+
+# Any of these asks for our reducer.
+BUCKETED = (
+    "fuse_all_reduce_ops",
+    "fuse_grad_size_in_MB",
+    "fuse_grad_size_in_num",
+    "fuse_grad_size_in_TFLOPS",
+    "last_comm_group_size_MB",
+    "nccl_comm_num",
+    "sync_nccl_allreduce",
+    "use_hierarchical_allreduce",
+    "gradient_merge",
+)
+# Which argument of DataParallel says the same.
+_ARGUMENTS = {
+    "comm_buffer_size": "fuse_grad_size_in_MB",
+    "last_comm_buffer_size": "last_comm_group_size_MB",
+}
+
+
+class Settled:
+    """The wish, where the script did not have its way."""
+
+    def __init__(self, asked: Wish, proof: Evidence) -> None:
+        self._asked = asked
+        self._proof = proof
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML has it
+        """Return what holds for the field NAME, DEFAULT where it was not asked for."""
+        if name not in self._asked.strategy:
+            return default
+        return self._proof.used(name, self._asked.strategy[name])
+
+    def limits(self, gradient_bytes: int, model: Any) -> Limits:  # noqa: ANN401 - DataParallel
+        """Return what bounds a bucket of MODEL, whose gradients have GRADIENT_BYTES."""
+        if not self.get("fuse_all_reduce_ops", default=True):
+            return Limits(most_gradients=1)
+        size = self.get("fuse_grad_size_in_MB")
+        most_bytes = (
+            float(model.comm_buffer_size)
+            if size is None
+            else buckets.auto_limit_bytes(gradient_bytes)
+            if size == "auto"
+            else float(size) * buckets.MEBIBYTE
+        )
+        counts = [
+            int(self.get(name))
+            for name in ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
+            if self.get(name)
+        ]
+        last = self.get("last_comm_group_size_MB")
+        return Limits(
+            most_bytes,
+            min(counts, default=None),
+            None if last is None else float(last) * buckets.MEBIBYTE,
+        )
+
+
+class Models:
+    """Every model under DataParallel in this process, in the order in which they were made."""
+
+    def __init__(
+        self, asked: Wish, proof: Evidence, must_sync: Callable[[Sequence[Any]], bool]
+    ) -> None:
+        self._asked = asked
+        self._proof = proof
+        self._must_sync = must_sync
+        self._settled = Settled(asked, proof)
+        self._report = report.Report(asked, proof)
+        self._reducers: list[Reducer] = []
+        self._lanes: list[communicators.Lane] = []
+
+    def count_calls(self) -> int:
+        """Return how many allreduces there were, of all models."""
+        return sum(lane.calls for lane in self._lanes)
+
+    def flush(self, current: Round) -> None:
+        """Average, now, what gradients there are of the models that CURRENT updates."""
+        owned = {id(parameter) for parameter in current.parameters}
+        for reducer in self._reducers:
+            if any(id(parameter) in owned for parameter in reducer.everything):
+                reducer.restart()
+                reducer.flush()
+
+    def patch(self, module: ModuleType) -> None:
+        """Put our reducer into the module `paddle.distributed.parallel`."""
+        cls = module.DataParallel
+        cls.__init__ = self._heeding_arguments(cls.__init__)
+        cls.init_reducer = self._with_ours(cls.init_reducer)
+        cls.forward = _arming(cls.forward)
+
+    def _heeding_arguments(self, init: Callable[..., None]) -> Callable[..., None]:
+        """Note where the script itself says how large buckets are."""
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+            # fleet passes its strategy's values on, which were looked at when they were set.
+            caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001
+            given = signature.bind(model, *args, **kwargs).arguments
+            for argument, name in _ARGUMENTS.items():
+                asked = self._asked.get(name)
+                if argument not in given or asked is None or caller.startswith("paddle."):
+                    continue
+                if given[argument] != asked:
+                    wins = self._asked.mode == "override"
+                    self._proof.disagree(name, given[argument], asked if wins else given[argument])
+            init(model, *args, **kwargs)
+            if not hasattr(model, "_reducer"):
+                self._report.alone()
+
+        return __init__
+
+    def _with_ours(self, init_reducer: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init_reducer)
+        def replaced(model: Any) -> None:  # noqa: ANN401 - DataParallel
+            import paddle
+
+            trained, sparse = _parameters(model, paddle)
+            if not any(not each.stop_gradient for each in trained):
+                # Paddle has the words for it, or a sparse model is all its own.
+                init_reducer(model)
+                return
+            dense = [each for each in trained if id(each) not in sparse]
+            plain = [each for each in dense if not each.stop_gradient]
+            # What Paddle would do, to compare with.
+            model.group_indices = paddle.base.core.eager_assign_group_by_size(
+                plain,
+                [False] * len(plain),
+                [model.last_comm_buffer_size, model.comm_buffer_size],
+            )
+            rest = [each for each in trained if id(each) in sparse and not each.stop_gradient]
+            # Where Paddle keeps its own.
+            model._reducer = self._ours(model, dense, rest)  # noqa: SLF001
+
+        return replaced
+
+    def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:  # noqa: ANN401
+        ranks = list(model.group.ranks)
+        ids = communicators.Ids(len(self._reducers), ranks)
+        size = self._group_size(len(ranks))
+        levels = communicators.divide(ranks, size) if size else None
+        overlaps = not self._settled.get("sync_nccl_allreduce", default=False)
+        lanes = []
+        for _ in range(max(1, int(self._settled.get("nccl_comm_num", 1)))):
+            carrier: communicators.OneLevel | communicators.TwoLevels = (
+                communicators.OneLevel(communicators.connect(ranks, ids.take()))
+                if levels is None
+                else communicators.TwoLevels(levels, ids)
+            )
+            lanes.append(communicators.Lane(carrier, overlaps=overlaps))
+        self._lanes += lanes
+        made = report.Made(lanes, levels, len(model.group_indices), overlaps, len(ranks))
+        reducer = Reducer(
+            dense,
+            sparse_parameters=rest,
+            group=model.group.process_group,
+            lanes=lanes,
+            nranks=len(ranks),
+            limits=lambda total: self._settled.limits(total, model),
+            finds_unused=model.find_unused_parameters,
+            must_sync=self._must_sync,
+            reduced=lambda reducer: self._report.reduced(reducer, made),
+        )
+        self._reducers.append(reducer)
+        return reducer
+
+    def _group_size(self, nranks: int) -> int | None:
+        """Return how many ranks are in one group of the hierarchical allreduce, if it is any."""
+        if not self._settled.get("use_hierarchical_allreduce"):
+            return None
+        size = self._settled.get("hierarchical_allreduce_inter_nranks")
+        size = int(size or self._asked.topology.ranks_per_node)
+        return size if 1 < size < nranks else None
+
+
+def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def armed(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        import paddle
+
+        ours = getattr(model, "_reducer", None)
+        if isinstance(ours, Reducer) and paddle.is_grad_enabled():
+            # As Paddle does: it is the forward under `no_sync` that counts.
+            ours.is_armed = model.grad_need_sync
+        return forward(model, *args, **kwargs)
+
+    return armed
+
+
+def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:  # noqa: ANN401
+    """Return the parameters that DataParallel averages, and the ids of the sparse ones."""
+    found: dict[int, Any] = {}
+    sparse = set()
+    for layer in model.sublayers():
+        for _, parameter in layer.named_parameters(include_sublayers=False):
+            if parameter is None or id(parameter) in found or getattr(parameter, "no_sync", False):
+                continue
+            found[id(parameter)] = parameter
+            # As Paddle tells them, before there is any gradient.
+            if isinstance(layer, paddle.nn.layer.common.Embedding) and layer._sparse:  # noqa: SLF001
+                sparse.add(id(parameter))
+    return list(found.values()), sparse

@@ -1,0 +1,235 @@
+"""Merges the gradients of several micro-steps into one update.
+
+A round is `k_steps` calls of `optimizer.step()` (or `minimize`, or the same through GradScaler).
+All but the last do nothing: gradients go on accumulating in `parameter.grad`, `clear_grad` is kept
+from discarding them, and the models skip their allreduces. In the last one the gradients are
+averaged over the ranks, divided by `k_steps` (with `avg`), clipped, regularised and applied.
+
+* A scheduler of the learning rate that is stepped with the optimizer advances once per update; one
+  that is stepped once in several steps (per epoch) advances whenever the script says so.
+* GradScaler unscales, looks for infinities and updates its scale at the last step only.
+* `merge_tail=step`: what is left of a round when a `paddle.io.DataLoader` has come to its end is
+  applied there, divided by the number of micro-steps that it has. Every rank comes there, so it is
+  a safe place for the allreduce; `state_dict` and `save`, which only one rank may call, are not.
+  `drop`: it is left, and the proof says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..evidence import EFFECTIVE, NO_EFFECT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..evidence import Evidence
+    from ..wish import Wish
+
+
+class Round:
+    """What one optimizer has merged since its last update."""
+
+    def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:  # noqa: ANN401
+        self.optimizer = optimizer
+        self._steps = steps
+        self._averages = averages
+        self.parameters = list(_flat(optimizer._parameter_list))  # noqa: SLF001
+        # Micro-steps that were skipped since the last update.
+        self.skipped = 0
+        # A backward has added gradients that no step has seen.
+        self.is_dirty = False
+        self._divisor = steps
+        self._is_settled = False
+        # For schedulers: steps since the last one of theirs, and what the last one did.
+        self.steps_unscheduled = 0
+        self.is_updated = True
+        # The GradScaler that the script steps with, and the scheduler's step that was withheld.
+        self.scaler: Any = None
+        self.withheld: Callable[[], Any] | None = None
+        for parameter in self.parameters:
+            if not parameter.stop_gradient:
+                parameter._register_backward_hook(self._spoil)  # noqa: SLF001 - no public way
+
+    def _spoil(self, *_: Any) -> None:  # noqa: ANN401
+        self.is_dirty = True
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next step updates the parameters."""
+        return self.skipped + 1 >= self._steps
+
+    def skip(self) -> None:
+        """Merge a micro-step."""
+        self.skipped += 1
+        self.steps_unscheduled += 1
+        self.is_dirty = self.is_updated = False
+
+    def settle(self) -> None:
+        """Divide the merged gradients; once."""
+        if self._is_settled or not self._averages:
+            return
+        self._is_settled = True
+        _divide(self.parameters, self._divisor)
+
+    def end(self) -> None:
+        """Begin the next round."""
+        self.skipped = 0
+        self.steps_unscheduled += 1
+        self.is_dirty = self._is_settled = False
+        self.is_updated = True
+        self._divisor = self._steps
+        self.scaler = self.withheld = None
+
+    def cut_short(self) -> None:
+        """Make the next step the last, for the micro-steps that are there."""
+        self._divisor = self.skipped
+        self.skipped = self._steps - 1
+
+
+class Rounds:
+    """The rounds of all optimizers of this process."""
+
+    def __init__(self, asked: Wish, proof: Evidence) -> None:
+        self._asked = asked
+        self._proof = proof
+        self._rounds: dict[int, Round] = {}
+        self._owners: dict[int, Round] = {}
+        # All steps of all optimizers, merged or real.
+        self.steps = 0
+        # How many allreduces there were, ever; and up to the last update.
+        self.count_calls: Callable[[], int] = lambda: 0
+        self._calls = 0
+
+    def of(self, optimizer: Any) -> Round | None:  # noqa: ANN401 - Paddle's, or fleet's around it
+        """Return the round of OPTIMIZER; None where there is nothing to merge for it."""
+        import paddle
+
+        optimizer = unwrap(optimizer)
+        if not paddle.in_dynamic_mode() or not getattr(optimizer, "_parameter_list", None):
+            return None
+        known = self._rounds.get(id(optimizer))
+        if known is None:
+            merges = self._proof.used("gradient_merge", asked=True)
+            known = Round(
+                optimizer,
+                self._asked.merge_steps if merges else 1,
+                averages=self._asked.merge_averages,
+            )
+            self._rounds[id(optimizer)] = known
+            self._owners.update((id(parameter), known) for parameter in known.parameters)
+        return known
+
+    def all(self) -> Iterator[Round]:
+        """Return every round."""
+        return iter(list(self._rounds.values()))
+
+    def owners(self, parameters: Sequence[Any]) -> list[Round]:
+        """Return the rounds to which PARAMETERS belong."""
+        found = {id(each): each for each in map(self._owners.get, map(id, parameters)) if each}
+        return list(found.values())
+
+    def must_sync(self, parameters: Sequence[Any]) -> bool:
+        """Whether gradients of PARAMETERS must be averaged over the ranks in this backward.
+
+        They need not while all of them wait for a later step; an optimizer that nobody knows may
+        use them at any time. One time too many does no harm.
+        """
+        if not self._rounds:
+            return True
+        owners = [self._owners.get(id(parameter)) for parameter in parameters]
+        return any(owner is None or owner.is_last for owner in owners)
+
+    def step(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """Merge the gradients of the round CURRENT, or UPDATE with them if it is complete."""
+        self.steps += 1
+        if not current.is_last:
+            current.skip()
+            return None
+        current.settle()
+        self._prove(current)
+        result = update()
+        current.end()
+        return result
+
+    def complete(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """UPDATE through a GradScaler, which steps only if all gradients are finite."""
+        result = update()
+        if current.skipped:
+            # It found an infinity: the round is lost, as a large batch would be.
+            current.end()
+        return result
+
+    def clear(self, current: Round | None, clear: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """CLEAR the gradients of CURRENT, unless they are being merged."""
+        if current is None or not current.skipped:
+            return clear()
+        if current.is_dirty:
+            message = (
+                "fleetrun: gradient_merge: the script clears gradients that no optimizer step has"
+                " used, while others are being merged with them: this cannot be merged."
+            )
+            raise RuntimeError(message)
+        return None
+
+    def _prove(self, current: Round) -> None:
+        calls = self.count_calls()
+        made, self._calls = calls - self._calls, calls
+        steps = current.skipped + 1
+        self._proof.graph = "dygraph"
+        self._proof.counts["merged_steps"] = steps
+        text = f"{steps} micro-steps made one update; {made} allreduces among them"
+        merges = steps > 1
+        for name in ("gradient_merge", "gradient_merge_configs"):
+            asked = self._asked.get(name)
+            if asked is not None:
+                self._proof.knob(
+                    name,
+                    EFFECTIVE if merges else NO_EFFECT,
+                    in_effect=asked if merges else None,
+                    reason="" if merges else "one micro-step makes an update",
+                    evidence=text,
+                )
+
+    def say_what_is_left(self) -> None:
+        """Note the micro-steps whose gradients were never applied."""
+        left = [each.skipped for each in self.all() if each.skipped]
+        if left:
+            tail = self._asked.merge_tail
+            text = f"{max(left)} micro-steps of a partial round were dropped (merge_tail={tail}"
+            if tail == "step":
+                text += ": they were not at the end of a paddle.io.DataLoader"
+            self._proof.note(f"{text})")
+            self._proof.write()
+
+
+def unwrap(optimizer: Any) -> Any:  # noqa: ANN401 - an optimizer
+    """Return Paddle's optimizer in fleet's wrappers."""
+    while "_inner_opt" in getattr(optimizer, "__dict__", {}):
+        optimizer = optimizer._inner_opt  # noqa: SLF001 - its only name
+    return optimizer
+
+
+def _flat(parameters: Any) -> Iterator[Any]:  # noqa: ANN401 - a list, of groups perhaps
+    for each in parameters or ():
+        if isinstance(each, dict):
+            yield from each["params"]
+        else:
+            yield each
+
+
+def _divide(parameters: Sequence[Any], divisor: int) -> None:
+    import paddle
+
+    with paddle.no_grad():
+        for parameter in parameters:
+            # Mixed precision may keep them beside the parameter.
+            gradient = getattr(parameter, "main_grad", None)
+            gradient = parameter.grad if gradient is None else gradient
+            if gradient is None:
+                continue
+            if gradient.is_selected_rows():
+                gradient = paddle.base.core.eager.Tensor(
+                    gradient.get_selected_rows().get_tensor()
+                )
+            gradient.scale_(1.0 / divisor)

@@ -1,0 +1,256 @@
+"""Lets everything in Paddle that steps, clears or clips obey the rounds of gradient merge."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ..imports import after_import
+from .merge import unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from .merge import Round, Rounds
+
+
+def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool) -> None:
+    """Intercept every class of Paddle's; FLUSH averages what a round has, over the ranks."""
+    after_import("paddle.optimizer", lambda module: _optimizers(module, rounds))
+    after_import("paddle.optimizer.lr", lambda module: _schedulers(module, rounds))
+    after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, rounds))
+    after_import("paddle.nn.utils", lambda module: _clips(module, rounds))
+    after_import("paddle.nn.layer.layers", lambda module: _layers(module, rounds))
+    if steps_tail:
+        after_import("paddle.io.reader", lambda module: _loaders(module, rounds, flush))
+    atexit.register(rounds.say_what_is_left)
+
+
+def _classes(module: ModuleType, base: type) -> Iterator[type]:
+    """Return the classes of MODULE of the kind BASE, itself included; each once."""
+    seen = {each for each in vars(module).values() if isinstance(each, type)}
+    yield from (each for each in {*seen, base} if issubclass(each, base))
+
+
+def _optimizers(module: ModuleType, rounds: Rounds) -> None:
+    def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            current = rounds.of(self)
+            if current is None:
+                return step(self, *args, **kwargs)
+            return rounds.step(current, lambda: step(self, *args, **kwargs))
+
+        return merged
+
+    def minimizing(minimize: Callable[..., Any]) -> Callable[..., Any]:
+        stepped = stepping(minimize)
+
+        @functools.wraps(minimize)
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = stepped(self, *args, **kwargs)
+            return ([], []) if result is None else result
+
+        return merged
+
+    def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(clear)
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            return rounds.clear(rounds.of(self), lambda: clear(self, *args, **kwargs))
+
+        return merged
+
+    def making(init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+            init(self, *args, **kwargs)
+            # Known before the first backward, which then need not be reduced.
+            rounds.of(self)
+
+        return __init__
+
+    def refused(_step: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*_: Any, **__: Any) -> None:  # noqa: ANN401
+            message = (
+                "fleetrun: gradient_merge: LBFGS runs several backwards in one step; it cannot be"
+                " merged."
+            )
+            raise RuntimeError(message)
+
+        return step
+
+    wrappers = {"step": stepping, "minimize": minimizing, "clear_grad": clearing}
+    for cls in _classes(module, module.Optimizer):
+        for name, wrap in wrappers.items():
+            if name in vars(cls):
+                # Its `step` wants the closure.
+                chosen = refused if cls.__name__ == "LBFGS" and name != "clear_grad" else wrap
+                setattr(cls, name, chosen(vars(cls)[name]))
+        # Not every class calls its base's.
+        if "__init__" in vars(cls):
+            cls.__init__ = making(cls.__init__)  # type: ignore[misc]
+
+
+def _schedulers(module: ModuleType, rounds: Rounds) -> None:
+    def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            for current in rounds.all():
+                if getattr(current.optimizer, "_learning_rate", None) is not self:
+                    continue
+                together = current.steps_unscheduled == 1
+                current.steps_unscheduled = 0
+                if together and not current.is_updated and kwargs.get("epoch") is None:
+                    current.withheld = lambda: step(self, *args, **kwargs)
+                    return None
+            return step(self, *args, **kwargs)
+
+        return merged
+
+    for cls in _classes(module, module.LRScheduler):
+        if "step" in vars(cls):
+            cls.step = scheduling(vars(cls)["step"])  # type: ignore[attr-defined]
+
+
+def _scalers(module: ModuleType, rounds: Rounds) -> None:
+    # Scalers whose last step was merged: their update is, too.
+    merged_scalers: set[int] = set()
+
+    def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:  # noqa: ANN401
+        @functools.wraps(step)
+        def merged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            current = rounds.of(optimizer)
+            if current is None:
+                return step(self, optimizer, *args, **kwargs)
+            if not current.is_last:
+                rounds.step(current, lambda: None)
+                current.scaler = self
+                merged_scalers.add(id(self))
+                return skipped
+            merged_scalers.discard(id(self))
+            return rounds.complete(current, lambda: step(self, optimizer, *args, **kwargs))
+
+        return merged
+
+    def unscaling(unscale: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(unscale)
+        def merged(self: Any, optimizer: Any) -> Any:  # noqa: ANN401
+            current = rounds.of(optimizer)
+            if current is not None:
+                if not current.is_last:
+                    return None
+                current.settle()
+            return unscale(self, optimizer)
+
+        return merged
+
+    def updating(update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
+        def merged(self: Any) -> Any:  # noqa: ANN401
+            if id(self) in merged_scalers:
+                merged_scalers.discard(id(self))
+                return None
+            return update(self)
+
+        return merged
+
+    base, scaler = module.AmpScaler, module.GradScaler
+    base.minimize = stepping(base.minimize, (None, None))
+    base._unscale = unscaling(base._unscale)  # noqa: SLF001 - what all of them end in
+    scaler.step = stepping(scaler.step, None)
+    scaler.update = updating(scaler.update)
+
+
+def _clips(module: ModuleType, rounds: Rounds) -> None:
+    def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(clip)
+        def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            import paddle
+
+            several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
+            for current in rounds.owners(several):
+                if not current.is_last:
+                    # Only the merged gradient is clipped.
+                    return paddle.zeros([])
+                current.settle()
+            return clip(several, *args, **kwargs)
+
+        return merged
+
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        if hasattr(module, name):
+            setattr(module, name, clipping(getattr(module, name)))
+
+
+def _layers(module: ModuleType, rounds: Rounds) -> None:
+    clear = module.Layer.clear_gradients
+
+    @functools.wraps(clear)
+    def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        pending = [each for each in rounds.owners(self.parameters()) if each.skipped]
+        current = next((each for each in pending if each.is_dirty), None)
+        return rounds.clear(
+            current or (pending[0] if pending else None), lambda: clear(self, *args, **kwargs)
+        )
+
+    module.Layer.clear_gradients = clear_gradients
+
+
+def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None]) -> None:
+    iterate = module.DataLoader.__iter__
+
+    @functools.wraps(iterate)
+    def __iter__(self: Any) -> Iterator[Any]:  # noqa: ANN401, N807
+        return _UntilTheEnd(iterate(self), rounds, flush)
+
+    module.DataLoader.__iter__ = __iter__
+
+
+class _UntilTheEnd:
+    """An iterator of a DataLoader; when it ends, so do the rounds that were fed by it."""
+
+    def __init__(self, batches: Any, rounds: Rounds, flush: Callable[[Round], None]) -> None:  # noqa: ANN401
+        self._batches = batches
+        self._rounds = rounds
+        self._flush = flush
+        self._steps = rounds.steps
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._batches, name)
+
+    def __iter__(self) -> _UntilTheEnd:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Any:  # noqa: ANN401 - a batch
+        try:
+            return next(self._batches)
+        except StopIteration:
+            # One for evaluation, in the middle of a round, feeds none.
+            if self._rounds.steps != self._steps:
+                self._steps = self._rounds.steps
+                for current in self._rounds.all():
+                    if current.skipped:
+                        _apply(current, self._flush)
+            raise
+
+
+def _apply(current: Round, flush: Callable[[Round], None]) -> None:
+    """Update with what there is of a round."""
+    scaler, withheld = current.scaler, current.withheld
+    flush(current)
+    current.cut_short()
+    optimizer = unwrap(current.optimizer)
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.clear_grad()
+    if withheld is not None:
+        withheld()
+    current.steps_unscheduled = 0

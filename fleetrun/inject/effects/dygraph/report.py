@@ -1,0 +1,146 @@
+"""Says of each field what our reducer really did, counted in a backward that it reduced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..buckets import MEBIBYTE
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..evidence import Evidence
+    from ..wish import Wish
+    from .communicators import Lane, Levels
+    from .reducer import Reducer
+
+_FUSION = (
+    "fuse_all_reduce_ops",
+    "fuse_grad_size_in_MB",
+    "fuse_grad_size_in_num",
+    "fuse_grad_size_in_TFLOPS",
+    "last_comm_group_size_MB",
+)
+_HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+_ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY)
+
+
+class Made(NamedTuple):
+    """With what a reducer was made."""
+
+    lanes: Sequence[Lane]
+    levels: Levels | None
+    # How many buckets Paddle's own reducer would have had.
+    paddles_buckets: int
+    overlaps: bool
+    nranks: int
+
+
+class Report:
+    """Speaks after the first reduced backwards of each model; and stays silent then."""
+
+    def __init__(self, asked: Wish, proof: Evidence) -> None:
+        self._asked = asked
+        self._proof = proof
+        self._models: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, list[int]] = {}
+
+    def alone(self) -> None:
+        """Say that there is only one rank."""
+        self._proof.graph = "dygraph"
+        for name in _ALL:
+            if name in self._asked.strategy:
+                self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
+
+    def reduced(self, reducer: Reducer, made: Made) -> None:
+        """Count what REDUCER did in the backward that has just ended."""
+        # The second one shows the steady state; more of them would only cost time.
+        if reducer.rounds > 2:  # noqa: PLR2004
+            return
+        before = self._calls.get(id(reducer), [0] * len(made.lanes))
+        after = [lane.calls for lane in made.lanes]
+        self._calls[id(reducer)] = after
+        calls = [now - then for now, then in zip(after, before)]  # noqa: B905 - Python 3.8
+        self._models[id(reducer)] = {
+            "gradients": len(reducer.parameters),
+            "allreduces_before": made.paddles_buckets,
+            "allreduces": sum(calls),
+            "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
+            "communicators": sum(1 for count in calls if count),
+            "early": reducer.early,
+            "groups": [list(group) for group in made.levels.groups] if made.levels else [],
+        }
+        self._speak(made)
+
+    def _speak(self, made: Made) -> None:
+        models = list(self._models.values())
+        counts = {
+            name: sum(model[name] for model in models)
+            for name in ("gradients", "allreduces_before", "allreduces", "early")
+        }
+        counts["bucket_bytes"] = [size for model in models for size in model["bucket_bytes"]]
+        counts["communicators"] = max(model["communicators"] for model in models)
+        counts["groups"] = models[0]["groups"]
+        self._proof.graph = "dygraph"
+        self._proof.counts.update(counts)
+        fused = (
+            f"{counts['gradients']} gradients in {counts['allreduces']} allreduces"
+            f" (Paddle's own: {counts['allreduces_before']});"
+            f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
+        )
+        for name in _FUSION:
+            self._say(name, fused)
+        early = (
+            f"{counts['early']} of {counts['allreduces']} allreduces went out before the last"
+            " gradient was there"
+        )
+        if not made.overlaps:
+            early = "each allreduce was waited for at once"
+        self._say("sync_nccl_allreduce", early)
+        self._say("nccl_comm_num", f"{counts['communicators']} communicators in turn; {early}")
+        for name in _HIERARCHY:
+            self._say_groups(name, made)
+        self._proof.write()
+
+    def _say(self, name: str, evidence: str) -> None:
+        asked = self._asked.get(name)
+        if asked is None:
+            return
+        used = self._proof.used(name, asked)
+        reason = self._asked.reasons.get(name, "")
+        if name == "fuse_grad_size_in_MB" and used == "auto":
+            total = sum(self._proof.counts["bucket_bytes"]) / MEBIBYTE
+            used = round(total / 10, 3)
+            reason = f"auto: a tenth of {total:.3g} MB of gradients"
+        elif name in _FUSION[1:] and not self._fuses():
+            self._proof.knob(
+                name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence
+            )
+            return
+        if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
+            reason = f"only {self._proof.counts['allreduces']} allreduces to share"
+            used = self._proof.counts["communicators"]
+        status = EFFECTIVE if self._proof.used(name, asked) == asked else SCRIPT
+        self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
+
+    def _fuses(self) -> bool:
+        return bool(
+            self._proof.used("fuse_all_reduce_ops", self._asked.get("fuse_all_reduce_ops", True))
+        )
+
+    def _say_groups(self, name: str, made: Made) -> None:
+        asked = self._asked.get(name)
+        if asked is None:
+            return
+        if made.levels is not None:
+            groups = ", ".join(str(list(group)) for group in made.levels.groups)
+            self._say(name, f"groups {groups}; leaders {list(made.levels.leaders)}")
+        elif not self._asked.get("use_hierarchical_allreduce"):
+            self._proof.knob(name, NO_EFFECT, reason="use_hierarchical_allreduce is not on")
+        else:
+            self._proof.knob(
+                name,
+                NO_EFFECT,
+                reason=f"groups of one rank, or of all {made.nranks}, have no second level",
+            )

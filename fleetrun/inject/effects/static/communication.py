@@ -1,0 +1,157 @@
+"""Says how the gradients of the running program are reduced, as counted in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import settings
+from ..buckets import MEBIBYTE
+from ..evidence import EFFECTIVE, NO_EFFECT
+from . import gloo, program, reading
+
+if TYPE_CHECKING:
+    from ..evidence import Evidence
+
+_PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
+
+
+class Bucket(NamedTuple):
+    """What one allreduce carries, and the rings that it is spread over."""
+
+    gradients: int
+    size: int
+    rings: tuple[int, ...]
+
+
+def buckets(running: Any) -> list[Bucket]:  # noqa: ANN401 - Paddle's type
+    """Read the allreduces of gradients, each variable once, in the order of the program."""
+    inside: dict[str, list[int]] = {}
+    rings: dict[str, list[int]] = {}
+    for block in running.blocks:
+        for op in block.ops:
+            if op.type == "coalesce_tensor":
+                sizes = [program.bytes_of(block, name) or 0 for name in op.input("Input")]
+                inside[op.output("FusedOutput")[0]] = sizes
+            elif op.type in (*program.ALLREDUCES, *_PARTS) and program.role(op) & 1:
+                name = op.input_arg_names[0]
+                if name not in inside:
+                    inside[name] = [program.bytes_of(block, name) or 0]
+                rings.setdefault(name, []).append(op.attr("ring_id"))
+    return [
+        Bucket(len(inside[name]), sum(inside[name]), tuple(dict.fromkeys(over)))
+        for name, over in rings.items()
+    ]
+
+
+def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa: ANN401
+    """Put what was counted in RUNNING into the proof, knob by knob."""
+    found = buckets(running)
+    if ranks < 2 or not found:  # noqa: PLR2004 - a lone rank
+        return
+    sizes = [bucket.size for bucket in found]
+    gradients = sum(bucket.gradients for bucket in found)
+    rings = sorted({ring for bucket in found for ring in bucket.rings})
+    turns = len({bucket.rings for bucket in found})
+    proof.counts.update(
+        gradients=gradients,
+        allreduces_before=before,
+        allreduces=len(found),
+        bucket_bytes=sizes,
+        communicators=turns,
+        rings=rings,
+    )
+    largest = max(sizes)
+    packed = (
+        f"{gradients} gradients in {len(found)} allreduces; largest {largest / MEBIBYTE:.3g} MB"
+    )
+    limit = reading.limits(sizes)
+    most = max(bucket.gradients for bucket in found)
+    fused = len(found) < gradients
+    alone = most == 1
+    _say(
+        proof,
+        "fuse_all_reduce_ops",
+        holds=fused if reading.fuses() else alone,
+        evidence=packed,
+        reason="no two gradients fit into one allreduce",
+    )
+    off = "fuse_all_reduce_ops is off"
+    if settings.effective("fuse_grad_size_in_MB") is not None:
+        fits = limit.size is not None and all(
+            bucket.size <= limit.size or bucket.gradients == 1 for bucket in found
+        )
+        in_effect = settings.effective("fuse_grad_size_in_MB")
+        if in_effect == "auto" and limit.size is not None:
+            in_effect = round(limit.size / MEBIBYTE, 3)
+        _say(
+            proof,
+            "fuse_grad_size_in_MB",
+            holds=fits,
+            evidence=packed,
+            reason=off,
+            in_effect=in_effect,
+        )
+    for name in reading.COUNTS:
+        value = settings.effective(name)
+        if value is not None:
+            _say(
+                proof,
+                name,
+                holds=reading.fuses() and most <= value,
+                evidence=f"{packed}; at most {most} gradients in one",
+                reason=off,
+            )
+    _say_rings(proof, found, turns, rings)
+
+
+def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
+    asked = reading.rings()
+    few = "there are fewer allreduces than communicators"
+    _say(
+        proof,
+        "nccl_comm_num",
+        holds=turns == asked,
+        evidence=f"{len(found)} allreduces in turn over {turns} communicators (rings {rings})",
+        reason=few,
+        in_effect=turns,
+    )
+    groups = proof.counts.get("groups")
+    levels = any(len(bucket.rings) > 1 for bucket in found) or bool(groups)
+    if proof.status("use_hierarchical_allreduce") is None:
+        why = "all ranks are in one group"
+        for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
+            if not settings.effective("use_hierarchical_allreduce"):
+                break
+            _say(
+                proof,
+                name,
+                holds=levels,
+                evidence=f"sums in groups {groups}, among their first ranks, and back",
+                reason=why,
+            )
+    _say(
+        proof,
+        "sync_nccl_allreduce",
+        holds=not gloo.is_used(),
+        evidence="the allreduces are in the stream of the computation",
+        reason="gloo on CPUs has no streams to wait for",
+    )
+
+
+def _say(
+    proof: Evidence,
+    name: str,
+    *,
+    holds: bool,
+    evidence: str,
+    reason: str,
+    in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
+) -> None:
+    value = settings.effective(name)
+    if value is None or (value is False and name != "fuse_all_reduce_ops"):
+        return
+    if holds:
+        shown = value if in_effect is None else in_effect
+        proof.knob(name, EFFECTIVE, in_effect=shown, evidence=evidence)
+    else:
+        proof.knob(name, NO_EFFECT, reason=reason)

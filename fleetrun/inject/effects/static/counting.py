@@ -1,0 +1,194 @@
+"""Counts what the executor really gets, and says it; then tells that parameters were updated."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import settings, updates
+from ..evidence import EFFECTIVE, NO_EFFECT
+from . import communication, computation, merged, program
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ..evidence import Evidence
+    from ..wish import Wish
+
+# What Paddle's own passes leave behind, by the field that asks for them.
+_PASSED_ON = {
+    "amp": ("check_finite_and_unscale",),
+    "lars": ("lars_momentum",),
+    "lamb": ("lamb",),
+    "dgc": ("dgc", "dgc_momentum"),
+    "sharding": ("c_broadcast", "broadcast", "c_reduce_sum", "reduce"),
+}
+_INSIDE = ("localsgd", "adaptive_localsgd")
+
+
+class Expectation(NamedTuple):
+    """What is known of a program since it was rewritten."""
+
+    before: int
+    ranks: int
+    # Why no updates were merged.
+    merges: str
+
+
+_expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictionary()
+
+
+def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:  # noqa: ANN401 - Paddle's
+    """Keep for later that MAIN had BEFORE allreduces, and why no updates were MERGED."""
+    _expected[main] = Expectation(before, ranks, merges)
+
+
+def watch(module: ModuleType, asked: Wish, proof: Evidence) -> None:
+    """Look at each program that an executor gets, and hear of each run."""
+    watcher = _Watcher(asked, proof)
+    cache: Any = module._ExecutorCache  # type: ignore[attr-defined]  # noqa: SLF001
+    build = cache._get_program_and_executor  # noqa: SLF001
+    executor: Any = module.Executor  # type: ignore[attr-defined]
+    run = executor.run
+
+    @functools.wraps(build)
+    def _get_program_and_executor(self: Any, cached: Any) -> Any:  # noqa: ANN401
+        built = build(self, cached)
+        watcher.look(_bare(cached.program), built[0])
+        return built
+
+    @functools.wraps(run)
+    def run_and_tell(self: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        result = run(self, program, *words, **named)
+        watcher.ran(program)
+        return result
+
+    cache._get_program_and_executor = _get_program_and_executor  # noqa: SLF001
+    executor.run = run_and_tell
+
+
+def _bare(main: Any) -> Any:  # noqa: ANN401
+    return getattr(main, "_program", None) or main
+
+
+class _Seen:
+    """How often a program with updates ran, and how many runs make one update."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.runs = 0
+
+
+class _Watcher:
+    def __init__(self, asked: Wish, proof: Evidence) -> None:
+        self._asked = asked
+        self._proof = proof
+        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+
+    def look(self, main: Any, running: Any) -> None:  # noqa: ANN401
+        """Count the operators of RUNNING, which the executor made of MAIN."""
+        if not program.updates(running) or main in self._seen:
+            return
+        merges = any(
+            op.type == "conditional_block" and program.holds_updates(op)
+            for op in running.global_block().ops
+        )
+        self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        self._proof.graph = "static"
+        known = _expected.get(main, Expectation(0, 1, ""))
+        if main in _expected:
+            communication.say(running, known.before, known.ranks, self._proof)
+        self._say_merging(running, merges=merges)
+        self._say_computation(running, known.merges)
+        self._say_passed_on(running)
+
+    def ran(self, main: Any) -> None:  # noqa: ANN401
+        """Hear that MAIN ran; every k-th time its parameters changed."""
+        if main is None:
+            import paddle  # noqa: PLC0415
+
+            if paddle.in_dynamic_mode():
+                return
+            main = paddle.static.default_main_program()
+        main = _bare(main)
+        seen = self._seen.get(main)
+        if seen is None:
+            return
+        seen.runs += 1
+        if seen.runs % seen.every == 0:
+            updates.happened(main)
+
+    def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
+        """Say whether what was asked for was DONE, if it was asked for and still holds."""
+        if not settings.effective(name) or name not in (
+            {**self._asked.strategy, **self._asked.build_strategy}
+        ):
+            return
+        if done:
+            in_effect = settings.effective(name)
+            self._proof.knob(name, EFFECTIVE, in_effect=in_effect, evidence=evidence)
+        else:
+            self._proof.knob(name, NO_EFFECT, reason=reason)
+
+    def _say_merging(self, running: Any, *, merges: bool) -> None:  # noqa: ANN401
+        steps = settings.settled().merge_steps
+        inside = sum(each.block.idx > 0 for each in program.reductions(running))
+        self._knob(
+            "gradient_merge",
+            done=merges,
+            evidence=f"updates and {inside} allreduces are in a block that each {steps}. step runs",
+            reason="one step is no merging" if steps == 1 else "Paddle has merged nothing",
+        )
+
+    def _say_computation(self, running: Any, merges: str) -> None:  # noqa: ANN401
+        found = program.count(running)
+        for name in computation.PASSES:
+            fused = computation.done.get(name, {})
+            still = {kind: found[kind] for kind in fused if kind in found}
+            self._knob(
+                name,
+                done=bool(still),
+                evidence=", ".join(f"{number} {kind}" for kind, number in sorted(still.items())),
+                reason=computation.missing.get(name, computation.NOTHING),
+            )
+        ops = [op for op in program.updates(running) if op.type in merged.MERGED]
+        parameters = sum(len(op.input("Param")) for op in ops)
+        kinds = ", ".join(sorted({op.type for op in ops}))
+        if ops:
+            self._proof.counts["merged_updates"] = [len(op.input("Param")) for op in ops]
+        self._knob(
+            "fuse_all_optimizer_ops",
+            done=bool(ops),
+            evidence=f"{parameters} parameters are updated by {len(ops)} {kinds}",
+            reason=merges or "Paddle has fused nothing",
+        )
+
+    def _say_passed_on(self, running: Any) -> None:  # noqa: ANN401
+        found = program.count(running)
+        for name, kinds in _PASSED_ON.items():
+            there = {kind: found[kind] for kind in kinds if kind in found}
+            self._knob(
+                name,
+                done=bool(there),
+                evidence=", ".join(f"{number} {kind}" for kind, number in there.items()),
+                reason="Paddle has not put it into the program",
+            )
+        blocks = found.get("conditional_block", 0)
+        for name in _INSIDE:
+            self._knob(
+                name,
+                done=blocks > 0,
+                evidence=f"{blocks} blocks of the program run on some steps only",
+                reason="Paddle has not put it into the program",
+            )
+        again = sum(
+            any(".subprog_" in name for name in op.output_arg_names)
+            for op in running.global_block().ops
+        )
+        self._knob(
+            "recompute",
+            done=again > 0,
+            evidence=f"{again} operators compute again in backward",
+            reason="Paddle has not put it into the program",
+        )

@@ -1,0 +1,132 @@
+"""Packs the allreduces of gradients: one for each bucket, right after its last gradient.
+
+While it is on its way, backward goes on. The bucket's gradients are gathered by `coalesce_tensor`,
+which copies: gradients that share memory with something else, as reshaped ones do, stay right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..buckets import pack
+from . import program, reading, rings
+
+if TYPE_CHECKING:
+    from ..evidence import Evidence
+
+FUSED = "fleetrun_bucket"
+
+
+def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+    """Rewrite the allreduces of MAIN as the strategy says."""
+    found = program.reductions(main)
+    if not found:
+        return
+    ways = rings.open_rings(startup, fleet, proof)
+    turn = 0
+    for block in main.blocks:
+        mine = [each for each in found if each.block is block]
+        turn = _pack_block(block, mine, ways, turn)
+    main._sync_with_cpp()  # noqa: SLF001
+
+
+def _pack_block(
+    block: Any,  # noqa: ANN401
+    found: list[program.Reduction],
+    ways: list[rings.Way],
+    turn: int,
+) -> int:
+    """Pack what is reduced in one BLOCK; the number of buckets so far goes in and out."""
+    dense = []
+    for each in found:
+        size = program.bytes_of(block, each.variable)
+        if size is not None:
+            dense.append((each, size))
+    sizes = [size for _, size in dense]
+    limit = reading.limits(sizes)
+    kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]  # noqa: SLF001
+    places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.count)
+    buckets = []
+    for place in places:
+        members = [dense[i][0] for i in place]
+        buckets += _split_where_read(block, members)
+    buckets.sort(key=lambda bucket: bucket[-1].index)
+    by_end = {bucket[-1].index: (bucket, turn + n) for n, bucket in enumerate(buckets)}
+    for each in sorted((each for each, _ in dense), key=lambda each: -each.index):
+        op_role = program.role(each.op)
+        original = each.op.type
+        block._remove_op(each.index, sync=False)  # noqa: SLF001
+        if each.index in by_end:
+            bucket, number = by_end[each.index]
+            way = ways[number % len(ways)]
+            names = [member.variable for member in bucket]
+            _insert(block, each.index, names, way, original, op_role)
+    return turn + len(buckets)
+
+
+def _split_where_read(
+    block: Any,  # noqa: ANN401
+    members: list[program.Reduction],
+) -> list[list[program.Reduction]]:
+    """Take those out of a bucket that are touched before the bucket is full."""
+    last = members[-1].index
+    indexes = {member.index for member in members}
+    alone, together = [], []
+    for member in members:
+        between = (
+            op
+            for index, op in enumerate(block.ops[member.index + 1 : last], member.index + 1)
+            if index not in indexes
+        )
+        touched = any(
+            member.variable in op.input_arg_names or member.variable in op.output_arg_names
+            for op in between
+        )
+        (alone if touched else together).append(member)
+    return [*([member] for member in alone), *([together] if together else [])]
+
+
+def _insert(
+    block: Any,  # noqa: ANN401
+    index: int,
+    names: list[str],
+    way: rings.Way,
+    allreduce: str,
+    op_role: int,
+) -> None:
+    """Put one allreduce of the gradients NAMES at INDEX."""
+    from paddle.utils import unique_name  # noqa: PLC0415
+
+    gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
+    carried = gradients[0]
+    ops: list[dict[str, Any]] = []
+    if len(gradients) > 1:
+        carried = block.create_var(
+            name=unique_name.generate(FUSED),
+            dtype=gradients[0].dtype,
+            persistable=False,
+            stop_gradient=True,
+        )
+        ops.append(
+            {
+                "type": "coalesce_tensor",
+                "inputs": {"Input": gradients},
+                "outputs": {"Output": gradients, "FusedOutput": carried},
+                "attrs": {"copy_data": True, "use_align": True, "dtype": carried.dtype},
+            }
+        )
+    ops += rings.reduce_over(way, block, carried, allreduce)
+    if len(gradients) > 1:
+        # The executor orders by names: nothing else says that the sum is in the gradients now.
+        ops += [
+            {
+                "type": "depend",
+                "inputs": {"X": gradient, "Dep": carried},
+                "outputs": {"Out": gradient},
+                "attrs": {},
+            }
+            for gradient in gradients
+        ]
+    for offset, op in enumerate(ops):
+        op["attrs"]["op_role"] = op_role
+        block._insert_op_without_sync(index + offset, **op)  # noqa: SLF001

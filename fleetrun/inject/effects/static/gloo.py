@@ -1,0 +1,68 @@
+"""Connects the ranks of static programs over gloo where Paddle's build is for CPUs only.
+
+Paddle itself refuses them. The kernels are in its CPU builds; what is missing is the communicator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from ..evidence import Evidence
+
+# They wait for a GPU's streams; a CPU has none.
+STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
+# Paddle keeps these as long as somebody has them.
+_open: dict[int, Any] = {}
+
+
+def is_used() -> bool:
+    """Whether ranks of this process were connected here."""
+    return bool(_open)
+
+
+def connect(module: ModuleType, proof: Evidence) -> None:
+    """Put our way to make a communicator in the place of Paddle's, on builds for CPUs."""
+    from paddle.base import core  # noqa: PLC0415
+
+    if core.is_compiled_with_cuda() or core.is_compiled_with_xpu():
+        return
+
+    def _init_communicator(
+        _self: Any,  # noqa: ANN401 - as Paddle's
+        _program: Any,  # noqa: ANN401
+        current_endpoint: str | None,
+        endpoints: Sequence[str] | None,
+        rank: int,
+        ring_id: int,
+        *_others: Any,  # noqa: ANN401
+        **_named: Any,  # noqa: ANN401
+    ) -> None:
+        # Without an endpoint it is a mere barrier, and gloo's start is one.
+        if current_endpoint is None or endpoints is None or ring_id in _open:
+            return
+        proof.note(
+            "Paddle refuses static data parallel on CPUs: fleetrun connected the ranks over gloo."
+        )
+        _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
+
+    module.CollectiveHelper._init_communicator = _init_communicator  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: ANN401
+    import paddle  # noqa: PLC0415
+    from paddle.base import core  # noqa: PLC0415
+
+    store = core.create_or_get_global_tcp_store()
+    if not paddle.__version__.startswith("2."):
+        core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
+        return True
+    # Paddle 2's kernels know one global gloo, and else process groups by the ring's number.
+    if not _open:
+        paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
+        core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
+        return True
+    return core.ProcessGroupGloo.create(store, rank, len(endpoints), ring)

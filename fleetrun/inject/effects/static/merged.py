@@ -1,0 +1,111 @@
+"""One update operator for many parameters: Paddle's merged kernels in place of single ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import program
+
+# What the merged kernels have no entry for: an operator that uses one stays as it is.
+_KINDS = {
+    "momentum": (
+        ("Param", "Grad", "Velocity", "LearningRate", "MasterParam"),
+        ("ParamOut", "VelocityOut", "MasterParamOut"),
+        ("mu", "use_nesterov", "multi_precision", "rescale_grad"),
+    ),
+    "adam": (
+        (
+            "Param",
+            "Grad",
+            "LearningRate",
+            "Moment1",
+            "Moment2",
+            "Beta1Pow",
+            "Beta2Pow",
+            "MasterParam",
+        ),
+        ("ParamOut", "Moment1Out", "Moment2Out", "Beta1PowOut", "Beta2PowOut", "MasterParamOut"),
+        ("beta1", "beta2", "epsilon", "multi_precision", "use_global_beta_pow"),
+    ),
+}
+MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
+
+
+def run(main: Any) -> str:  # noqa: ANN401 - Paddle's type
+    """Merge what shares its settings; return why nothing could be, or an empty string."""
+    done = 0
+    for block in main.blocks:
+        done += sum(_merge(block, group) for group in reversed(_groups(block)))
+    if done:
+        main._sync_with_cpp()  # noqa: SLF001
+        return ""
+    kinds = sorted({op.type for op in program.updates(main)})
+    return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
+
+
+def _groups(block: Any) -> list[list[int]]:  # noqa: ANN401
+    """Return the indexes of operators that may become one, group by group."""
+    groups: list[list[int]] = []
+    key: object = None
+    touched: set[str] = set()
+    for index, op in enumerate(block.ops):
+        mine = _key(block, op)
+        names = {*op.input_arg_names, *op.output_arg_names}
+        if mine is None:
+            # The group is carried out at its last operator's place; nobody may ask before.
+            if touched & names:
+                key = None
+            continue
+        if mine != key:
+            groups.append([])
+            key, touched = mine, set()
+        groups[-1].append(index)
+        touched |= names - set(op.input("LearningRate"))
+    return [group for group in groups if len(group) > 1]
+
+
+def _key(block: Any, op: Any) -> object:  # noqa: ANN401
+    if op.type not in _KINDS:
+        return None
+    entries, exits, settings = _KINDS[op.type]
+    used = [name for name in op.input_names if op.input(name)]
+    if not set(used) <= set(entries) or program.bytes_of(block, op.input("Grad")[0]) is None:
+        return None
+    if not {name for name in op.output_names if op.output(name)} <= set(exits):
+        return None
+    dtypes = [
+        str(block._find_var_recursive(op.input(name)[0]).dtype)  # noqa: SLF001
+        for name in ("Param", "Grad")
+    ]
+    values = [op.attr(name) for name in settings if op.has_attr(name)]
+    return (op.type, sorted(used), op.input("LearningRate"), dtypes, values, program.role(op))
+
+
+def _merge(block: Any, group: list[int]) -> int:  # noqa: ANN401
+    ops = [block.ops[index] for index in group]
+    first = ops[0]
+    entries, exits, settings = _KINDS[first.type]
+    find = block._find_var_recursive  # noqa: SLF001
+    inputs = {
+        name: [find(op.input(name)[0]) for op in ops]
+        for name in entries
+        if name in first.input_names and first.input(name)
+    }
+    outputs = {
+        name: [find(op.output(name)[0]) for op in ops]
+        for name in exits
+        if name in first.output_names and first.output(name)
+    }
+    attrs = {name: first.attr(name) for name in settings if first.has_attr(name)}
+    if first.type == "momentum":
+        attrs["regularization_method"] = [op.attr("regularization_method") for op in ops]
+        attrs["regularization_coeff"] = [op.attr("regularization_coeff") for op in ops]
+    attrs["op_role"] = program.role(first)
+    merged = f"merged_{first.type}"
+    for index in reversed(group):
+        block._remove_op(index, sync=False)  # noqa: SLF001
+    at = group[-1] - len(group) + 1
+    block._insert_op_without_sync(  # noqa: SLF001
+        at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs
+    )
+    return len(group)

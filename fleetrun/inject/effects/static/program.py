@@ -1,0 +1,85 @@
+"""Reads static programs: which operators reduce gradients, which update parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# Paddle 2's operator, and Paddle 3's.
+ALLREDUCES = ("c_allreduce_sum", "all_reduce")
+_BACKWARD, _OPTIMIZE = 1, 2
+_SIZES = {"16": 2, "32": 4, "64": 8}
+
+
+class Reduction(NamedTuple):
+    """An operator that sums a gradient over the ranks."""
+
+    block: Any
+    index: int
+    op: Any
+    variable: str
+
+
+def reductions(program: Any) -> list[Reduction]:  # noqa: ANN401 - Paddle's types
+    """Find the allreduces of gradients in all blocks, in the order of the program."""
+    return [
+        Reduction(block, index, op, op.input_arg_names[0])
+        for block in program.blocks
+        for index, op in enumerate(block.ops)
+        if op.type in ALLREDUCES and role(op) & _BACKWARD
+    ]
+
+
+def role(op: Any) -> int:  # noqa: ANN401
+    """Return the bits that say what the operator OP is for."""
+    return int(op.attr("op_role")) if op.has_attr("op_role") else 0
+
+
+def updates(program: Any) -> list[Any]:  # noqa: ANN401
+    """Find the operators that change parameters by their gradients."""
+    return [
+        op
+        for block in program.blocks
+        for op in block.ops
+        if role(op) & _OPTIMIZE and {"Param", "Grad"} <= set(op.input_names) and op.input("Param")
+    ]
+
+
+def holds_updates(op: Any) -> bool:  # noqa: ANN401
+    """Whether the block that the operator OP runs on some steps only updates parameters."""
+    block = op.block.program.blocks[op._block_attr_id("sub_block")]  # noqa: SLF001
+    return any({"Param", "Grad"} <= set(each.input_names) for each in block.ops)
+
+
+def bytes_of(block: Any, name: str) -> int | None:  # noqa: ANN401
+    """Return the size of the dense variable NAME; None if it is sparse or not known yet."""
+    variable = block._find_var_recursive(name)  # noqa: SLF001
+    try:
+        shape = variable.shape
+        if "LOD_TENSOR" not in str(variable.type) and "DENSE_TENSOR" not in str(variable.type):
+            return None
+    except (AttributeError, ValueError):
+        return None
+    count = 1
+    for extent in shape:
+        if extent < 0:
+            return None
+        count *= extent
+    return count * _SIZES.get(str(variable.dtype)[-2:], 4)
+
+
+def count(program: Any) -> dict[str, int]:  # noqa: ANN401
+    """Count the operators of each type, in all blocks."""
+    found: dict[str, int] = {}
+    for block in program.blocks:
+        for op in block.ops:
+            found[op.type] = found.get(op.type, 0) + 1
+    return found
+
+
+def remove(program: Any, types: tuple[str, ...]) -> None:  # noqa: ANN401
+    """Take all operators of TYPES out of the program."""
+    for block in program.blocks:
+        for index in reversed(range(len(block.ops))):
+            if block.ops[index].type in types:
+                block._remove_op(index, sync=False)  # noqa: SLF001
+    program._sync_with_cpp()  # noqa: SLF001

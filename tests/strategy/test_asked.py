@@ -1,0 +1,108 @@
+"""Who asks for a strategy: the command line, a variable, or the config file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun import argv, request
+from fleetrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from fleetrun.model import Request, Strategy
+
+
+def asked(
+    *words: str, environ: Mapping[str, str] | None = None, config: Path | None = None
+) -> Request:
+    read = None if config is None else request.read_config(str(config))
+    return request.resolve(argv.split([*words, "train.py"]), environ or {}, read)
+
+
+def strategy(found: Request) -> Strategy:
+    assert found.strategy is not None
+    return found.strategy
+
+
+def settings(found: Request, name: str) -> list[tuple[str, str, str]]:
+    return [(n, v, s) for n, v, s in found.settings if n == name or n.startswith(f"{name}.")]
+
+
+def test_nobody_asks_for_one() -> None:
+    found = asked()
+    assert found.strategy is None
+    assert settings(found, "strategy") == [("strategy", "None", "default")]
+
+
+def test_several_are_put_over_each_other() -> None:
+    found = asked("--strategy=amp", "--strategy", "comm_fusion,overlap")
+    assert strategy(found).sources == ("amp", "comm_fusion", "overlap")
+    assert settings(found, "strategy")[0][1:] == ("amp,comm_fusion,overlap", "command line")
+
+
+@pytest.mark.parametrize("separator", [",", ":"])
+def test_a_variable_names_them_when_the_command_line_does_not(separator: str) -> None:
+    environ = {"FLEETRUN_STRATEGY": f"amp{separator}overlap"}
+    assert strategy(asked(environ=environ)).sources == ("amp", "overlap")
+    assert strategy(asked("--strategy=comm_fusion", environ=environ)).sources == ("comm_fusion",)
+
+
+def test_the_config_file_names_them_last_and_its_fields_stand_below(tmp_path: Path) -> None:
+    config = tmp_path / "fleetrun.yaml"
+    config.write_text("strategy: [amp, overlap]\nset:\n  nccl_comm_num: 3\n  lamb: true\n")
+    found = asked("--set=nccl_comm_num=4", config=config)
+    assert strategy(found).sources == ("amp", "overlap", "--set")
+    last = {knob.name: (knob.value, knob.source) for knob in strategy(found).knobs}
+    assert last["nccl_comm_num"] == (4, "--set")
+    assert last["lamb"] == (True, f"{config}:4")
+
+
+def test_how_to_deal_with_it_is_kept_with_it() -> None:
+    words = "--strategy=amp --strategy_mode=override --strategy_strict --merge_tail=step"
+    found = strategy(asked(*words.split(), "--check_ranks=7"))
+    assert (found.mode, found.is_strict, found.merge_tail, found.check_ranks) == (
+        "override",
+        True,
+        "step",
+        7,
+    )
+    assert strategy(asked("--strategy=amp", "--check_ranks=-1")).check_ranks == -1
+    assert strategy(asked("--strategy=amp")).check_ranks == 0
+
+
+def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
+    found = asked("--strategy_strict", "--merge_tail=drop")
+    assert found.strategy is None
+    assert found.notes == (
+        "--strategy_strict has no effect: no strategy is asked for.",
+        "--merge_tail has no effect: no strategy is asked for.",
+    )
+
+
+def test_one_field_is_enough() -> None:
+    found = asked("--set=env.MY_TOKEN=abc")
+    assert strategy(found).sources == ("--set",)
+    assert settings(found, "set") == [("set.env.MY_TOKEN", "***", "command line")]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "message"),
+    [
+        ("--strategy=amq", {}, "--strategy=amq: there is no file amq, nor a preset"),
+        ("", {"FLEETRUN_STRATEGY": "amq"}, "--strategy=amq (from $FLEETRUN_STRATEGY): there is"),
+        ("--set=amq=1", {}, "--set amq: no such field: amq; did you mean amp?"),
+        ("--strategy=amp --check_ranks=-2", {}, "give a whole number, -1 or more."),
+        ("--strategy_mode=both", {}, "give one of defaults, override."),
+        ("--set fp16_allreduce=1", {}, "--set: fp16_allreduce: true is refused"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(
+    words: str, environ: Mapping[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        asked(*words.split(), environ=environ)
+    assert message in str(error.value)

@@ -1,0 +1,158 @@
+"""`strategy.json` in a plan: what the training processes are told, and by which variables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from planning import a_request, a_roster, some_facts
+
+from fleetrun import argv, request
+from fleetrun.model import Script
+from fleetrun.plan import render
+from fleetrun.plan.compose import compose
+from fleetrun.plan.devices import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import LaunchPlan, Request
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+HOSTS = ("10.0.0.1", "10.0.0.2")
+
+
+def asked(*words: str, environ: Mapping[str, str] | None = None) -> Request:
+    return request.resolve(argv.split([*words, "train.py"]), environ or {})
+
+
+def planned(
+    wanted: Request,
+    *,
+    hosts: tuple[str, ...] = HOSTS,
+    me: int = 0,
+    environ: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    roster = a_roster(hosts, each=2, me=me)
+    facts = some_facts(8, environ=environ or {}, program="train.py")
+    return compose(wanted, facts, Share("gpu", roster.members[me].groups, "nccl"), roster)
+
+
+def document(plan: LaunchPlan) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(plan.files[f"{plan.run_dir}/strategy.json"])
+    return found
+
+
+def test_the_document_is_as_it_was_agreed_on() -> None:
+    words = ("--strategy=resnet50_32gpu", "--set", "nccl_comm_num=auto", "--merge_tail=step")
+    plan = planned(asked(*words, "--strategy_strict", "--strategy_mode=override"))
+    text = plan.files[f"{plan.run_dir}/strategy.json"]
+    assert text == (GOLDEN / "strategy.json").read_text()
+
+
+def test_every_rank_learns_of_it_and_has_a_file_to_answer() -> None:
+    plan = planned(asked("--strategy=amp"), me=1)
+    for process, rank in zip(plan.processes, (2, 3), strict=True):
+        assert process.env["FLEETRUN_STRATEGY_FILE"] == f"{plan.run_dir}/strategy.json"
+        evidence = f"{plan.run_dir}/strategy.{rank}.json"
+        assert process.env["FLEETRUN_STRATEGY_EVIDENCE"] == evidence
+
+
+def test_all_hosts_are_told_the_same() -> None:
+    wanted = asked("--strategy=recommended")
+    assert document(planned(wanted, me=0)) == document(planned(wanted, me=1))
+
+
+def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() -> None:
+    environ = {"FLEETRUN_STRATEGY_FILE": "/a", "FLEETRUN_STRATEGY_EVIDENCE": "/b"}
+    plan = planned(asked(), environ=environ)
+    assert plan.files == {}
+    assert plan.strategy is None
+    for process in plan.processes:
+        assert not environ.keys() & process.env.keys()
+        assert environ.keys() <= {*process.unset}
+
+
+@pytest.mark.parametrize(("words", "check"), [(("--check_ranks=5",), 5), (("--check_ranks=0",), 0)])
+def test_the_check_of_the_ranks_needs_no_strategy(words: tuple[str, ...], check: int) -> None:
+    found = document(planned(asked(*words)))
+    assert (found["check_ranks"], found["strategy"], found["sources"]) == (check, {}, [])
+    assert planned(asked("--check_ranks=-1")).strategy is None
+
+
+def test_another_attempt_is_told_the_same() -> None:
+    wanted = asked("--strategy=recommended")
+    again = a_roster(HOSTS)._replace(generation=3)
+    facts = some_facts(8, program="train.py")
+    plan = compose(wanted, facts, Share("gpu", again.members[0].groups, "nccl"), again)
+    assert document(plan) == document(planned(wanted))
+
+
+def test_variables_of_a_strategy_stand_below_what_is_exported_and_losers_are_named() -> None:
+    wanted = asked(
+        *("--set=flags.FLAGS_a=1", "--set=flags.FLAGS_b=1", "--set=nccl.NCCL_DEBUG=INFO"),
+        *("--set=env.MY_TOKEN=abc", "--env=FLAGS_b=2", "--nccl=DEBUG=TRACE"),
+    )
+    plan = planned(wanted, environ={"FLAGS_a": "0", "MY_TOKEN": "xyz"})
+    env = plan.processes[0].env
+    assert "FLAGS_a" not in env
+    assert (env["FLAGS_b"], env["NCCL_DEBUG"]) == ("2", "TRACE")
+    assert [note for note in plan.notes if "wins" in note] == [
+        "FLAGS_a=0 wins over FLAGS_a=1 of --set.",
+        "FLAGS_b=2 wins over FLAGS_b=1 of --set.",
+        "NCCL_DEBUG=TRACE wins over NCCL_DEBUG=INFO of --set.",
+        "MY_TOKEN=*** wins over MY_TOKEN=*** of --set.",
+    ]
+    assert document(plan)["environment"] == {
+        "FLAGS_a": "0",
+        "FLAGS_b": "2",
+        "NCCL_DEBUG": "TRACE",
+        "MY_TOKEN": "***",
+    }
+
+
+def test_variables_of_a_strategy_win_over_our_defaults() -> None:
+    plan = planned(asked("--set=nccl.NCCL_DEBUG=INFO", "--set=env.PYTHONPATH=/mine"))
+    env = plan.processes[0].env
+    assert env["NCCL_DEBUG"] == "INFO"
+    assert env["PYTHONPATH"].endswith("/inject/site:/mine")
+    assert not any("wins" in note for note in plan.notes)
+
+
+def test_an_option_wins_over_the_same_thing_in_a_strategy() -> None:
+    name = "FLAGS_fraction_of_gpu_memory_to_use"
+    plan = planned(asked(f"--set=flags.{name}=0.9", "--gpu_memory_fraction=0.5"))
+    assert plan.processes[0].env[name] == "0.5"
+    assert f"{name}=0.5 wins over {name}=0.9 of --set." in plan.notes
+
+
+def test_an_interpreter_that_does_not_listen_is_told_of() -> None:
+    wanted = asked("--strategy=amp")._replace(script=Script("file", "python", ("-I", "a.py")))
+    (note,) = [note for note in planned(wanted).notes if "reach" in note]
+    assert note == ("the strategy cannot reach the script: python -I runs isolated; leave -I out.")
+    assert not any("reach" in note for note in planned(a_request(script=wanted.script)).notes)
+
+
+def test_a_dry_run_shows_what_is_asked_who_asked_and_why() -> None:
+    wanted = asked("--strategy=recommended", "--set=amp_configs.custom_black_list=[a,b]")
+    text = render.table([planned(wanted)], wanted)
+    assert "Strategy  recommended, --set (the script's own settings win)" in text
+    shown = [" ".join(line.split()) for line in text.splitlines()]
+    assert "strategy.nccl_comm_num 2 (recommended:6; auto: 2 on 2 hosts)" in shown
+    assert "strategy.amp_configs.custom_black_list [a, b] (--set)" in shown
+    alone = asked("--check_ranks=1", "--strategy_mode=override")
+    assert "Strategy  only the check of the ranks (it wins)" in render.table(
+        [planned(alone)], alone
+    )
+
+
+def test_secrets_of_a_strategy_are_not_shown() -> None:
+    wanted = asked("--set=env.MY_TOKEN=abcdef")
+    for text in (
+        render.table([planned(wanted)], wanted),
+        render.as_json([planned(wanted)], wanted),
+        render.banner(wanted, planned(wanted)),
+    ):
+        assert "abcdef" not in text

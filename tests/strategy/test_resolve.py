@@ -1,0 +1,88 @@
+"""What auto becomes, and why."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.model import Knob, Strategy
+from fleetrun.strategy import load, resolve
+from fleetrun.strategy.resolve import Topology
+
+
+def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]]:
+    """Resolve what SETS say for hosts with RANKS."""
+    asked = load.combine([], [load.parse_set(each) for each in sets]).strategy
+    found = resolve.resolve(asked, Topology(ranks))
+    return {knob.name: (knob.value, knob.reason) for knob in found.knobs}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "value", "reason"),
+    [
+        ((2,), "nccl_comm_num", 1, "auto: 1 on 1 host"),
+        ((8, 8), "nccl_comm_num", 2, "auto: 2 on 2 hosts"),
+        ((2,), "num_threads", 1, "auto: 1 on 1 host"),
+        ((8, 8), "num_threads", 3, "auto: nccl_comm_num + 1 on 2 hosts"),
+        ((8,), "use_hierarchical_allreduce", False, "auto: off with 1 host"),
+        ((8, 8), "use_hierarchical_allreduce", True, "auto: on with 2 hosts"),
+        ((8, 8), "hierarchical_allreduce_inter_nranks", 8, "auto: the 8 ranks of each host"),
+        ((4, 2), "hierarchical_allreduce_inter_nranks", 2, "auto: hosts have 4, 2 ranks"),
+    ],
+)
+def test_auto_follows_from_the_hosts(
+    ranks: tuple[int, ...], name: str, value: object, reason: str
+) -> None:
+    assert resolved(ranks, f"{name}=auto")[name] == (value, reason)
+
+
+@pytest.mark.parametrize("ranks", [(1, 1), (3, 2)])
+def test_no_levels_where_hosts_have_no_equal_groups(ranks: tuple[int, ...]) -> None:
+    value, reason = resolved(ranks, "use_hierarchical_allreduce=auto")["use_hierarchical_allreduce"]
+    assert value is False
+    assert reason.endswith("because no equal groups of ranks are on one host each")
+
+
+def test_the_size_of_buckets_is_left_to_the_process_that_knows_the_model() -> None:
+    value, reason = resolved((2,), "fuse_grad_size_in_MB=auto")["fuse_grad_size_in_MB"]
+    assert value == "auto"
+    assert reason.startswith("auto: a tenth of the gradients")
+
+
+def test_levels_without_a_size_have_that_of_a_host() -> None:
+    found = resolved((4, 4), "use_hierarchical_allreduce=1")
+    assert found["hierarchical_allreduce_inter_nranks"] == (4, "not said: the 4 ranks of each host")
+    assert "hierarchical_allreduce_inter_nranks" not in resolved((4,), "nccl_comm_num=1")
+    found = resolved(
+        (4, 4), "use_hierarchical_allreduce=1", "hierarchical_allreduce_inter_nranks=2"
+    )
+    assert found["hierarchical_allreduce_inter_nranks"] == (2, "")
+
+
+def test_threads_follow_the_communicators_that_were_asked_for() -> None:
+    found = resolved((2, 2), "nccl_comm_num=4", "num_threads=auto")
+    assert found["num_threads"][0] == 5
+
+
+def test_the_word_in_a_variable_stays() -> None:
+    knob = Knob("env", "nccl_comm_num", "auto", "a:1")
+    assert resolve.resolve(Strategy((), (knob,)), Topology((2,))).knobs == (knob,)
+
+
+@given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
+def test_no_group_is_on_two_hosts(ranks: list[int]) -> None:
+    nodes = [node for node, number in enumerate(ranks) for _ in range(number)]
+    found = resolve.topology(nodes)
+    assert found.ranks == tuple(ranks)
+    groups = [nodes[at : at + found.group] for at in range(0, len(nodes), found.group)]
+    assert all(len(set(group)) == 1 for group in groups)
+
+
+@given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
+def test_a_preset_has_nothing_left_to_decide_but_the_buckets(ranks: list[int]) -> None:
+    for name in ("recommended", "overlap", "hierarchical_allreduce"):
+        asked = load.combine([load.read(name)]).strategy
+        found = resolve.resolve(asked, Topology(tuple(ranks)))
+        assert [k.name for k in found.knobs if k.value == "auto"] == ["fuse_grad_size_in_MB"]
+        assert resolve.resolve(found, Topology(tuple(ranks))).knobs == tuple(found.knobs)

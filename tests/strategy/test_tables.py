@@ -1,0 +1,86 @@
+"""What is derived from the table of fields: the JSON Schema, and the verdicts before a run."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from fleetrun.strategy import fields, schema, verdicts
+
+
+def test_the_schema_knows_every_section_field_and_part() -> None:
+    found: Any = schema.schema()
+    assert list(found["properties"]) == list(fields.SECTIONS)
+    strategy = found["properties"]["strategy"]
+    assert strategy["additionalProperties"] is False
+    assert set(strategy["properties"]) == set(fields.by_name("strategy"))
+    merge = strategy["properties"]["gradient_merge_configs"]
+    assert merge["properties"]["k_steps"]["minimum"] == 1
+    assert found["properties"]["flags"]["propertyNames"]["pattern"].startswith("^FLAGS_")
+
+
+def test_the_schema_says_types_ranges_words_and_auto() -> None:
+    found: Any = schema.schema()
+    known = found["properties"]["strategy"]["properties"]
+    size = known["fuse_grad_size_in_MB"]
+    assert size["anyOf"] == [
+        {"type": "integer", "minimum": 1, "maximum": 65536},
+        {"const": "auto"},
+    ]
+    assert "In MB." in size["description"]
+    assert known["fp16_allreduce"]["not"] == {"const": True}
+    scale = known["gradient_scale_configs"]["properties"]["scale_strategy"]
+    assert scale["enum"] == ["avg", "sum", "customized"]
+    checkpoints = known["recompute_configs"]["properties"]["checkpoints"]
+    assert checkpoints["items"] == {"type": "string"}
+
+
+def test_every_line_of_the_verdicts_is_about_fields_and_places_there_are() -> None:
+    names = {field.name for field in fields.TABLE}
+    statuses = {verdicts.EFFECTIVE, verdicts.NO_EFFECT, verdicts.REFUSED, verdicts.UNTESTED}
+    for row in verdicts.TABLE:
+        assert {*row.names.split()} <= names
+        assert row.status in statuses
+        assert row.graph in ("", *verdicts.GRAPHS)
+        assert row.paddle in ("", *verdicts.PADDLES)
+        assert row.device in ("", *verdicts.DEVICES)
+
+
+def status(name: str, paddle: str, graph: str, device: str = "cpu") -> str:
+    field = next(one for one in fields.TABLE if one.name == name)
+    return verdicts.verdict(
+        name, section=field.section, only=field.only, paddle=paddle, graph=graph, device=device
+    ).status
+
+
+@pytest.mark.parametrize("field", fields.TABLE, ids=lambda field: field.name)
+def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field) -> None:
+    for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
+        found = verdicts.verdict(
+            field.name,
+            section=field.section,
+            only=field.only,
+            paddle=paddle,
+            graph=graph,
+            device=device,
+        )
+        assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "paddle", "graph", "expected"),
+    [
+        ("fuse_grad_size_in_MB", "2.6.2", "dygraph", "effective"),
+        ("fuse_grad_size_in_MB", "3.3.1", "static", "effective"),
+        ("fuse_all_optimizer_ops", "3.3.1", "dygraph", "effective"),
+        ("fuse_bn_act_ops", "3.3.1", "dygraph", "no effect"),
+        ("num_threads", "2.6.2", "dygraph", "no effect"),
+        ("num_threads", "3.3.1", "static", "no effect"),
+        ("amp", "3.3.1", "static", "refused"),
+        ("elastic", "3.3.1", "static", "untested"),
+    ],
+)
+def test_a_verdict_is_that_of_its_place(name: str, paddle: str, graph: str, expected: str) -> None:
+    assert status(name, paddle, graph) == expected

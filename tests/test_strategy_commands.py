@@ -1,0 +1,143 @@
+"""`fleetrun strategy ...` as people meet it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleetrun import cli, help  # noqa: A004 - the module is called that
+from fleetrun.strategy import fields, load
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+class Said:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+    code = cli.main(["strategy", *words], environ={})
+    return Said(code, *capsys.readouterr())
+
+
+def test_list_has_every_preset_and_field(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "list")
+    assert said.code == 0
+    for name in load.PRESETS:
+        assert f"\n  {name} " in said.out
+    for field in fields.TABLE:
+        assert f"\n  {field.name}: " in said.out
+    assert "from 1 to 65536, or auto [default: 32]" in said.out
+    assert "\n      k_steps: a whole number of steps, 1 or more [default: 1]" in said.out
+
+
+@pytest.mark.parametrize("name", load.PRESETS)
+def test_show_prints_a_preset_to_start_from(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "show", name)
+    # amp and gradient_merge are fields, too; who wants to see the preset means its file.
+    assert said.out == (CONFIGS / f"{name}.yaml").read_text()
+
+
+def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "show", "thread_num")
+    assert said.out.startswith("execution_strategy:\n  num_threads: a whole number of threads")
+    assert "Also written thread_num." in said.out
+    assert "k_steps" in say(capsys, "show", "gradient_merge_configs").out
+
+
+def test_validate_says_file_line_and_what_was_meant(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "good.yaml").write_text("strategy: {amp_configs: {incr_ratio: 2}}")
+    (elsewhere / "bad.yaml").write_text("strategy:\n  ampp: true\n")
+    said = say(capsys, "validate", "bad.yaml", "good.yaml", "nope.yaml")
+    assert said.code == 2
+    assert said.out == "good.yaml: well, 1 setting.\n"
+    first, second, third = said.err.splitlines()
+    assert first == "fleetrun: bad.yaml:2: no such field: ampp; did you mean amp?"
+    assert second.startswith("fleetrun: good.yaml:1: amp_configs is set without amp")
+    assert third.startswith("fleetrun: there is no file nope.yaml")
+    assert say(capsys, "validate", "good.yaml", "recommended").code == 0
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(say(capsys, "schema").out)["title"] == "fleetrun strategy"
+
+
+def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
+    assert said.code == 0
+    assert said.out.startswith(
+        "fuse_all_reduce_ops: true\n"
+        "  effective: fleetrun sends the gradients itself, in buckets of this size\n"
+        "    everywhere\n"
+    )
+    assert "static" not in said.out
+
+
+def test_explain_sorts_the_places_by_what_happens_there(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a.yaml").write_text(
+        "strategy: {amp_configs: {incr_ratio: 2, decr_ratio: 0.5}}\n"
+        "build_strategy: {fuse_bn_act_ops: 1}\nenv: {MY_TOKEN: abc}\n"
+    )
+    out = say(capsys, "explain", "a.yaml", "--device=cpu").out
+    assert "\n  no effect: not available in dygraph" in out
+    assert "    dygraph 2.6.2 cpu, dygraph 3.3.1 cpu\n" in out
+    assert out.count("amp_configs\n") == 1
+    assert "MY_TOKEN: ***" in out
+    assert "note: Paddle 3.3.1 runs static strategies with its older" in out
+    assert "note: a.yaml:1: amp_configs is set without amp" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required: COMMAND."),
+        (["tell"], "invalid choice: 'tell'"),
+        (["show", "nope"], "there is no file nope, nor a preset"),
+        (["explain", "amp", "--paddle=1.8"], "invalid choice: '1.8'"),
+        (["explain", "nope"], "presets are recommended, "),
+    ],
+)
+def test_a_slip_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = say(capsys, *words)
+    assert said.code == 2
+    assert said.err.startswith("fleetrun: ")
+    assert said.err.count("\n") == 1
+    assert message in said.err
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert say(capsys, "--help").out.startswith("usage: fleetrun strategy")
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "found"),
+    [
+        ([], "strat", "strategy"),
+        (["strategy"], "exp", "explain"),
+        (["strategy", "show"], "over", "overlap"),
+        ([], "--strategy=over", "--strategy=overlap"),
+        (["--strategy"], "res", "resnet50_32gpu"),
+    ],
+)
+def test_presets_and_views_complete(words: list[str], incomplete: str, found: str) -> None:
+    assert found in [item.value for item in help.candidates(words, incomplete)]

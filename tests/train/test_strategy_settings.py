@@ -1,0 +1,251 @@
+"""A strategy meets scripts with settings of their own, in real Paddles on two CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+TOPOLOGY = {"nranks": 2, "nnodes": 1, "ranks_per_node": 2}
+
+# The proof goes where the test finds it; Paddle is not imported yet.
+BEGIN = """
+import os, sys
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
+import paddle
+from paddle.distributed import fleet
+"""
+
+OWN_SETTINGS = (
+    BEGIN
+    + """
+with open(f"partial.{rank}", "w") as file:
+    file.write("fuse_grad_size_in_num: 3 localsgd_configs { k_steps: 5 }")
+strategy = fleet.DistributedStrategy()
+strategy.fuse_grad_size_in_MB = 4
+strategy.fuse_all_reduce_ops = False
+strategy.fuse_grad_size_in_MB = 2.5             # of the wrong type: Paddle drops it
+strategy.recompute_configs = {"checkpoints": ["mine"]}
+strategy.load_from_prototxt(f"partial.{rank}")
+build = paddle.static.BuildStrategy()
+build.fuse_bn_act_ops = True
+strategy.build_strategy = build
+lent = strategy.build_strategy
+lent.fuse_relu_depthwise_conv = False
+strategy.build_strategy = lent
+fleet.init(is_collective=True, strategy=strategy)
+final = fleet.fleet._user_defined_strategy
+got = final.strategy.build_strategy
+print("\\nFINAL", final.fuse_grad_size_in_MB, final.recompute_configs["checkpoints"],
+      final.gradient_merge_configs["k_steps"], got.fuse_elewise_add_act_ops, got.fuse_bn_act_ops,
+      got.fuse_relu_depthwise_conv, final.find_unused_parameters)
+from paddle.distributed.fleet.base import distributed_strategy
+paddle.seed(rank + 1)
+
+class Small(paddle.nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.used, self.frozen = paddle.nn.Linear(4, 3), paddle.nn.Linear(3, 3)
+        self.frozen.weight.stop_gradient = True
+        self.norm = paddle.nn.BatchNorm1D(3)
+
+    def forward(self, x):
+        return self.norm(self.frozen(self.used(x)))
+
+class Mine(paddle.optimizer.SGD):
+    def step(self):
+        super().step()
+
+model = Small()
+optimizer = Mine(0.1, parameters=model.parameters())
+model, optimizer = fleet.distributed_model(model), fleet.distributed_optimizer(optimizer)
+for index in range(9):
+    loss = (model(paddle.randn([8, 4])) ** 2).mean() + index
+    loss.backward()
+    optimizer.step() if index % 2 else optimizer.minimize(loss)
+    optimizer.clear_grad()
+    print("\\nLOSS", index + 1, float(loss))
+print("NEVER")
+"""
+)
+ASKED = {
+    "fuse_grad_size_in_MB": 16,
+    "fuse_grad_size_in_num": 20,
+    "find_unused_parameters": True,
+    "gradient_merge_configs": {"k_steps": 4},
+    "recompute_configs": {"checkpoints": ["a", "b"]},
+    "amp": True,
+    "amp_configs": {"init_loss_scaling": 8.0},
+    "lars": True,
+    "localsgd": False,
+    "fp16_allreduce": True,
+}
+BUILD = {"fuse_elewise_add_act_ops": True, "fuse_relu_depthwise_conv": True}
+
+DIVERGING = (
+    BEGIN
+    + """
+strategy = fleet.DistributedStrategy()
+strategy.fuse_grad_size_in_MB = 4
+strategy.recompute_configs = {"checkpoints": ["mine"]}
+fleet.init(is_collective=True)
+optimizer = paddle.optimizer.AdamW(0.1, parameters=paddle.nn.Linear(2, 2).parameters())
+model = paddle.DataParallel(paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.Linear(2, 1)))
+optimizer = paddle.optimizer.AdamW(0.1, parameters=model.parameters())
+alone = paddle.nn.Linear(2, 2)
+if rank == 0:                                   # what one rank trains alone is its own affair
+    own = paddle.optimizer.SGD(0.1, parameters=alone.parameters())
+    alone(paddle.ones([1, 2])).mean().backward()
+    own.step()
+optimizer = fleet.distributed_optimizer(optimizer, strategy)
+final = fleet.fleet._user_defined_strategy
+print("\\nFINAL", final.fuse_grad_size_in_MB, final.recompute_configs["checkpoints"],
+      strategy.fuse_grad_size_in_MB)
+for index in range(4):
+    model(paddle.ones([1, 2]) * (rank + 1)).mean().backward()
+    if index == 0:                              # the last bit differs: that is rounding
+        with paddle.no_grad():
+            weight = model.parameters()[0]
+            weight.set_value(weight * (1 + 6e-8 * rank))
+    if index == 1 and rank == 1:
+        with paddle.no_grad():
+            weight = model.parameters()[2]
+            weight.set_value(weight + 1e-4)
+    optimizer.step()
+    optimizer.clear_grad()
+    print("\\nSTEP", index + 1, flush=True)
+"""
+)
+
+
+def train(
+    version: str, folder: Path, script: str, wish: dict[str, Any], **env: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run SCRIPT on two ranks with the strategy WISH; return the end and the output of each."""
+    python = PYTHONS[version]
+    assert python.exists(), f"scripts/setup puts Paddle {version} here: {python}"
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    (folder / "strategy.json").write_text(
+        json.dumps({"schema": 1, "topology": TOPOLOGY, **wish}), encoding="utf-8"
+    )
+    env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
+    words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    done = subprocess.run(
+        [python, "-m", "fleetrun", "--nproc_per_node=2", *words, "train.py"],
+        cwd=folder,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    logs = sorted(folder.glob("log/workerlog.*"))
+    return done, [log.read_text(encoding="utf-8", errors="replace") for log in logs]
+
+
+def proofs(folder: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("proof.*.json"))
+    ]
+
+
+def knobs(proof: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {knob["name"]: knob for knob in proof["knobs"]}
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_scripts_own_settings_win_and_every_update_is_counted(
+    version: str, tmp_path: Path
+) -> None:
+    done, logs = train(
+        version,
+        tmp_path,
+        OWN_SETTINGS,
+        {"strategy": ASKED, "build_strategy": BUILD},
+        FLEETRUN_STOP_AFTER="4",
+        FLEETRUN_STEP_TIMES=str(tmp_path / "times.{rank}"),
+        FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),
+    )
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    proof, other = proofs(tmp_path)
+    assert "FINAL 4 ['mine'] 4 True True False True" in logs[0]
+    assert proof["graph"] == "dygraph"
+    assert proof["ranks_equal"] is other["ranks_equal"] is True
+    assert proof["counts"]["parameters_compared"] == 5
+
+    told = knobs(proof)
+    assert set(told) == {*ASKED, *BUILD}, "everything that was asked for is answered"
+    own = {name for name, knob in told.items() if knob["status"] == "script"}
+    assert own == {
+        "fuse_grad_size_in_MB",
+        "fuse_grad_size_in_num",
+        "recompute_configs",
+        "fuse_relu_depthwise_conv",
+    }
+    assert {entry["name"]: entry["used"] for entry in proof["disagreements"]} == {
+        "fuse_grad_size_in_MB": 4,
+        "fuse_grad_size_in_num": 3,
+        "recompute_configs": {"checkpoints": ["mine"]},
+        "fuse_relu_depthwise_conv": False,
+    }
+    assert told["fuse_grad_size_in_MB"]["in_effect"] == 4
+    assert told["fp16_allreduce"]["status"] == "refused"
+    assert told["find_unused_parameters"]["status"] == "effective"
+    assert told["localsgd"]["status"] == "effective"
+    assert told["lars"]["status"] == told["amp_configs"]["status"] == "no_effect"
+    assert "auto_cast" in told["amp"]["reason"]
+    assert "dygraph" in told["fuse_elewise_add_act_ops"]["reason"]
+
+    # A subclass that calls its base, and minimize, count once; the stop comes at the fourth.
+    assert proof["updates"] == other["updates"] == 4
+    for rank, log in enumerate(logs):
+        said = [float(loss) for loss in re.findall(r"^LOSS \d+ ([\d.]+)$", log, re.MULTILINE)]
+        assert len(said) == 3
+        rows = [row.split() for row in (tmp_path / f"times.{rank}").read_text().splitlines()]
+        assert [int(row[0]) for row in rows] == [1, 2, 3, 4]
+        assert [float(row[2]) for row in rows][:3] == pytest.approx(said)
+        assert [float(row[1]) for row in rows] == sorted(float(row[1]) for row in rows)
+    assert (tmp_path / "beat").read_text() in {"1", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_strategy_wins_on_request_and_ranks_that_diverge_are_stopped(
+    version: str, tmp_path: Path
+) -> None:
+    asked = {"fuse_grad_size_in_MB": 16, "recompute_configs": {"checkpoints": ["a", "b"]}}
+    done, logs = train(
+        version,
+        tmp_path,
+        DIVERGING,
+        {"strategy": asked, "mode": "override", "check_ranks": 2},
+    )
+    assert done.returncode != 0
+    assert "FINAL 16 ['a', 'b'] 4" in logs[0], "\n".join(logs)
+    proof, other = proofs(tmp_path)
+    assert [(each["name"], each["script"], each["used"]) for each in proof["disagreements"]] == [
+        ("fuse_grad_size_in_MB", 4, 16),
+        ("recompute_configs", {"checkpoints": ["mine"]}, {"checkpoints": ["a", "b"]}),
+    ]
+    assert proof["ranks_equal"] is other["ranks_equal"] is False
+    for log in logs:
+        assert "STEP 1" in log
+        assert "STEP 2" not in log
+        assert "after update 2 rank 1 and rank 0 differ in the parameter 1.weight" in log
