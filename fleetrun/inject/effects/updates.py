@@ -156,14 +156,11 @@ class _StepTimes:
     """Keeps when each update was made, and the loss before it: `number seconds loss` lines."""
 
     def __init__(self, path: str, proof: Evidence) -> None:
-        import atexit  # noqa: PLC0415 - built in
-
         self._path = path
         self._proof = proof
         self._loss: Any = None
         # The newest line waits: fetching its loss now would wait for the device.
         self._newest: tuple[int, float, Any] | None = None
-        atexit.register(self.flush)
 
     def watch_losses(self, paddle: Any) -> None:  # noqa: ANN401
         """Remember every tensor that backward starts from."""
@@ -180,6 +177,12 @@ class _StepTimes:
     def keep(self, _source: Any, number: int) -> None:  # noqa: ANN401
         """Note the update NUMBER."""
         now = time.monotonic()
+        if number == 1:
+            import atexit  # noqa: PLC0415 - built in
+
+            # Not sooner: what is registered last is called first, and Paddle's own end takes
+            # the tensors away.
+            atexit.register(self.flush)
         self.flush()
         self._newest, self._loss = (number, now, self._loss), None
 
