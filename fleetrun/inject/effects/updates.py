@@ -197,16 +197,16 @@ class _StepTimes:
             file.write(f"{number} {at:.6f} {text}\n")
 
 
-def _stop(proof: Evidence, last: int, _source: Any, number: int) -> None:  # noqa: ANN401
+def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:  # noqa: ANN401
     """End the rank after the update LAST, as if the script had ended."""
     if number < last or not proof.claim():
         return
     import atexit  # noqa: PLC0415 - built in
 
-    distributed: Any = sys.modules["paddle"].distributed
-    if proof.graph == "dygraph" and distributed.is_initialized():
-        # Who ends first would close the connections of the others' last exchange.
-        distributed.barrier()
+    from . import equality  # noqa: PLC0415 - it listens to us
+
+    # Who ends first would close the connections of the others' last exchange.
+    equality.wait_for_all(source)
     atexit._run_exitfuncs()  # noqa: SLF001 - it is the only way, and older than we
     sys.stdout.flush()
     sys.stderr.flush()
