@@ -110,3 +110,55 @@ def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
     assert "theirs" in found
     finders = said("import sys; print(len(sys.meta_path))", str(tmp_path))
     assert found.startswith(finders)
+
+
+def test_a_strategy_leaves_no_trace_where_paddle_is_never_imported(tmp_path: Path) -> None:
+    see = """
+import sys
+import __main__
+ours = {"sitecustomize"}
+print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
+print([p for p in sys.path_importer_cache if "inject" in p])
+import json
+"""
+    env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere"), "FLEETRUN_STRATEGY_EVIDENCE": "x"}
+    assert said(see, SITE, str(tmp_path), **env) == said(see, str(tmp_path))
+
+
+def test_a_strategy_that_cannot_be_read_is_said_and_paddle_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "paddle.py").write_text("print('imported')\n")
+    env = {"FLEETRUN_STRATEGY_FILE": str(tmp_path / "nowhere")}
+    text = said("import paddle", SITE, str(tmp_path), **env)
+    assert text.startswith("imported\n")
+    assert "fleetrun: the strategy cannot be applied: FileNotFoundError" in text
+
+
+def test_who_waits_for_paddle_itself_is_called_when_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "paddle.py").write_text("class Tensor:\n    def backward(self): ...\n")
+    (tmp_path / "strategy.json").write_text('{"schema": 1}')
+    code = """
+import sys
+import paddle
+print(hasattr(paddle.Tensor.backward, "__wrapped__"))
+print(type(paddle.__loader__).__name__, type(paddle.__spec__.loader).__name__)
+"""
+    env = {
+        "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
+        # Only then does anybody wait for Paddle itself: for its losses.
+        "FLEETRUN_STEP_TIMES": str(tmp_path / "times"),
+    }
+    text = said(code, SITE, str(tmp_path), **env)
+    assert text == "True\nSourceFileLoader SourceFileLoader\n"
+
+
+def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_path: Path) -> None:
+    # This one has no tensors whose losses could be remembered.
+    (tmp_path / "paddle.py").write_text("")
+    (tmp_path / "strategy.json").write_text('{"schema": 1}')
+    env = {
+        "FLEETRUN_STRATEGY_FILE": str(tmp_path / "strategy.json"),
+        "FLEETRUN_STRATEGY_EVIDENCE": str(tmp_path / "proof.json"),
+        "FLEETRUN_STEP_TIMES": str(tmp_path / "times"),
+    }
+    text = said("import paddle; print('on')", SITE, str(tmp_path), **env)
+    assert text.startswith("on\nfleetrun: this paddle cannot be changed as the strategy needs it:")

@@ -10,7 +10,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from . import dygraph, equality, evidence, optimizers, rest, static, strategies, updates, wish
+from . import (
+    dygraph,
+    equality,
+    evidence,
+    imports,
+    optimizers,
+    rest,
+    static,
+    strategies,
+    updates,
+    wish,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,6 +38,7 @@ def arm(path: str, evidence_path: str) -> None:
     """
     asked = wish.read(path)
     proof = evidence.Evidence(evidence_path, asked)
+    imports.on_failure(lambda text: _tell(proof, text))
     for part in _PARTS:
         _install(part, asked, proof)
     updates.write_after_the_first(proof)
@@ -38,5 +50,9 @@ def _install(part: ModuleType, asked: wish.Wish, proof: evidence.Evidence) -> No
         part.install(asked, proof)
     except Exception as error:  # noqa: BLE001 - the training goes on, and the proof says so
         text = f"{part.__name__.rpartition('.')[2]} could not be put in place: {error!r}"
-        proof.note(text)
-        print(f"fleetrun: {text}", file=sys.stderr)
+        _tell(proof, text)
+
+
+def _tell(proof: evidence.Evidence, text: str) -> None:
+    proof.note(text)
+    print(f"fleetrun: {text}", file=sys.stderr)

@@ -41,6 +41,19 @@ def install(asked: Wish, proof: Evidence) -> None:
     updates.on_update(check.after_update)
 
 
+def wait_for_all(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
+    """Return when every rank that trains with this one is here, too."""
+    import paddle  # noqa: PLC0415
+
+    if _world() == 1:
+        return
+    if hasattr(source, "global_block"):
+        if _has_allreduces(source):
+            _Store(0).gather([])
+    elif paddle.distributed.is_initialized():
+        paddle.distributed.barrier()
+
+
 class _Check:
     def __init__(self, every: int, proof: Evidence) -> None:
         self._every = every
@@ -68,9 +81,6 @@ class _Check:
         """Compare, if it is time."""
         if not self._is_time(source):
             return
-        if any(settings.effective(name) for name in _LOCAL):
-            self._proof.note("the ranks were not compared: they may differ by the strategy")
-            return
         if hasattr(source, "global_block"):
             self._after_run(source)
             return
@@ -84,8 +94,9 @@ class _Check:
             self._compare(_parameters(model), _Group(model))
 
     def _after_run(self, program: Any) -> None:  # noqa: ANN401
-        kinds = {operator.type for block in program.blocks for operator in block.ops}
-        if not kinds & _ALLREDUCES:
+        if any(settings.effective(name) for name in _LOCAL):
+            self._proof.note("the ranks were not compared: they may differ by the strategy")
+        elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
             self._compare(_variables(program), _Store(self._updates))
@@ -203,7 +214,13 @@ class _Store:
         self._turn += 1
         prefix = f"{self._prefix}/{self._turn}"
         self._store.set(f"{prefix}/{self._rank}", json.dumps(numbers))
-        return [json.loads(bytes(self._store.get(f"{prefix}/{rank}"))) for rank in self.names]
+        rows = [json.loads(bytes(self._store.get(f"{prefix}/{rank}"))) for rank in self.names]
+        self._store.set(f"{prefix}/{self._rank}/done", "1")
+        if self._rank == 0:
+            # The store ends with rank 0, which may be about to end.
+            for rank in self.names:
+                self._store.get(f"{prefix}/{rank}/done")
+        return rows
 
     def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
         """Return how far each rank is from the first, in units of the last place."""
@@ -214,6 +231,11 @@ class _Store:
             self._store.set(key, array.tobytes())
         first = np.frombuffer(bytes(self._store.get(key)), dtype=array.dtype).reshape(array.shape)
         return [row[0] for row in self.gather([_distance(array, first)])]
+
+
+def _has_allreduces(program: Any) -> bool:  # noqa: ANN401
+    kinds = {operator.type for block in program.blocks for operator in block.ops}
+    return bool(kinds & _ALLREDUCES)
 
 
 def _world() -> int:
@@ -242,7 +264,8 @@ def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
     what each rank sees.
     """
     return {
-        name[len("_layers.") :] if name.startswith("_layers.") else name: parameter
+        # Without the name that DataParallel gives to what it wraps.
+        name.partition("_layers.")[2] or name: parameter
         for name, parameter in model.named_parameters()
         if parameter.trainable
         and not getattr(parameter, "is_distributed", False)

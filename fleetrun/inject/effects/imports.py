@@ -13,17 +13,33 @@ if TYPE_CHECKING:
     Then = Callable[[ModuleType], None]
 
 _waiting: dict[str, list[Then]] = {}
+# What is told of a module that is not as it was expected.
+_told: list[Callable[[str], None]] = []
+
+
+def on_failure(tell: Callable[[str], None]) -> None:
+    """Call TELL with a sentence when somebody fails who was called after an import."""
+    _told.append(tell)
 
 
 def after_import(name: str, then: Then) -> None:
     """Call THEN with the module NAME right after it was executed, at once if it is there."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
-        then(module)
+        _call(then, module)
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
     _waiting.setdefault(name, []).append(then)
+
+
+def _call(then: Then, module: ModuleType) -> None:
+    try:
+        then(module)
+    except Exception as error:  # noqa: BLE001 - the script's import goes on, and it is said
+        text = f"this {module.__name__} cannot be changed as the strategy needs it: {error!r}"
+        for tell in _told:
+            tell(text)
 
 
 class _Finder:
@@ -67,6 +83,6 @@ class _Loader:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         for then in _waiting.pop(self._name, []):
-            then(module)
+            _call(then, module)
         if not _waiting:
             sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]

@@ -63,7 +63,7 @@ _STATIC = {
     "sync_batch_norm": "Paddle never hands it to the pass that would do it",
     "find_unused_parameters": "a static graph has the gradients that it has",
     "last_comm_group_size_MB": "Paddle reads it in dynamic graphs only",
-    "nccl_comm_num": "Paddle counts its rings by it, and uses one",
+    "nccl_comm_num": "Paddle sets FLAGS_nccl_nrings by it, and uses one ring",
     "use_hierarchical_allreduce": "Paddle reads it, and uses one ring",
     "hierarchical_allreduce_inter_nranks": "Paddle reads it, and uses one ring",
     "fuse_grad_size_in_MB": "Paddle fuses static graphs by fuse_grad_size_in_num",

@@ -153,7 +153,8 @@ class _Injection:
             now = getattr(strategy, attribute)
             # The setters drop whatever is of another type.
             if isinstance(now, (bool, int, float)) and isinstance(value, (int, float)):
-                value = type(now)(value)
+                # Half a megabyte is for our own reducer; Paddle's has no less than one.
+                value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
                 _forget_lists(strategy, attribute, value)
             kind.__dict__[attribute].fset(strategy, value)

@@ -156,14 +156,11 @@ class _StepTimes:
     """Keeps when each update was made, and the loss before it: `number seconds loss` lines."""
 
     def __init__(self, path: str, proof: Evidence) -> None:
-        import atexit  # noqa: PLC0415 - built in
-
         self._path = path
         self._proof = proof
         self._loss: Any = None
         # The newest line waits: fetching its loss now would wait for the device.
         self._newest: tuple[int, float, Any] | None = None
-        atexit.register(self.flush)
 
     def watch_losses(self, paddle: Any) -> None:  # noqa: ANN401
         """Remember every tensor that backward starts from."""
@@ -180,6 +177,12 @@ class _StepTimes:
     def keep(self, _source: Any, number: int) -> None:  # noqa: ANN401
         """Note the update NUMBER."""
         now = time.monotonic()
+        if number == 1:
+            import atexit  # noqa: PLC0415 - built in
+
+            # Not sooner: what is registered last is called first, and Paddle's own end takes
+            # the tensors away.
+            atexit.register(self.flush)
         self.flush()
         self._newest, self._loss = (number, now, self._loss), None
 
@@ -194,16 +197,16 @@ class _StepTimes:
             file.write(f"{number} {at:.6f} {text}\n")
 
 
-def _stop(proof: Evidence, last: int, _source: Any, number: int) -> None:  # noqa: ANN401
+def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:  # noqa: ANN401
     """End the rank after the update LAST, as if the script had ended."""
     if number < last or not proof.claim():
         return
     import atexit  # noqa: PLC0415 - built in
 
-    distributed: Any = sys.modules["paddle"].distributed
-    if proof.graph == "dygraph" and distributed.is_initialized():
-        # Who ends first would close the connections of the others' last exchange.
-        distributed.barrier()
+    from . import equality  # noqa: PLC0415 - it listens to us
+
+    # Who ends first would close the connections of the others' last exchange.
+    equality.wait_for_all(source)
     atexit._run_exitfuncs()  # noqa: SLF001 - it is the only way, and older than we
     sys.stdout.flush()
     sys.stderr.flush()

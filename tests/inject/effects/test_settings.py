@@ -1,0 +1,85 @@
+"""What holds where the strategy and the script both have a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetrun.inject.effects import settings
+from fleetrun.inject.effects.evidence import Evidence
+from fleetrun.inject.effects.wish import Wish
+
+CONFIGS = "gradient_merge_configs"
+
+
+def begin(mode: str = "defaults") -> Evidence:
+    strategy: dict[str, Any] = {
+        "fuse_grad_size_in_MB": 16,
+        "gradient_merge": True,
+        CONFIGS: {"k_steps": 4, "avg": False},
+    }
+    asked = Wish(strategy, {"fuse_bn_act_ops": True}, {"num_threads": 2}, mode=mode)
+    proof = Evidence("", asked)
+    settings.begin(asked, proof)
+    return proof
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_asked() -> Any:  # noqa: ANN401 - a fixture
+    yield
+    settings.begin(Wish({}, {}, {}), Evidence("", Wish({}, {}, {})))
+
+
+def test_the_strategy_holds_while_the_script_says_nothing() -> None:
+    begin()
+    assert settings.effective("fuse_grad_size_in_MB") == 16
+    assert settings.effective("fuse_bn_act_ops") is True
+    assert settings.effective("num_threads") == 2
+    assert settings.effective("nccl_comm_num", 1) == 1
+    assert settings.settled().merge_steps == 4
+    assert not settings.is_scripts("fuse_grad_size_in_MB")
+
+
+def test_the_script_wins_key_by_key() -> None:
+    proof = begin()
+    assert settings.script_says("fuse_grad_size_in_MB", 4) == 4
+    assert settings.script_says(CONFIGS, {"k_steps": 2}) == {"k_steps": 2, "avg": False}
+    assert settings.script_says("fuse_bn_act_ops", False) is False  # noqa: FBT003
+    settled = settings.settled()
+    assert (settled.merge_steps, settled.merge_averages) == (2, False)
+    assert not settled.builds("fuse_bn_act_ops")
+    assert settings.is_scripts(CONFIGS)
+    assert len(proof._disagreements) == 3  # noqa: SLF001
+
+
+def test_the_strategy_wins_in_override_mode() -> None:
+    proof = begin("override")
+    assert settings.script_says("fuse_grad_size_in_MB", 4) == 16
+    assert settings.script_says(CONFIGS, {"k_steps": 2}) == {"k_steps": 4, "avg": False}
+    assert not settings.is_scripts("fuse_grad_size_in_MB")
+    assert proof._disagreements[0] == {  # noqa: SLF001
+        "name": "fuse_grad_size_in_MB",
+        "script": 4,
+        "strategy": 16,
+        "used": 16,
+    }
+
+
+@pytest.mark.parametrize("mode", ["defaults", "override"])
+def test_what_nobody_asked_for_is_switched_off_by_the_script_but_not_on(mode: str) -> None:
+    begin(mode)
+    settings.script_says("fuse_all_reduce_ops", False)  # noqa: FBT003
+    settings.script_says("lars", True)  # noqa: FBT003
+    assert settings.effective("fuse_all_reduce_ops", True) is False  # noqa: FBT003
+    assert settings.effective("lars", False) is False  # noqa: FBT003
+    assert settings.settled().get("fuse_all_reduce_ops", True) is False
+    assert settings.settled().get("lars") is None
+
+
+def test_who_says_the_same_does_not_disagree() -> None:
+    proof = begin()
+    settings.script_says("fuse_grad_size_in_MB", 16.0000001)
+    settings.script_says(CONFIGS, {"avg": False})
+    assert not proof._disagreements  # noqa: SLF001
+    assert not settings.is_scripts("fuse_grad_size_in_MB")
