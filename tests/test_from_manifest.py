@@ -264,3 +264,53 @@ def test_a_secret_is_in_no_complaint_about_its_option(
     words = ["--env", "MY-TOKEN=s3cr3t", "train.py"]
     assert cli.main(words, environ={}, launch=lambda *_: 0) == 2
     assert "--env=MY-TOKEN=***: give KEY=VALUE" in capsys.readouterr().err
+
+
+def test_strategies_are_as_they_were_even_when_the_file_has_changed(folder: Path) -> None:
+    (folder / "my.yaml").write_text("strategy: {amp_configs: {custom_black_list: [a]}, amp: 1}")
+    (folder / "fleetrun.yaml").write_text("set:\n  lamb: true\n")
+    words = ("--strategy=my.yaml,overlap", "--set=nccl_comm_num=3", "train.py")
+    first, _ = asked(words, {})
+    path = write(folder, words, {})
+    (folder / "my.yaml").write_text("strategy: {lars: true}")
+    (folder / "fleetrun.yaml").unlink()
+    again, _ = asked(("--from-manifest", str(path)), {})
+    assert again.strategy == first.strategy
+    anew, _ = asked(("--from-manifest", str(path), "--strategy=my.yaml"), {})
+    assert anew.strategy is not None
+    assert "lars" in [knob.name for knob in anew.strategy.knobs]
+
+
+def test_a_strategy_named_by_a_variable_comes_back(folder: Path) -> None:
+    environ = {"FLEETRUN_STRATEGY": "amp"}
+    first, _ = asked(("train.py",), environ)
+    path = write(folder, ("train.py",), environ)
+    again, _ = asked(("--from-manifest", str(path)), {})
+    assert again.strategy is not None
+    assert again.strategy == first.strategy
+
+
+def test_a_secret_of_a_strategy_is_to_be_exported_first(folder: Path) -> None:
+    (folder / "my.yaml").write_text("env: {MY_TOKEN: s3cr3t, MY_NAME: me}")
+    path = write(folder, ("--strategy=my.yaml", "train.py"), {})
+    assert "s3cr3t" not in path.read_text()
+    assert "export it first as MY_TOKEN" in refusal("--from-manifest", str(path))
+    again, _ = asked(("--from-manifest", str(path)), {"MY_TOKEN": "other"})
+    assert again.strategy is not None
+    assert [knob.value for knob in again.strategy.knobs] == ["other", "me"]
+
+
+def test_a_manifest_from_before_strategies_is_read(folder: Path) -> None:
+    path = write(folder, ("train.py",), {})
+    document = json.loads(path.read_text())
+    del document["strategies"]
+    path.write_text(json.dumps(document))
+    again, _ = asked(("--from-manifest", str(path)), {})
+    assert again.strategy is None
+
+
+@pytest.mark.parametrize("knob", [["strategy", "amp", None, "a:1"], ["strategy"], 1])
+def test_a_strategy_that_makes_no_sense_is_no_manifest(folder: Path, knob: object) -> None:
+    path = write(folder, ("train.py",), {})
+    changed = [{"name": "a", "knobs": [knob], "hidden": []}]
+    assert "'strategies' has" in refusal("--from-manifest", edited(path, strategies=changed))

@@ -31,7 +31,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     code = cli.main(["strategy", *words], environ={})
-    return Said(code, *capsys.readouterr())
+    said = capsys.readouterr()
+    return Said(code, said.out, said.err)
 
 
 def test_list_has_every_preset_and_field(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,7 @@ def test_the_keys_are_those_of_the_schema(tmp_path: Path) -> None:
     assert sorted(written(tmp_path)) == [
         "command", "config", "cwd", "engine", "environment", "generation", "git", "hidden",
         "hostname", "hosts", "job_id", "launcher_pid", "mode", "node_rank", "python", "ranks",
-        "schema", "settings", "started", "started_utc", "versions", "world_size",
+        "schema", "settings", "started", "started_utc", "strategies", "versions", "world_size",
     ]  # fmt: skip
 
 

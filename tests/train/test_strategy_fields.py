@@ -1,0 +1,97 @@
+"""The table of fields against the Paddles themselves: names, defaults, and what they take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetrun.strategy import fields
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+# What Paddle's own description of a strategy says: each field's default, or its parts' ones.
+READ = """
+import json
+from paddle.distributed import fleet
+found = {}
+def read(message):
+    for field in message.fields:
+        try:
+            inner = field.message_type
+        except Exception:
+            inner = None
+        yield field.name, dict(read(inner)) if inner else field.default_value
+for name, value in read(fleet.DistributedStrategy().strategy.DESCRIPTOR):
+    found[name] = value
+print("FOUND" + json.dumps(found, default=str))
+"""
+_SECTIONS = ("build_strategy", "execution_strategy")
+
+
+@pytest.fixture(scope="module", params=sorted(PYTHONS))
+def paddle(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Read what one Paddle knows."""
+    version = str(request.param)
+    done = subprocess.run(
+        [PYTHONS[version], "-c", READ], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
+    return version, found
+
+
+def ours(version: str, section: str) -> dict[str, fields.Field]:
+    return {
+        field.name: field
+        for field in fields.TABLE
+        if field.section == section and field.only in ("", version)
+    }
+
+
+def test_paddle_knows_each_field_and_part(paddle: tuple[str, dict[str, Any]]) -> None:
+    version, found = paddle
+    assert {*ours(version, "strategy")} <= found.keys()
+    for name, field in ours(version, "strategy").items():
+        if field.keys:
+            assert {key.name for key in field.keys} <= found[name].keys(), name
+    for section in _SECTIONS:
+        assert {*ours(version, section)} <= found.get(section, {}).keys()
+
+
+def test_no_field_of_paddle_s_build_or_execution_strategy_is_missing(
+    paddle: tuple[str, dict[str, Any]],
+) -> None:
+    version, found = paddle
+    for section in _SECTIONS:
+        assert found.get(section, {}).keys() <= {*ours(version, section)}
+
+
+def test_defaults_are_paddle_s(paddle: tuple[str, dict[str, Any]]) -> None:
+    version, found = paddle
+    for section in fields.FIELD_SECTIONS:
+        known = found if section == "strategy" else found.get(section, {})
+        for name, field in ours(version, section).items():
+            for one, default in (
+                [(key, known[name][key.name]) for key in field.keys]
+                if field.keys
+                else [(field, known[name])]
+            ):
+                if isinstance(one.default, tuple):
+                    assert not default, one.name
+                else:
+                    expected = pytest.approx(default) if one.kind == "float" else default
+                    assert one.default == expected, one.name
