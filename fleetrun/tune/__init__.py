@@ -29,5 +29,5 @@ def command(words: Sequence[str]) -> int:
         return 1
     for doubt in result.doubts(standings):
         print(doubt)
-    print(f"Fastest: {best.candidate}. Use it with --strategy={wanted.out}/{result.BEST}.")
+    print(f"Fastest: {best.candidate}. Add --strategy={wanted.out}/{result.BEST} to the launch.")
     return 0

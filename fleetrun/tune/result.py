@@ -25,10 +25,11 @@ def table(standings: Sequence[Standing]) -> str:
         if one.fault:
             lines.append(f"{'-':>3}{'failed':>10}{'':27}  {one.candidate}: {one.fault}")
             continue
+        # One run has no spread.
+        spread = f"{one.spread:.1%}" if len(one.trials) > 1 else "-"
         peak = f"{one.peak_bytes / 2**20:.0f} MiB" if one.peak_bytes else ""
         lines.append(
-            f"{place:>3}{one.speed:>10.2f}{one.spread:>8.1%}{peak:>10}{one.steps:>9}"
-            f"  {one.candidate}"
+            f"{place:>3}{one.speed:>10.2f}{spread:>8}{peak:>10}{one.steps:>9}  {one.candidate}"
         )
         lines += [f"{'':42}{remark}" for remark in one.remarks]
     return "\n".join(lines)
