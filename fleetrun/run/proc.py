@@ -47,6 +47,16 @@ def content(path: str) -> bytes:
         os.close(fd)
 
 
+def standing(pid: int) -> str:
+    """Say in what state process PID is, and where in the kernel it waits if that can be read."""
+    one = stat(pid)
+    if one is None:
+        return "gone"
+    # The file holds "0" for one that waits nowhere, or to those who may not know.
+    wchan = content(f"/proc/{pid}/wchan").decode(errors="replace").strip("0\n")
+    return f"state {one.state}" + (f", in the kernel's {wchan}" if wchan else "")
+
+
 def stat(pid: int | str) -> Stat | None:
     """Return how process PID is; None when it is no more."""
     # The name in brackets may hold anything, a bracket too.

@@ -143,9 +143,8 @@ class _Asking:
     def _describe(self, family: Sequence[proc.Stat], why: str) -> None:
         self.write(f"# {why}\n")
         for one in family[:_MOST_CHILDREN]:
-            wchan = proc.content(f"/proc/{one.pid}/wchan").decode(errors="replace").strip("0\n")
-            at = f", in the kernel's {wchan}" if wchan else ""
-            self.write(f"# process {one.pid}: {proc.command(one.pid)}: state {one.state}{at}\n")
+            at = proc.standing(one.pid)
+            self.write(f"# process {one.pid}: {proc.command(one.pid)}: {at}\n")
 
     def _end(self) -> None:
         with open(self.target.path, "rb") as file:

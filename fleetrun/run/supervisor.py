@@ -165,11 +165,22 @@ class Supervisor:
             shown = [i for i in range(len(self._labels)) if any(s.shows(i) for s in self._sinks)]
             findings = self._investigate(self._outcome)
             self._say(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
+            for index in self._outcome.stuck:
+                self._say_where_it_stands(index)
             self._deliver()
         # Who can say something to the user was opened first and is closed last.
         for sink in reversed(list(self._sinks)):
             self._shielded(sink, sink.close)
         return self._outcome
+
+    def _say_where_it_stands(self, index: int) -> None:
+        """Say what holds a process that even SIGKILL did not end; only its kernel knows."""
+        from fleetrun.run import proc  # noqa: PLC0415 - rare
+
+        one = self._workers.get(index)
+        if one is not None:
+            who = f"{self._labels[index]}, pid {one.pid}"
+            self._say(f"{who}, is still there: {proc.standing(one.pid)}.")
 
     def _investigate(self, outcome: Outcome) -> Findings:
         """Find out what happened, and leave word of it for programs."""

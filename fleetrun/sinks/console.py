@@ -26,15 +26,19 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.sinks.rotate import Cut
 
-_CHUNK = 64 * 1024
+_CHUNK = 256 * 1024
 # A file that grows is read this often; the longer it is quiet, the less often it is looked at, at
 # the least that often (0.03 % of a core). Not inotify: to give up its last watch takes the kernel
 # 20 ms, and every exit would pay for that.
 _PACE_S = 0.03
+# Nobody reads along when this much has come since the last look. Then looks are rare: each would
+# take a little of the processor that the rank writes with.
+_FLOOD_BYTES = 256 * 1024
+_FLOOD_PACE_S = 0.25
 _QUIET_PACE_S = 0.5
 _SLOWER = 1.25
 # The loop gets its turn after this much, however fast a rank writes.
-_TURN_BYTES = 16 * _CHUNK
+_TURN_BYTES = 4 * _CHUNK
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
 # At the end: how long a reader may take nothing at all.
@@ -151,6 +155,8 @@ class Console:
         # What the outlet has not taken yet.
         self._pending = memoryview(b"")
         self._pace_s = _PACE_S
+        # How much was shown since the last look that found no more.
+        self._recent_bytes = 0
         self._is_waiting_for_room = False
         self._is_last = False
         self._is_done = False
@@ -231,7 +237,7 @@ class Console:
             if taken < 0:
                 return
             budget -= taken
-        self._rest(has_shown=budget < _TURN_BYTES)
+        self._rest()
 
     def _fetch(self) -> bool:
         """Take the next piece from the feeds in turn; False if there is none."""
@@ -254,6 +260,9 @@ class Console:
             self._give_up("nobody reads standard output any more")
             return -1
         self._pending = self._pending[taken:]
+        self._recent_bytes += taken
+        if self._pending:
+            self._outlet.widen()
         if taken:
             self._progress_at = time.monotonic()
         if not taken:
@@ -278,14 +287,20 @@ class Console:
         if self._progress_at + _PATIENCE_S <= time.monotonic():
             self._give_up(f"standard output took nothing for {_PATIENCE_S:g} s")
 
-    def _rest(self, *, has_shown: bool) -> None:
-        """All is shown for now: look again, soon if the files grow."""
+    def _rest(self) -> None:
+        """All is shown for now: look again, soon if the files grow at a pace for people."""
         if self._is_done:
             return
         if self._is_last:
             self._stop()
             return
-        self._pace_s = _PACE_S if has_shown else min(_SLOWER * self._pace_s, _QUIET_PACE_S)
+        if self._recent_bytes >= _FLOOD_BYTES:
+            self._pace_s = _FLOOD_PACE_S
+        elif self._recent_bytes:
+            self._pace_s = _PACE_S
+        else:
+            self._pace_s = min(_SLOWER * self._pace_s, _QUIET_PACE_S)
+        self._recent_bytes = 0
         self._waiting.alarm("pace", time.monotonic() + self._pace_s, self._pump)
 
     def _give_up(self, why: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from socket import socket
 
+# A pipe that was full holds this much from then on: who fills it waits less often.
+_PIPE_BYTES = 256 * 1024
 # What fits into a pipe that can take anything at all.
 _PIPE_ROOM = 4096
 
@@ -44,6 +48,17 @@ class Outlet:
         # A file is written through FD itself: position and append mode are shared with others.
 
     is_terminal = False
+    _is_widened = False
+
+    def widen(self) -> None:
+        """Let a pipe hold more, once; other things stay as they are."""
+        if self._own_fd < 0 or self.is_terminal or self._is_widened:
+            return
+        self._is_widened = True
+        # A user's share of all pipes' memory may be used up.
+        with suppress(OSError):
+            if fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:
+                fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def _reopen(self, fd: int) -> None:
         # Being non-blocking belongs to the open file, which the user's shell shares with us; so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,9 +53,7 @@ OUR_NAME = "fleetrun"
 def all_peers() -> list[Peer]:
     """Return everything that launches, fleetrun and the bare loop first."""
     paddle = _absent("paddlepaddle", "paddlepaddle-gpu")
-    torch = shutil.which("torchrun") or shutil.which(
-        "torchrun", path=str(Path(sys.executable).parent)
-    )
+    torch = _torchrun()
     return [
         Peer(BARE, ("sh", "-c", _LOOP, "sh"), (sys.executable, WORKER)),
         Peer(OUR_NAME, (*FLEETRUN, "--nproc_per_node"), (WORKER,), env=OURS),
@@ -89,6 +88,12 @@ def all_peers() -> list[Peer]:
     ]
 
 
+def _torchrun() -> str | None:
+    """Return torchrun's path: it may well be another Python's, as Paddle and torch crowd a disk."""
+    beside_us = str(Path(sys.executable).parent)
+    return shutil.which("torchrun") or shutil.which("torchrun", path=beside_us)
+
+
 def _absent(*packages: str) -> str | None:
     return None if any(map(_version, packages)) else f"{packages[0]} is not installed"
 
@@ -102,6 +107,23 @@ def _version(package: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of what is compared, as far as it is installed."""
-    packages = ("paddlepaddle", "paddlepaddle-gpu", "torch")
+    packages = ("paddlepaddle", "paddlepaddle-gpu")
     installed = {package: found for package in packages if (found := _version(package))}
-    return {"python": sys.version.split()[0], **installed}
+    torch = _torch_version()
+    return {
+        "python": sys.version.split()[0],
+        **installed,
+        **({} if torch is None else {"torch": torch}),
+    }
+
+
+def _torch_version() -> str | None:
+    """Return the version of the torch that torchrun belongs to, which its Python knows."""
+    program = _torchrun()
+    if program is None:
+        return None
+    with Path(program).open("rb") as file:
+        python = file.readline().removeprefix(b"#!").strip().decode()
+    ask = "from importlib.metadata import version; print(version('torch'))"
+    done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

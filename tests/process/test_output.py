@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
@@ -199,6 +200,17 @@ def test_a_reader_that_stops_reading_holds_nobody_up(tmp_path: Path) -> None:
     done = job.finish(launcher)
     assert done.returncode == 6
     assert len(done.stdout) == 1000 + 100 * 9999
+
+
+def test_a_pipe_that_was_full_holds_more_from_then_on(tmp_path: Path) -> None:
+    job = Launch(tmp_path, python("print('x' * 300_000)"))
+    launcher = job.start()
+    assert launcher.stdout is not None
+    read_fd = launcher.stdout.fileno()
+    before = fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ)
+    # Nobody reads, so it is full.
+    until(lambda: fcntl.fcntl(read_fd, fcntl.F_GETPIPE_SZ) > before)
+    assert len(job.finish(launcher).stdout) == 300_001
 
 
 def test_a_signal_ends_the_wait_for_a_stuck_reader(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
         # Nothing more can be done than to say so.
         assert launcher.returncode == 143
         assert b"Even SIGKILL did not end rank 1" in said
+        pid = (tmp_path / "pid1").read_text().strip()
+        assert f"rank 1, pid {pid}, is still there: state D".encode() in said
         assert int((tmp_path / "pid1").read_text()) in survivors(job.marker)
     finally:
         write(f"{cgroup}/freezer.state", "THAWED")
