@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import socket
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 _FIRST_ID = 1 << 20
 # Room for the communicators of one model, and for the first ranks of the groups of models.
 _PER_MODEL, _RANKS = 64, 4096
+# They must live as long as their communicators.
+_stores: list[Any] = []
 
 
 class Levels(NamedTuple):
@@ -55,15 +59,41 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     rank = collective._get_global_env().rank  # noqa: SLF001 - there is no public way
     if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
         return None
+    store = collective._default_store  # noqa: SLF001
+    if is_synchronous():
+        store = _own_store(store, number, len(ranks), is_leader=rank == ranks[0])
     return collective._new_process_group_impl(  # noqa: SLF001
         collective._default_backend,  # noqa: SLF001
-        collective._default_store,  # noqa: SLF001
+        store,
         ranks.index(rank),
         len(ranks),
         f"fleetrun_{number}",
         None,
         group_id=number,
     )
+
+
+def _own_store(store: Any, number: int, members: int, *, is_leader: bool) -> Any:  # noqa: ANN401
+    """Return a store for one communicator of gloo's, which is agreed on in STORE.
+
+    Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one
+    store, ranks of the next one find those of the last, and wait for each other for ever.
+    """
+    from paddle.base import core
+
+    key = f"fleetrun/communicators/{number}"
+    if is_leader:
+        host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0]
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        store.set(key, f"{host}:{port}")
+    address = store.get(key)
+    text = address.decode() if isinstance(address, bytes) else str(address)
+    host, _, port = text.rpartition(":")
+    own = core.TCPStore(host, int(port), is_leader, members, 300)
+    _stores.append(own)
+    return own
 
 
 def is_synchronous() -> bool:
