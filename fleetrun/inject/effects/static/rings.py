@@ -29,13 +29,6 @@ class Way(NamedTuple):
 def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa: ANN401 - Paddle's
     """Make the communicators that the strategy asks for; all ranks call it alike."""
     ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
-    if size > 1 and gloo.is_used() and not _is_paddle2():
-        proof.knob(
-            "use_hierarchical_allreduce",
-            "no_effect",
-            reason="Paddle 3's gloo kernels of static programs hang when groups of ranks overlap",
-        )
-        size = 1
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
     ways = []
     for number in range(reading.rings()):
@@ -64,8 +57,9 @@ def reduce_over(way: Way, block: Any, carried: Any, allreduce: str) -> list[dict
     if way.inner < 0:
         return [_sum(carried, allreduce, way.ring)]
     ops = []
-    if gloo.is_used():
-        # The CPU kernels of reduce and broadcast know the ring of all only: the group sums, and
+    old = allreduce.startswith("c_")
+    if gloo.is_used() and old:
+        # Paddle 2's CPU kernels of reduce and broadcast know the ring of all only: the group sums, and
         # to spread the result it sums again, with zeros from those who do not lead.
         ops.append(_sum(carried, allreduce, way.inner))
         if way.leads:
@@ -81,7 +75,6 @@ def reduce_over(way: Way, block: Any, carried: Any, allreduce: str) -> list[dict
             )
         ops.append(_sum(carried, allreduce, way.inner))
         return ops
-    old = allreduce.startswith("c_")
     entry, exit_ = ("X", "Out") if old else ("x", "out")
     wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
     reduce_attrs = {"ring_id": way.inner, "root_id": 0}
@@ -134,8 +127,3 @@ def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:  #
         True,  # noqa: FBT003 - sync
     )
 
-
-def _is_paddle2() -> bool:
-    import paddle  # noqa: PLC0415
-
-    return str(paddle.__version__).startswith("2.")
