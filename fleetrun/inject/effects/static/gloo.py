@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
+# More rings would be the same communicator in Paddle 2.6.2, and were seen to hang in 3.3.1.
+ONE = "over gloo, static programs have one communicator only"
 
 
 def is_used() -> bool:
@@ -56,35 +58,9 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     import paddle  # noqa: PLC0415
     from paddle.base import core  # noqa: PLC0415
 
-    ranks, is_old = len(endpoints), paddle.__version__.startswith("2.")
-    if not _open:
-        if is_old:
-            # Paddle 2's kernels know one global gloo, and else process groups by the ring's number.
-            paddle.distributed.gloo_init_parallel_env(rank, ranks, endpoints[0])
-        store = core.create_or_get_global_tcp_store()
-        core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, ranks)
-        return store
-    store = _store(ring, rank, endpoints)
-    if is_old:
-        return store, core.ProcessGroupGloo.create(store, rank, ranks, ring)
-    core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, ranks)
+    if paddle.__version__.startswith("2."):
+        # Paddle 2's kernels reduce over one global gloo, whatever the ring.
+        paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
+    store = core.create_or_get_global_tcp_store()
+    core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
     return store
-
-
-def _store(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: ANN401
-    """Open a store for one ring: in a common one, gloo's keys of several rings would be the same."""
-    import socket  # noqa: PLC0415
-
-    from paddle.base import core  # noqa: PLC0415
-
-    common = core.create_or_get_global_tcp_store()
-    key = f"fleetrun/ring/{ring}"
-    host = endpoints[0].rpartition(":")[0]
-    if rank == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        common.set(key, str(port))
-    else:
-        port = int(common.get(key))
-    return core.TCPStore(host, port, rank == 0, len(endpoints), 300)

@@ -28,6 +28,8 @@ class Way(NamedTuple):
 
 def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa: ANN401 - Paddle's
     """Make the communicators that the strategy asks for; all ranks call it alike."""
+    if gloo.is_used():
+        return [Way(0)]
     ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
     ways = []
@@ -58,23 +60,6 @@ def reduce_over(way: Way, block: Any, carried: Any, allreduce: str) -> list[dict
         return [_sum(carried, allreduce, way.ring)]
     ops = []
     old = allreduce.startswith("c_")
-    if gloo.is_used() and old:
-        # Paddle 2's CPU kernels of reduce and broadcast know the ring of all only: the group sums, and
-        # to spread the result it sums again, with zeros from those who do not lead.
-        ops.append(_sum(carried, allreduce, way.inner))
-        if way.leads:
-            ops.append(_sum(carried, allreduce, way.ring))
-        else:
-            ops.append(
-                {
-                    "type": "fill_zeros_like",
-                    "inputs": {"X": carried},
-                    "outputs": {"Out": carried},
-                    "attrs": {},
-                }
-            )
-        ops.append(_sum(carried, allreduce, way.inner))
-        return ops
     entry, exit_ = ("X", "Out") if old else ("x", "out")
     wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
     reduce_attrs = {"ring_id": way.inner, "root_id": 0}
