@@ -73,10 +73,10 @@ def _chain(block: Any) -> None:  # noqa: ANN401
     """
     firsts: dict[str, int] = {}
     for index, op in enumerate(block.ops):
-        if op.type == "all_reduce" or op.type == "reduce":
+        if op.type in {"all_reduce", "reduce"}:
             firsts.setdefault(op.input_arg_names[0], index)
     ordered = sorted(firsts.items(), key=lambda item: item[1])
-    for (before, _), (name, index) in reversed(list(zip(ordered, ordered[1:]))):  # noqa: B905
+    for (before, _), (name, index) in reversed(list(zip(ordered, ordered[1:]))):  # noqa: B905, RUF007 - 3.8
         block._insert_op_without_sync(  # noqa: SLF001
             index,
             type="depend",
@@ -108,7 +108,7 @@ def _split_where_read(
     return [*([member] for member in alone), *([together] if together else [])]
 
 
-def _insert(
+def _insert(  # noqa: PLR0917 - one place calls it
     block: Any,  # noqa: ANN401
     index: int,
     names: list[str],
@@ -137,7 +137,7 @@ def _insert(
                 "attrs": {"copy_data": True, "use_align": True, "dtype": carried.dtype},
             }
         )
-    ops += rings.reduce_over(way, block, carried, allreduce)
+    ops += rings.reduce_over(way, carried, allreduce)
     if len(gradients) > 1:
         # The executor orders by names: nothing else says that the sum is in the gradients now.
         ops += [

@@ -54,7 +54,7 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa:
     return ways
 
 
-def reduce_over(way: Way, block: Any, carried: Any, allreduce: str) -> list[dict[str, Any]]:  # noqa: ANN401
+def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:  # noqa: ANN401
     """Return the operators that sum CARRIED over all ranks."""
     if way.inner < 0:
         return [_sum(carried, allreduce, way.ring)]
@@ -111,4 +111,3 @@ def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:  #
         ring,
         True,  # noqa: FBT003 - sync
     )
-
