@@ -82,7 +82,7 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
         if in_effect == "auto" and limit.size is not None:
-            in_effect = round(limit.size / MEBIBYTE, 3)
+            in_effect = limit.size / MEBIBYTE
         _say(
             proof,
             "fuse_grad_size_in_MB",
@@ -106,7 +106,7 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
 
 def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
     asked = reading.rings()
-    few = "there are fewer allreduces than communicators"
+    few = gloo.ONE if gloo.is_used() else "there are fewer allreduces than communicators"
     _say(
         proof,
         "nccl_comm_num",
@@ -116,12 +116,10 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
         in_effect=turns,
     )
     groups = proof.counts.get("groups")
-    levels = any(len(bucket.rings) > 1 for bucket in found) or bool(groups)
-    if proof.status("use_hierarchical_allreduce") is None:
-        why = "all ranks are in one group"
+    levels = bool(groups)
+    why = gloo.ONE if gloo.is_used() else "all ranks are in one group"
+    if settings.effective("use_hierarchical_allreduce"):
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
-            if not settings.effective("use_hierarchical_allreduce"):
-                break
             _say(
                 proof,
                 name,

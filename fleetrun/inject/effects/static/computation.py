@@ -1,4 +1,4 @@
-"""Paddle's own passes that fuse computation: run those that this build has, and say which it lacks."""
+"""Paddle's own passes that fuse computation: run what this build has, and say what it lacks."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..buckets import pack
-from . import program, reading, rings
+from . import gloo, program, reading, rings
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -61,7 +61,29 @@ def _pack_block(
             way = ways[number % len(ways)]
             names = [member.variable for member in bucket]
             _insert(block, each.index, names, way, original, op_role)
+    if gloo.is_used():
+        _chain(block)
     return turn + len(buckets)
+
+
+def _chain(block: Any) -> None:  # noqa: ANN401
+    """Let each bucket wait for the one before: without streams, all ranks must go in one order.
+
+    Paddle 2's executor does so by itself; Paddle 3's knows the old names of the operators only.
+    """
+    firsts: dict[str, int] = {}
+    for index, op in enumerate(block.ops):
+        if op.type in {"all_reduce", "reduce"}:
+            firsts.setdefault(op.input_arg_names[0], index)
+    ordered = sorted(firsts.items(), key=lambda item: item[1])
+    for (before, _), (name, index) in reversed(list(zip(ordered, ordered[1:]))):  # noqa: B905, RUF007 - 3.8
+        block._insert_op_without_sync(  # noqa: SLF001
+            index,
+            type="depend",
+            inputs={"X": block._find_var_recursive(name), "Dep": block._find_var_recursive(before)},  # noqa: SLF001
+            outputs={"Out": block._find_var_recursive(name)},  # noqa: SLF001
+            attrs={"op_role": program.role(block.ops[index])},
+        )
 
 
 def _split_where_read(
@@ -86,7 +108,7 @@ def _split_where_read(
     return [*([member] for member in alone), *([together] if together else [])]
 
 
-def _insert(
+def _insert(  # noqa: PLR0917 - one place calls it
     block: Any,  # noqa: ANN401
     index: int,
     names: list[str],
@@ -115,7 +137,7 @@ def _insert(
                 "attrs": {"copy_data": True, "use_align": True, "dtype": carried.dtype},
             }
         )
-    ops += rings.reduce_over(way, block, carried, allreduce)
+    ops += rings.reduce_over(way, carried, allreduce)
     if len(gradients) > 1:
         # The executor orders by names: nothing else says that the sum is in the gradients now.
         ops += [

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
+# More rings would be the same communicator in Paddle 2.6.2, and were seen to hang in 3.3.1.
+ONE = "over gloo, static programs have one communicator only"
 
 
 def is_used() -> bool:
@@ -56,13 +58,9 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     import paddle  # noqa: PLC0415
     from paddle.base import core  # noqa: PLC0415
 
-    store = core.create_or_get_global_tcp_store()
-    if not paddle.__version__.startswith("2."):
-        core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
-        return True
-    # Paddle 2's kernels know one global gloo, and else process groups by the ring's number.
-    if not _open:
+    if paddle.__version__.startswith("2."):
+        # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
-        core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
-        return True
-    return core.ProcessGroupGloo.create(store, rank, len(endpoints), ring)
+    store = core.create_or_get_global_tcp_store()
+    core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
+    return store

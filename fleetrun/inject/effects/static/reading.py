@@ -71,9 +71,7 @@ def group_size(ranks: int) -> int:
     if not settings.effective("use_hierarchical_allreduce"):
         return 1
     topology = settings.settled().topology
-    size = int(
-        settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node
-    )
+    size = int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
     return size if 1 < size < ranks else 1
 
 

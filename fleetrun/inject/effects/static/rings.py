@@ -28,14 +28,9 @@ class Way(NamedTuple):
 
 def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa: ANN401 - Paddle's
     """Make the communicators that the strategy asks for; all ranks call it alike."""
+    if gloo.is_used():
+        return [Way(0)]
     ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
-    if size > 1 and gloo.is_used() and not _is_paddle2():
-        proof.knob(
-            "use_hierarchical_allreduce",
-            "no_effect",
-            reason="Paddle 3's gloo kernels of static programs hang when groups of ranks overlap",
-        )
-        size = 1
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
     ways = []
     for number in range(reading.rings()):
@@ -59,28 +54,11 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa:
     return ways
 
 
-def reduce_over(way: Way, block: Any, carried: Any, allreduce: str) -> list[dict[str, Any]]:  # noqa: ANN401
+def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:  # noqa: ANN401
     """Return the operators that sum CARRIED over all ranks."""
     if way.inner < 0:
         return [_sum(carried, allreduce, way.ring)]
     ops = []
-    if gloo.is_used():
-        # The CPU kernels of reduce and broadcast know the ring of all only: the group sums, and
-        # to spread the result it sums again, with zeros from those who do not lead.
-        ops.append(_sum(carried, allreduce, way.inner))
-        if way.leads:
-            ops.append(_sum(carried, allreduce, way.ring))
-        else:
-            ops.append(
-                {
-                    "type": "fill_zeros_like",
-                    "inputs": {"X": carried},
-                    "outputs": {"Out": carried},
-                    "attrs": {},
-                }
-            )
-        ops.append(_sum(carried, allreduce, way.inner))
-        return ops
     old = allreduce.startswith("c_")
     entry, exit_ = ("X", "Out") if old else ("x", "out")
     wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
@@ -133,9 +111,3 @@ def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:  #
         ring,
         True,  # noqa: FBT003 - sync
     )
-
-
-def _is_paddle2() -> bool:
-    import paddle  # noqa: PLC0415
-
-    return str(paddle.__version__).startswith("2.")
