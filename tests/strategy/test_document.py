@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from planning import a_request, a_roster, some_facts
 
-from fleetrun import argv, request
+from fleetrun import argv, engines, request
 from fleetrun.model import Script
-from fleetrun.plan import render
+from fleetrun.plan import devices, render
 from fleetrun.plan.compose import compose
 from fleetrun.plan.devices import Share
 
@@ -156,3 +156,21 @@ def test_secrets_of_a_strategy_are_not_shown() -> None:
         render.banner(wanted, planned(wanted)),
     ):
         assert "abcdef" not in text
+
+
+def test_parameter_servers_are_told_too() -> None:
+    wanted = asked("--server_num=1", "--trainer_num=2", "--set=a_sync_configs.k_steps=4")
+    facts = some_facts(program="train.py")
+    engine = engines.choose(wanted, facts, dry=True)
+    try:
+        made = devices.share(wanted, facts)
+        plan = compose(wanted, facts, made, engine.gather(wanted, facts, made.groups))
+    finally:
+        engine.close()
+    evidence = [process.env["FLEETRUN_STRATEGY_EVIDENCE"] for process in plan.processes]
+    assert [path.rpartition("/")[2] for path in evidence] == [
+        "strategy.server.0.json",
+        "strategy.0.json",
+        "strategy.1.json",
+    ]
+    assert document(plan)["topology"]["nranks"] == 2

@@ -262,6 +262,11 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         load.read(str(tmp_path / "latin.yaml"))
 
 
+def test_an_installation_that_lacks_a_preset_says_so() -> None:
+    with pytest.raises(UsageError, match="The preset nope is not in this installation"):
+        load.preset_path("nope")
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_a_strategy_or_one_clear_refusal(text: str) -> None:
     try:
