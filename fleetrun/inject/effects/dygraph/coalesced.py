@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from .communicators import Lane
 
+# Copy, fill, keep, fill with, align, to, element size, shapes, ranges.
+_COPIED = (True, False, False, 0.0, False, -1, -1, [], [])
+
 
 def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     """Move the gradients of PARAMETERS into one flat tensor, of which they become views.
@@ -16,7 +19,7 @@ def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     Returns that tensor, and for each parameter without a gradient where its own would be. What
     is done to the tensor is done to the gradients: nothing has to be copied back.
     """
-    import paddle
+    import paddle  # noqa: PLC0415
 
     with paddle.no_grad():
         gradients = [parameter.grad for parameter in parameters]
@@ -38,12 +41,11 @@ def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
 
 def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
     """Return views of a new flat tensor with what TENSORS hold, and it."""
-    import paddle
+    import paddle  # noqa: PLC0415
 
     if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
-        # Tensors, dtype, copy, fill, keep, fill with, align, to, element size, shapes, ranges.
-        return paddle._C_ops.coalesce_tensor(  # type: ignore[no-any-return] # noqa: SLF001
-            tensors, tensors[0].dtype, True, False, False, 0.0, False, -1, -1, [], []
+        return paddle._C_ops.coalesce_tensor(  # noqa: SLF001
+            tensors, tensors[0].dtype, *_COPIED
         )
     # That operator has no other types on CPUs.
     flat = paddle.concat([tensor.flatten() for tensor in tensors])
@@ -58,7 +60,7 @@ def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
 
 def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
     """Multiply TENSOR, in its place."""
-    import paddle
+    import paddle  # noqa: PLC0415
 
     with paddle.no_grad():
         tensor.scale_(by)
@@ -66,7 +68,7 @@ def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
 
 def sum_of(numbers: Sequence[int], lane: Lane) -> list[int]:
     """Return the sums of NUMBERS over the ranks."""
-    import paddle
+    import paddle  # noqa: PLC0415
 
     tensor = paddle.to_tensor(list(numbers), dtype="int32")
     pending = lane.issue(tensor)

@@ -48,20 +48,26 @@ class Ids:
         return self._next
 
 
+def _paddles() -> Any:  # noqa: ANN401 - an untyped module
+    from paddle.distributed import collective  # noqa: PLC0415
+
+    return collective
+
+
 def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle's ProcessGroup
     """Return a new communicator of RANKS with the id NUMBER; None where this rank is not in it.
 
     `dist.new_group` counts its ids up only on the ranks that are members, so that groups that
     share no rank would meet in the store under the same name.
     """
-    from paddle.distributed import collective
+    collective = _paddles()
 
     rank = collective._get_global_env().rank  # noqa: SLF001 - there is no public way
     if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
         return None
     store = collective._default_store  # noqa: SLF001
     if is_synchronous():
-        store = _own_store(store, number, len(ranks), is_leader=rank == ranks[0])
+        store = _own_store(store, number, is_leader=rank == ranks[0])
     return collective._new_process_group_impl(  # noqa: SLF001
         collective._default_backend,  # noqa: SLF001
         store,
@@ -73,13 +79,13 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     )
 
 
-def _own_store(store: Any, number: int, members: int, *, is_leader: bool) -> Any:  # noqa: ANN401
+def _own_store(store: Any, number: int, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
     """Return a store for one communicator of gloo's, which is agreed on in STORE.
 
     Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one
     store, ranks of the next one find those of the last, and wait for each other for ever.
     """
-    from paddle.base import core
+    from paddle.base import core  # noqa: PLC0415
 
     key = f"fleetrun/communicators/{number}"
     if is_leader:
@@ -87,18 +93,22 @@ def _own_store(store: Any, number: int, members: int, *, is_leader: bool) -> Any
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
+        # It waits for nobody but itself, and is told of once it listens: who comes too early
+        # waits for seconds before he tries again.
+        own = core.TCPStore(host, port, True, 1, 300)  # noqa: FBT003 - C++
         store.set(key, f"{host}:{port}")
-    address = store.get(key)
-    text = address.decode() if isinstance(address, bytes) else str(address)
-    host, _, port = text.rpartition(":")
-    own = core.TCPStore(host, int(port), is_leader, members, 300)
+    else:
+        address = store.get(key)
+        text = address.decode() if isinstance(address, bytes) else str(address)
+        host, _, number_of_port = text.rpartition(":")
+        own = core.TCPStore(host, int(number_of_port), False, 1, 300)  # noqa: FBT003
     _stores.append(own)
     return own
 
 
 def is_synchronous() -> bool:
     """Whether collectives return when they are done, whatever they were asked, as gloo's do."""
-    from paddle.distributed import collective
+    collective = _paddles()
 
     return bool(collective._default_backend == "gloo")  # noqa: SLF001
 
@@ -111,7 +121,7 @@ class OneLevel:
 
     def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
-        from paddle.base.core import ReduceOp
+        from paddle.base.core import ReduceOp  # noqa: PLC0415
 
         yield self._group.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003 - C++
 
@@ -127,7 +137,7 @@ class TwoLevels:
 
     def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
-        from paddle.base.core import ReduceOp
+        from paddle.base.core import ReduceOp  # noqa: PLC0415
 
         if self._inner is not None:
             yield self._inner.reduce(tensor, 0, ReduceOp.SUM, False)  # noqa: FBT003 - C++

@@ -54,7 +54,7 @@ class Reducer:
     which ends after the first backward if all ranks had all gradients.
     """
 
-    def __init__(  # noqa: PLR0913 - everything is a different matter
+    def __init__(
         self,
         parameters: Sequence[Any],
         *,

@@ -1,0 +1,61 @@
+"""Trains a model with sparse, shared, frozen and unused parameters; prints weights, allreduces."""
+
+import json
+import os
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.base import core
+
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+calls = [0]
+plain = core.ProcessGroup.all_reduce
+
+
+def counted(*args):
+    if args[1].dtype == paddle.float32:
+        calls[0] += 1
+    return plain(*args)
+
+
+core.ProcessGroup.all_reduce = counted
+paddle.distributed.init_parallel_env()
+paddle.seed(5)
+
+
+class Net(nn.Layer):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 16, sparse=True)
+        self.first = nn.Linear(16, 16)
+        self.norm = nn.BatchNorm1D(16)
+        self.shared = nn.Linear(16, 16)
+        self.sometimes = nn.Linear(16, 16)
+        self.never = nn.Linear(3, 3)
+        self.frozen = nn.Linear(16, 16)
+        for each in self.frozen.parameters():
+            each.stop_gradient = True
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, words, more):
+        hidden = self.norm(self.first(self.words(words).mean(1)))
+        hidden = self.frozen(self.shared(self.shared(hidden)))
+        return self.last(hidden + self.sometimes(hidden) if more else hidden)
+
+
+net = Net()
+model = paddle.DataParallel(net, find_unused_parameters=True)
+optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+numbers = np.random.RandomState(rank)
+for step in range(5):
+    before = calls[0]
+    words = paddle.to_tensor(numbers.randint(0, 50, (8, 4)))
+    (model(words, step >= 2 and rank == 1) ** 2).mean().backward()
+    made = calls[0] - before
+    optimizer.step()
+    optimizer.clear_grad()
+weights = [float(value) for each in net.parameters() for value in each.numpy().ravel()]
+report = {"weights": weights, "allreduces": made, "none": net.never.weight.grad is None}
+with open(f"{os.environ['OUTPUT']}.{rank}", "w") as file:
+    json.dump(report, file)
