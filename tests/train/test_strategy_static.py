@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -109,6 +110,7 @@ class Trained:
         ]
 
     def knob(self, name: str) -> dict[str, Any]:
+        """Find what is said of the field NAME."""
         (found,) = [each for each in self.proofs[0]["knobs"] if each["name"] == name]
         return dict(found)
 
@@ -150,11 +152,11 @@ def train(
     return Trained(folder)
 
 
-def distance(one: Any, other: Any) -> float:
+def distance(one: Any, other: Any) -> float:  # noqa: ANN401 - lists of lists, or numbers
     if isinstance(one, list):
         assert len(one) == len(other)
         return max(map(distance, one, other))
-    return abs(one - other)
+    return float(abs(one - other))
 
 
 @pytest.fixture(params=["3.3.1", "2.6.2"])
@@ -217,7 +219,7 @@ def test_packed_and_merged_programs_learn_what_plain_ones_learn(
     assert all(sum(bucket) <= 4 * MEBIBYTE or len(bucket) == 1 for bucket in buckets)
     assert all(
         sum(bucket) + following[0] > 4 * MEBIBYTE
-        for bucket, following in zip(buckets, buckets[1:], strict=False)
+        for bucket, following in itertools.pairwise(buckets)
     )
     assert packed.ranks[0]["resnet50"]["ops"]["merged_momentum"] == 1
     for trained, updates in ((plain, 6), (packed, 6), (merged, 6)):

@@ -7,14 +7,13 @@ them right afterwards; what is counted as proof is the program that the executor
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ..imports import after_import
 from . import computation, counting, fusion, gloo, merged, program, reading
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from ..evidence import Evidence
     from ..wish import Wish
 
@@ -29,7 +28,7 @@ def install(asked: Wish, proof: Evidence) -> None:
     after_import("paddle.base.executor", lambda module: counting.watch(module, asked, proof))
 
 
-def _prepare(module: ModuleType) -> None:
+def _prepare(module: Any) -> None:  # noqa: ANN401
     """Let Paddle leave the allreduces unfused, and skip passes that its build does not have."""
     kind = module.RawProgramOptimizer
     minimize = kind.minimize_impl
@@ -44,15 +43,14 @@ def _prepare(module: ModuleType) -> None:
     module.apply_build_strategy = computation.tolerant(module.apply_build_strategy)
 
 
-def _rewrite(module: ModuleType, proof: Evidence) -> None:
+def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
     """Run our passes after each `minimize` of a static program."""
     kind = module.Fleet
     minimize = kind._minimize_impl  # noqa: SLF001 - all the ways to minimize meet here
 
     @functools.wraps(minimize)
     def _minimize_impl(self: Any, loss: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
-        import paddle  # noqa: PLC0415
-
+        paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *words, **named)
         if not hasattr(loss, "block") or not hasattr(loss.block.program, "blocks"):

@@ -11,8 +11,6 @@ from ..evidence import EFFECTIVE, NO_EFFECT
 from . import communication, computation, merged, program
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from ..evidence import Evidence
     from ..wish import Wish
 
@@ -44,12 +42,12 @@ def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:  # noqa:
     _expected[main] = Expectation(before, ranks, merges)
 
 
-def watch(module: ModuleType, asked: Wish, proof: Evidence) -> None:
+def watch(module: Any, asked: Wish, proof: Evidence) -> None:  # noqa: ANN401
     """Look at each program that an executor gets, and hear of each run."""
     watcher = _Watcher(asked, proof)
-    cache: Any = module._ExecutorCache  # type: ignore[attr-defined]  # noqa: SLF001
+    cache: Any = module._ExecutorCache  # noqa: SLF001
     build = cache._get_program_and_executor  # noqa: SLF001
-    executor: Any = module.Executor  # type: ignore[attr-defined]
+    executor: Any = module.Executor
     run = executor.run
 
     @functools.wraps(build)

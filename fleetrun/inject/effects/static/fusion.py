@@ -45,22 +45,22 @@ def _pack_block(
     sizes = [size for _, size in dense]
     limit = reading.limits(sizes)
     kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]  # noqa: SLF001
-    places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.count)
+    places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
     buckets = []
     for place in places:
         members = [dense[i][0] for i in place]
         buckets += _split_where_read(block, members)
-    buckets.sort(key=lambda bucket: bucket[-1].index)
-    by_end = {bucket[-1].index: (bucket, turn + n) for n, bucket in enumerate(buckets)}
-    for each in sorted((each for each, _ in dense), key=lambda each: -each.index):
+    buckets.sort(key=lambda bucket: bucket[-1].place)
+    by_end = {bucket[-1].place: (bucket, turn + n) for n, bucket in enumerate(buckets)}
+    for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
         op_role = program.role(each.op)
         original = each.op.type
-        block._remove_op(each.index, sync=False)  # noqa: SLF001
-        if each.index in by_end:
-            bucket, number = by_end[each.index]
+        block._remove_op(each.place, sync=False)  # noqa: SLF001
+        if each.place in by_end:
+            bucket, number = by_end[each.place]
             way = ways[number % len(ways)]
             names = [member.variable for member in bucket]
-            _insert(block, each.index, names, way, original, op_role)
+            _insert(block, each.place, names, way, original, op_role)
     if gloo.is_used():
         _chain(block)
     return turn + len(buckets)
@@ -91,13 +91,14 @@ def _split_where_read(
     members: list[program.Reduction],
 ) -> list[list[program.Reduction]]:
     """Take those out of a bucket that are touched before the bucket is full."""
-    last = members[-1].index
-    indexes = {member.index for member in members}
-    alone, together = [], []
+    last = members[-1].place
+    indexes = {member.place for member in members}
+    alone: list[program.Reduction] = []
+    together: list[program.Reduction] = []
     for member in members:
         between = (
             op
-            for index, op in enumerate(block.ops[member.index + 1 : last], member.index + 1)
+            for index, op in enumerate(block.ops[member.place + 1 : last], member.place + 1)
             if index not in indexes
         )
         touched = any(

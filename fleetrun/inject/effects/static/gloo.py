@@ -5,11 +5,11 @@ Paddle itself refuses them. The kernels are in its CPU builds; what is missing i
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import ModuleType
 
     from ..evidence import Evidence
 
@@ -26,7 +26,7 @@ def is_used() -> bool:
     return bool(_open)
 
 
-def connect(module: ModuleType, proof: Evidence) -> None:
+def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
     """Put our way to make a communicator in the place of Paddle's, on builds for CPUs."""
     from paddle.base import core  # noqa: PLC0415
 
@@ -51,13 +51,13 @@ def connect(module: ModuleType, proof: Evidence) -> None:
         )
         _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
 
-    module.CollectiveHelper._init_communicator = _init_communicator  # type: ignore[attr-defined]  # noqa: SLF001
+    module.CollectiveHelper._init_communicator = _init_communicator  # noqa: SLF001
 
 
 def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: ANN401
-    import paddle  # noqa: PLC0415
     from paddle.base import core  # noqa: PLC0415
 
+    paddle: Any = sys.modules["paddle"]
     if paddle.__version__.startswith("2."):
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])

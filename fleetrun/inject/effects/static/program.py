@@ -14,7 +14,7 @@ class Reduction(NamedTuple):
     """An operator that sums a gradient over the ranks."""
 
     block: Any
-    index: int
+    place: int
     op: Any
     variable: str
 

@@ -28,7 +28,7 @@ class Limits(NamedTuple):
     """The most that one allreduce may carry; None is no limit."""
 
     size: float | None
-    count: int | None
+    number: int | None
 
 
 def rewrites() -> bool:

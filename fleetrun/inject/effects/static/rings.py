@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
@@ -97,11 +98,10 @@ def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:  # noqa: AN
 
 
 def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:  # noqa: ANN401
-    from paddle.distributed.fleet.meta_optimizers.common import CollectiveHelper  # noqa: PLC0415
-
+    common: Any = sys.modules["paddle.distributed.fleet.meta_optimizers.common"]
     endpoints = fleet.worker_endpoints()
     rank = fleet.worker_index()
-    CollectiveHelper(fleet._role_maker, wait_port=False)._init_communicator(  # noqa: SLF001
+    common.CollectiveHelper(fleet._role_maker, wait_port=False)._init_communicator(  # noqa: SLF001
         startup,
         endpoints[rank],
         [endpoints[each] for each in ranks],
