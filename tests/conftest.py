@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Programs for ranks: they import Paddle.
+collect_ignore = ["train/models"]
+
 # Helpers beside the tests (waiting.py, processes.py) are plain modules.
 sys.path.insert(0, str(Path(__file__).parent))
 
