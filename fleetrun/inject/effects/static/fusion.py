@@ -22,6 +22,15 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:  # noqa: 
     found = program.reductions(main)
     if not found:
         return
+    for each in found:
+        kind = str(each.block._find_var_recursive(each.variable).type)  # noqa: SLF001
+        if "SELECTED_ROWS" in kind and gloo.is_used():
+            text = (
+                f"Paddle's static graphs cannot sum the sparse gradient {each.variable} over "
+                "ranks on CPUs: make its Embedding with sparse=False."
+            )
+            proof.note(text)
+            raise RuntimeError(text)
     ways = rings.open_rings(startup, fleet, proof)
     turn = 0
     for block in main.blocks:
