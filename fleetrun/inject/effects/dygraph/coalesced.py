@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .communicators import Lane
 
 # Copy, fill, keep, fill with, align, to, element size, shapes, ranges.
-_COPIED = (True, False, False, 0.0, False, -1, -1, [], [])
+_COPIED: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
 
 
 def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:

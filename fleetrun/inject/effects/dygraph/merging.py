@@ -34,7 +34,7 @@ def _classes(module: ModuleType, base: type) -> Iterator[type]:
     yield from (each for each in {*seen, base} if issubclass(each, base))
 
 
-def _optimizers(module: ModuleType, rounds: Rounds) -> None:
+def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
     def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -114,7 +114,7 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
             cls.step = scheduling(vars(cls)["step"])  # type: ignore[attr-defined]
 
 
-def _scalers(module: ModuleType, rounds: Rounds) -> None:
+def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
     # Scalers whose last step was merged: their update is, too.
     merged_scalers: set[int] = set()
 
