@@ -19,6 +19,7 @@ from fleetrun.run.events import (
     Finished,
     Hung,
     Noticed,
+    Restarting,
     SignalAll,
     StacksWanted,
     Started,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.stacks import Collection
 
+# Python does not name it.
+_CLOCK_REALTIME_COARSE = 5
 # Signals after which the ranks end; what they do then is no hang.
 _ENDING = frozenset((1, 2, 9, 15))
 
@@ -45,11 +48,11 @@ class _Rank:
     # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
     __slots__ = ("heartbeat", "log", "pid", "since_ns")
 
-    def __init__(self, pid: int, log: str, heartbeat: str) -> None:
+    def __init__(self, pid: int, log: str, heartbeat: str, since_ns: int) -> None:
         self.pid = pid
         self.log = log
         self.heartbeat = heartbeat
-        self.since_ns = time.time_ns()
+        self.since_ns = since_ns
 
 
 class Watch:
@@ -75,6 +78,9 @@ class Watch:
         self._window_s = window_s
         self._labels = [label(spec) for spec in plan.processes]
         self._ranks: dict[int, _Rank] = {}
+        # Heartbeats before this are an earlier attempt's. Not when we hear of a rank's start: by
+        # then it may have beaten, and never do so again.
+        self._since_ns = 0
         self._is_ending = False
         self._clock: Clock | None = None
         self._comparison: Comparison | None = None
@@ -97,13 +103,16 @@ class Watch:
     def tell(self, happening: Happening) -> None:
         """Know who runs, and who was asked to end."""
         match happening:
+            case Restarting():
+                # The clock that dates files: the other one may be ahead of it.
+                self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
             case Started(process=process, pid=pid, attempt=attempt):
                 if attempt and not self._ranks:
                     self._begin_again()
                 spec = self._plan.processes[process]
                 log = log_path(self._plan, spec, attempt)
                 heartbeat = spec.env.get("FLEETRUN_HEARTBEAT", "")
-                self._ranks[process] = _Rank(pid, log, heartbeat)
+                self._ranks[process] = _Rank(pid, log, heartbeat, self._since_ns)
             case Exited(process=process):
                 self._ranks.pop(process, None)
             case SignalAll(signum=signum) if signum in _ENDING:

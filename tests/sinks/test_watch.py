@@ -164,6 +164,22 @@ def test_ranks_that_were_asked_to_end_are_not_watched_until_they_start_again(
     assert here.declared == []
 
 
+def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
+    tmp_path: Path, room: Callable[..., Room]
+) -> None:
+    here = room(BUSY, hang_timeout_s=0.2)
+    beat = tmp_path / "beat"
+    beat.write_text("1")
+    (process,) = a_plan(tmp_path, 1).processes
+    here.watch._plan = a_plan(tmp_path, 1)._replace(  # noqa: SLF001 - as if it had been planned
+        processes=(process._replace(env={"FLEETRUN_HEARTBEAT": str(beat)}),)
+    )
+    here.watch.tell(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
+    # Who has reported progress and only spins since then hangs.
+    here.until(lambda: here.declared)
+    assert isinstance(here.declared[0], Hung)
+
+
 def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
     asked: list[int] = []
 
