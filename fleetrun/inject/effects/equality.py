@@ -43,7 +43,7 @@ def install(asked: Wish, proof: Evidence) -> None:
 
 def wait_for_all(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
     """Return when every rank that trains with this one is here, too."""
-    import paddle  # noqa: PLC0415
+    import paddle
 
     if _world() == 1:
         return
@@ -168,7 +168,7 @@ class _Group:
     """The ranks that share a data-parallel model in a dynamic graph."""
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401
-        import paddle  # noqa: PLC0415
+        import paddle
 
         self._paddle: Any = paddle
         self._group = getattr(model, "group", None)
@@ -201,7 +201,7 @@ class _Store:
     """All ranks of a static graph, which meet in the store of the job."""
 
     def __init__(self, update: int) -> None:
-        from paddle.base import core  # noqa: PLC0415
+        from paddle.base import core
 
         self._store: Any = core.create_or_get_global_tcp_store()
         self._prefix = f"fleetrun/check/{update}"
@@ -224,7 +224,7 @@ class _Store:
 
     def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
         """Return how far each rank is from the first, in units of the last place."""
-        import numpy as np  # noqa: PLC0415
+        import numpy as np
 
         key = f"{self._prefix}/{self._turn}/values"
         if self._rank == 0:
@@ -274,7 +274,7 @@ def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
-    import paddle  # noqa: PLC0415
+    import paddle
 
     scope = paddle.static.global_scope()
     return {
@@ -289,14 +289,14 @@ def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def _array(value: Any) -> Any:  # noqa: ANN401 - a tensor of either kind
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     return value.numpy() if hasattr(value, "numpy") else np.array(value)
 
 
 def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
     """Return the largest difference in units of the last place of the largest value."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     if own.tobytes() == first.tobytes():
         return 0.0
@@ -314,7 +314,7 @@ def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
 
 
 def _widened(array: Any) -> Any:  # noqa: ANN401
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     if array.dtype != np.uint16:
         return array

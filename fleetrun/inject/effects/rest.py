@@ -95,7 +95,7 @@ class _Rest:
 
     def enter(self, module: ModuleType) -> None:
         """Pass on what DataParallel has an argument for, where the script has not said it."""
-        import inspect  # noqa: PLC0415 - Paddle has loaded it
+        import inspect
 
         kind: Any = module.DataParallel
         begin = kind.__init__

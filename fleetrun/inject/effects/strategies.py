@@ -190,7 +190,7 @@ class _Injection:
 
         Paddle copies all of its fields, and what it does not mention is at its default in it.
         """
-        from paddle.static import BuildStrategy  # noqa: PLC0415
+        from paddle.static import BuildStrategy
 
         fresh: Any = BuildStrategy()
         ours = self._asked.build_strategy

@@ -178,7 +178,7 @@ class _StepTimes:
         """Note the update NUMBER."""
         now = time.monotonic()
         if number == 1:
-            import atexit  # noqa: PLC0415 - built in
+            import atexit
 
             # Not sooner: what is registered last is called first, and Paddle's own end takes
             # the tensors away.
@@ -201,9 +201,9 @@ def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:  # noqa
     """End the rank after the update LAST, as if the script had ended."""
     if number < last or not proof.claim():
         return
-    import atexit  # noqa: PLC0415 - built in
+    import atexit
 
-    from . import equality  # noqa: PLC0415 - it listens to us
+    from . import equality
 
     # Who ends first would close the connections of the others' last exchange.
     equality.wait_for_all(source)

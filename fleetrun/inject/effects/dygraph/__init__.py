@@ -28,7 +28,7 @@ def install(asked: Wish, proof: Evidence) -> None:
 
     def patch(module: ModuleType) -> None:
         models.patch(module)
-        from paddle.base import core  # noqa: PLC0415
+        from paddle.base import core
 
         backward.watch(core)
 

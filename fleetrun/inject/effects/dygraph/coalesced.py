@@ -19,7 +19,7 @@ def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     Returns that tensor, and for each parameter without a gradient where its own would be. What
     is done to the tensor is done to the gradients: nothing has to be copied back.
     """
-    import paddle  # noqa: PLC0415
+    import paddle
 
     with paddle.no_grad():
         gradients = [parameter.grad for parameter in parameters]
@@ -41,7 +41,7 @@ def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
 
 def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
     """Return views of a new flat tensor with what TENSORS hold, and it."""
-    import paddle  # noqa: PLC0415
+    import paddle
 
     if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
         return paddle._C_ops.coalesce_tensor(  # noqa: SLF001
@@ -60,7 +60,7 @@ def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
 
 def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
     """Multiply TENSOR, in its place."""
-    import paddle  # noqa: PLC0415
+    import paddle
 
     with paddle.no_grad():
         tensor.scale_(by)
@@ -68,7 +68,7 @@ def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
 
 def sum_of(numbers: Sequence[int], lane: Lane) -> list[int]:
     """Return the sums of NUMBERS over the ranks."""
-    import paddle  # noqa: PLC0415
+    import paddle
 
     tensor = paddle.to_tensor(list(numbers), dtype="int32")
     pending = lane.issue(tensor)

@@ -49,7 +49,7 @@ class Ids:
 
 
 def _paddles() -> Any:  # noqa: ANN401 - an untyped module
-    from paddle.distributed import collective  # noqa: PLC0415
+    from paddle.distributed import collective
 
     return collective
 
@@ -85,7 +85,7 @@ def _own_store(store: Any, number: int, *, is_leader: bool) -> Any:  # noqa: ANN
     Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one
     store, ranks of the next one find those of the last, and wait for each other for ever.
     """
-    from paddle.base import core  # noqa: PLC0415
+    from paddle.base import core
 
     key = f"fleetrun/communicators/{number}"
     if is_leader:
@@ -121,7 +121,7 @@ class OneLevel:
 
     def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
-        from paddle.base.core import ReduceOp  # noqa: PLC0415
+        from paddle.base.core import ReduceOp
 
         yield self._group.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003 - C++
 
@@ -137,7 +137,7 @@ class TwoLevels:
 
     def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
-        from paddle.base.core import ReduceOp  # noqa: PLC0415
+        from paddle.base.core import ReduceOp
 
         if self._inner is not None:
             yield self._inner.reduce(tensor, 0, ReduceOp.SUM, False)  # noqa: FBT003 - C++

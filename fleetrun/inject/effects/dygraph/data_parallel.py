@@ -134,7 +134,7 @@ class Models:
     def _with_ours(self, init_reducer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init_reducer)
         def replaced(model: Any) -> None:  # noqa: ANN401 - DataParallel
-            import paddle  # noqa: PLC0415
+            import paddle
 
             trained, sparse = _parameters(model, paddle)
             if not any(not each.stop_gradient for each in trained):
@@ -197,7 +197,7 @@ class Models:
 def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def armed(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        import paddle  # noqa: PLC0415
+        import paddle
 
         ours = getattr(model, "_reducer", None)
         if isinstance(ours, Reducer) and paddle.is_grad_enabled():

@@ -103,7 +103,7 @@ class Rounds:
 
     def of(self, optimizer: Any) -> Round | None:  # noqa: ANN401 - Paddle's, or fleet's around it
         """Return the round of OPTIMIZER; None where there is nothing to merge for it."""
-        import paddle  # noqa: PLC0415
+        import paddle
 
         optimizer = unwrap(optimizer)
         if not paddle.in_dynamic_mode() or not getattr(optimizer, "_parameter_list", None):
@@ -219,7 +219,7 @@ def _flat(parameters: Any) -> Iterator[Any]:  # noqa: ANN401 - a list, of groups
 
 
 def _divide(parameters: Sequence[Any], divisor: int) -> None:
-    import paddle  # noqa: PLC0415
+    import paddle
 
     with paddle.no_grad():
         for parameter in parameters:

@@ -167,7 +167,7 @@ def _clips(module: ModuleType, rounds: Rounds) -> None:
     def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clip)
         def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            import paddle  # noqa: PLC0415
+            import paddle
 
             several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
             for current in rounds.owners(several):

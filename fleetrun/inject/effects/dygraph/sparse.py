@@ -9,8 +9,8 @@ from . import backward
 
 def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - tensor, ProcessGroup
     """Average the gradient of PARAMETER over the NRANKS ranks of GROUP, if any rank has one."""
-    import paddle  # noqa: PLC0415
-    from paddle.base.core import ReduceOp  # noqa: PLC0415
+    import paddle
+    from paddle.base.core import ReduceOp
 
     gradient = parameter.grad
     with paddle.no_grad():
@@ -43,7 +43,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - 
 
 def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:  # noqa: ANN401 - tensors
     """Return what all ranks have, each padded to MOST rows."""
-    import paddle  # noqa: PLC0415
+    import paddle
 
     padded = paddle.zeros([most, *own.shape[1:]], dtype=own.dtype)
     if own.shape[0]:

@@ -39,7 +39,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
         build_strategy: Any,  # noqa: ANN401
         attrs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        from paddle.base import core  # noqa: PLC0415
+        from paddle.base import core
 
         wanted = build_strategy._copy()  # noqa: SLF001
         for name, passed in PASSES.items():

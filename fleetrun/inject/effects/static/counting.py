@@ -104,7 +104,7 @@ class _Watcher:
     def ran(self, main: Any) -> None:  # noqa: ANN401
         """Hear that MAIN ran; every k-th time its parameters changed."""
         if main is None:
-            import paddle  # noqa: PLC0415
+            import paddle
 
             if paddle.in_dynamic_mode():
                 return

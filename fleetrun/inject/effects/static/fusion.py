@@ -127,7 +127,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     op_role: int,
 ) -> None:
     """Put one allreduce of the gradients NAMES at INDEX."""
-    from paddle.utils import unique_name  # noqa: PLC0415
+    from paddle.utils import unique_name
 
     gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
     carried = gradients[0]

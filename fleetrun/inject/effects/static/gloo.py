@@ -28,7 +28,7 @@ def is_used() -> bool:
 
 def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
     """Put our way to make a communicator in the place of Paddle's, on builds for CPUs."""
-    from paddle.base import core  # noqa: PLC0415
+    from paddle.base import core
 
     if core.is_compiled_with_cuda() or core.is_compiled_with_xpu():
         return
@@ -55,7 +55,7 @@ def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
 
 
 def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: ANN401
-    from paddle.base import core  # noqa: PLC0415
+    from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
     if paddle.__version__.startswith("2."):

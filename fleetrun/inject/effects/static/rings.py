@@ -86,7 +86,7 @@ def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:  # noqa: AN
             "outputs": {"Out": carried},
             "attrs": attrs,
         }
-    import paddle  # noqa: PLC0415
+    import paddle
 
     attrs["reduce_type"] = paddle.distributed.ReduceOp.SUM
     return {
