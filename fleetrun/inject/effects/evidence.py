@@ -71,11 +71,6 @@ class Evidence:
         """Return what was said of the field NAME, None if nothing was."""
         return self._knobs[name]["status"] if name in self._knobs else None
 
-    def used(self, name: str, asked: Any) -> Any:  # noqa: ANN401 - as the YAML has it
-        """Return the value of NAME that holds: ASKED, or what a disagreement ended in."""
-        entries = [entry for entry in self._disagreements if entry["name"] == name]
-        return entries[-1]["used"] if entries else asked
-
     def note(self, text: str) -> None:
         """Leave a sentence for the user; once."""
         if text not in self._notes:

@@ -52,6 +52,7 @@ net = Net()
 model = paddle.DataParallel(net, find_unused_parameters=True)
 optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
 numbers = np.random.RandomState(rank)
+made = 0
 for step in range(5):
     before = calls[0]
     words = paddle.to_tensor(numbers.randint(0, 50, (8, 4)))

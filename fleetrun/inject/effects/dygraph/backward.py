@@ -40,8 +40,8 @@ def is_nested() -> bool:
 def watch(core: ModuleType) -> None:
     """Watch the one function of Paddle's CORE through which every backward goes."""
     global _run  # noqa: PLW0603 - one Paddle
-    _run = core.eager.run_backward
-    core.eager.run_backward = _watched(_run)
+    _run = run = core.eager.run_backward
+    core.eager.run_backward = _watched(run)
 
 
 def run_unseen(*args: Any) -> None:  # noqa: ANN401 - Paddle's own

@@ -44,9 +44,9 @@ def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
     import paddle
 
     if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
-        return paddle._C_ops.coalesce_tensor(  # noqa: SLF001
-            tensors, tensors[0].dtype, *_COPIED
-        )
+        ops: Any = paddle
+        views, flat = ops._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COPIED)  # noqa: SLF001
+        return views, flat
     # That operator has no other types on CPUs.
     flat = paddle.concat([tensor.flatten() for tensor in tensors])
     views, begin = [], 0

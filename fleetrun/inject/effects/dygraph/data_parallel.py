@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .. import buckets
+from .. import buckets, settings
 from . import communicators, report
 from .reducer import Limits, Reducer
 
@@ -31,6 +31,7 @@ BUCKETED = (
     "use_hierarchical_allreduce",
     "gradient_merge",
 )
+_OURS = __name__.rpartition(".dygraph.")[0]
 # Which argument of DataParallel says the same.
 _ARGUMENTS = {
     "comm_buffer_size": "fuse_grad_size_in_MB",
@@ -38,42 +39,29 @@ _ARGUMENTS = {
 }
 
 
-class Settled:
-    """The wish, where the script did not have its way."""
-
-    def __init__(self, asked: Wish, proof: Evidence) -> None:
-        self._asked = asked
-        self._proof = proof
-
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML has it
-        """Return what holds for the field NAME, DEFAULT where it was not asked for."""
-        if name not in self._asked.strategy:
-            return default
-        return self._proof.used(name, self._asked.strategy[name])
-
-    def limits(self, gradient_bytes: int, model: Any) -> Limits:  # noqa: ANN401 - DataParallel
-        """Return what bounds a bucket of MODEL, whose gradients have GRADIENT_BYTES."""
-        if not self.get("fuse_all_reduce_ops", default=True):
-            return Limits(most_gradients=1)
-        size = self.get("fuse_grad_size_in_MB")
-        most_bytes = (
-            float(model.comm_buffer_size)
-            if size is None
-            else buckets.auto_limit_bytes(gradient_bytes)
-            if size == "auto"
-            else float(size) * buckets.MEBIBYTE
-        )
-        counts = [
-            int(self.get(name))
-            for name in ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
-            if self.get(name)
-        ]
-        last = self.get("last_comm_group_size_MB")
-        return Limits(
-            most_bytes,
-            min(counts, default=None),
-            None if last is None else float(last) * buckets.MEBIBYTE,
-        )
+def limits(gradient_bytes: int, model: Any) -> Limits:  # noqa: ANN401 - DataParallel
+    """Return what bounds a bucket of MODEL, whose gradients have GRADIENT_BYTES."""
+    if not settings.effective("fuse_all_reduce_ops", default=True):
+        return Limits(most_gradients=1)
+    size = settings.effective("fuse_grad_size_in_MB")
+    most_bytes = (
+        float(model.comm_buffer_size)
+        if size is None
+        else buckets.auto_limit_bytes(gradient_bytes)
+        if size == "auto"
+        else float(size) * buckets.MEBIBYTE
+    )
+    counts = [
+        int(settings.effective(name))
+        for name in ("fuse_grad_size_in_num", "fuse_grad_size_in_TFLOPS")
+        if settings.effective(name)
+    ]
+    last = settings.effective("last_comm_group_size_MB")
+    return Limits(
+        most_bytes,
+        min(counts, default=None),
+        None if last is None else float(last) * buckets.MEBIBYTE,
+    )
 
 
 class Models:
@@ -85,7 +73,6 @@ class Models:
         self._asked = asked
         self._proof = proof
         self._must_sync = must_sync
-        self._settled = Settled(asked, proof)
         self._report = report.Report(asked, proof)
         self._reducers: list[Reducer] = []
         self._lanes: list[communicators.Lane] = []
@@ -116,15 +103,11 @@ class Models:
         @functools.wraps(init)
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
             # fleet passes its strategy's values on, which were looked at when they were set.
-            caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001
+            is_paddles = _caller().startswith("paddle.")
             given = signature.bind(model, *args, **kwargs).arguments
             for argument, name in _ARGUMENTS.items():
-                asked = self._asked.get(name)
-                if argument not in given or asked is None or caller.startswith("paddle."):
-                    continue
-                if given[argument] != asked:
-                    wins = self._asked.mode == "override"
-                    self._proof.disagree(name, given[argument], asked if wins else given[argument])
+                if argument in given and name in self._asked.strategy and not is_paddles:
+                    settings.script_says(name, given[argument])
             init(model, *args, **kwargs)
             if not hasattr(model, "_reducer"):
                 self._report.alone()
@@ -160,9 +143,9 @@ class Models:
         ids = communicators.Ids(len(self._reducers), ranks)
         size = self._group_size(len(ranks))
         levels = communicators.divide(ranks, size) if size else None
-        overlaps = not self._settled.get("sync_nccl_allreduce", default=False)
+        overlaps = not settings.effective("sync_nccl_allreduce", default=False)
         lanes = []
-        for _ in range(max(1, int(self._settled.get("nccl_comm_num", 1)))):
+        for _ in range(max(1, int(settings.effective("nccl_comm_num", 1)))):
             carrier: communicators.OneLevel | communicators.TwoLevels = (
                 communicators.OneLevel(communicators.connect(ranks, ids.take()))
                 if levels is None
@@ -177,7 +160,7 @@ class Models:
             group=model.group.process_group,
             lanes=lanes,
             nranks=len(ranks),
-            limits=lambda total: self._settled.limits(total, model),
+            limits=lambda total: limits(total, model),
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),
@@ -187,11 +170,19 @@ class Models:
 
     def _group_size(self, nranks: int) -> int | None:
         """Return how many ranks are in one group of the hierarchical allreduce, if it is any."""
-        if not self._settled.get("use_hierarchical_allreduce"):
+        if not settings.effective("use_hierarchical_allreduce"):
             return None
-        size = self._settled.get("hierarchical_allreduce_inter_nranks")
+        size = settings.effective("hierarchical_allreduce_inter_nranks")
         size = int(size or self._asked.topology.ranks_per_node)
         return size if 1 < size < nranks else None
+
+
+def _caller() -> str:
+    """Name the module that makes the model; others of ours may stand between it and us."""
+    frame = sys._getframe(2)  # noqa: SLF001 - `inspect` ends here, too
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .. import settings
 from ..evidence import EFFECTIVE, NO_EFFECT
 
 if TYPE_CHECKING:
@@ -110,12 +111,8 @@ class Rounds:
             return None
         known = self._rounds.get(id(optimizer))
         if known is None:
-            merges = self._proof.used("gradient_merge", asked=True)
-            known = Round(
-                optimizer,
-                self._asked.merge_steps if merges else 1,
-                averages=self._asked.merge_averages,
-            )
+            settled = settings.settled()
+            known = Round(optimizer, settled.merge_steps, averages=settled.merge_averages)
             self._rounds[id(optimizer)] = known
             self._owners.update((id(parameter), known) for parameter in known.parameters)
         return known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import settings
 from ..buckets import MEBIBYTE
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
 
@@ -75,7 +76,7 @@ class Report:
 
     def _speak(self, made: Made) -> None:
         models = list(self._models.values())
-        counts = {
+        counts: dict[str, Any] = {
             name: sum(model[name] for model in models)
             for name in ("gradients", "allreduces_before", "allreduces", "early")
         }
@@ -107,13 +108,14 @@ class Report:
         asked = self._asked.get(name)
         if asked is None:
             return
-        used = self._proof.used(name, asked)
+        used = settings.effective(name)
+        is_scripts = settings.is_scripts(name)
         reason = self._asked.reasons.get(name, "")
         if name == "fuse_grad_size_in_MB" and used == "auto":
             total = sum(self._proof.counts["bucket_bytes"]) / MEBIBYTE
             used = round(total / 10, 3)
             reason = f"auto: a tenth of {total:.3g} MB of gradients"
-        elif name in _FUSION[1:] and not self._fuses():
+        elif name in _FUSION[1:] and not is_scripts and not self._fuses():
             self._proof.knob(
                 name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence
             )
@@ -121,19 +123,19 @@ class Report:
         if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
             reason = f"only {self._proof.counts['allreduces']} allreduces to share"
             used = self._proof.counts["communicators"]
-        status = EFFECTIVE if self._proof.used(name, asked) == asked else SCRIPT
+        status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
 
     def _fuses(self) -> bool:
-        return bool(
-            self._proof.used("fuse_all_reduce_ops", self._asked.get("fuse_all_reduce_ops", True))
-        )
+        return bool(settings.effective("fuse_all_reduce_ops", default=True))
 
     def _say_groups(self, name: str, made: Made) -> None:
         asked = self._asked.get(name)
         if asked is None:
             return
-        if made.levels is not None:
+        if made.levels is None and name == "use_hierarchical_allreduce" and not asked:
+            self._say(name, "every allreduce is among all ranks")
+        elif made.levels is not None:
             groups = ", ".join(str(list(group)) for group in made.levels.groups)
             self._say(name, f"groups {groups}; leaders {list(made.levels.leaders)}")
         elif not self._asked.get("use_hierarchical_allreduce"):
