@@ -25,23 +25,23 @@ class FileLimit:
 
     def __init__(self, processes: int) -> None:
         self._before: tuple[int, int] | None = None
+        self._raised: tuple[int, int] | None = None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = processes + _OWN + len(os.listdir("/proc/self/fd"))
         if soft != resource.RLIM_INFINITY and soft < wanted:
             new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (new, hard))
-            self._before = (soft, hard)
+            self._before, self._raised = (soft, hard), (new, hard)
+            self.lift()
 
-    def give_back_to(self, pid: int) -> None:
-        """Let the new process PID have the limit that the user set."""
-        if self._before is not None:
-            try:
-                resource.prlimit(pid, resource.RLIMIT_NOFILE, self._before)
-            except (ProcessLookupError, PermissionError):
-                # It ended already, or became another user.
-                return
+    def lift(self) -> None:
+        """Have the raised limit, if it is needed."""
+        if self._raised is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._raised)
 
     def restore(self) -> None:
-        """Let us have it again, too."""
+        """Have the limit that the user set: at the end, and for a process about to be started.
+
+        It may be below what we have open; the new process only opens its standard files.
+        """
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

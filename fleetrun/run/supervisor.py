@@ -423,13 +423,13 @@ class Supervisor:
             env=worker.environment(self._base_env, spec, {_MARKER: self._marker}),
             log=worker.log_path(self._plan, spec, attempt),
             default_signals=self._default_signals,
+            files=self._files,
         )
         now = time.monotonic()
         if isinstance(started, worker.Refusal):
             return Exited(
                 index, self._labels[index], started.status, now, attempt=attempt, fault=started.why
             )
-        self._files.give_back_to(started.pid)
         self._guard.note(started.pid)
         self._workers[index] = started
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))

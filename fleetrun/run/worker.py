@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.run import sweep
+from fleetrun.run.descriptors import FileLimit
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
@@ -134,6 +135,7 @@ def spawn(
     env: Mapping[bytes, bytes],
     log: str,
     default_signals: Sequence[int],
+    files: FileLimit,
 ) -> Worker | Refusal:
     """Start SPEC in a session of its own, its output appended to LOG."""
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
@@ -146,6 +148,7 @@ def spawn(
     if attempt:
         _make_folder(log)
     ours = _move_to(spec.cpus)
+    files.restore()
     try:
         pid = os.posix_spawnp(
             spec.argv[0],
@@ -159,6 +162,7 @@ def spawn(
     except (OSError, ValueError) as error:
         return _refusal(spec, log, error)
     finally:
+        files.lift()
         _move_to(ours)
     try:
         return Worker(index, attempt, pid, os.pidfd_open(pid))
