@@ -200,6 +200,9 @@ def options_typed(draw: st.DrawFn) -> list[str]:
     if option.kind == "flag":
         return [spelling]
     value = draw(st.text(st.characters(exclude_characters="\0"), max_size=6))
+    if option.bare is not None:
+        # Click takes a hyphen at its start for an option of its own, even behind `=`.
+        value = value.lstrip("-")
     # Click lets an option's value start with a hyphen or stand after an optional one; we do not.
     if option.bare is not None or value.startswith("-") or draw(st.booleans()):
         return [f"{spelling}={value}"]
