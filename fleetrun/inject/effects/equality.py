@@ -99,7 +99,7 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
-            self._compare(_variables(program), _Store(self._updates))
+            self._compare(_variables(program), _Store())
 
     def _in_order(self) -> list[Any]:
         return sorted(self._models, key=lambda model: str(model.full_name()))
@@ -200,11 +200,17 @@ class _Group:
 class _Store:
     """All ranks of a static graph, which meet in the store of the job."""
 
-    def __init__(self, update: int) -> None:
+    # Several programs are compared, each after its own first update: no two may share a key, or
+    # a rank reads what another one left there before.
+    _comparisons = 0
+
+    def __init__(self) -> None:
         from paddle.base import core
 
+        _Store._comparisons += 1
+
         self._store: Any = core.create_or_get_global_tcp_store()
-        self._prefix = f"fleetrun/check/{update}"
+        self._prefix = f"fleetrun/check/{_Store._comparisons}"
         self._turn = 0
         self._rank = int(os.environ["PADDLE_TRAINER_ID"])
         self.names = list(range(_world()))

@@ -80,5 +80,5 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  
     ranks = fleet.worker_num()
     if ranks > 1 and reading.rewrites():
         fusion.run(main, startup, fleet, proof)
-    merges = merged.UNSAFE if reading.fuses_optimizers() else ""
+    merges = merged.run(main) if reading.fuses_optimizers() else ""
     counting.expect(main, before=before, ranks=ranks, merges=merges)

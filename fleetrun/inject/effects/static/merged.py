@@ -28,9 +28,6 @@ _KINDS = {
         ("beta1", "beta2", "epsilon", "multi_precision", "use_global_beta_pow"),
     ),
 }
-# Two CPU ranks that ran several programs with merged operators and one more pass stood still at
-# times, on both Paddles; until the reason is known, nobody is given them.
-UNSAFE = "not in this version: ranks with merged updates in several programs stood still at times"
 MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 
 
