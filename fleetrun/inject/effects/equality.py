@@ -49,7 +49,7 @@ def wait_for_all(source: Any) -> None:  # noqa: ANN401 - an optimizer or a progr
         return
     if hasattr(source, "global_block"):
         if _has_allreduces(source):
-            _Store(0).gather([])
+            _Store().gather([])
     elif paddle.distributed.is_initialized():
         paddle.distributed.barrier()
 
