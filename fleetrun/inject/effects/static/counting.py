@@ -8,21 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT
-from . import communication, computation, lanes, merged, merging, program
+from . import communication, computation, lanes, merged, merging, passed_on, program
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
     from ..wish import Wish
-
-# What Paddle's own passes leave behind, by the field that asks for them.
-_PASSED_ON = {
-    "amp": ("check_finite_and_unscale",),
-    "lars": ("lars_momentum",),
-    "lamb": ("lamb",),
-    "dgc": ("dgc", "dgc_momentum"),
-    "sharding": ("c_broadcast", "broadcast", "c_reduce_sum", "reduce"),
-}
-_INSIDE = ("localsgd", "adaptive_localsgd")
 
 
 class Expectation(NamedTuple):
@@ -108,7 +98,13 @@ class _Watcher:
             communication.say(running, known.before, known.ranks, self._proof)
         self._say_merging(running, merges=merges)
         self._say_computation(running, known.merges)
-        self._say_passed_on(running)
+        for finding in passed_on.look(running):
+            self._knob(
+                finding.name,
+                done=finding.is_there,
+                evidence=finding.evidence,
+                reason=finding.reason,
+            )
 
     def ran(self, main: Any) -> None:  # noqa: ANN401
         """Hear that MAIN ran; every k-th time its parameters changed."""
@@ -158,6 +154,9 @@ class _Watcher:
     def _say_computation(self, running: Any, merges: str) -> None:  # noqa: ANN401
         found = program.count(running)
         for name in computation.PASSES:
+            if name not in computation.done and name not in computation.missing:
+                # Nobody has run it: `rest` says why.
+                continue
             fused = computation.done.get(name, {})
             still = {kind: found[kind] for kind in fused if kind in found}
             self._knob(
@@ -176,33 +175,4 @@ class _Watcher:
             done=bool(ops),
             evidence=f"{parameters} parameters are updated by {len(ops)} {kinds}",
             reason=merges or "Paddle has fused nothing",
-        )
-
-    def _say_passed_on(self, running: Any) -> None:  # noqa: ANN401
-        found = program.count(running)
-        for name, kinds in _PASSED_ON.items():
-            there = {kind: found[kind] for kind in kinds if kind in found}
-            self._knob(
-                name,
-                done=bool(there),
-                evidence=", ".join(f"{number} {kind}" for kind, number in there.items()),
-                reason="Paddle has not put it into the program",
-            )
-        blocks = found.get("conditional_block", 0)
-        for name in _INSIDE:
-            self._knob(
-                name,
-                done=blocks > 0,
-                evidence=f"{blocks} blocks of the program run on some steps only",
-                reason="Paddle has not put it into the program",
-            )
-        again = sum(
-            any(".subprog_" in name for name in op.output_arg_names)
-            for op in running.global_block().ops
-        )
-        self._knob(
-            "recompute",
-            done=again > 0,
-            evidence=f"{again} operators compute again in backward",
-            reason="Paddle has not put it into the program",
         )

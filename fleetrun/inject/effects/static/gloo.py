@@ -5,6 +5,7 @@ Paddle itself refuses them. The kernels are in its CPU builds; what is missing i
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,12 @@ def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         proof.note(
             "Paddle refuses static data parallel on CPUs: fleetrun connected the ranks over gloo."
         )
+        world = os.environ.get("PADDLE_TRAINERS_NUM", "")
+        if str(len(endpoints)) != world:
+            raise RuntimeError(
+                f"fleetrun connects static programs on CPUs among all {world} ranks only, not in "
+                f"groups of {len(endpoints)}: Paddle's kernels there share one communicator."
+            )
         _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
 
     module.CollectiveHelper._init_communicator = _init_communicator  # noqa: SLF001
@@ -56,7 +63,7 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
-    if paddle.__version__.startswith("2."):
+    if paddle.__version__.startswith("2.") and not _open:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()
