@@ -38,6 +38,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evi
         scenario.get("build_strategy", {}),
         {},
         check_ranks=-1,
+        merge_tail=scenario.get("merge_tail", "drop"),
         topology=wish.Topology(4, 2, 2),
     )
     proof = evidence.Evidence(str(folder / "proof"), asked)
@@ -61,7 +62,12 @@ def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
         blocks.append({})
         for op in block.ops:
             blocks[-1][op.type] = blocks[-1].get(op.type, 0) + 1
-    return {"blocks": blocks, "order": [[op.type for op in block.ops] for block in main.blocks]}
+    variables = sorted(main.global_block().vars)
+    return {
+        "blocks": blocks,
+        "variables": variables,
+        "order": [[op.type for op in block.ops] for block in main.blocks],
+    }
 
 
 def network() -> Any:  # noqa: ANN401 - Paddle's
@@ -79,6 +85,8 @@ def optimizer(kind: str) -> Any:  # noqa: ANN401 - Paddle's
     """Make an optimizer of KIND."""
     if kind == "clipped":
         return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+    if kind == "scheduled":
+        return paddle.optimizer.SGD(paddle.optimizer.lr.ExponentialDecay(1.0, 0.5))
     return getattr(paddle.optimizer, kind)(0.1)
 
 
@@ -94,14 +102,34 @@ def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
             loss = network()
             method = optimizer(scenario.get("optimizer", "SGD"))
             fleet.distributed_optimizer(method).minimize(loss, startup)
-        counting._Watcher(asked, proof).look(main, main)  # noqa: SLF001
-        updates.happened(main)
+        watcher = counting.Watcher(asked, proof)
+        watcher.look(main, main)
+        rates = run(watcher, main, method, scenario)
+        if not rates:
+            updates.happened(main)
     except Exception as error:  # noqa: BLE001 - the test reads it
         return {"error": f"{type(error).__name__}: {error}", **proof._record()}  # noqa: SLF001
-    return {"error": "", **count(main), **proof._record()}  # noqa: SLF001
+    return {"error": "", "rates": rates, **count(main), **proof._record()}  # noqa: SLF001
 
 
-def run(scenario: dict[str, Any]) -> dict[str, Any]:
+def run(
+    watcher: counting.Watcher,
+    main: Any,  # noqa: ANN401 - Paddle's
+    method: Any,  # noqa: ANN401
+    scenario: dict[str, Any],
+) -> list[float]:
+    """Let it seem that MAIN has run as often as SCENARIO says; return the learning rates."""
+    rates = []
+    for step in range(scenario.get("runs", 0)):
+        rates.append(method.get_lr())
+        watcher.ran(main)
+        if (step + 1) % scenario.get("schedule_every", 1) == 0:
+            method._learning_rate.step()  # noqa: SLF001
+    watcher.end()
+    return rates
+
+
+def build_apart(scenario: dict[str, Any]) -> dict[str, Any]:
     """Build SCENARIO in a child."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -115,5 +143,5 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = {name: run(scenario) for name, scenario in json.load(sys.stdin).items()}
+    found = {name: build_apart(scenario) for name, scenario in json.load(sys.stdin).items()}
     print("FOUND" + json.dumps(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,8 @@ def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:  # noqa:
 
 def watch(module: Any, asked: Wish, proof: Evidence) -> None:  # noqa: ANN401
     """Look at each program that an executor gets, and hear of each run."""
-    watcher = _Watcher(asked, proof)
+    watcher = Watcher(asked, proof)
+    atexit.register(watcher.end)
     cache: Any = module._ExecutorCache  # noqa: SLF001
     build = cache._get_program_and_executor  # noqa: SLF001
     executor: Any = module.Executor
@@ -68,11 +70,15 @@ class _Seen:
         self.runs = 0
 
 
-class _Watcher:
+class Watcher:
+    """Knows the programs that run, and how often each did."""
+
     def __init__(self, asked: Wish, proof: Evidence) -> None:
         self._asked = asked
         self._proof = proof
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        # All of them, whatever becomes of the programs.
+        self._rounds: list[_Seen] = []
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
@@ -84,7 +90,8 @@ class _Watcher:
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        seen = self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        self._rounds.append(seen)
         self._proof.graph = "static"
         known = _expected.get(main)
         if known is None:
@@ -124,6 +131,17 @@ class _Watcher:
             merging.ran(main, is_updated=is_updated)
         if is_updated:
             updates.happened(main)
+
+    def end(self) -> None:
+        """Say what was merged and never applied."""
+        left = max((seen.runs % seen.every for seen in self._rounds), default=0)
+        if left:
+            tail = self._asked.merge_tail
+            text = f"{left} micro-steps of a partial round were dropped (merge_tail={tail}"
+            if tail == "step":
+                text += ": a static graph cannot know that no more will come"
+            self._proof.note(f"{text})")
+            self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
         """Say whether what was asked for was DONE, if it was asked for and still holds."""

@@ -33,6 +33,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
     "merged lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
     "merged": {"strategy": MERGE, "optimizer": "Adam"},
+    "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
+    "stepped each fourth run": {
+        "strategy": MERGE,
+        "optimizer": "scheduled",
+        "runs": 7,
+        "schedule_every": 4,
+        "merge_tail": "step",
+    },
     "amp": {"strategy": {"amp": True}},
     "recompute": {
         "strategy": {"recompute": True, "recompute_configs": {"checkpoints": ["relu_0.tmp_0"]}}
@@ -113,6 +121,11 @@ class Built:
         """Return what the program NAME has ended with."""
         return str(self._found[name]["error"])
 
+    def found(self, name: str) -> dict[str, Any]:
+        """Return all that is known of the program NAME."""
+        assert not self._found[name]["error"], self._found[name]["error"]
+        return dict(self._found[name])
+
     def said(self, name: str, knob: str) -> tuple[str, str]:
         """Return the status of KNOB in the program NAME, and the reason or what was counted."""
         (found,) = [each for each in self._found[name]["knobs"] if each["name"] == knob]
@@ -167,6 +180,24 @@ def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) 
         assert block[kind] == number
         assert built.said(name, "gradient_merge")[0] == "effective"
     assert built.said("merged lanes", "nccl_comm_num")[0] == "effective"
+
+
+def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
+    assert built.found("stepped with each run")["rates"] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert built.found("stepped each fourth run")["rates"] == [1, 1, 1, 1, 0.5, 0.5, 0.5]
+
+
+def test_what_is_left_of_a_round_is_told(built: Built) -> None:
+    notes = built.found("stepped with each run")["notes"]
+    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in notes
+    (note,) = [note for note in built.found("stepped each fourth run")["notes"] if "round" in note]
+    assert note.startswith("1 micro-steps of a partial round were dropped (merge_tail=step: ")
+
+
+def test_each_program_counts_its_own_runs(built: Built) -> None:
+    names = built.found("merged")["variables"]
+    assert "gradient_merge_step" not in names
+    assert len([name for name in names if name.startswith("gradient_merge_step")]) == 1
 
 
 def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
