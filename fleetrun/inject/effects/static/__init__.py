@@ -36,6 +36,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 def install(asked: Wish, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
     merging.install()
+    refusals.tell_of_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)

@@ -1,4 +1,8 @@
-"""What Paddle stops at when it builds a static program, in a sentence that says what to do."""
+"""What Paddle stops at when it builds a static program, in a sentence that says what to do.
+
+We do not set FLAGS_enable_pir_api=0 ourselves: it counts when Paddle is imported, when nobody knows
+yet whether the script is static, and it changes `paddle.jit.to_static` in those that are not.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from .. import settings
 from ..evidence import REFUSED
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ..evidence import Evidence
 
 PIR = (
@@ -26,9 +32,10 @@ class Stop(NamedTuple):
     sentence: str
 
 
+_OLDER = "must be Value, but got Variable"
 _STOPS = (
     Stop(
-        "must be Value, but got Variable",
+        _OLDER,
         ("amp", "localsgd", "adaptive_localsgd"),
         "Paddle {version} cannot build this in its older representation of programs, which static "
         "fleet needs and which is without paddle.{function}",
@@ -54,6 +61,28 @@ def needs_older_programs() -> str:
     return PIR.format(version=paddle.__version__) if in_pir_mode() else ""
 
 
+def tell_of_older_programs() -> None:
+    """Have a sentence after the traceback of a script that calls what older programs lack."""
+    hook = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        if _OLDER in str(error):
+            paddle: Any = sys.modules["paddle"]
+            print(
+                f"fleetrun: {_STOPS[0].sentence}.".format(
+                    version=paddle.__version__, function=_function(str(error))
+                ),
+                file=sys.stderr,
+            )
+
+    sys.excepthook = tell
+
+
+def _function(text: str) -> str:
+    return "".join(text.partition("(): argument")[0].split()[-1:])
+
+
 def explain(error: Exception, proof: Evidence) -> str:
     """Put the fields that led to ERROR into the PROOF as refused; return what to say, if known."""
     paddle: Any = sys.modules["paddle"]
@@ -61,9 +90,8 @@ def explain(error: Exception, proof: Evidence) -> str:
     for stop in _STOPS:
         if stop.text not in text:
             continue
-        function = text.partition("(): argument")[0].split()[-1:]
         sentence = stop.sentence.format(
-            version=paddle.__version__, function="".join(function), error=text.partition("\n")[0]
+            version=paddle.__version__, function=_function(text), error=text.partition("\n")[0]
         )
         blamed = [name for name in stop.fields if settings.effective(name)]
         for name in blamed:
