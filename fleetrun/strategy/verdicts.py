@@ -37,7 +37,6 @@ class Row(NamedTuple):
 
 _OURS = "fleetrun sends the gradients itself"
 _REWRITES = "fleetrun rewrites the program itself"
-_LEGACY = "3.3.1 has static strategies only with FLAGS_enable_pir_api=0, and there "
 LEGACY_IR = (
     "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
@@ -212,11 +211,10 @@ TABLE: tuple[Row, ...] = (
         NO_EFFECT,
         "the loss is scaled, and all is computed in 32 bits",
         "static",
-        "2.6.2",
-        "cpu",
+        device="cpu",
     ),
     Row("amp amp_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),
-    Row("amp amp_configs", REFUSED, f"{_LEGACY}Paddle stops with it", "static", "3.3.1"),
+    Row("amp amp_configs", UNTESTED, "nobody has seen it on a GPU", "static"),
     Row("recompute recompute_configs", EFFECTIVE, "from the checkpoints that it names", "static"),
     Row("sharding sharding_configs", REFUSED, "2.6.2 stops on CPUs", "static", "2.6.2", "cpu"),
     Row("sharding sharding_configs", EFFECTIVE, "Paddle rewrites the program", "static"),
@@ -225,21 +223,12 @@ TABLE: tuple[Row, ...] = (
         EFFECTIVE,
         "for Momentum and SGD; fleetrun leaves out the sums of gradients that Paddle keeps",
         "static",
-        "2.6.2",
     ),
     Row(
         "adaptive_localsgd adaptive_localsgd_configs",
         EFFECTIVE,
         "for Momentum and SGD; Paddle rewrites the program",
         "static",
-        "2.6.2",
-    ),
-    Row(
-        "localsgd localsgd_configs adaptive_localsgd adaptive_localsgd_configs",
-        REFUSED,
-        f"{_LEGACY}Paddle stops with it",
-        "static",
-        "3.3.1",
     ),
     Row("a_sync a_sync_configs", NO_EFFECT, "it is for parameter servers", "static"),
     Row("dgc dgc_configs", REFUSED, "Paddle has it for GPUs only", "static", device="cpu"),

@@ -78,7 +78,8 @@ def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field)
         ("fuse_bn_act_ops", "3.3.1", "dygraph", "no effect"),
         ("num_threads", "2.6.2", "dygraph", "no effect"),
         ("num_threads", "3.3.1", "static", "no effect"),
-        ("amp", "3.3.1", "static", "refused"),
+        ("amp", "3.3.1", "static", "no effect"),
+        ("dgc", "3.3.1", "static", "refused"),
         ("elastic", "3.3.1", "static", "untested"),
     ],
 )

@@ -20,6 +20,7 @@ from . import (
     local,
     merged,
     merging,
+    older,
     order,
     program,
     reading,
@@ -74,7 +75,8 @@ def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         startup = words[0] if words else named.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
         try:
-            result = minimize(self, loss, *words, **named)
+            with older.functions():
+                result = minimize(self, loss, *words, **named)
         except Exception as error:
             text = refusals.explain(error, proof)
             if not text:
