@@ -381,6 +381,45 @@ def loaded() -> None:
         report["loaded"]["averaged"] = weights(net)
 
 
+def clipped() -> None:
+    """Clip gradients by a function of the script, unscaled before, and have a rest of them."""
+    net = mlp()
+    model = paddle.DataParallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    scaler = scaler_on_cpu()
+    loader = paddle.io.DataLoader(Rows(), batch_size=2)
+    meter = Meter()
+    for number, batch in enumerate(loader):
+        left = len(loader) - number // options.accumulate * options.accumulate
+        with meter.running():
+            value = (model(batch) ** 2).mean() / min(options.accumulate, left)
+            scaler.scale(value).backward()
+        if (number + 1) % options.accumulate == 0 or number + 1 == len(loader):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+    say("clipped", [net], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+def by_fleet() -> None:
+    """Let fleet wrap model and optimizer."""
+    fleet: Any = paddle.distributed.fleet
+    fleet.init(is_collective=True)
+    net = mlp()
+    optimizer = fleet.distributed_optimizer(Momentum(0.1, parameters=net.parameters()))
+    model = fleet.distributed_model(net)
+    meter = Meter()
+    for number, batch in enumerate(batches(6)):
+        with meter.running():
+            ((model(batch) ** 2).mean() / options.accumulate).backward()
+        if (number + 1) % options.accumulate == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+    say("by_fleet", [net], meter)
+
+
 def adversaries() -> None:
     """One model's backward reaches into the other, whose gradients are then thrown away."""
     maker, judge = nn.Linear(6, 6), mlp()
@@ -434,7 +473,7 @@ KINDS = {
     each.__name__: each
     for each in (
         *(cnn, transformer, recomputed, tied, sparse, frozen, refrozen, accumulated, groups),
-        *(several, own, wrapped, two, scaled, loaded, resumed),
+        *(several, own, wrapped, two, scaled, loaded, clipped, resumed, by_fleet),
     )
 }
 # What Paddle's own reducer cannot train, or trains apart.

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,11 +47,12 @@ class Round:
         # For schedulers: steps since the last one of theirs, and what the last one did.
         self.steps_unscheduled = 0
         self.is_updated = True
-        # The GradScaler that the script steps with, and the scheduler's step that was withheld.
+        # The GradScaler that the script steps with.
         self.scaler: Any = None
-        self.withheld: Callable[[], Any] | None = None
-        # Steps of those that average the parameters, by the id of each.
-        self.averagings: dict[int, Callable[[], Any]] = {}
+        # What the script does before a step and after it, withheld until there is an update; by
+        # what it does it with.
+        self.before: dict[object, Callable[[], Any]] = {}
+        self.after: dict[object, Callable[[], Any]] = {}
         for parameter in self.parameters:
             if not parameter.stop_gradient:
                 parameter._register_backward_hook(self._spoil)  # noqa: SLF001 - no public way
@@ -89,8 +90,8 @@ class Round:
         self.is_dirty = self._is_settled = False
         self.is_updated = True
         self._divisor = self._steps
-        self.scaler = self.withheld = None
-        self.averagings = {}
+        self.scaler = None
+        self.before, self.after = {}, {}
 
     def cut_short(self) -> None:
         """Make the next step the last, for the micro-steps that are there."""
@@ -186,7 +187,7 @@ class Rounds:
         """STEP for who averages PARAMETERS, and is known as KEY, if they have been updated."""
         waiting = [each for each in self.owners(parameters) if not each.is_updated]
         for each in waiting:
-            each.averagings[key] = step
+            each.after[key] = step
         return None if waiting else step()
 
     def complete(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
@@ -220,25 +221,31 @@ class Rounds:
         steps = current.skipped + 1
         self._proof.graph = "dygraph"
         self._proof.counts["merged_steps"] = steps
-        text = f"{steps} micro-steps made one update; {made} allreduces among them"
+        text = (
+            f"{steps} micro-steps made one update; {made} allreduce{'s' * (made != 1)} among them"
+        )
         merges = steps > 1
         for name in ("gradient_merge", "gradient_merge_configs"):
-            asked = self._asked.get(name)
-            if asked is not None:
-                self._proof.knob(
-                    name,
-                    EFFECTIVE if merges else NO_EFFECT,
-                    in_effect=asked if merges else None,
-                    reason="" if merges else "one micro-step makes an update",
-                    evidence=text,
-                )
+            if self._asked.get(name) is None:
+                continue
+            holds = settings.effective(name)
+            if settings.is_scripts(name):
+                reason = f"the script sets {holds} itself"
+                self._proof.knob(name, SCRIPT, in_effect=holds, reason=reason, evidence=text)
+            elif merges:
+                self._proof.knob(name, EFFECTIVE, in_effect=holds, evidence=text)
+            else:
+                reason = "one micro-step makes an update"
+                self._proof.knob(name, NO_EFFECT, reason=reason, evidence=text)
 
     def say_what_is_left(self) -> None:
         """Note the micro-steps whose gradients were never applied."""
         left = [each.skipped for each in self.all() if each.skipped]
         if left:
             tail = self._asked.merge_tail
-            text = f"{max(left)} micro-steps of a partial round were dropped (merge_tail={tail}"
+            count = max(left)
+            steps, were = ("micro-step", "was") if count == 1 else ("micro-steps", "were")
+            text = f"{count} {steps} of a partial round {were} dropped (merge_tail={tail}"
             if tail == "step":
                 text += ": they were not at the end of a paddle.io.DataLoader"
             self._proof.note(f"{text})")

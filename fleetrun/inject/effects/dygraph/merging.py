@@ -105,7 +105,7 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
                 together = current.steps_unscheduled == 1
                 current.steps_unscheduled = 0
                 if together and not current.is_updated and kwargs.get("epoch") is None:
-                    current.withheld = lambda: step(self, *args, **kwargs)
+                    current.after[id(self)] = lambda: step(self, *args, **kwargs)
                     return None
             return step(self, *args, **kwargs)
 
@@ -144,6 +144,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
             current = rounds.of(optimizer)
             if current is not None:
                 if not current.is_last:
+                    current.before["unscale"] = lambda: unscale(self, optimizer)
                     return None
                 current.settle()
             return unscale(self, optimizer)
@@ -177,6 +178,9 @@ def _clips(module: ModuleType, rounds: Rounds) -> None:
             for current in rounds.owners(several):
                 if not current.is_last:
                     # Only the merged gradient is clipped.
+                    current.before[clip, tuple(map(id, several))] = lambda: clip(
+                        several, *args, **kwargs
+                    )
                     return paddle.zeros([])
                 current.settle()
             return clip(several, *args, **kwargs)
@@ -242,9 +246,12 @@ class _UntilTheEnd:
 
 def _apply(current: Round, flush: Callable[[Round], None]) -> None:
     """Update with what there is of a round."""
-    scaler, withheld, averagings = current.scaler, current.withheld, current.averagings
+    scaler, before, after = current.scaler, current.before, current.after
     flush(current)
     current.cut_short()
+    current.settle()
+    for prepare in before.values():
+        prepare()
     optimizer = current.outermost
     if scaler is None:
         optimizer.step()
@@ -252,8 +259,6 @@ def _apply(current: Round, flush: Callable[[Round], None]) -> None:
         scaler.step(optimizer)
         scaler.update()
     optimizer.clear_grad()
-    for average in averagings.values():
-        average()
-    if withheld is not None:
-        withheld()
+    for follow in after.values():
+        follow()
     current.steps_unscheduled = 0
