@@ -174,6 +174,9 @@ def test_buckets_of_every_kind_give_the_weights_of_paddles_own(
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
     for name, found in ranks[0].items():
+        if name == "fitted":
+            # Nobody comes in between Paddle's own loop and its backward.
+            continue
         sizes, last = found["sizes"], found["summed"][-1]
         if name == "sparse":
             # A table of which only some rows have gradients is not for a bucket.
@@ -219,7 +222,7 @@ strategy:
             assert found["waited"] == 0
 
 
-def test_an_incomplete_group_and_one_allreduce_at_a_time_give_the_same(
+def test_an_incomplete_group_and_one_allreduce_at_a_time_sum_merged_gradients(
     python: Path, plain: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     strategy = """
@@ -228,21 +231,24 @@ strategy:
   hierarchical_allreduce_inter_nranks: 3
   last_comm_group_size_MB: 0.001
   sync_nccl_allreduce: true
+  gradient_merge: true
+  gradient_merge_configs: {k_steps: 4, avg: false}
 """
-    ranks = launch(python, tmp_path, FOUR, strategy=strategy, nranks=4).reports
+    # The script divides its losses itself: these are summed.
+    words = (FOUR, "--divide=4")
+    ranks = launch(python, tmp_path, *words, strategy=strategy, nranks=4, accumulate=1).reports
     assert_same(plain, ranks)
     for name in ranks[0]:
         for rank, report in enumerate(ranks):
             found, leads = report[name], rank in {0, 3}
-            steps = len(found["summed"])
-            calls = sum(map(len, found["summed"]))
-            assert (calls > 0) is leads
+            made = [sizes for sizes in found["summed"] if sizes]
+            # Three updates; who leads no group takes no part in the second level.
+            assert len(made) == (3 if leads else 0)
             # The last rank is a group by itself.
             assert (found["reduced"] == found["broadcast"] == 0) is (rank == 3)
-            assert found["waited"] == calls + found["reduced"] + found["broadcast"]
+            assert found["waited"] == sum(map(len, made)) + found["reduced"] + found["broadcast"]
             if leads:
-                first, *last = found["summed"][-1]
+                first, *last = made[-1]
                 assert len(last) == (name == "transformer")
-                assert calls == steps * (len(last) + 1)
                 assert first + sum(last) == sum(found["sizes"])
                 assert all(size <= 0.001 * 2**20 for size in last)

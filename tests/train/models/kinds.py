@@ -27,6 +27,7 @@ UPDATES, MICRO, ROWS = 3, 4, 8
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--accumulate", type=int, required=True)
+parser.add_argument("--divide", type=int)
 parser.add_argument("--kinds", default="")
 parser.add_argument("--checkpoint", type=Path, default=Path())
 parser.add_argument("--resume", action="store_true")
@@ -111,7 +112,7 @@ def learn(
             if no_sync and not is_due:
                 stack.enter_context(model.no_sync())
             value = (model(batch) ** 2).mean() if loss is None else loss(model, batch)
-            (value / steps).backward()
+            (value / (options.divide or steps)).backward()
         if is_due:
             optimizer.step()
             optimizer.clear_grad()
@@ -403,6 +404,51 @@ def clipped() -> None:
     say("clipped", [net], meter, scale=float(scaler.state_dict()["scale"]))
 
 
+def penalty() -> None:
+    """Differentiate twice."""
+
+    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+        batch.stop_gradient = False
+        out = model(batch)
+        slope: Any = paddle.grad(out.sum(), batch, create_graph=True)
+        return (out**2).mean() + (slope[0] ** 2).mean()
+
+    net = mlp()
+    learn("penalty", net, Momentum(0.1, parameters=net.parameters()), batches(6), loss)
+
+
+def compiled() -> None:
+    net = mlp()
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("compiled", paddle.jit.to_static(net), optimizer, batches(6))
+
+
+class Pairs(Rows):
+    """Rows for both ranks, with labels."""
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        numbers = np.random.RandomState(index).randn(6).astype("float32")
+        return numbers, np.array([index % 2], "int64")
+
+    def __len__(self) -> int:
+        return 32
+
+
+def fitted() -> None:
+    """Let Paddle's own loop train; it sums gradients, so the rate is smaller."""
+    net = mlp()
+    model = paddle.Model(net)
+    optimizer = Momentum(0.1 / options.accumulate, parameters=net.parameters())
+    model.prepare(optimizer, nn.CrossEntropyLoss())
+    model.fit(
+        *(Pairs(), None, 2),
+        shuffle=False,
+        verbose=0,
+        accumulate_grad_batches=options.accumulate,
+    )
+    say("fitted", [net], Meter())
+
+
 def by_fleet() -> None:
     """Let fleet wrap model and optimizer."""
     fleet: Any = paddle.distributed.fleet
@@ -473,7 +519,20 @@ KINDS = {
     each.__name__: each
     for each in (
         *(cnn, transformer, recomputed, tied, sparse, frozen, refrozen, accumulated, groups),
-        *(several, own, wrapped, two, scaled, loaded, clipped, resumed, by_fleet),
+        *(
+            several,
+            own,
+            wrapped,
+            two,
+            scaled,
+            loaded,
+            clipped,
+            resumed,
+            penalty,
+            compiled,
+            fitted,
+            by_fleet,
+        ),
     )
 }
 # What Paddle's own reducer cannot train, or trains apart.
