@@ -86,20 +86,23 @@ class Report:
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
         fused = (
-            f"{counts['gradients']} gradients in {counts['allreduces']} allreduces"
+            f"{_many(counts['gradients'], 'gradient')} in"
+            f" {_many(counts['allreduces'], 'allreduce')}"
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         for name in _FUSION:
             self._say(name, fused)
         early = (
-            f"{counts['early']} of {counts['allreduces']} allreduces went out before the last"
-            " gradient was there"
+            f"{counts['early']} of {_many(counts['allreduces'], 'allreduce')} went out before the"
+            " last gradient was there"
         )
         if not made.overlaps:
             early = "each allreduce was waited for at once"
         self._say("sync_nccl_allreduce", early)
-        self._say("nccl_comm_num", f"{counts['communicators']} communicators in turn; {early}")
+        turns = " in turn" if counts["communicators"] > 1 else ""
+        used = _many(counts["communicators"], "communicator")
+        self._say("nccl_comm_num", f"{used}{turns}; {early}")
         for name in _HIERARCHY:
             self._say_groups(name, made)
         self._proof.write()
@@ -122,8 +125,12 @@ class Report:
             )
             return
         if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
-            reason = f"only {self._proof.counts['allreduces']} allreduces to share"
-            used = self._proof.counts["communicators"]
+            made, used = self._proof.counts["allreduces"], self._proof.counts["communicators"]
+            are = "is" if made == 1 else "are"
+            reason = f"there {are} only {_many(made, 'allreduce')} to share"
+            if used == 1 and not is_scripts:
+                self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
+                return
         status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
 
@@ -147,3 +154,12 @@ class Report:
                 NO_EFFECT,
                 reason=f"groups of one rank, or of all {made.nranks}, have no second level",
             )
+
+
+def _many(count: int, what: str) -> str:
+    """Write COUNT of WHAT.
+
+    >>> _many(1, "allreduce"), _many(0, "allreduce")
+    ('1 allreduce', '0 allreduces')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
