@@ -112,8 +112,9 @@ class Report:
         is_scripts = settings.is_scripts(name)
         reason = self._asked.reasons.get(name, "")
         if name == "fuse_grad_size_in_MB" and used == "auto":
-            total = sum(self._proof.counts["bucket_bytes"]) / MEBIBYTE
-            used = round(total / 10, 3)
+            # Each model has its own; that of the largest is told.
+            total = max(sum(model["bucket_bytes"]) for model in self._models.values()) / MEBIBYTE
+            used = float(f"{total / 10:.3g}")
             reason = f"auto: a tenth of {total:.3g} MB of gradients"
         elif name in _FUSION[1:] and not is_scripts and not self._fuses():
             self._proof.knob(
