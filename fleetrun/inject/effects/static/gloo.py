@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
-# More rings would be the same communicator in Paddle 2.6.2, and were seen to hang in 3.3.1.
-ONE = "over gloo, static programs have one communicator only"
 
 
 def is_used() -> bool:
