@@ -60,7 +60,7 @@ def setups() -> list[Setup]:
         ]
     found += [
         Setup("2.6.2", "compute_fusion", "static"),
-        Setup("2.6.2", "overlap", "static"),
+        Setup("2.6.2", "overlap", "static", more=("--set=nccl_comm_num=2",)),
         Setup("2.6.2", "hierarchical_allreduce", "static", ranks=4, more=(two_levels,)),
         Setup("2.6.2", "gradient_merge", "static"),
         Setup("2.6.2", "resnet50_32gpu", "static"),
@@ -201,7 +201,7 @@ def allreduces(ops: list[str]) -> int:
 
 
 def calls(made: dict[str, Any], step: int = -1) -> list[tuple[str, int, int]]:
-    """Return the communication of one backward; the first one has some of Paddle's own."""
+    """Return the communication of one step; the first one has some of Paddle's own."""
     return [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
 
 
@@ -225,40 +225,36 @@ def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
         assert "found nothing in this program" in done.knob(name)["reason"]
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+PLACES = [("3.3.1", "dygraph"), ("2.6.2", "dygraph"), ("2.6.2", "static")]
+
+
+@pytest.mark.parametrize(("version", "graph"), PLACES)
 def test_overlap_sends_buckets_during_backward_over_both_communicators(
-    trained: Trained, version: str
+    trained: Trained, version: str, graph: str
 ) -> None:
-    done = trained.find(version, "overlap")
+    done = trained.find(version, "overlap", graph)
     trained.compare(done, version)
     for rank in done.made:
         sent = calls(rank[0])
         assert sorted(size for _, _, size in sent) == sorted(BUCKETS)
         assert {name for name, _, _ in sent} == {"all_reduce"}
         # The second of three buckets takes the second communicator.
-        (other,) = [group for _, group, size in sent if size == BUCKETS[1]]
-        assert [group for _, group, size in sent if size != BUCKETS[1]] == [3 - other] * 2
+        (other,) = {group for _, group, size in sent if size == BUCKETS[1]}
+        (first,) = {group for _, group, size in sent if size != BUCKETS[1]}
+        assert first != other
         # Backward waited with the last gradient until something was sent.
-        assert rank[0]["early"] == [True] * 8
+        assert graph == "static" or rank[0]["early"] == [True] * 8
     assert done.knob("nccl_comm_num")["in_effect"] == 2
     for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "sync_nccl_allreduce"):
         assert done.status(name) == "effective"
-    assert done.proofs[0]["counts"]["bucket_bytes"] == [4 * size for size in BUCKETS]
-
-
-def test_a_static_graph_has_the_same_buckets(trained: Trained) -> None:
-    done = trained.find("2.6.2", "overlap", "static")
-    trained.compare(done, "2.6.2")
-    assert [allreduces(rank[0]["ops"][0]) for rank in done.made] == [len(BUCKETS)] * 2
-    assert done.status("fuse_grad_size_in_MB") == "effective"
     assert sorted(done.proofs[0]["counts"]["bucket_bytes"]) == sorted(4 * one for one in BUCKETS)
 
 
-@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(("version", "graph"), PLACES)
 def test_hierarchical_allreduce_goes_by_groups_and_their_leaders(
-    trained: Trained, version: str
+    trained: Trained, version: str, graph: str
 ) -> None:
-    done = trained.find(version, "hierarchical_allreduce")
+    done = trained.find(version, "hierarchical_allreduce", graph)
     trained.compare(done, version)
     for rank, made in enumerate(done.made):
         sent = calls(made[0])
@@ -269,19 +265,6 @@ def test_hierarchical_allreduce_goes_by_groups_and_their_leaders(
     for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
         assert done.status(name) == "effective"
     assert done.proofs[0]["counts"]["groups"] == [[0, 1], [2, 3]]
-
-
-def test_two_levels_of_a_static_graph_are_there_or_denied(trained: Trained) -> None:
-    done = trained.find("2.6.2", "hierarchical_allreduce", "static")
-    trained.compare(done, "2.6.2")
-    effective = done.status("use_hierarchical_allreduce") == "effective"
-    assert effective or "over gloo" in done.knob("use_hierarchical_allreduce")["reason"]
-    for rank, made in enumerate(done.made):
-        (ops,) = made[0]["ops"]
-        levels = counts(ops, "c_reduce_sum", "c_broadcast")
-        assert levels == [len(BUCKETS) * effective] * 2
-        leads = rank in {0, 2} or not effective
-        assert allreduces(ops) == len(BUCKETS) * leads
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -320,23 +303,20 @@ NOT_HERE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("version", "graph"), [("3.3.1", "dygraph"), ("2.6.2", "dygraph"), ("2.6.2", "static")]
-)
+@pytest.mark.parametrize(("version", "graph"), PLACES)
 def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
     trained: Trained, version: str, graph: str
 ) -> None:
     done = trained.find(version, "resnet50_32gpu", graph)
     trained.compare(done, version)
     for rank in done.made:
+        sent = [(name, size) for name, _, size in calls(rank[0])]
+        assert sent == [("all_reduce", sum(GRADIENTS) // 4)]
         if graph == "static":
             (ops,) = rank[0]["ops"]
-            assert [allreduces(ops), ops.count("fused_elemwise_add_activation")] == [1, 2]
-            assert counts(ops, "merged_momentum", "momentum") == [1, 0]
+            assert counts(ops, "fused_elemwise_add_activation", "merged_momentum") == [2, 1]
+            assert "momentum" not in ops
         else:
-            assert [(name, size) for name, _, size in calls(rank[0])] == [
-                ("all_reduce", sum(GRADIENTS) // 4)
-            ]
             assert rank[0]["kernels"] == [["merged_momentum_"]] * 8
     fused = set() if graph == "static" else {"fuse_elewise_add_act_ops"}
     without = {knob["name"] for knob in done.proofs[0]["knobs"] if knob["status"] == "no_effect"}

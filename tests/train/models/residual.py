@@ -2,7 +2,7 @@
 
 It knows nothing of a strategy. Each argument BATCHxSTEPS is a training of its own, with so many
 samples a step over all ranks. `made.<rank>.json` tells the weights, and what was counted here:
-the calls of Paddle's communicators and optimizer kernels in dynamic graphs, the operators of
+calls of communicators that Python makes, the optimizer kernels of dynamic graphs, the operators of
 static programs. With --linger backward does not end before something was sent.
 """
 
@@ -32,7 +32,7 @@ static: Any = paddle.static
 RATE = 0.05
 is_static = "--static" in sys.argv
 trainings = [tuple(map(int, word.split("x"))) for word in sys.argv[1:] if "x" in word]
-# The calls of communicators in this backward: the method, which communicator, how many numbers.
+# The calls of communicators in this step: the method, which communicator, how many numbers.
 heard: list[tuple[str, int, int]] = []
 sent = threading.Event()
 groups: list[Any] = []
@@ -129,23 +129,27 @@ def train_static(size: int, steps: int) -> dict[str, Any]:
         fleet.distributed_optimizer(optimizer).minimize(loss, startup)
     executor = static.Executor()
     executor.run(startup)
+    calls = []
     for part, wanted in batches(size, steps):
+        heard.clear()
         executor.run(main, feed={"images": part, "labels": wanted}, fetch_list=[loss])
+        calls.append(list(heard))
     scope = static.global_scope()
     return {
         "weights": [
             np.array(scope.find_var(each.name).get_tensor()).tolist() for each in net.parameters()
         ],
         "ops": [[op.type for op in block.ops] for block in main.blocks],
+        "calls": calls,
     }
 
 
+for method in ("all_reduce", "reduce", "broadcast"):
+    listen(method)
 if is_static:
     paddle.enable_static()
     fleet.init(is_collective=True)
 else:
-    for method in ("all_reduce", "reduce", "broadcast"):
-        listen(method)
     module: Any = paddle.optimizer.momentum
     counted = module._C_ops = Kernels(module._C_ops)  # noqa: SLF001 - what it calls
     paddle.distributed.init_parallel_env()
