@@ -56,7 +56,7 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
-    if paddle.__version__.startswith("2."):
+    if paddle.__version__.startswith("2.") and not _open:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()
