@@ -22,91 +22,18 @@ PYTHONS = {
     ),
 }
 MEBIBYTE = 2**20
-# It knows nothing of the strategy. What it finds in its programs, it counts by itself.
-SCRIPT = """
-import json, os, sys
-
-rank = os.environ["PADDLE_TRAINER_ID"]
-os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
-os.environ["FLAGS_enable_pir_api"] = "0"
-import numpy as np, paddle
-from paddle import nn
-from paddle.distributed import fleet
-
-steps, batch, big = map(int, sys.argv[1:])
-paddle.enable_static()
-fleet.init(is_collective=True)
-paddle.seed(5)
-kinds = {
-    "sgd": paddle.optimizer.SGD,
-    "momentum": paddle.optimizer.Momentum,
-    "adam": paddle.optimizer.Adam,
-}
-
-def mlp(kind):
-    main, startup = paddle.static.Program(), paddle.static.Program()
-    with paddle.static.program_guard(main, startup):
-        x, y = paddle.static.data("x", [None, 8]), paddle.static.data("y", [None, 1])
-        hidden = x
-        for _ in range(3):
-            hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
-        loss = paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
-        fleet.distributed_optimizer(kinds[kind](learning_rate=0.05)).minimize(loss, startup)
-    return main, startup, loss
-
-def count(main):
-    ops, inside, sizes = {}, {}, []
-    for block in main.blocks:
-        for op in block.ops:
-            ops[op.type] = ops.get(op.type, 0) + 1
-            if op.type == "coalesce_tensor":
-                inside[op.output("FusedOutput")[0]] = op.input("Input")
-            elif op.type in ("c_allreduce_sum", "all_reduce"):
-                name = op.input_arg_names[0]
-                sizes.append([
-                    4 * int(np.prod(block._find_var_recursive(each).shape))
-                    for each in inside.get(name, [name])
-                ])
-    return {"ops": ops, "blocks": [len(block.ops) for block in main.blocks], "sizes": sizes}
-
-made = {}
-random = np.random.RandomState(3)
-images = random.randn(96, 8).astype("float32")
-wanted = images.sum(1, keepdims=True) * 0.3
-executor = paddle.static.Executor()
-for kind in kinds:
-    main, startup, loss = mlp(kind)
-    executor.run(startup)
-    for step in range(steps):
-        at = step * batch * 2 + int(rank) * batch
-        feed = {"x": images[at : at + batch], "y": wanted[at : at + batch]}
-        executor.run(main, feed=feed, fetch_list=[loss])
-    made[kind] = count(main)
-    made[kind]["weights"] = [
-        np.array(paddle.static.global_scope().find_var(each.name).get_tensor()).tolist()
-        for each in main.all_parameters()
-    ]
-if big:
-    main, startup = paddle.static.Program(), paddle.static.Program()
-    with paddle.static.program_guard(main, startup):
-        x, y = paddle.static.data("i", [None, 3, 32, 32]), paddle.static.data("l", [None], "int64")
-        loss = nn.functional.cross_entropy(paddle.vision.models.resnet50()(x), y)
-        fleet.distributed_optimizer(kinds["momentum"]()).minimize(loss, startup)
-    made["resnet50"] = count(main)
-with open(f"made.{rank}.json", "w") as file:
-    json.dump(made, file)
-"""
+SCRIPT = Path(__file__).parent / "models" / "static_cases.py"
 
 
 class Trained:
-    """What two ranks found in their programs, and what fleetrun says of them."""
+    """What the ranks found in their programs, and what fleetrun says of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int) -> None:
         self.ranks: list[dict[str, Any]] = [
-            json.loads((folder / f"made.{rank}.json").read_text()) for rank in (0, 1)
+            json.loads((folder / f"made.{rank}.json").read_text()) for rank in range(ranks)
         ]
         self.proofs: list[dict[str, Any]] = [
-            json.loads((folder / f"proof.{rank}.json").read_text()) for rank in (0, 1)
+            json.loads((folder / f"proof.{rank}.json").read_text()) for rank in range(ranks)
         ]
 
     def knob(self, name: str) -> dict[str, Any]:
@@ -114,33 +41,47 @@ class Trained:
         (found,) = [each for each in self.proofs[0]["knobs"] if each["name"] == name]
         return dict(found)
 
+    def assert_right(self, *cases: str) -> None:
+        """All ranks have what training without fleet on the whole batch comes to."""
+        for case in cases:
+            for rank in self.ranks:
+                assert "error" not in rank[case], rank[case]
+                assert rank[case]["weights"] == self.ranks[0][case]["weights"]
+                assert rank[case]["off"] < 1e-6
+                assert rank[case]["moved"] > 1e-3
+        for proof in self.proofs:
+            assert proof["graph"] == "static"
+            assert proof["complete"]
+            assert proof["ranks_equal"]
+
 
 def train(
     python: Path,
     folder: Path,
-    *numbers: int,
+    *cases: str,
     strategy: dict[str, Any],
     build_strategy: dict[str, Any] | None = None,
+    ranks: int = 2,
 ) -> Trained:
     folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
     wish = {
         "schema": 1,
         "strategy": strategy,
         "build_strategy": build_strategy or {},
-        "topology": {"nranks": 2, "nnodes": 1, "ranks_per_node": 2},
+        "topology": {"nranks": ranks, "nnodes": 1, "ranks_per_node": ranks},
     }
     (folder / "strategy.json").write_text(json.dumps(wish), encoding="utf-8")
+    merged = strategy.get("gradient_merge_configs", {}).get("k_steps", 1)
     run = subprocess.run(
         [
             python,
-            *("-m", "fleetrun", "--nproc_per_node=2"),
+            *("-m", "fleetrun", f"--nproc_per_node={ranks}"),
             f"--env=FLEETRUN_STRATEGY_FILE={folder / 'strategy.json'}",
-            "train.py",
-            *map(str, numbers),
+            SCRIPT,
+            json.dumps({"merged": merged, "cases": cases}),
         ],
         cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -149,14 +90,7 @@ def train(
         check=False,
     )
     assert run.returncode == 0, run.stdout
-    return Trained(folder)
-
-
-def distance(one: Any, other: Any) -> float:  # noqa: ANN401 - lists of lists, or numbers
-    if isinstance(one, list):
-        assert len(one) == len(other)
-        return max(map(distance, one, other))
-    return float(abs(one - other))
+    return Trained(folder, ranks)
 
 
 @pytest.fixture(params=["3.3.1", "2.6.2"])
@@ -170,49 +104,26 @@ def python(request: pytest.FixtureRequest) -> Path:
     return python
 
 
-def test_packed_and_merged_programs_learn_what_plain_ones_learn(
-    python: Path, tmp_path: Path
-) -> None:
-    plain = train(python, tmp_path / "plain", 2, 16, 0, strategy={"fuse_all_reduce_ops": False})
+def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Path) -> None:
     packed = train(
         python,
         tmp_path / "packed",
-        *(2, 16, 1),
-        strategy={"fuse_grad_size_in_MB": 4, "nccl_comm_num": 2},
+        *("sgd", "momentum", "adam", "resnet50"),
+        strategy={"fuse_grad_size_in_MB": 4},
         build_strategy={
             "fuse_all_optimizer_ops": True,
             "fuse_elewise_add_act_ops": True,
             "fuse_gemm_epilogue": True,
         },
     )
-    merged = train(
-        python,
-        tmp_path / "merged",
-        *(4, 8, 0),
-        strategy={
-            "gradient_merge": True,
-            "gradient_merge_configs": {"k_steps": 2, "avg": True},
-            "fuse_grad_size_in_num": 3,
-        },
-        build_strategy={"fuse_all_optimizer_ops": True},
-    )
 
-    for kind in ("sgd", "momentum", "adam"):
-        reference = plain.ranks[0][kind]
-        assert [len(bucket) for bucket in reference["sizes"]] == [1] * 8
-        for trained in (plain, packed, merged):
-            first, second = trained.ranks
-            assert first[kind]["weights"] == second[kind]["weights"]
-            assert distance(first[kind]["weights"], reference["weights"]) < 1e-6
-        assert [len(bucket) for bucket in packed.ranks[0][kind]["sizes"]] == [8]
-        assert packed.ranks[0][kind]["ops"]["fused_elemwise_add_activation"] == 3
-        assert [len(bucket) for bucket in merged.ranks[0][kind]["sizes"]] == [3, 3, 2]
-        assert merged.ranks[0][kind]["ops"]["conditional_block"] == 1
-        if kind != "sgd":
-            for trained in (packed, merged):
-                ops = trained.ranks[0][kind]["ops"]
-                assert ops[f"merged_{kind}"] == 1
-                assert kind not in ops
+    packed.assert_right("sgd", "momentum", "adam")
+    for case in ("sgd", "momentum", "adam"):
+        assert [len(bucket) for bucket in packed.ranks[0][case]["sizes"]] == [8]
+        assert packed.ranks[0][case]["ops"]["fused_elemwise_add_activation"] == 3
+        if case != "sgd":
+            assert packed.ranks[0][case]["ops"][f"merged_{case}"] == 1
+            assert case not in packed.ranks[0][case]["ops"]
     # 161 gradients: no bucket is above the limit unless one gradient is, and none is too small.
     buckets = packed.ranks[0]["resnet50"]["sizes"]
     assert sum(map(len, buckets)) == 161
@@ -222,15 +133,66 @@ def test_packed_and_merged_programs_learn_what_plain_ones_learn(
         for bucket, following in itertools.pairwise(buckets)
     )
     assert packed.ranks[0]["resnet50"]["ops"]["merged_momentum"] == 1
-    for trained, updates in ((plain, 6), (packed, 6), (merged, 6)):
-        for proof in trained.proofs:
-            assert proof["graph"] == "static"
-            assert proof["complete"]
-            assert proof["ranks_equal"]
-            assert proof["updates"] == updates
-    assert plain.knob("fuse_all_reduce_ops")["status"] == "effective"
     assert packed.knob("fuse_grad_size_in_MB")["status"] == "effective"
     assert packed.knob("fuse_elewise_add_act_ops")["status"] == "effective"
     assert packed.knob("fuse_gemm_epilogue")["status"] == "no_effect"
-    assert packed.knob("nccl_comm_num")["status"] == "no_effect"
-    assert merged.knob("gradient_merge")["status"] == "effective"
+
+
+def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
+    python: Path, tmp_path: Path
+) -> None:
+    cases = ("momentum", "adam", "adamw", "rate", "norm", "pair")
+    merged = train(
+        python,
+        tmp_path / "merged",
+        *(*cases, "clip"),
+        strategy={
+            "gradient_merge": True,
+            "gradient_merge_configs": {"k_steps": 3, "avg": True},
+            "fuse_grad_size_in_num": 3,
+            "nccl_comm_num": 2,
+        },
+        build_strategy={"fuse_all_optimizer_ops": True},
+    )
+
+    merged.assert_right(*cases)
+    for name in ("gradient_merge", "nccl_comm_num", "fuse_grad_size_in_num"):
+        assert merged.knob(name)["status"] == "effective"
+    for rank in merged.ranks:
+        assert rank["adam"]["ops"]["conditional_block"] == 1
+        assert rank["adam"]["ops"]["merged_adam"] == 1
+        # Three buckets for eight gradients, in turn over two communicators; two updates.
+        calls = {"all_reduce, 2 ranks, 101": 4, "all_reduce, 2 ranks, 103": 2}
+        assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
+    if python == PYTHONS["2.6.2"]:
+        merged.assert_right("clip")
+    else:
+        assert "3.3.1" in merged.ranks[0]["clip"]["error"]
+        assert "sqrt" in merged.ranks[0]["clip"]["error"]
+
+
+def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Path) -> None:
+    summed = train(
+        python,
+        tmp_path / "summed",
+        "momentum",
+        strategy={
+            "use_hierarchical_allreduce": True,
+            "hierarchical_allreduce_inter_nranks": 3,
+            "fuse_grad_size_in_num": 3,
+        },
+        ranks=4,
+    )
+
+    summed.assert_right("momentum")
+    # Two updates with three buckets; ranks 0 to 2, rank 3, and the first ones of both.
+    group = {"reduce, 3 ranks, 101": 6, "broadcast, 3 ranks, 101": 6}
+    leaders = {"all_reduce, 2 ranks, 100": 6}
+    assert [rank["momentum"]["calls"] for rank in summed.ranks] == [
+        group | leaders,
+        group,
+        group,
+        leaders,
+    ]
+    assert summed.knob("use_hierarchical_allreduce")["status"] == "effective"
+    assert summed.proofs[0]["counts"]["groups"] == [[0, 1, 2], [3]]

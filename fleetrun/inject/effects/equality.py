@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import settings, updates
 from .imports import after_import
+from .static import lanes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,8 +241,11 @@ class _Store:
 
 
 def _has_allreduces(program: Any) -> bool:  # noqa: ANN401
-    kinds = {operator.type for block in program.blocks for operator in block.ops}
-    return bool(kinds & _ALLREDUCES)
+    return any(
+        operator.type in _ALLREDUCES or lanes.lane_of(operator) is not None
+        for block in program.blocks
+        for operator in block.ops
+    )
 
 
 def _world() -> int:

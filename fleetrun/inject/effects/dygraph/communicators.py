@@ -67,7 +67,7 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
         return None
     store = collective._default_store  # noqa: SLF001
     if is_synchronous():
-        store = _own_store(store, number, is_leader=rank == ranks[0])
+        store = own_store(store, number, is_leader=rank == ranks[0])
     return collective._new_process_group_impl(  # noqa: SLF001
         collective._default_backend,  # noqa: SLF001
         store,
@@ -79,7 +79,7 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     )
 
 
-def _own_store(store: Any, number: int, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
+def own_store(store: Any, number: int, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
     """Return a store for one communicator of gloo's, which is agreed on in STORE.
 
     Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..imports import after_import
-from . import computation, counting, fusion, gloo, merged, program, reading
+from . import computation, counting, fusion, gloo, merged, merging, program, reading
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -22,6 +22,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 
 def install(asked: Wish, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
+    merging.install()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)
@@ -63,7 +64,20 @@ def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
             raise RuntimeError(text)
         startup = words[0] if words else named.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
-        result = minimize(self, loss, *words, **named)
+        try:
+            result = minimize(self, loss, *words, **named)
+        except (TypeError, ValueError) as error:
+            if "must be Value, but got Variable" not in str(error):
+                raise
+            function = str(error).partition("(): argument")[0].split()[-1]
+            text = (
+                f"Paddle {paddle.__version__} cannot build this: its older representation of "
+                f"programs, which static fleet needs, is without paddle.{function}, which gradient "
+                "clipping, amp or localsgd call."
+            )
+            proof.note(text)
+            proof.write()
+            raise RuntimeError(text) from error
         main = loss.block.program
         _run_passes(self, main, startup, proof)
         return result
@@ -76,6 +90,7 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  
         # Not before: Paddle counts these operators to find the places of its allreduces.
         program.remove(main, gloo.STREAMS)
         program.remove(startup, gloo.STREAMS)
+    merging.settle(main, startup)
     before = len(program.reductions(main))
     ranks = fleet.worker_num()
     if ranks > 1 and reading.rewrites():

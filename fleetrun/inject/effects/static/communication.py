@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import settings
 from ..buckets import MEBIBYTE
 from ..evidence import EFFECTIVE, NO_EFFECT
-from . import gloo, program, reading
+from . import gloo, lanes, program, reading
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -29,7 +29,12 @@ def buckets(running: Any) -> list[Bucket]:  # noqa: ANN401 - Paddle's type
     rings: dict[str, list[int]] = {}
     for block in running.blocks:
         for op in block.ops:
-            if op.type == "coalesce_tensor":
+            lane = lanes.lane_of(op)
+            if lane is not None:
+                names = lanes.gradients_of(op)
+                inside[names[0]] = [program.bytes_of(block, name) or 0 for name in names]
+                rings[names[0]] = list(lane.rings)
+            elif op.type == "coalesce_tensor":
                 sizes = [program.bytes_of(block, name) or 0 for name in op.input("Input")]
                 inside[op.output("FusedOutput")[0]] = sizes
             elif op.type in (*program.ALLREDUCES, *_PARTS) and program.role(op) & 1:
@@ -106,18 +111,16 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
 
 def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
     asked = reading.rings()
-    few = gloo.ONE if gloo.is_used() else "there are fewer allreduces than communicators"
     _say(
         proof,
         "nccl_comm_num",
         holds=turns == asked,
         evidence=f"{len(found)} allreduces in turn over {turns} communicators (rings {rings})",
-        reason=few,
+        reason="there are fewer allreduces than communicators",
         in_effect=turns,
     )
     groups = proof.counts.get("groups")
     levels = bool(groups)
-    why = gloo.ONE if gloo.is_used() else "all ranks are in one group"
     if settings.effective("use_hierarchical_allreduce"):
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             _say(
@@ -125,7 +128,7 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
                 name,
                 holds=levels,
                 evidence=f"sums in groups {groups}, among their first ranks, and back",
-                reason=why,
+                reason="all ranks are in one group",
             )
     _say(
         proof,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT
-from . import communication, computation, merged, program
+from . import communication, computation, lanes, merged, merging, program
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -83,6 +83,8 @@ class _Watcher:
         self._asked = asked
         self._proof = proof
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        # Whether fleet has made a program that runs.
+        self._is_fleets = False
 
     def look(self, main: Any, running: Any) -> None:  # noqa: ANN401
         """Count the operators of RUNNING, which the executor made of MAIN."""
@@ -94,7 +96,14 @@ class _Watcher:
         )
         self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
         self._proof.graph = "static"
-        known = _expected.get(main, Expectation(0, 1, ""))
+        known = _expected.get(main)
+        if known is None:
+            # What does without fleet does without the strategy, and says nothing of it.
+            if self._is_fleets:
+                return
+            known = Expectation(0, 1, "")
+        else:
+            self._is_fleets = True
         if main in _expected:
             communication.say(running, known.before, known.ranks, self._proof)
         self._say_merging(running, merges=merges)
@@ -114,7 +123,10 @@ class _Watcher:
         if seen is None:
             return
         seen.runs += 1
-        if seen.runs % seen.every == 0:
+        is_updated = seen.runs % seen.every == 0
+        if seen.every > 1:
+            merging.ran(main, is_updated=is_updated)
+        if is_updated:
             updates.happened(main)
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
@@ -131,7 +143,11 @@ class _Watcher:
 
     def _say_merging(self, running: Any, *, merges: bool) -> None:  # noqa: ANN401
         steps = settings.settled().merge_steps
-        inside = sum(each.block.idx > 0 for each in program.reductions(running))
+        inside = sum(
+            lanes.lane_of(op) is not None or op.type in program.ALLREDUCES
+            for block in running.blocks[1:]
+            for op in block.ops
+        )
         self._knob(
             "gradient_merge",
             done=merges,

@@ -1,15 +1,17 @@
 """Packs the allreduces of gradients: one for each bucket, right after its last gradient.
 
-While it is on its way, backward goes on. The bucket's gradients are gathered by `coalesce_tensor`,
-which copies: gradients that share memory with something else, as reshaped ones do, stay right.
+While it is on its way, backward goes on. Paddle's operators carry it, or a lane does. For the
+former the gradients are gathered by `coalesce_tensor`, which copies: gradients that share memory
+with something else, as reshaped ones do, stay right.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ..buckets import pack
-from . import gloo, program, reading, rings
+from . import gloo, lanes, program, reading, rings
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -61,6 +63,7 @@ def _pack_block(
         buckets += _split_where_read(block, members)
     buckets.sort(key=lambda bucket: bucket[-1].place)
     by_end = {bucket[-1].place: (bucket, turn + n) for n, bucket in enumerate(buckets)}
+    tokens = [None, *(lanes.make_token(block) for _ in buckets)] if ways[0].lane else []
     for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
         op_role = program.role(each.op)
         original = each.op.type
@@ -69,10 +72,28 @@ def _pack_block(
             bucket, number = by_end[each.place]
             way = ways[number % len(ways)]
             names = [member.variable for member in bucket]
-            _insert(block, each.place, names, way, original, op_role)
-    if gloo.is_used():
+            if way.lane is None:
+                _insert(block, each.place, names, way, original, op_role)
+                continue
+            span = (each.place, _first_reader(block, each.place, names))
+            gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
+            carried = [lanes.Member(each, math.prod(each.shape)) for each in gradients]
+            passed = (tokens[number - turn], tokens[number - turn + 1])
+            lanes.insert(block, span, carried, way.lane, tokens=passed, op_role=op_role)
+    if gloo.is_used() and not ways[0].lane:
         _chain(block)
     return turn + len(buckets)
+
+
+def _first_reader(block: Any, start: int, names: list[str]) -> int:  # noqa: ANN401
+    """Return the place of the first operator from START on that may touch one of NAMES."""
+    for index, op in enumerate(block.ops[start:], start):
+        # What runs in a block of its own may read whatever there is.
+        if op.has_attr("sub_block") or not {*op.input_arg_names, *op.output_arg_names}.isdisjoint(
+            names
+        ):
+            return index
+    return len(block.ops)
 
 
 def _chain(block: Any) -> None:  # noqa: ANN401

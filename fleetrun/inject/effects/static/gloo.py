@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
-# More rings would be the same communicator in Paddle 2.6.2, and were seen to hang in 3.3.1.
-ONE = "over gloo, static programs have one communicator only"
 
 
 def is_used() -> bool:
@@ -58,7 +56,7 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
-    if paddle.__version__.startswith("2."):
+    if paddle.__version__.startswith("2.") and not _open:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from . import gloo, reading
+from . import gloo, lanes, reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,14 +25,21 @@ class Way(NamedTuple):
     inner: int = -1
     # Whether this rank speaks for its group.
     leads: bool = False
+    # What sums it in place of Paddle's operators.
+    lane: lanes.Lane | None = None
 
 
 def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa: ANN401 - Paddle's
     """Make the communicators that the strategy asks for; all ranks call it alike."""
-    if gloo.is_used():
-        return [Way(0)]
     ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
+    if size > 1:
+        proof.counts["groups"] = [list(group) for group in groups]
+    if gloo.is_used():
+        if size == 1 and reading.rings() == 1:
+            return [Way(0)]
+        own = lanes.open_lanes(fleet.worker_index(), ranks, size=size, number=reading.rings())
+        return [Way(lane.rings[-1], lane=lane) for lane in own]
     ways = []
     for number in range(reading.rings()):
         first = _FIRST + number * (len(groups) + 1)
@@ -50,8 +57,6 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa:
         if leads:
             _open(startup, fleet, first, leaders)
         ways.append(Way(first, first + 1 + mine, leads))
-    if size > 1:
-        proof.counts["groups"] = [list(group) for group in groups]
     return ways
 
 

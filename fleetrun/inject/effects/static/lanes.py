@@ -1,0 +1,215 @@
+"""Sums gradients over several communicators of gloo's, which Paddle's own operators cannot.
+
+Their kernels for CPUs take the communicator from the device, which is one for all operators: they
+use the same one, whatever ring they name (seen in 2.6.2 and 3.3.1: ranks waited for others that
+were not in their ring). So we put operators written in Python into the program. The first hands
+the gradients of a bucket to a thread of the communicator, and backward goes on; the second waits
+for the sums and stands where the first gradient of the bucket is read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..dygraph import communicators
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OPERATOR = "py_func"
+_TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
+# The lanes that there are, by the number of ranks, the size of groups and their own number.
+_lanes: dict[tuple[int, int, int], Lane] = {}
+# All ranks count alike. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
+_numbers = itertools.count(100)
+# The first operators of buckets, by the number that Paddle has for their functions.
+_starts: dict[int, Start] = {}
+
+
+class _Levels(communicators.TwoLevels):
+    """Two levels whose groups are connected already; None where this rank is alone or not in."""
+
+    def __init__(self, inner: Any, leaders: Any) -> None:  # noqa: ANN401 - Paddle's groups
+        self._inner = inner
+        self._leaders = leaders
+
+
+class Lane:
+    """One communicator, or one for each level, and its thread; what comes first goes out first."""
+
+    def __init__(
+        self,
+        carrier: communicators.OneLevel | communicators.TwoLevels,
+        rings: tuple[int, ...],
+    ) -> None:
+        self.rings = rings
+        self._carrier = carrier
+        self._errands: queue.SimpleQueue[communicators.Errand] = queue.SimpleQueue()
+        # A rank that fails must not wait for ranks that do not answer any more.
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def begin(self, tensor: Any) -> communicators.Errand:  # noqa: ANN401 - Paddle's
+        """Let the thread sum TENSOR over the ranks."""
+        errand = communicators.Errand(self._carrier.sum(tensor))
+        self._errands.put(errand)
+        return errand
+
+    def _serve(self) -> None:
+        while True:
+            self._errands.get().run()
+
+
+class Member(NamedTuple):
+    """A gradient in a bucket: its variable and how many numbers it has."""
+
+    variable: Any
+    size: int
+
+
+class Start(NamedTuple):
+    """An operator that gives its first GRADIENTS inputs to a lane."""
+
+    lane: Lane
+    gradients: int
+
+
+def open_lanes(rank: int, ranks: int, *, size: int, number: int) -> list[Lane]:
+    """Connect RANKS by NUMBER communicators; in groups of SIZE and among their leaders if above 1.
+
+    All ranks call it alike: each connects what it is a member of, in the same order.
+    """
+    levels = communicators.divide(range(ranks), size if size > 1 else ranks)
+    for lane in range(number):
+        if (ranks, size, lane) in _lanes:
+            continue
+        _lanes[ranks, size, lane] = _lane(rank, levels)
+    return [_lanes[ranks, size, lane] for lane in range(number)]
+
+
+def _lane(rank: int, levels: communicators.Levels) -> Lane:
+    top = next(_numbers)
+    # Ranks count the numbers of all groups, their own or not.
+    numbered = [(next(_numbers), group) for group in levels.groups]
+    number, group = next(each for each in numbered if rank in each[1])
+    inner = _connect(rank, group, number)
+    if len(levels.groups) == 1:
+        return Lane(communicators.OneLevel(inner), (number,))
+    rings = (number, top) if rank in levels.leaders else (number,)
+    return Lane(_Levels(inner, _connect(rank, levels.leaders, top)), rings)
+
+
+def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle's
+    if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
+        return None
+    from paddle.base import core
+
+    shared = core.create_or_get_global_tcp_store()
+    store = communicators.own_store(shared, number, is_leader=rank == ranks[0])
+    return core.ProcessGroupGloo.create(store, ranks.index(rank), len(ranks), number)
+
+
+def lane_of(op: Any) -> Lane | None:  # noqa: ANN401 - Paddle's
+    """Return the lane that the operator OP gives gradients to, None if it does not."""
+    if op.type != OPERATOR:
+        return None
+    start = _starts.get(int(op.attr("forward_callable_id")))
+    return None if start is None else start.lane
+
+
+def gradients_of(op: Any) -> list[str]:  # noqa: ANN401 - Paddle's
+    """Return the names of what the operator OP gives to a lane."""
+    return list(op.input_arg_names[: _starts[int(op.attr("forward_callable_id"))].gradients])
+
+
+def make_token(block: Any) -> Any:  # noqa: ANN401 - Paddle's
+    """Make a variable in BLOCK that says that a bucket has gone out."""
+    from paddle.utils import unique_name
+
+    return block.create_var(
+        name=unique_name.generate(_TOKEN),
+        shape=[1],
+        dtype="float32",
+        persistable=False,
+        stop_gradient=True,
+    )
+
+
+def insert(
+    block: Any,  # noqa: ANN401
+    places: tuple[int, int],
+    members: Sequence[Member],
+    lane: Lane,
+    *,
+    tokens: tuple[Any, Any],
+    op_role: int,
+) -> None:
+    """Sum MEMBERS of BLOCK over LANE from the first of PLACES on, and have the sums at the second.
+
+    The first of TOKENS says that the bucket before has gone out: ranks that began in different
+    orders would wait for each other. The second is for this bucket.
+    """
+    before, token = tokens
+    gradients = [member.variable for member in members]
+    begin, end = _functions(lane, members)
+    for place, function, read, written in (
+        (places[1], end, [*gradients, token], gradients),
+        (places[0], begin, gradients if before is None else [*gradients, before], [token]),
+    ):
+        block._insert_op_without_sync(  # noqa: SLF001
+            place,
+            type=OPERATOR,
+            inputs={"X": read},
+            outputs={"Out": written},
+            attrs={
+                "forward_callable_id": function,
+                "backward_callable_id": -1,
+                "backward_skip_vars": [],
+                "op_role": op_role,
+            },
+        )
+
+
+def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
+    """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one has the sums."""
+    import numpy as np
+
+    paddle: Any = sys.modules["paddle"]
+    common: Any = sys.modules["paddle.static.nn.common"]
+    kind = paddle.base.data_feeder.convert_dtype(members[0].variable.dtype)
+    carried = np.zeros(sum(member.size for member in members), dtype=kind)
+    ends = np.cumsum([member.size for member in members])[:-1]
+    tensor = _sharing(carried)
+    under_way: list[communicators.Errand] = []
+
+    # Paddle looks at the names of their parameters, so they cannot be methods.
+    def begin(*tensors: Any) -> Any:  # noqa: ANN401
+        for part, given in zip(np.split(carried, ends), tensors):  # noqa: B905 - Python 3.8
+            part[:] = np.asarray(given).reshape(-1)
+        under_way.append(lane.begin(tensor))
+        return np.zeros(1, "float32")
+
+    def end(*tensors: Any) -> Any:  # noqa: ANN401
+        under_way.pop().wait()
+        return [
+            part.reshape(given.shape())
+            for part, given in zip(np.split(carried, ends), tensors)  # noqa: B905
+        ]
+
+    numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
+    _starts[numbers[0]] = Start(lane, len(members))
+    return numbers
+
+
+def _sharing(array: Any) -> Any:  # noqa: ANN401 - of numpy
+    """Return a tensor that lives in the memory of ARRAY."""
+    from paddle.base import core
+
+    paddle: Any = sys.modules["paddle"]
+    place = core.CPUPlace()
+    # Tensors need the tracer of dynamic graphs to come into being, but not later.
+    with paddle.base.dygraph.guard(place):
+        return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)  # noqa: FBT003 - C++

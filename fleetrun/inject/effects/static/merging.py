@@ -1,0 +1,89 @@
+"""What Paddle's gradient merge of static graphs leaves to do, so that it equals a larger batch.
+
+* A scheduler of the learning rate that is stepped with each run advances once per update; one that
+  is stepped once in several runs (per epoch) advances whenever the script says so.
+* Paddle counts the runs of all programs in one variable: each program gets a counter of its own.
+* A learning rate that operators of the program compute would advance with each run: refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..imports import after_import
+from . import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_COUNTERS = ("gradient_merge_step", "gradient_merge_k", "gradient_merge_zero")
+_SCHEDULES = 16
+RATE = (
+    "gradient_merge: operators of the program compute the learning rate, which would advance with "
+    "each run and not with each update; give the optimizer a paddle.optimizer.lr.LRScheduler."
+)
+
+
+class _Turn:
+    """What was run since a scheduler was stepped."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.is_updated = True
+
+
+_turns: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Wait for the schedulers."""
+    after_import("paddle.optimizer.lr", _watch)
+
+
+def ran(main: Any, *, is_updated: bool) -> None:  # noqa: ANN401 - Paddle's
+    """Hear that MAIN, which merges, ran, and whether it updated its parameters."""
+    scheduler = getattr(main, "lr_scheduler", None)
+    if scheduler is not None:
+        turn = _turns.setdefault(scheduler, _Turn())
+        turn.runs += 1
+        turn.is_updated = is_updated
+
+
+def settle(main: Any, startup: Any) -> None:  # noqa: ANN401 - Paddle's
+    """Give MAIN a counter of its own, if it merges; raise RuntimeError where that trains wrong."""
+    block = main.global_block()
+    if not block.has_var(_COUNTERS[0]):
+        return
+    if any(program.role(op) & _SCHEDULES and op.type == "increment" for op in block.ops):
+        raise RuntimeError(RATE)
+    from paddle.utils import unique_name
+
+    for name in _COUNTERS:
+        # The generator's own numbers may begin anew for each program.
+        own = unique_name.generate(f"{name}_{id(main)}")
+        for each in (main, startup):
+            each.global_block()._rename_var(name, own)  # noqa: SLF001
+            each._sync_with_cpp()  # noqa: SLF001
+
+
+def _watch(module: Any) -> None:  # noqa: ANN401
+    base = module.LRScheduler
+    for kind in list(vars(module).values()):
+        if isinstance(kind, type) and issubclass(kind, base) and "step" in vars(kind):
+            kind.step = _stepping(vars(kind)["step"])  # type: ignore[attr-defined]
+
+
+def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def merged(self: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        turn = _turns.get(self)
+        if turn is not None:
+            is_with_run = turn.runs == 1
+            turn.runs = 0
+            if is_with_run and not turn.is_updated and not words and not named:
+                return None
+        return step(self, *words, **named)
+
+    return merged

@@ -1,0 +1,221 @@
+"""Trains static programs of several kinds under a strategy that it knows nothing of.
+
+Beside each it trains the same network without fleet on the whole batch of all ranks and of all the
+runs that are merged: what data parallel and gradient merge must come to. It counts by itself.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+rank, ranks = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
+os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
+os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - Paddle's name
+import numpy as np  # noqa: E402 - Paddle reads the environment when it is imported
+import paddle  # noqa: E402
+from paddle import nn  # noqa: E402
+from paddle.base import core  # noqa: E402
+
+static: Any = paddle.static
+fleet: Any = paddle.distributed.fleet
+wanted = json.loads(sys.argv[1])
+MERGED, UPDATES, BATCH = wanted.get("merged", 1), 2, 4
+ALLREDUCES = ("c_allreduce_sum", "all_reduce")
+# How often each communicator of gloo's that is made here is called, and how many ranks it has.
+calls: dict[str, int] = {}
+connect = core.ProcessGroupGloo.create
+
+
+class Counted:
+    """A communicator that counts its calls."""
+
+    def __init__(self, group: Any, size: int, number: int) -> None:  # noqa: ANN401
+        self._group = group
+        self._name = f"{size} ranks, {number}"
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        def call(*args: Any) -> Any:  # noqa: ANN401
+            key = f"{name}, {self._name}"
+            calls[key] = calls.get(key, 0) + 1
+            return getattr(self._group, name)(*args)
+
+        return call
+
+
+def counting(store: Any, place: int, size: int, number: int) -> Counted:  # noqa: ANN401
+    """Make a communicator that counts."""
+    return Counted(connect(store, place, size, number), size, number)
+
+
+setattr(core.ProcessGroupGloo, "create", staticmethod(counting))  # noqa: B010 - for mypy
+paddle.enable_static()
+fleet.init(is_collective=True)
+
+
+def optimizer(case: str) -> Any:  # noqa: ANN401
+    """Make the optimizer of CASE."""
+    made = paddle.optimizer
+    if case == "momentum":
+        return made.Momentum(0.05, weight_decay=0.01)
+    if case == "adam":
+        # Its default makes large numbers of how a sum was rounded, where gradients are small.
+        return made.Adam(0.05, epsilon=1e-3)
+    if case == "adamw":
+        return made.AdamW(0.05, epsilon=1e-3, weight_decay=0.1)
+    if case == "clip":
+        return made.Momentum(0.05, grad_clip=nn.ClipGradByGlobalNorm(0.1), weight_decay=0.01)
+    if case == "rate":
+        return made.SGD(made.lr.ExponentialDecay(0.05, 0.5))
+    return made.SGD(0.05)
+
+
+def network(case: str) -> Any:  # noqa: ANN401
+    """Build the network of CASE in the default program; return its loss."""
+    x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
+    hidden = x
+    for _ in range(3):
+        hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
+        if case == "norm":
+            hidden = nn.BatchNorm1D(8)(hidden)
+    return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
+
+
+def program(case: str, *, is_shared: bool, name: str = "") -> tuple[Any, Any, Any, Any]:
+    """Build CASE with fleet if IS_SHARED, with what it was built for."""
+    main, startup, method = static.Program(), static.Program(), optimizer(case)
+    with static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
+        loss = network(case)
+        if is_shared:
+            fleet.distributed_optimizer(method).minimize(loss, startup)
+        elif case == "norm":
+            main.gradients = static.append_backward(loss)
+        else:
+            method.minimize(loss, startup)
+    return main, startup, loss, method
+
+
+def value(name: str) -> Any:  # noqa: ANN401
+    """Return the tensor NAME of the scope."""
+    return static.global_scope().find_var(name).get_tensor()
+
+
+def values(main: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the parameters of MAIN that are trained."""
+    return {
+        each.name: np.array(value(each.name))
+        for each in sorted(main.all_parameters(), key=lambda each: str(each.name))
+        if each.trainable
+    }
+
+
+def schedule(method: Any) -> None:  # noqa: ANN401
+    """Do what scripts do after each step."""
+    if isinstance(method._learning_rate, paddle.optimizer.lr.LRScheduler):  # noqa: SLF001
+        method._learning_rate.step()  # noqa: SLF001
+
+
+def data(update: int) -> list[Any]:
+    """Return the batches of one UPDATE: for each run, for each rank."""
+    x = np.random.RandomState(update).randn(MERGED, ranks, BATCH, 8).astype("float32")
+    return [[{"x": part, "y": part.sum(1, keepdims=True) * 0.3} for part in run] for run in x]
+
+
+def whole(update: int) -> dict[str, Any]:
+    """Return all batches of one UPDATE as one."""
+    parts = [part for run in data(update) for part in run]
+    return {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
+
+
+def descend(main: Any, update: int) -> None:  # noqa: ANN401
+    """Update MAIN, which has no optimizer, by the mean of its gradients in all batches."""
+    grads = [grad for _, grad in main.gradients]
+    runs = [executor.run(main, feed=part, fetch_list=grads) for run in data(update) for part in run]
+    for (parameter, _), made in zip(main.gradients, zip(*runs, strict=True), strict=True):
+        tensor = value(parameter.name)
+        tensor.set(np.array(tensor) - np.float32(0.05) * np.mean(made, 0), core.CPUPlace())
+
+
+def count(main: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Count the operators of MAIN, and what its allreduces carry."""
+    ops: dict[str, int] = {}
+    inside: dict[str, list[str]] = {}
+    sizes = []
+    for block in main.blocks:
+        for op in block.ops:
+            ops[op.type] = ops.get(op.type, 0) + 1
+            if op.type == "coalesce_tensor":
+                inside[op.output("FusedOutput")[0]] = op.input("Input")
+            elif op.type in ALLREDUCES:
+                name = op.input_arg_names[0]
+                sizes.append(
+                    [
+                        4 * int(np.prod(block._find_var_recursive(each).shape))  # noqa: SLF001
+                        for each in inside.get(name, [name])
+                    ]
+                )
+    return {"ops": ops, "sizes": sizes}
+
+
+def train(case: str) -> dict[str, Any]:
+    """Train CASE; return what was counted, its parameters, and what they should be."""
+    main, startup, loss, method = program(case, is_shared=True)
+    before = dict(calls)
+    twin = beginning = None
+    if case == "pair":
+        # Its parameters have names of their own.
+        twin, beginning = program("sgd", is_shared=True, name="twin")[:2]
+    with static.scope_guard(static.Scope()):
+        executor.run(startup)
+        if beginning is not None:
+            executor.run(beginning)
+        first = values(main)
+        for update in range(UPDATES):
+            for run in data(update):
+                executor.run(main, feed=run[rank], fetch_list=[loss])
+                if twin is not None:
+                    executor.run(twin, feed=run[rank])
+                schedule(method)
+        made = values(main)
+    after = {name: number - before.get(name, 0) for name, number in calls.items()}
+    plain, startup, loss, method = program(case, is_shared=False)
+    with static.scope_guard(static.Scope()):
+        executor.run(startup)
+        for name, array in first.items():
+            value(name).set(array, core.CPUPlace())
+        for update in range(UPDATES):
+            if case == "norm":
+                descend(plain, update)
+            else:
+                executor.run(plain, feed=whole(update), fetch_list=[loss])
+                schedule(method)
+        right = values(plain)
+    if set(made) != set(right):
+        raise LookupError(f"{sorted(made)} are not {sorted(right)}")
+    return {
+        **count(main),
+        "calls": after,
+        "moved": max(float(np.abs(made[name] - first[name]).max()) for name in made),
+        "off": max(float(np.abs(made[name] - right[name]).max()) for name in made),
+        "weights": [array.tolist() for array in made.values()],
+    }
+
+
+report: dict[str, Any] = {}
+executor = static.Executor()
+for case in wanted["cases"]:
+    if case == "resnet50":
+        main, startup = static.Program(), static.Program()
+        with static.program_guard(main, startup):
+            x = static.data("i", [None, 3, 32, 32])
+            y = static.data("l", [None], "int64")
+            loss = nn.functional.cross_entropy(paddle.vision.models.resnet50()(x), y)
+            fleet.distributed_optimizer(paddle.optimizer.Momentum()).minimize(loss, startup)
+        report[case] = count(main)
+        continue
+    try:
+        report[case] = train(case)
+    except (RuntimeError, TypeError) as error:
+        report[case] = {"error": str(error)}
+Path(f"made.{rank}.json").write_text(json.dumps(report), encoding="utf-8")
