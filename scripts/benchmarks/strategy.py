@@ -54,7 +54,8 @@ def _set(**fields: object) -> tuple[str, ...]:
 
 # As large as the buckets of Paddle's own reducer are without a word.
 _PADDLES = _set(fuse_grad_size_in_MB=25, last_comm_group_size_MB=1)
-_SMALL = _set(fuse_grad_size_in_MB=4)
+# Small enough for several of them.
+_SMALL = _set(fuse_grad_size_in_MB=4, fuse_grad_size_in_num=32)
 _ALL = ("many", "resnet", "large")
 # How many steps of theirs take about as long as one of the others'.
 _LIGHTER = {"many": 5, "many-static": 5, "large": 2}
