@@ -281,9 +281,14 @@ def table(
         )
     remarks += asked.reasons
     remarks += [f"Environment: {one}" for one in asked.environment]
-    remarks += _told(heard, [one.notes for one in witnesses])
+    remarks += notes(heard)
     lines = [title, *(_columns(rows, width - 2 if width else 0) if shown else ())]
     return "\n  ".join([*lines, *(line for one in remarks for line in _wrap(one, width - 2))])
+
+
+def notes(heard: Mapping[str, Testimony | None]) -> list[str]:
+    """Return what the ranks have noted, each sentence once."""
+    return _told(heard, [one.notes for one in heard.values() if one is not None])
 
 
 def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:

@@ -113,6 +113,7 @@ class Proof:
         self._patient_until: float | None = None
         # What was shown, as far as it matters.
         self._shown: object = None
+        self._noted: frozenset[str] = frozenset()
         self._has_judged = False
         folder = os.path.join(self._plan.cwd, self._plan.run_dir)
         self._trainers: dict[int, _Trainer] = {}
@@ -262,6 +263,11 @@ class Proof:
             )
             if not (self._is_quiet and is_fine):
                 self._say(overview.table(asked, heard, judged, silence, self._columns()))
+        elif not self._is_quiet:
+            for note in overview.notes(heard):
+                if note not in self._noted:
+                    self._say(f"Strategy: {note}")
+        self._noted = frozenset(overview.notes(heard))
         return judged
 
     def _silence(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from . import settings, strategies, updates
+from . import servers, settings, strategies, updates
 from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
 from .imports import after_import
 
@@ -201,6 +201,8 @@ class _Rest:
         table = dict(_DYGRAPH if is_dynamic else _STATIC)
         if name in _COMMUNICATION and is_dynamic and not self._models:
             table[name] = "the script has no data-parallel model"
+        if name in _COMMUNICATION and servers.are_used():
+            table[name] = "with parameter servers, ranks do not reduce gradients among themselves"
         if name in _COMMUNICATION and asked.topology.nranks == 1:
             table[name] = "a single rank has nothing to reduce"
         if name in asked.build_strategy:

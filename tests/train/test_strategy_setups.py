@@ -1,0 +1,327 @@
+"""The set-ups of Paddle's documentation as presets, on a script that knows nothing of them.
+
+Each is trained with by real ranks; what took effect is counted by the script itself, compared with
+the evidence, and the weights are compared with those of plain data parallel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "models" / "residual.py"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+# Two samples a step on each of two ranks, and the same eight steps as two of four times as many.
+SMALL, LARGE = "16x8", "64x2"
+# Bytes of the gradients in the order of backward: last layer first.
+GRADIENTS = [4 * size for size in (10, 640, 64, 32768, 576, 72)]
+# Static graphs spend most of their start waiting; dynamic ones need it all of a core.
+AT_ONCE = 3
+
+
+class Setup(NamedTuple):
+    """One launch: a preset of a Paddle, the graph, the ranks, and what is said besides."""
+
+    version: str
+    preset: str
+    graph: str = "dygraph"
+    ranks: int = 2
+    more: tuple[str, ...] = ()
+
+
+def setups() -> list[Setup]:
+    two_levels = "--set=hierarchical_allreduce_inter_nranks=2"
+    found = [Setup("3.3.1", "compute_fusion", "static")]
+    for version in PYTHONS:
+        found += [
+            Setup(version, ""),
+            Setup(version, "overlap", more=("--set=nccl_comm_num=2",)),
+            Setup(version, "hierarchical_allreduce", ranks=4, more=(two_levels,)),
+            Setup(version, "gradient_merge"),
+            Setup(version, "resnet50_32gpu"),
+        ]
+    found += [
+        Setup("2.6.2", "compute_fusion", "static"),
+        Setup("2.6.2", "overlap", "static", more=("--set=nccl_comm_num=2",)),
+        Setup("2.6.2", "hierarchical_allreduce", "static", ranks=4, more=(two_levels,)),
+        Setup("2.6.2", "gradient_merge", "static"),
+        Setup("2.6.2", "resnet50_32gpu", "static"),
+    ]
+    return found
+
+
+class Done(NamedTuple):
+    """How a launch ended, what its ranks counted, and the evidence of each."""
+
+    code: int
+    output: str
+    # A training of each rank; plain data parallel has a second one, with large batches.
+    made: list[list[dict[str, Any]]]
+    proofs: list[dict[str, Any]]
+
+    def knob(self, name: str) -> dict[str, Any]:
+        """Find what every rank says of the field NAME."""
+        said: list[dict[str, Any]] = [
+            {each["name"]: each for each in proof["knobs"]}[name] for proof in self.proofs
+        ]
+        assert {each["status"] for each in said} == {said[0]["status"]}
+        return said[0]
+
+    def status(self, name: str) -> str:
+        """Return what became of the field NAME."""
+        return str(self.knob(name)["status"])
+
+
+def launch(setup: Setup, folder: Path) -> Done:
+    folder.mkdir()
+    words = [f"--nproc_per_node={setup.ranks}", *setup.more]
+    arguments = [SMALL] if setup.preset else [SMALL, LARGE]
+    if setup.preset:
+        words.append(f"--strategy={setup.preset}")
+    if setup.graph == "static":
+        arguments.append("--static")
+    elif setup.preset == "overlap":
+        arguments.append("--linger")
+    # This is a thread, which outlives the fixture that cleans the environment of a test.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PADDLE_", "FLEETRUN_", "FLAGS_"))
+    }
+    run = subprocess.run(
+        [PYTHONS[setup.version], "-m", "fleetrun", *words, SCRIPT, *arguments],
+        cwd=folder,
+        env={**environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    ranks = range(setup.ranks)
+    made = [folder / f"made.{rank}.json" for rank in ranks]
+    proofs = [folder / "log" / "latest" / f"strategy.{rank}.json" for rank in ranks]
+    return Done(
+        run.returncode,
+        run.stdout,
+        *(
+            [json.loads(path.read_text()) for path in paths if path.exists()]
+            for paths in (made, proofs)
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Setup, Future[Done]]]:
+    folder = tmp_path_factory.mktemp("setups")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            setup: pool.submit(launch, setup, folder / str(place))
+            for place, setup in enumerate(setups())
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+class Trained:
+    """Finds what a set-up came to, once it has been trained with well."""
+
+    def __init__(self, launches: dict[Setup, Future[Done]]) -> None:
+        self._launches = launches
+
+    def find(self, version: str, preset: str, graph: str = "dygraph") -> Done:
+        """Return what became of it: it ended well, and all ranks have the same weights."""
+        (setup,) = [each for each in self._launches if each[:3] == (version, preset, graph)]
+        done = self._launches[setup].result()
+        assert done.code == 0, done.output
+        first, *others = done.made
+        assert len(others) == setup.ranks - 1
+        for trainings in others:
+            assert [each["weights"] for each in trainings] == [each["weights"] for each in first]
+        if preset:
+            assert len(done.proofs) == setup.ranks
+            assert all(proof["complete"] and proof["ranks_equal"] for proof in done.proofs)
+            assert {proof["graph"] for proof in done.proofs} == {graph}
+            # Merged gradients make one update in four steps.
+            updates = 2 if preset == "gradient_merge" else 8
+            assert {proof["updates"] for proof in done.proofs} == {updates}
+        return done
+
+    def compare(self, done: Done, version: str, *, large: bool = False) -> None:
+        """See that the weights of DONE are those of Paddle's own data parallel, dynamic graph."""
+        plain = self.find(version, "").made[0][1 if large else 0]["weights"]
+        mine = done.made[0][0]["weights"]
+        assert flat(mine) == pytest.approx(flat(plain), abs=1e-6)
+
+
+@pytest.fixture
+def trained(launches: dict[Setup, Future[Done]]) -> Trained:
+    return Trained(launches)
+
+
+def flat(value: Any) -> list[float]:  # noqa: ANN401 - lists of lists
+    return [one for each in value for one in flat(each)] if isinstance(value, list) else [value]
+
+
+def packed(limit: float) -> list[int]:
+    """Return the sizes, in numbers, of the buckets that take gradients while they fit."""
+    found: list[int] = []
+    for size in GRADIENTS:
+        if found and found[-1] + size <= limit:
+            found[-1] += size
+        else:
+            found.append(size)
+    return [size // 4 for size in found]
+
+
+def counts(ops: list[str], *names: str) -> list[int]:
+    return [ops.count(name) for name in names]
+
+
+def allreduces(ops: list[str]) -> int:
+    return sum(counts(ops, "c_allreduce_sum", "all_reduce"))
+
+
+def calls(made: dict[str, Any], step: int = -1) -> list[tuple[str, int, int]]:
+    """Return the communication of one step; the first one has some of Paddle's own."""
+    return [(str(name), int(group), int(size)) for name, group, size in made["calls"][step]]
+
+
+BUCKETS = packed(sum(GRADIENTS) / 10)
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
+    trained: Trained, version: str
+) -> None:
+    done = trained.find(version, "compute_fusion", "static")
+    trained.compare(done, version)
+    for rank in done.made:
+        (ops,) = rank[0]["ops"]
+        fused = ("fused_elemwise_add_activation", "fused_elemwise_add_activation_grad")
+        # Two sums are next to an activation; all parameters are updated at once.
+        assert counts(ops, *fused, "merged_momentum", "momentum") == [2, 2, 1, 0]
+    assert done.status("fuse_elewise_add_act_ops") == "effective"
+    assert done.status("fuse_all_optimizer_ops") == "effective"
+    for name in ("fuse_bn_act_ops", "fuse_relu_depthwise_conv"):
+        assert "found nothing in this program" in done.knob(name)["reason"]
+
+
+PLACES = [("3.3.1", "dygraph"), ("2.6.2", "dygraph"), ("2.6.2", "static")]
+
+
+@pytest.mark.parametrize(("version", "graph"), PLACES)
+def test_overlap_sends_buckets_during_backward_over_both_communicators(
+    trained: Trained, version: str, graph: str
+) -> None:
+    done = trained.find(version, "overlap", graph)
+    trained.compare(done, version)
+    for rank in done.made:
+        sent = calls(rank[0])
+        assert sorted(size for _, _, size in sent) == sorted(BUCKETS)
+        assert {name for name, _, _ in sent} == {"all_reduce"}
+        # The second of three buckets takes the second communicator.
+        (other,) = {group for _, group, size in sent if size == BUCKETS[1]}
+        (first,) = {group for _, group, size in sent if size != BUCKETS[1]}
+        assert first != other
+        # Backward waited with the last gradient until something was sent.
+        assert graph == "static" or rank[0]["early"] == [True] * 8
+    assert done.knob("nccl_comm_num")["in_effect"] == 2
+    for name in ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "sync_nccl_allreduce"):
+        assert done.status(name) == "effective"
+    assert sorted(done.proofs[0]["counts"]["bucket_bytes"]) == sorted(4 * one for one in BUCKETS)
+
+
+@pytest.mark.parametrize(("version", "graph"), PLACES)
+def test_hierarchical_allreduce_goes_by_groups_and_their_leaders(
+    trained: Trained, version: str, graph: str
+) -> None:
+    done = trained.find(version, "hierarchical_allreduce", graph)
+    trained.compare(done, version)
+    for rank, made in enumerate(done.made):
+        sent = calls(made[0])
+        for name in ("reduce", "broadcast"):
+            assert [size for each, _, size in sent if each == name] == BUCKETS
+        among_leaders = [size for each, _, size in sent if each == "all_reduce"]
+        assert among_leaders == (BUCKETS if rank in {0, 2} else [])
+    for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
+        assert done.status(name) == "effective"
+    assert done.proofs[0]["counts"]["groups"] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_gradient_merge_is_a_batch_four_times_as_large(trained: Trained, version: str) -> None:
+    done = trained.find(version, "gradient_merge")
+    trained.compare(done, version, large=True)
+    for rank in done.made:
+        made = [[each[0] for each in calls(rank[0], step)] for step in range(8)]
+        assert [len(step) for step in made[:3] + made[4:7]] == [0] * 6
+        assert made[7] == ["all_reduce"]
+        assert [len(step) for step in rank[0]["kernels"]] == [0, 0, 0, 6] * 2
+    assert done.status("gradient_merge") == done.status("gradient_merge_configs") == "effective"
+
+
+def test_a_static_graph_merges_in_a_block_of_its_own(trained: Trained) -> None:
+    done = trained.find("2.6.2", "gradient_merge", "static")
+    trained.compare(done, "2.6.2", large=True)
+    for rank in done.made:
+        main, now_and_then = rank[0]["ops"]
+        assert [main.count("conditional_block"), allreduces(main), main.count("momentum")] == [
+            1,
+            0,
+            0,
+        ]
+        assert [allreduces(now_and_then), now_and_then.count("momentum")] == [1, 6]
+    assert done.status("gradient_merge") == "effective"
+
+
+# What two ranks of one host cannot show, or a CPU.
+NOT_HERE = {
+    "use_hierarchical_allreduce",
+    "hierarchical_allreduce_inter_nranks",
+    "fuse_bn_act_ops",
+    "num_threads",
+    "num_iteration_per_drop_scope",
+}
+
+
+@pytest.mark.parametrize(("version", "graph"), PLACES)
+def test_the_practice_of_32_gpus_holds_as_far_as_two_ranks_can(
+    trained: Trained, version: str, graph: str
+) -> None:
+    done = trained.find(version, "resnet50_32gpu", graph)
+    trained.compare(done, version)
+    for rank in done.made:
+        sent = [(name, size) for name, _, size in calls(rank[0])]
+        assert sent == [("all_reduce", sum(GRADIENTS) // 4)]
+        if graph == "static":
+            (ops,) = rank[0]["ops"]
+            assert counts(ops, "fused_elemwise_add_activation", "merged_momentum") == [2, 1]
+            assert "momentum" not in ops
+        else:
+            assert rank[0]["kernels"] == [["merged_momentum_"]] * 8
+    fused = set() if graph == "static" else {"fuse_elewise_add_act_ops"}
+    without = {knob["name"] for knob in done.proofs[0]["knobs"] if knob["status"] == "no_effect"}
+    # One allreduce cannot be shared by two communicators.
+    assert without - {"nccl_comm_num"} == NOT_HERE | fused
+    assert all(done.knob(name)["reason"] for name in without)
+    assert done.knob("nccl_comm_num")["in_effect"] in {None, 1}
+    assert "FLAGS_conv_workspace_size_limit=4000" in done.output
