@@ -217,7 +217,12 @@ TABLE: tuple[Row, ...] = (
     Row("amp amp_configs", UNTESTED, "nobody has seen it on a GPU", "static"),
     Row("recompute recompute_configs", EFFECTIVE, "from the checkpoints that it names", "static"),
     Row("sharding sharding_configs", REFUSED, "2.6.2 stops on CPUs", "static", "2.6.2", "cpu"),
-    Row("sharding sharding_configs", EFFECTIVE, "Paddle rewrites the program", "static"),
+    Row(
+        "sharding sharding_configs",
+        EFFECTIVE,
+        "Paddle rewrites the program; on CPUs with all ranks in one group",
+        "static",
+    ),
     Row(
         "localsgd localsgd_configs",
         EFFECTIVE,
