@@ -336,7 +336,7 @@ def scaled() -> None:
     meter = Meter()
     for number, batch in enumerate(batches(6, updates=5)):
         value = (model(batch) ** 2).mean()
-        if number == MICRO + 1:
+        if number == MICRO + 1 and rank == 1:
             value = value * float("inf")
         with meter.running():
             scaler.scale(value / options.accumulate).backward()
@@ -347,6 +347,57 @@ def scaled() -> None:
             scaler.update()
             optimizer.clear_grad()
     say("scaled", [net], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+def paired() -> None:
+    """Step two optimizers through one scaler, the second of them half as often."""
+    nets = mlp(), mlp(4)
+    models = [paddle.DataParallel(each) for each in nets]
+    optimizers = [Momentum(0.1, parameters=each.parameters()) for each in nets]
+    scaler = scaler_on_cpu()
+    meter = Meter()
+    for number, batch in enumerate(batches(6, updates=6)):
+        due = []
+        for model, optimizer, every in zip(models, optimizers, (1, 2), strict=True):
+            if (number + 1) % every == 0:
+                value = (model(batch) ** 2).mean() / options.accumulate
+                with meter.running():
+                    scaler.scale(value).backward()
+                if (number + 1) % (every * options.accumulate) == 0:
+                    due.append(optimizer)
+        for optimizer in due:
+            scaler.step(optimizer)
+        if due:
+            scaler.update()
+        for optimizer in due:
+            optimizer.clear_grad()
+    say("paired", [*nets], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+class Sometimes(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Has a layer for some rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.at_times, self.last = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Any, more: bool) -> Any:  # noqa: ANN401, D102, FBT001
+        x = self.always(x)
+        return self.last(x + self.at_times(x) if more else x)
+
+
+def sometimes() -> None:
+    """One rank has a gradient in one micro-step that no rank has in the last."""
+    paddle.seed(5)
+    net = Sometimes()
+    numbers = iter(range(UPDATES * MICRO))
+
+    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+        number = next(numbers)
+        return (model(batch, rank == 1 and number % MICRO == 1) ** 2).mean()
+
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("sometimes", net, optimizer, batches(6), loss, find_unused_parameters=True)
 
 
 class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
@@ -525,6 +576,8 @@ KINDS = {
             wrapped,
             two,
             scaled,
+            paired,
+            sometimes,
             loaded,
             clipped,
             resumed,
