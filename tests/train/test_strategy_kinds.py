@@ -169,11 +169,14 @@ def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in said
 
 
-def test_buckets_of_every_kind_give_the_weights_of_paddles_own(
+def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own(
     python: Path, plain: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     words = f"--kinds={','.join([*kinds(plain), *TWINS])}"
-    strategy = "strategy: {fuse_grad_size_in_num: 3}"
+    strategy = """
+strategy: {fuse_grad_size_in_num: 3}
+build_strategy: {fuse_all_optimizer_ops: true}
+"""
     ranks = launch(python, tmp_path, words, strategy=strategy).reports
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
