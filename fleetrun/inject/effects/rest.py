@@ -54,7 +54,7 @@ _DYGRAPH = {
     "fp16_allreduce": _NOT_HERE,
     "without_graph_optimization": "there is no graph to optimize in dynamic graphs",
     "fuse_grad_merge": _NOT_HERE,
-    "_calc_comm_same_stream": _NOT_HERE,
+    "calc_comm_same_stream": _NOT_HERE,
     "cudnn_exhaustive_search": _BY_FLAG,
     "conv_workspace_size_limit": _BY_FLAG,
     "cudnn_batchnorm_spatial_persistent": _BY_FLAG,
@@ -72,6 +72,8 @@ _STATIC = {
     "conv_workspace_size_limit": "it is for the kernels of a GPU",
     "cudnn_batchnorm_spatial_persistent": "it is for the kernels of a GPU",
     "dgc": "Paddle has it for GPUs only",
+    "a_sync": "only training with parameter servers is asynchronous",
+    "fuse_grad_merge": "Paddle has no pass that reads it",
 }
 _BUILD = "not available in dygraph: there is no graph to fuse in"
 _THREADS = "a dynamic graph has no executor with threads"

@@ -45,6 +45,7 @@ def told(
             parameters=["p"] * (2 * len(sizes)),
             buckets=[SimpleNamespace(nbytes=size) for size in sizes],
             early=len(sizes) - 1,
+            moved=0,
         )
         report.reduced(reducer, Made(lanes, None, 1, overlaps=True, nranks=4))
     proof.updates = 1

@@ -70,6 +70,7 @@ class Report:
             "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
             "communicators": sum(1 for count in calls if count),
             "early": reducer.early,
+            "moved": reducer.moved,
             "groups": [list(group) for group in made.levels.groups] if made.levels else [],
         }
         self._speak(made)
@@ -78,7 +79,7 @@ class Report:
         models = list(self._models.values())
         counts: dict[str, Any] = {
             name: sum(model[name] for model in models)
-            for name in ("gradients", "allreduces_before", "allreduces", "early")
+            for name in ("gradients", "allreduces_before", "allreduces", "early", "moved")
         }
         counts["bucket_bytes"] = [size for model in models for size in model["bucket_bytes"]]
         counts["communicators"] = max(model["communicators"] for model in models)
@@ -97,6 +98,8 @@ class Report:
             f"{counts['early']} of {_many(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was there"
         )
+        if counts["moved"]:
+            early += f"; {counts['moved']} gradients are reduced in the order in which they came"
         if not made.overlaps:
             early = "each allreduce was waited for at once"
         self._say("sync_nccl_allreduce", early)
