@@ -104,8 +104,15 @@ TABLE: tuple[Row, ...] = (
     # Passed on to Paddle in dygraph.
     Row(
         "amp amp_configs",
+        NO_EFFECT,
+        "Paddle's auto_cast does nothing on the CPU",
+        "dygraph",
+        device="cpu",
+    ),
+    Row(
+        "amp amp_configs",
         UNTESTED,
-        "Paddle makes a GradScaler; what the script computes with is the script's own",
+        "the script must call auto_cast; fleetrun counts the operators in half precision",
         "dygraph",
     ),
     Row(
