@@ -83,7 +83,7 @@ def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:  # noqa: AN
     attrs: dict[str, Any] = {"ring_id": ring}
     if allreduce.startswith("c_"):
         attrs["use_calc_stream"] = reading.waits() or bool(
-            settings.effective("_calc_comm_same_stream")
+            settings.effective("calc_comm_same_stream")
         )
         return {
             "type": allreduce,
