@@ -194,6 +194,8 @@ def explained(
         lines += [*_explained(knob, at, places), ""]
     if any(place[:2] == ("3.3.1", "static") for place in places):
         lines.append(f"note: {verdicts.LEGACY_IR}")
+    if any(place[2] == "gpu" for place in places):
+        lines.append(f"note: {verdicts.GPUS}")
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
 
