@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
-    from fleetrun.run.events import Judged, Refuted
+    from fleetrun.run.events import Judged, PeerFailed, PeersDone, Refuted
     from fleetrun.run.supervisor import Sink
 
 
@@ -96,10 +96,15 @@ def _run(
             hang_timeout_s=request.hang_timeout_s,
             is_gpu_busy=_gpu_watch(plan),
         ),
-        # The last one: what it makes of an exit, the others hear after the exit.
+        # The last ones: what they make of an exit, the others hear after the exit.
         *_proof(
             plan,
             request,
+            messages,
+            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
+        ),
+        *_peers(
+            plan,
             messages,
             declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
         ),
@@ -140,6 +145,17 @@ def _proof(
     if proof.find(plan) is None:
         return ()
     return (proof.Proof(plan, say=messages.say, declare=declare, is_quiet=request.quiet),)
+
+
+def _peers(
+    plan: LaunchPlan, messages: Messages, declare: Callable[[PeersDone | PeerFailed], None]
+) -> tuple[Sink, ...]:
+    """Return what asks the launchers of the other hosts, if the job depends on them."""
+    if plan.peers is None:
+        return ()
+    from fleetrun.run import peers  # noqa: PLC0415 - only for servers on several hosts
+
+    return (peers.Assembly(plan, plan.peers, say=messages.say, declare=declare),)
 
 
 def _gpu_watch(plan: LaunchPlan) -> Callable[[], bool] | None:

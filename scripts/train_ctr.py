@@ -267,9 +267,8 @@ def main() -> None:
     parser.add_argument(
         "--k_steps",
         type=int,
-        default=0,
-        help="geo mode: learn locally, exchange what was learned every so many steps; 0: "
-        "asynchronous, gradients go to the servers at each step",
+        help="geo mode: learn locally, exchange what was learned every so many steps; 0, or "
+        "nothing said: asynchronous, gradients go to the servers at each step",
     )
     options = parser.parse_args()
     why = refusal()
@@ -283,7 +282,8 @@ def main() -> None:
     strategy = fleet.DistributedStrategy()
     # Synchronous training (a_sync = False) crashes in Paddle 2.6.2.
     strategy.a_sync = True
-    strategy.a_sync_configs = {"k_steps": options.k_steps}
+    if options.k_steps is not None:
+        strategy.a_sync_configs = {"k_steps": options.k_steps}
     optimizer = paddle.optimizer.Adam(learning_rate=options.lr)
     fleet.distributed_optimizer(optimizer, strategy).minimize(model.loss)
     if fleet.is_server():

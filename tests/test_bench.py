@@ -1,4 +1,4 @@
-"""`scripts/bench launch` measures what it says, as a table and as JSON."""
+"""`scripts/bench` measures what it says, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -70,3 +70,28 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
     assert all(one["exit_s"] >= 0.2 for one in deaf)
     assert not any(one["left"] for one in (*fails, *deaf, *term))
     assert not any(name.startswith("fleetrun") for name in found["failures"])
+
+
+@pytest.mark.train
+def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    little = ["--only=reducer:many,fusion:many", "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
+    done = subprocess.run(
+        [ROOT / "scripts" / "bench", "strategy", *little, "--json", numbers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for wanted in ("our reducer against Paddle's", "one per gradient", "Goals"):
+        assert wanted in done.stdout
+    found = json.loads(numbers.read_text())
+    assert not found["failures"]
+    reducer, fusion = found["comparisons"]
+    assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]
+    assert all(turn["cpu_s"] > 0 for side in ("one", "other") for turn in reducer[side])
+    assert reducer["ratio"] > 0
+    # 300 gradients, in 0.6 MB.
+    assert reducer["one_counts"]["allreduces"] == fusion["one_counts"]["allreduces"] == 1
+    assert fusion["other_counts"]["allreduces"] == 300
+    assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many", "many"]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fleetrun.model import Endpoint, RankSpec
+from fleetrun.model import Endpoint, Peers, RankSpec
 
 
 class Part(NamedTuple):
@@ -28,3 +28,4 @@ class Cast(NamedTuple):
     notes: tuple[str, ...] = ()
     # The cluster says itself who a process is, and what it says stays.
     keeps_identity: bool = False
+    peers: Peers | None = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint, RankSpec
+from fleetrun.model import Endpoint, Peers, RankSpec
 from fleetrun.modes.cast import Cast, Part
 from fleetrun.plan import origin, servers
 from fleetrun.plan.devices import MASKS
@@ -37,6 +38,8 @@ _COMPUTES = (TRAINER, HETER)
 # Paddle sets both to the same, whichever kind of device there is.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES")
 _GLOO = ("0", "1", "2")
+# Ports that neither Linux nor fleetrun gives to anybody, and a few, for when one is taken.
+_FIRST_LAUNCHER_PORT, _LAUNCHER_PORTS, _TRIES = 9400, 840, 4
 
 
 class Layout(NamedTuple):
@@ -69,14 +72,12 @@ def cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
     found = layout(crew, roster, share.groups)
     gloo = with_gloo(request, facts.environ, found)
     mine = [spec for spec in found.ranks if spec.node_rank == roster.me]
-    serves = not any(map(is_essential, mine))
     parts = tuple(
         Part(
             spec,
             name=name(spec),
             log=log(spec),
-            # Where no trainer is, nobody here can tell when the trainers are done.
-            essential=serves or is_essential(spec),
+            essential=is_essential(spec),
             awaits=awaited(spec, found),
             identity=variables(
                 crew, found, spec, kind=share.kind, gloo=gloo, environ=facts.environ
@@ -84,11 +85,7 @@ def cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
         )
         for spec in mine
     )
-    if serves:
-        notes = (*notes, "no trainer is on this host: its servers run until they are stopped.")
-    elif any(is_essential(spec) and spec.node_rank != roster.me for spec in found.ranks):
-        notes = (*notes, "the servers of this host are stopped when its own trainers are done.")
-    return Cast(NAME, found.ranks, parts, notes)
+    return Cast(NAME, found.ranks, parts, notes, peers=peers(request.job_id, found))
 
 
 def _posted(post: Post, facts: Facts, share: Share, notes: tuple[str, ...]) -> Cast:
@@ -148,6 +145,22 @@ def _placed(crew: Crew, roster: Roster) -> Iterator[tuple[int, Seat, Endpoint]]:
     ]
     kinds = list(dict.fromkeys((seat.role, seat.stage) for seat in crew.seats))
     yield from sorted(found, key=lambda one: kinds.index((one[1].role, one[1].stage)))
+
+
+def peers(job_id: str, found: Layout) -> Peers | None:
+    """Return where the launchers of several hosts meet: on the first server's host.
+
+    The ports follow from the job, so that each launcher knows them, and two jobs have different
+    ones.
+    """
+    if len({spec.node_rank for spec in found.ranks}) == 1:
+        return None
+    chair = next(spec for spec in found.ranks if spec.role == SERVER)
+    seats = [f"{spec.role} {spec.endpoint}" for spec in found.ranks]
+    key = zlib.crc32("\n".join((job_id, *seats)).encode())
+    first = _FIRST_LAUNCHER_PORT + key % (_LAUNCHER_PORTS - _TRIES)
+    ports = tuple(range(first, first + _TRIES))
+    return Peers(chair.node_rank, chair.endpoint.host, ports, f"{key:08x}")
 
 
 def is_essential(spec: RankSpec) -> bool:

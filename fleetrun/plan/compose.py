@@ -75,6 +75,7 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
             *_reach(request, strategy),
         ),
         strategy=strategy,
+        peers=cast.peers,
     )
 
 

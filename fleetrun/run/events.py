@@ -167,14 +167,43 @@ class Refuted(NamedTuple):
         return f"the strategy is not in effect: {self.faults[0]}{rest}"
 
 
+class PeersDone(NamedTuple):
+    """The other hosts' part of the job is done, too."""
+
+    at: float
+    attempt: int = 0
+
+
+class PeerFailed(NamedTuple):
+    """The job has failed on another host: `what` happened there, and `exit_code` is the culprit's.
+
+    When `is_final`, that host does not start again.
+    """
+
+    host: str
+    what: str
+    exit_code: int
+    at: float
+    attempt: int = 0
+    is_final: bool = False
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> PeerFailed("10.0.0.2", "server 1 exited with 7", 7, at=9.0).describe()
+        'server 1 exited with 7 on 10.0.0.2'
+        """
+        return f"{self.what} on {self.host}"
+
+
 class Outcome(NamedTuple):
     """How a job ended: the first thing that went wrong, and every end in the order of time."""
 
-    cause: Exited | Interrupted | Hung | Refuted | None
+    cause: Exited | Interrupted | Hung | Refuted | PeerFailed | None
     exits: tuple[Exited, ...] = ()
     attempts: int = 1
     # What ended the attempts before the last one.
-    earlier: tuple[Exited | Hung, ...] = ()
+    earlier: tuple[Exited | Hung | PeerFailed, ...] = ()
     # Processes that even SIGKILL did not end.
     stuck: tuple[int, ...] = ()
     # Why there was no further attempt, although the rules allow one.
@@ -187,7 +216,7 @@ class Outcome(NamedTuple):
             return 0
         if isinstance(self.cause, Interrupted):
             return 128 + self.cause.signum
-        if isinstance(self.cause, Hung | Refuted):
+        if isinstance(self.cause, Hung | Refuted | PeerFailed):
             return self.cause.exit_code
         return self.cause.status.exit_code
 
@@ -256,7 +285,9 @@ class Finish(NamedTuple):
     outcome: Outcome
 
 
-Event: TypeAlias = Started | Ready | Exited | Interrupted | Elapsed | Hung | Refuted
+Event: TypeAlias = (
+    Started | Ready | Exited | Interrupted | Elapsed | Hung | Refuted | PeersDone | PeerFailed
+)
 Action: TypeAlias = Spawn | Await | SignalAll | Sweep | Finish
 # What watchers hear of.
 Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged

@@ -18,6 +18,8 @@ from fleetrun.run.events import (
     Hung,
     Interrupted,
     Outcome,
+    PeerFailed,
+    PeersDone,
     Ready,
     Refuted,
     SignalAll,
@@ -38,6 +40,8 @@ STUCK_S = 30.0
 LONGEST_WAIT_S = 60.0
 # So many failures of the same kind in a row, without a new step, are enough.
 SAME_FAILURES = 3
+# Stands among the processes that the job waits for, for those of other hosts.
+PEERS = -1
 # A job that tells no steps, but ran this long, has got somewhere.
 SOME_PROGRESS_S = 60.0
 
@@ -64,13 +68,13 @@ class State(NamedTuple):
     phase: str = RUNNING
     attempt: int = 0
     # The first thing that went wrong in this attempt.
-    cause: Exited | Interrupted | Hung | Refuted | None = None
+    cause: Exited | Interrupted | Hung | Refuted | PeerFailed | None = None
     # The first signal that asked us to stop: nothing starts any more.
     interrupted: Interrupted | None = None
     # When to send Elapsed.
     deadline: float | None = None
     exits: tuple[Exited, ...] = ()
-    earlier: tuple[Exited | Hung, ...] = ()
+    earlier: tuple[Exited | Hung | PeerFailed, ...] = ()
     given_up: str = ""
 
     def outcome(self) -> Outcome:
@@ -88,12 +92,17 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(essential: Sequence[bool], awaiting: Sequence[int] = ()) -> Step:
+def begin(
+    essential: Sequence[bool], awaiting: Sequence[int] = (), *, has_peers: bool = False
+) -> Step:
     """Return the first state and actions for processes that are essential or not.
 
-    Those AWAITING something are started when it is there, and those after them after that.
+    Those AWAITING something are started when it is there, and those after them after that. A job
+    that HAS_PEERS is done when those on other hosts are done, too.
     """
     must = frozenset(index for index, one in enumerate(essential) if one)
+    if has_peers:
+        must |= {PEERS}
     state = State(essential=must, total=len(essential), owed=must, awaiting=frozenset(awaiting))
     return (state, (_next(state, 0),)) if must else _finish(state)
 
@@ -131,9 +140,9 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - o
         case Elapsed():
             return _elapsed(state, event)
         case Hung():
-            if state.phase == RUNNING:
-                return _stop(state._replace(cause=event), TERM, event.at, rules)
-            return state, ()
+            return _hung(state, event, rules)
+        case PeersDone() | PeerFailed():
+            return _heard(state, event, rules)
         case _:  # pragma: no cover - there are no others
             assert_never(event)
 
@@ -159,6 +168,41 @@ def _exited(state: State, event: Exited, rules: Rules) -> Step:
     if state.phase != RUNNING and not state.alive:
         return _all_dead(state, event.at, rules)
     return state, ()
+
+
+def _hung(state: State, event: Hung, rules: Rules) -> Step:
+    if state.phase == RUNNING:
+        return _stop(state._replace(cause=event), TERM, event.at, rules)
+    return state, ()
+
+
+def _heard(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
+    """Go on as other hosts want us to."""
+    if isinstance(event, PeerFailed):
+        return _peer_failed(state, event, rules)
+    if event.attempt != state.attempt:
+        return state, ()
+    state = state._replace(owed=state.owed - {PEERS})
+    is_done = state.phase == RUNNING and not state.owed
+    return _stop(state, TERM, event.at, rules) if is_done else (state, ())
+
+
+def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
+    """Fail with the others, and start again with them, if they do."""
+    if state.phase == WAITING and event.is_final:
+        return _finish(_given_up_for(state, event))
+    if state.phase in {STOPPING, KILLING} and event.is_final and state.cause is not None:
+        return state._replace(given_up=f"{event.describe()}."), ()
+    # Of an attempt that we have left behind already, only that there is no other one is news.
+    if state.phase != RUNNING or not (event.is_final or event.attempt >= state.attempt):
+        return state, ()
+    return _stop(state._replace(cause=event), TERM, event.at, rules)
+
+
+def _given_up_for(state: State, cause: Interrupted | PeerFailed) -> State:
+    """Put CAUSE over what another attempt was waited for after."""
+    assert isinstance(state.cause, Exited | Hung | PeerFailed)  # noqa: S101 - see _again
+    return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
 
 
 def _refuted(state: State, event: Refuted, rules: Rules) -> Step:
@@ -190,9 +234,10 @@ def _all_dead(state: State, at: float, rules: Rules) -> Step:
         or state.interrupted is not None
         or state.attempt >= rules.max_restarts
         or (isinstance(cause, Exited) and cause.fault)
+        or (isinstance(cause, PeerFailed) and cause.is_final)
     ):
         return _finish(state)
-    given_up = _futile((*state.earlier, cause))
+    given_up = state.given_up or _futile((*state.earlier, cause))
     if given_up:
         return _finish(state._replace(given_up=given_up))
     wait = backoff(rules.backoff_s, state.attempt, at)
@@ -211,7 +256,7 @@ def backoff(first_s: float, attempt: int, at: float) -> float:
     return longest * (0.5 + (at * 1000 % 1) / 2)
 
 
-def _futile(causes: Sequence[Exited | Hung]) -> str:
+def _futile(causes: Sequence[Exited | Hung | PeerFailed]) -> str:
     """Say why another attempt would end as these did; nothing if it may not."""
     last = causes[-1]
     if isinstance(last, Exited) and last.hopeless:
@@ -225,7 +270,7 @@ def _futile(causes: Sequence[Exited | Hung]) -> str:
     return ""
 
 
-def _is_alike(one: Exited, other: Exited | Hung) -> bool:
+def _is_alike(one: Exited, other: Exited | Hung | PeerFailed) -> bool:
     return isinstance(other, Exited) and (one.process, one.status, one.last_words) == (
         other.process,
         other.status,
@@ -233,7 +278,7 @@ def _is_alike(one: Exited, other: Exited | Hung) -> bool:
     )
 
 
-def _has_gone_on(first: Exited | Hung, later: Exited) -> bool:
+def _has_gone_on(first: Exited | Hung | PeerFailed, later: Exited) -> bool:
     """Whether LATER got further than FIRST."""
     if later.step is None:
         return later.lived_s >= SOME_PROGRESS_S
@@ -242,7 +287,8 @@ def _has_gone_on(first: Exited | Hung, later: Exited) -> bool:
 
 def _again(state: State) -> Step:
     """Start everything anew."""
-    assert isinstance(state.cause, Exited | Hung)  # noqa: S101 - only failures are waited after
+    # Only failures are waited after.
+    assert isinstance(state.cause, Exited | Hung | PeerFailed)  # noqa: S101
     again = State(
         essential=state.essential,
         total=state.total,
@@ -266,9 +312,7 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
     if first is None:
         state = state._replace(interrupted=event)
         if state.phase == WAITING:
-            assert isinstance(state.cause, Exited | Hung)  # noqa: S101 - see _again
-            earlier = (*state.earlier, state.cause)
-            return _finish(state._replace(cause=event, earlier=earlier))
+            return _finish(_given_up_for(state, event))
         if state.phase == RUNNING:
             return _stop(state._replace(cause=event), event.signum, event.at, rules)
         # Everybody has been asked to end already; a scheduler's TERM to all of us is one request.

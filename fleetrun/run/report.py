@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.run import causes, worker
-from fleetrun.run.events import Exited, Hung, Interrupted, Refuted
+from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,11 +61,20 @@ def verdict(
             lines += _hang(hang)
         case Refuted(faults=faults):
             lines += _refuted(faults)
+        case PeerFailed(host=host) as elsewhere:
+            lines.append(f"{_sentence(elsewhere.describe())}: the job failed there first, and what")
+            lines[-1] += f" is known of it, fleetrun has said on {host}."
         case Interrupted():
             lines.append(f"{_sentence(outcome.describe())}.")
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL
             if killed:
                 lines.append(f"{_sentence(listed(killed))} had to be killed.")
+    return "\n".join((*lines, *_attempts(outcome, labels)))
+
+
+def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
+    """Say which attempt it was, why there is no other one, and what is left."""
+    lines = []
     if outcome.earlier:
         first = outcome.earlier[0].describe()
         lines.append(f"It was attempt {outcome.attempts}; the first failed because {first}.")
@@ -74,7 +83,7 @@ def verdict(
     if outcome.stuck:
         who = listed([labels[index] for index in outcome.stuck])
         lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not answer.")
-    return "\n".join(lines)
+    return lines
 
 
 def _hang(hang: Hung) -> list[str]:

@@ -28,6 +28,8 @@ from fleetrun.run.events import (
     Judged,
     Noticed,
     Outcome,
+    PeerFailed,
+    PeersDone,
     Ready,
     Refuted,
     Restarting,
@@ -109,6 +111,7 @@ class Supervisor:
         self._state, actions = policy.begin(
             [spec.essential for spec in plan.processes],
             [index for index, spec in enumerate(plan.processes) if spec.awaits],
+            has_peers=plan.peers is not None,
         )
         self._listening: Listening | None = None
         # What already listened in this attempt.
@@ -289,7 +292,9 @@ class Supervisor:
         self._feed(Elapsed(time.monotonic()))
         self._work()
 
-    def declare(self, happening: Hung | Noticed | Judged | Refuted) -> None:
+    def declare(
+        self, happening: Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed
+    ) -> None:
         """Take the word of a watcher, tell the others, and act on it."""
         if isinstance(happening, Noticed | Judged):
             self._tell(happening)

@@ -18,6 +18,9 @@ which they usually come, and what else their lines have:
   and `why`), `silent` (labels without evidence), `ranks_equal` (null: not compared). It comes again
   when the evidence has changed.
 - `refuted`: --strategy_strict ends the job; `faults` are sentences.
+- `peer failed`: the job failed on another `host`: `what` happened, the culprit's `exit_code`, and
+  whether that host is not going to start `attempt` again (`is_final`).
+- `peers done`: the trainers of all other hosts are done with `attempt`.
 - `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
   be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown). The first
   one with a fault, a signal or another code than 0 is the culprit.
@@ -52,6 +55,8 @@ from fleetrun.run.events import (
     Interrupted,
     Judged,
     Noticed,
+    PeerFailed,
+    PeersDone,
     Ready,
     Refuted,
     Restarting,
@@ -158,6 +163,18 @@ class EventLog:
                 ]
                 self._write(
                     "judged", at, verdicts=told, silent=list(silent), ranks_equal=ranks_equal
+                )
+            case PeersDone(at=at, attempt=attempt):
+                self._write("peers done", at, attempt=attempt)
+            case PeerFailed(at=at, attempt=attempt):
+                self._write(
+                    "peer failed",
+                    at,
+                    attempt=attempt,
+                    host=happening.host,
+                    what=happening.what,
+                    exit_code=happening.exit_code,
+                    is_final=happening.is_final,
                 )
             case Refuted(at=at, faults=faults):
                 self._write("refuted", at, faults=list(faults))

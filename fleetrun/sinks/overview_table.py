@@ -64,7 +64,7 @@ def table(
     explained = {one.name for one in shown if "auto: " in one.why}
     remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
     remarks += [f"Environment: {one}" for one in asked.environment]
-    remarks += _told(heard, [one.notes for one in witnesses])
+    remarks += notes(heard)
     room = width - len(_GAP) if width else 0
     # The console puts its name before the first line.
     first, *more = wrapped(title, width - len("fleetrun: ") if width else 0)
@@ -194,6 +194,11 @@ def _difference(one: Verdict, main: Verdict) -> str:
     if one.status == main.status == EFFECTIVE:
         return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
     return f"{who}: {in_words(one)}."
+
+
+def notes(heard: Mapping[str, Testimony | None]) -> list[str]:
+    """Return what the ranks have noted, each sentence once."""
+    return _told(heard, [one.notes for one in heard.values() if one is not None])
 
 
 def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:

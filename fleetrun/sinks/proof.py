@@ -113,6 +113,7 @@ class Proof:
         self._patient_until: float | None = None
         # What was shown, as far as it matters.
         self._shown: object = None
+        self._noted: frozenset[str] = frozenset()
         self._has_judged = False
         folder = os.path.join(self._plan.cwd, self._plan.run_dir)
         self._trainers: dict[int, _Trainer] = {}
@@ -263,6 +264,11 @@ class Proof:
             if not (self._is_quiet and is_fine):
                 width = self._columns()
                 self._say(overview_table.table(asked, heard, judged, silence, width))
+        elif not self._is_quiet:
+            for note in overview_table.notes(heard):
+                if note not in self._noted:
+                    self._say(f"Strategy: {note}")
+        self._noted = frozenset(overview_table.notes(heard))
         return judged
 
     def _silence(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ import sys
 
 import faults
 import launch
+import strategy
 
 
 def main() -> int:
@@ -15,6 +16,7 @@ def main() -> int:
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     launch.add_to(subcommands)
     faults.add_to(subcommands)
+    strategy.add_to(subcommands)
     chosen = parser.parse_args()
     code: int = chosen.run(chosen)
     return code

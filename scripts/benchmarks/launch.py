@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -69,9 +67,9 @@ def run(chosen: argparse.Namespace) -> int:
     """Measure, show, and write what CHOSEN says."""
     processes.adopt_orphans()
     parts = chosen.only.split(",") if chosen.only else ["ranks", "quick", "idle", "lines"]
-    found: dict[str, Any] = {"machine": _machine(), "versions": peers.versions()}
+    found: dict[str, Any] = {"machine": report.machine(), "versions": peers.versions()}
     goals: list[Goal] = []
-    print(_headline(found))
+    print(report.headline(found))
     for part in parts:
         _PARTS[part](chosen, found, goals)
     print(report.goals(goals))
@@ -79,26 +77,6 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         chosen.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "load_before": os.getloadavg()[0],
-    }
-
-
-def _headline(found: dict[str, Any]) -> str:
-    """Say on what this was measured: a machine that is busy with something else lies."""
-    machine, versions = found["machine"], found["versions"]
-    software = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['cpus']} cores, load {machine['load_before']:.1f} before, {software}\n"
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 # -- ranks: from the command to the first lines, and from the last exit to the launcher's ---------
@@ -146,14 +124,14 @@ def _launches(
     ]
     for number in range(chosen.rounds):
         for peer, ranks in todo if number % 2 == 0 else todo[::-1]:
-            _progress(f"round {number + 1} of {chosen.rounds}: {peer.name}, {ranks} ranks")
+            report.progress(f"round {number + 1} of {chosen.rounds}: {peer.name}, {ranks} ranks")
             try:
                 seen = processes.watch(peer.command(ranks), ranks, env=peer.env)
             except Failed as failure:
                 failures[f"{peer.name}, {ranks} ranks"] = str(failure)
             else:
                 launches[peer.name, ranks].append(seen)
-    _progress("")
+    report.progress("")
     # In the order of the table, whichever came first.
     return {
         key: launches[key] for key in ((p.name, r) for p, r in todo) if key in launches
@@ -299,12 +277,12 @@ def _lines(chosen: argparse.Namespace, found: dict[str, Any], goals: list[Goal])
     ours = (*FLEETRUN, "--nproc_per_node=1", "--quiet", "--log_dir=log", program)
     floods: dict[str, list[processes.Flood]] = {PLAIN: [], OUR_NAME: []}
     for number in range(chosen.rounds):
-        _progress(f"round {number + 1} of {chosen.rounds}: {chosen.lines} lines")
+        report.progress(f"round {number + 1} of {chosen.rounds}: {chosen.lines} lines")
         floods[PLAIN].append(processes.flood(plain, chosen.lines, log="workerlog.0", console=False))
         floods[OUR_NAME].append(
             processes.flood(ours, chosen.lines, env=OURS, log="log/workerlog.0", console=True)
         )
-    _progress("")
+    report.progress("")
     found["lines"] = {name: [one._asdict() for one in some] for name, some in floods.items()}
     took = {name: summary([one.took_s for one in some]) for name, some in floods.items()}
     rows = [

@@ -130,14 +130,14 @@ def watch(
                     start_new_session=True,
                 )
             try:
-                first = _hear(ear, "first", ranks, launcher, folder / "output")
+                first = hear(ear, "first", ranks, launcher, folder / "output")
                 # The launcher may still be busy with the start; the end is another matter.
                 time.sleep(_SETTLE_S)
                 idle_share = _idle(launcher.pid, idle_s) if idle_s else None
                 peak = _peak_rss(launcher.pid)
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 ended, cpu_s, code = _see_exit(launcher)
-                last = _hear(ear, "end", ranks, None, folder / "output")
+                last = hear(ear, "end", ranks, None, folder / "output")
             finally:
                 if launcher.returncode is None:
                     launcher.kill()
@@ -146,7 +146,7 @@ def watch(
             os.close(ear)
             os.close(lock)
         if code:
-            raise Failed(f"exit code {code}: {_tail(folder / 'output')}")
+            raise Failed(f"exit code {code}: {last_word(folder / 'output')}")
         return Launch(
             first_line_s=min(first) - started,
             last_line_s=max(first) - started,
@@ -157,7 +157,7 @@ def watch(
         )
 
 
-def _hear(
+def hear(
     ear: int,
     word: str,
     count: int,
@@ -173,13 +173,13 @@ def _hear(
             *lines, rest = (rest + os.read(ear, 65536)).split(b"\n")
             heard += [float(line.split()[1]) for line in lines if line.startswith(word.encode())]
         elif launcher is not None and launcher.poll() is not None:
-            raise Failed(f"it ended before its ranks were there: {_tail(output)}")
+            raise Failed(f"it ended before its ranks were there: {last_word(output)}")
         elif time.monotonic() > deadline:
-            raise Failed(f"only {len(heard)} of {count} ranks said {word}: {_tail(output)}")
+            raise Failed(f"only {len(heard)} of {count} ranks said {word}: {last_word(output)}")
     return heard
 
 
-def _tail(output: Path) -> str:
+def last_word(output: Path) -> str:
     lines = output.read_text(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
 
@@ -213,12 +213,12 @@ def _idle(pid: int, seconds: float) -> float:
     """Return the share of a core that process PID uses while its ranks are quiet."""
     # The run directory's plan, manifest and pruning belong to the start.
     time.sleep(_SETTLE_S)
-    before, at = _on_cpu_s(pid), time.monotonic()
+    before, at = on_cpu_s(pid), time.monotonic()
     time.sleep(seconds)
-    return (_on_cpu_s(pid) - before) / (time.monotonic() - at)
+    return (on_cpu_s(pid) - before) / (time.monotonic() - at)
 
 
-def _on_cpu_s(pid: int) -> float:
+def on_cpu_s(pid: int) -> float:
     """Return the CPU seconds of all threads of process PID, to the nanosecond."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9

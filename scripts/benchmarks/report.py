@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+import os
+import platform
+import sys
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,6 +50,12 @@ def spread(found: Summary, write: Callable[[float], str] = ms) -> str:
     return f"{write(found.median)} ({write(found.low)}-{write(found.high)})"
 
 
+def quartered(values: Sequence[float]) -> str:
+    """Write the median of ratios, and the quarters around it."""
+    low, middle, high = quantiles(values, n=4, method="inclusive") if values[1:] else values * 3
+    return f"{middle:.3f} ({low:.3f}-{high:.3f})"
+
+
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out ROWS under HEADS, the first column to the left and the others to the right."""
     widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
@@ -66,3 +75,25 @@ def goals(found: Sequence[Goal]) -> str:
     words = {True: "reached", False: "MISSED", None: "not measured"}
     rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in found]
     return table("Goals", ["what", "wanted", "seen", ""], rows)
+
+
+def machine() -> dict[str, Any]:
+    """Return on what this is measured."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def headline(found: dict[str, Any]) -> str:
+    """Say on what this was measured: a machine that is busy with something else lies."""
+    machine, versions = found["machine"], found["versions"]
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{machine['cpus']} cores, load {machine['load_before']:.1f} before, {software}\n"
+
+
+def progress(text: str) -> None:
+    """Say how far the measuring is, where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

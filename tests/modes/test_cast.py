@@ -75,20 +75,30 @@ def test_trainers_get_the_devices_of_the_mask_and_servers_none() -> None:
 
 
 def test_each_host_plans_its_part_of_the_lists() -> None:
+    found = set()
     for me, host in enumerate(("10.0.0.1", "10.0.0.2")):
         facts = some_facts(addresses=(Address("eth0", host),))
         plan = planned(SPREAD, facts)
         assert plan.node_rank == me
         assert [one.name for one in plan.processes] == [f"server.{me}", f"trainer.{me}"]
         assert plan.processes[0].log == "serverlog.0"
-        assert any("its own trainers" in note for note in plan.notes)
+        assert plan.peers is not None
+        assert (plan.peers.chair, plan.peers.host) == (0, "10.0.0.1")
+        found.add(plan.peers)
+    # Both know the same place, and another job has another one.
+    assert len(found) == 1
+    assert planned(SPREAD._replace(job_id="other"), facts).peers not in found
 
 
-def test_a_host_with_servers_alone_waits_for_them() -> None:
+def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     request = SPREAD._replace(trainers=("10.0.0.2:6171",))
     plan = planned(request)
-    assert [(one.name, one.essential) for one in plan.processes] == [("server.0", True)]
-    assert any("run until they are stopped" in note for note in plan.notes)
+    assert [(one.name, one.essential) for one in plan.processes] == [("server.0", False)]
+    assert plan.peers is not None
+
+
+def test_a_job_on_one_host_asks_nobody() -> None:
+    assert planned().peers is None
 
 
 def test_ips_give_every_host_the_same_seats() -> None:

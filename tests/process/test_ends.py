@@ -270,7 +270,10 @@ def test_s31_nohup_survives_the_terminal(tmp_path: Path) -> None:
 
 def test_s31_without_nohup_a_lost_terminal_stops_the_job(tmp_path: Path) -> None:
     job = Launch(tmp_path, "touch ready0; sleep 60")
+    # The tests themselves may run under nohup, whose children ignore HUP.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     launcher = job.start()
+    signal.signal(signal.SIGHUP, before)
     job.wait_for("ready0")
     launcher.send_signal(signal.SIGHUP)
     assert job.finish(launcher).returncode == 129

@@ -18,6 +18,8 @@ from fleetrun.run.events import (
     Finish,
     Interrupted,
     Outcome,
+    PeerFailed,
+    PeersDone,
     Refuted,
     SignalAll,
     Spawn,
@@ -37,12 +39,17 @@ class Job:
     """A pretended supervisor: performs what the policy wants and keeps the books."""
 
     def __init__(
-        self, essential: Sequence[bool], rules: Rules, spawns: Callable[[int], bool] | None = None
+        self,
+        essential: Sequence[bool],
+        rules: Rules,
+        spawns: Callable[[int], bool] | None = None,
+        *,
+        has_peers: bool = False,
     ) -> None:
         self.rules = rules
         self.now = 0.0
         self.spawns = spawns or (lambda _: True)
-        self.state, actions = policy.begin(essential)
+        self.state, actions = policy.begin(essential, has_peers=has_peers)
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
@@ -409,6 +416,66 @@ def test_a_failure_is_worse_than_a_strategy_without_effect(code: int) -> None:
     assert one.verdict().exit_code == 0
 
 
+def with_peers(trainers: int, servers: int = 0, restarts: int = 0) -> Job:
+    """Make a host's part of a job: trainers, then servers."""
+    essential = [True] * trainers + [False] * servers
+    return Job(essential, Rules(max_restarts=restarts), has_peers=True)
+
+
+def test_servers_go_on_until_the_other_hosts_are_done() -> None:
+    one = with_peers(1, servers=1)
+    one.exit(0)
+    assert one.signals() == []
+    one.feed(PeersDone(1.0))
+    assert one.signals() == [TERM]
+    one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == 0
+
+
+def test_the_other_hosts_may_be_done_first() -> None:
+    one = with_peers(1)
+    one.feed(PeersDone(1.0))
+    assert one.outcome is None
+    one.exit(0)
+    assert one.verdict().cause is None
+
+
+def test_a_failure_elsewhere_is_the_verdict() -> None:
+    one = with_peers(1)
+    failed = PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0)
+    one.feed(failed)
+    assert one.signals() == [TERM]
+    one.exit(0, signum=TERM)
+    assert (one.verdict().cause, one.verdict().exit_code) == (failed, 7)
+
+
+def test_hosts_start_again_together() -> None:
+    one = with_peers(1, restarts=1)
+    one.exit(0)
+    one.feed(PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0))
+    one.wait(LONGEST_WAIT_S)
+    assert one.state.attempt == 1
+    # Word of the attempt that is over already.
+    one.feed(PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0))
+    one.feed(PeersDone(1.0))
+    one.exit(0)
+    assert one.outcome is None
+    one.feed(PeersDone(1.0, attempt=1))
+    assert one.verdict().exit_code == 0
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
+    one = with_peers(2, restarts=3)
+    one.exit(0, code=3)
+    if is_waiting:
+        one.exit(1, signum=TERM)
+    one.feed(PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_final=True))
+    if not is_waiting:
+        one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == (1 if is_waiting else 3)
+
+
 def test_after_the_end_nothing_happens() -> None:
     one = job(1)
     one.exit(0)
@@ -435,30 +502,56 @@ def play(numbers: Sequence[int]) -> Job:
     dice = Dice(numbers)
     essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
     rules = Rules(grace_s=float(dice.roll(5)), max_restarts=dice.roll(3))
-    one = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19)
+    has_peers = dice.roll(3) == 2
+    one = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19, has_peers=has_peers)
     while one.outcome is None:
-        alive = sorted(one.state.alive)
-        if not dice.numbers:
-            if one.state.phase == policy.WAITING:
-                one.wait(LONGEST_WAIT_S)
-                continue
-            assert alive, "nobody is left, and still no end"
-            one.exit(alive[0], signum=KILL)
-            continue
-        match dice.roll(8):
-            case 0 | 1 | 2 if alive:
-                one.exit(alive[dice.roll(len(alive))], code=(0, 0, 0, 7)[dice.roll(4)])
-            case 3 if alive:
-                one.exit(alive[dice.roll(len(alive))], signum=(KILL, TERM, 11)[dice.roll(3)])
-            case 4:
-                one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
-            case 5 if dice.roll(4) == 3:
-                one.feed(Refuted(("rank 0 left no evidence",), one.now))
-            case 5:
-                one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
-            case _:
-                one.now += 0.001
+        if dice.numbers:
+            happen(one, dice)
+        else:
+            end(one)
     return one
+
+
+def happen(one: Job, dice: Dice) -> None:
+    """Let one thing happen."""
+    alive = sorted(one.state.alive)
+    match dice.roll(8):
+        case 0 | 1 | 2 if alive:
+            one.exit(alive[dice.roll(len(alive))], code=(0, 0, 0, 7)[dice.roll(4)])
+        case 3 if alive:
+            one.exit(alive[dice.roll(len(alive))], signum=(KILL, TERM, 11)[dice.roll(3)])
+        case 4:
+            one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
+        case 5 if dice.roll(4) == 3:
+            one.feed(Refuted(("rank 0 left no evidence",), one.now))
+        case 5:
+            one.wait((0.01, 0.5, 2.0, 50.0)[dice.roll(4)])
+        case 6 if policy.PEERS in one.state.essential:
+            hear(one, dice)
+        case _:
+            one.now += 0.001
+
+
+def hear(one: Job, dice: Dice) -> None:
+    """Let another host tell something, of this attempt or of the one before."""
+    attempt = max(0, one.state.attempt - dice.roll(2))
+    if dice.roll(2):
+        one.feed(PeersDone(one.now, attempt))
+    else:
+        is_final = dice.roll(3) == 2
+        one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt, is_final))
+
+
+def end(one: Job) -> None:
+    """Let somebody who is left die."""
+    alive = sorted(one.state.alive)
+    if one.state.phase == policy.WAITING:
+        one.wait(LONGEST_WAIT_S)
+    elif alive:
+        one.exit(alive[0], signum=KILL)
+    else:
+        assert policy.PEERS in one.state.owed, "nobody is left, and still no end"
+        one.feed(PeersDone(one.now, one.state.attempt))
 
 
 def check(one: Job) -> None:
@@ -473,7 +566,7 @@ def check(one: Job) -> None:
         after = order[order.index(stops[0]) :]
         assert not any(isinstance(event, Started) for event in after), "started after a signal"
     assert 1 <= outcome.attempts <= one.rules.max_restarts + 1
-    was_waiting = isinstance(outcome.cause, Interrupted) and len(outcome.earlier) > 0
+    was_waiting = isinstance(outcome.cause, Interrupted | PeerFailed) and len(outcome.earlier) > 0
     assert len(outcome.earlier) in {outcome.attempts - 1, outcome.attempts * was_waiting}
     check_last_attempt(one, stops)
     check_spawns(one)
@@ -493,7 +586,11 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
         case None:
             assert outcome.exit_code == 0
             done = {exited.process for exited in last if not exited.status.exit_code}
-            assert one.state.essential <= done
+            heard = any(
+                isinstance(event, PeersDone) and event.attempt == outcome.attempts - 1
+                for event in one.events
+            )
+            assert one.state.essential <= done | ({policy.PEERS} if heard else set())
         case Interrupted():
             assert outcome.cause is stops[0]
             assert outcome.exit_code == 128 + stops[0].signum
@@ -501,6 +598,9 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert not any(f in before and f not in outcome.earlier for f in failures[:1])
         case Refuted():
             assert outcome.exit_code == 5
+            assert outcome.cause in one.events
+        case PeerFailed():
+            assert outcome.exit_code == 9
             assert outcome.cause in one.events
         case Exited():
             assert outcome.cause is failures[0]

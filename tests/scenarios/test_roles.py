@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from commandline import Command
@@ -16,7 +16,10 @@ from waiting import until
 from fleetrun import paddles
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from commandline import Ended
 
 # What a server does: listen, and say so.
 LISTEN = (
@@ -189,26 +192,128 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def test_a_host_of_servers_alone_serves_until_it_is_stopped(tmp_path: Path) -> None:
+class Spread(NamedTuple):
+    """The same job, started on two "hosts" with loopback addresses."""
+
+    jobs: tuple[Command, Command]
+    launchers: tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
+
+    def finish(self) -> tuple[Ended, Ended]:
+        """Wait for both ends."""
+        first, second = map(Command.finish, self.jobs, self.launchers)
+        return first, second
+
+
+HOSTS = ("127.0.0.1", "127.0.0.2")
+
+
+def on_two_hosts(
+    folder: Path,
+    *options: str,
+    servers: Sequence[str] = HOSTS,
+    trainers: Sequence[str] = HOSTS,
+    server: str = SERVE,
+    trainer: str = "exit 0",
+) -> Spread:
+    """Start a job with a server and a trainer at each of these addresses; $N counts per host."""
     lists = (
-        f"--servers=127.0.0.1:{free_port()}",
-        f"--workers=127.0.0.2:{free_port()}",
+        f"--servers={','.join(f'{host}:{free_port()}' for host in servers)}",
+        f"--workers={','.join(f'{host}:{free_port()}' for host in trainers)}",
         f"--http_port={free_port()}",
     )
-    folders = [tmp_path / "servers", tmp_path / "trainers"]
-    for folder in folders:
-        folder.mkdir()
-    serving = roles(folders[0], *lists, "--host=127.0.0.1")
-    serving.argv.remove("--quiet")
-    launcher = serving.start()
-    training = roles(folders[1], *lists, "--host=127.0.0.2", trainer="echo trained")
-    done = training.run()
-    assert (done.code, done.out) == (0, b"trained\n")
-    assert launcher.poll() is None
-    launcher.terminate()
-    ended = serving.finish(launcher)
-    assert ended.code == 143
-    assert "no trainer is on this host: its servers run until they are stopped" in ended.said
+    jobs = []
+    for host in HOSTS:
+        (folder / host).mkdir()
+        # Each sees the other's folder, too.
+        own = f"HERE={host}; OTHER={folder}/{HOSTS[host == HOSTS[0]]};"
+        job = roles(
+            folder / host,
+            *lists,
+            f"--host={host}",
+            *options,
+            server=f"{own} {server}",
+            trainer=f"{own} {trainer}",
+        )
+        job.argv.remove("--quiet")
+        jobs.append(job)
+    return Spread((jobs[0], jobs[1]), (jobs[0].start(), jobs[1].start()))
+
+
+def test_servers_serve_until_the_trainers_of_all_hosts_are_done(tmp_path: Path) -> None:
+    # The second host's trainer goes on when the first host's launcher has heard its own exit.
+    late = "[ $HERE = 127.0.0.2 ] && until [ -e go ]; do sleep 0.01; done; echo trained"
+    job = on_two_hosts(tmp_path, trainer=late)
+    until(lambda: "exited" in [event["event"] for event in job.jobs[0].events()])
+    assert job.launchers[0].poll() is None
+    (tmp_path / HOSTS[1] / "go").touch()
+    ended = job.finish()
+    assert [one.code for one in ended] == [0, 0]
+    for one in job.jobs:
+        ends = [event for event in one.events() if event["event"] == "exited"]
+        assert [(end["process"][:6], end["signal"]) for end in ends] == [
+            ("traine", None),
+            ("server", "SIGTERM"),
+        ]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_host_of_servers_alone_serves_until_the_others_are_done(
+    tmp_path: Path, place: int
+) -> None:
+    job = on_two_hosts(
+        tmp_path, servers=HOSTS[place : place + 1], trainers=HOSTS[1 - place : 2 - place]
+    )
+    assert [one.code for one in job.finish()] == [0, 0]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_s13_a_trainer_that_fails_on_one_host_fails_the_job_on_all(
+    tmp_path: Path, place: int
+) -> None:
+    fail = f"[ $HERE = {HOSTS[place]} ] && exit 7; {IDLE}"
+    ended = on_two_hosts(tmp_path, trainer=fail).finish()
+    assert [one.code for one in ended] == [7, 7]
+    assert f"rank {place} exited with 7." in ended[place].said
+    told = ended[1 - place].said
+    assert f"Rank {place} exited with 7 on {HOSTS[place]}: the job failed there first" in told
+
+
+def test_s14_a_dead_server_ends_the_job_on_all_hosts(tmp_path: Path) -> None:
+    up = "touch $OTHER/up; until [ -e up ]; do sleep 0.01; done"
+    kill = f"[ $HERE = 127.0.0.2 ] && {{ {up}; kill -KILL $$; }}"
+    job = on_two_hosts(tmp_path, server=f"( {kill} ) & {SERVE}", trainer=f"touch $OTHER/up; {IDLE}")
+    ended = job.finish()
+    assert [one.code for one in ended] == [137, 137]
+    assert "Server 1 was killed by SIGKILL on 127.0.0.2" in ended[0].said
+
+
+def test_s28_a_lost_launcher_ends_the_job_on_the_other_host(tmp_path: Path) -> None:
+    job = on_two_hosts(tmp_path, trainer=f"touch up; {IDLE}")
+    job.jobs[0].wait_for("up")
+    job.jobs[1].wait_for("up")
+    job.launchers[1].kill()
+    ended = job.finish()
+    assert ended[0].code == 1
+    assert "Fleetrun was lost on 127.0.0.2" in ended[0].said
+
+
+def test_s24_a_signal_to_one_launcher_stops_the_job_on_all_hosts(tmp_path: Path) -> None:
+    job = on_two_hosts(tmp_path, "--max_restart=3", trainer=f"touch up; {IDLE}")
+    job.jobs[0].wait_for("up")
+    job.jobs[1].wait_for("up")
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert [one.code for one in job.finish()] == [130, 130]
+
+
+def test_s52_all_hosts_start_again_together(tmp_path: Path) -> None:
+    up = "touch $OTHER/up; until [ -e up ]; do sleep 0.01; done"
+    fail = f"{up}; [ $HERE$PADDLE_RESTART_COUNT = 127.0.0.20 ] && exit 3"
+    wait = f"[ $PADDLE_RESTART_COUNT = 0 ] && {IDLE}"
+    job = on_two_hosts(tmp_path, "--max_restart=1", trainer=f"{fail}; {wait}; exit 0")
+    assert [one.code for one in job.finish()] == [0, 0]
+    for one in job.jobs:
+        started = [event for event in one.events() if event["event"] == "started"]
+        assert [event["attempt"] for event in started] == [0, 0, 1, 1]
 
 
 CLUSTER = {

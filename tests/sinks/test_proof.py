@@ -253,6 +253,19 @@ def test_parameters_that_differ_are_told_even_if_that_comes_later(tmp_path: Path
     assert "THE PARAMETERS OF THE RANKS DIFFER." in here.said[1]
 
 
+def test_a_note_that_comes_after_the_table_is_told_by_itself(tmp_path: Path) -> None:
+    here = Room(tmp_path)
+    for rank in range(2):
+        here.leave(rank, evidence(GOOD, notes=["early"]))
+    here.until(lambda: here.said)
+    for rank in range(2):
+        here.leave(rank, evidence(GOOD, notes=["early", "2 micro-steps were dropped"], updates=9))
+        here.exit(rank)
+    here.finish()
+    assert here.said[0].endswith("\n  early")
+    assert here.said[1:] == ["Strategy: 2 micro-steps were dropped"]
+
+
 def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> None:
     here = Room(tmp_path)
     here.exit(0, code=1)

@@ -16,7 +16,9 @@ from . import (
     evidence,
     imports,
     optimizers,
+    precision,
     rest,
+    servers,
     static,
     strategies,
     updates,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # In this order: the script's settings are settled before what obeys them is put in place.
-_PARTS = (strategies, updates, dygraph, static, optimizers, equality, rest)
+_PARTS = (strategies, updates, dygraph, static, servers, optimizers, precision, equality, rest)
 
 
 def arm(path: str, evidence_path: str) -> None:

@@ -70,6 +70,24 @@ def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
     return start
 
 
+def wait(packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence[int]) -> float:
+    """Return when a byte of the buckets PACKED goes out on average, as a part of the backward.
+
+    The gradient at each index has its size and its place in the order in which backward makes
+    them, from 1 on. A bucket goes out when all of it is there, and those before it have gone.
+
+    >>> wait([[0, 1], [2, 3]], [4, 4, 4, 4], [1, 2, 3, 4])
+    0.75
+    >>> wait([[0, 1], [2, 3]], [4, 4, 4, 4], [4, 1, 2, 3])
+    1.0
+    """
+    total, last = 0, 0
+    for bucket in packed:
+        last = max(last, *(places[index] for index in bucket))
+        total += last * sum(sizes[index] for index in bucket)
+    return total / max(len(places) * sum(sizes), 1)
+
+
 def auto_limit_bytes(gradient_bytes: int) -> float:
     """Return what `fuse_grad_size_in_MB: auto` means, in bytes.
 

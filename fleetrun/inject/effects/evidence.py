@@ -133,12 +133,19 @@ class Evidence:
             "device": _device(paddle),
             "complete": self.updates > 0,
             "updates": self.updates,
-            "knobs": list(self._knobs.values()),
+            "knobs": [self._as_far_as_seen(knob) for knob in self._knobs.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
             "notes": self._notes,
             "ranks_equal": self.ranks_equal,
         }
+
+    def _as_far_as_seen(self, knob: dict[str, Any]) -> dict[str, Any]:
+        """Return KNOB; what was counted in a backward has no effect until parameters change."""
+        if self.updates or knob["status"] != EFFECTIVE:
+            return knob
+        reason = "no update of the optimizer was made"
+        return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
 
 
 def _is_taken(path: str, pid: int) -> bool:

@@ -9,7 +9,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import settings, strategies, updates
+from . import servers, settings, strategies, updates
 from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
 from .imports import after_import
 
@@ -80,6 +80,7 @@ _STATIC = {
     "gradient_scale_configs": _SHARDED,
     "hybrid_configs": "Paddle reads it in dynamic graphs only",
     "a_sync": "only training with parameter servers is asynchronous",
+    "fuse_grad_merge": "Paddle has no pass that reads it",
 }
 # Fields of details that no switch turns on, and how fleet's topology tells the degrees of one.
 _SWITCHLESS = ("gradient_scale_configs", "hybrid_configs")
@@ -229,6 +230,8 @@ class _Rest:
         table = dict(_DYGRAPH if is_dynamic else _STATIC)
         if name in _COMMUNICATION and is_dynamic and not self._models:
             table[name] = "the script has no data-parallel model"
+        if name in _COMMUNICATION and servers.are_used():
+            table[name] = "with parameter servers, ranks do not reduce gradients among themselves"
         if name in _COMMUNICATION and asked.topology.nranks == 1:
             table[name] = "a single rank has nothing to reduce"
         if name in asked.build_strategy:

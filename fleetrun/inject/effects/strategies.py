@@ -140,7 +140,10 @@ class _Injection:
         """Set in STRATEGY what is asked for, as far as this Paddle has it."""
         # Any assignment makes Paddle believe that the script does without `auto`.
         automatic = self._module.non_auto_func_called
-        for name, value in self._asked.strategy.items():
+        # Switching a_sync on makes Paddle forget its details, so details come last.
+        names = sorted(self._asked.strategy, key=lambda name: name.endswith("_configs"))
+        for name in names:
+            value = self._asked.strategy[name]
             if name in _DIVERGING and value is _DIVERGING[name]:
                 refused[name] = (
                     "Paddle forgets the allreduces of a static graph then: ranks diverge"
@@ -193,6 +196,10 @@ class _Injection:
             return
         assign(strategy, name, value)
         said[field] = set()
+        if name == "a_sync" and "a_sync_configs" in self._asked.strategy:
+            # See `place`; what the script has said of them before is forgotten, as without us.
+            said.pop("a_sync_configs", None)
+            self._place_field(strategy, "a_sync_configs", self._asked.strategy["a_sync_configs"])
 
     def _said_in(self, strategy: Any, build: Any) -> list[str]:  # noqa: ANN401
         """Return the fields that the script set in its BuildStrategy; put ours into the others.

@@ -84,9 +84,13 @@ def write_after_the_first(proof: Evidence) -> None:
 
 
 def _watch(module: ModuleType) -> None:
-    """Wrap the methods of Optimizer, and of every class that is ever derived from it."""
-    base: Any = module.Optimizer
-    _wrap(base)
+    wrap_all(module.Optimizer, _wrap)
+
+
+def wrap_all(base: Any, wrap: Callable[[Any], None]) -> None:  # noqa: ANN401 - a class
+    """WRAP the methods of the class BASE, and of every class that is ever derived from it."""
+    for kind in _family(base):
+        wrap(kind)
     inherited = base.__dict__.get("__init_subclass__")
 
     def __init_subclass__(kind: Any, /, **options: Any) -> None:  # noqa: ANN401, N807
@@ -94,12 +98,27 @@ def _watch(module: ModuleType) -> None:
             super(base, kind).__init_subclass__(**options)
         else:
             inherited.__get__(None, kind)(**options)
-        _wrap(kind)
+        wrap(kind)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
+def _family(base: Any) -> list[Any]:  # noqa: ANN401
+    """Return the class BASE and all that are derived from it now, each once."""
+    kinds = [base]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+    return kinds
+
+
+def only_averages(kind: Any) -> bool:  # noqa: ANN401 - a subclass of Optimizer
+    """Whether the optimizer KIND changes no parameter, but averages what others make of them."""
+    return any(each.__name__ == "ModelAverage" for each in kind.__mro__)
+
+
 def _wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
+    if only_averages(kind):
+        return
     for name in _METHODS:
         method = kind.__dict__.get(name)
         if callable(method):

@@ -7,6 +7,7 @@ runs that are merged: what data parallel and gradient merge must come to. It cou
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from paddle.base import core  # noqa: E402
 static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet
 wanted = json.loads(sys.argv[1])
-MERGED, UPDATES, BATCH = wanted.get("merged", 1), 2, 4
+MERGED, BATCH = wanted.get("merged", 1), 4
+# How many steps parameters go their own ways, if they do.
+LOCAL = wanted.get("local", 0)
+UPDATES = 4 if LOCAL else 2
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
 # How often each communicator of gloo's that is made here is called, and how many ranks it has.
 calls: dict[str, int] = {}
@@ -110,6 +114,16 @@ def values(main: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
+def beginning(main: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return what the parameters of MAIN are to be at first: by name, for not all have all."""
+    return {
+        name: np.random.RandomState(zlib.crc32(name.encode()))
+        .uniform(-0.5, 0.5, array.shape)
+        .astype("float32")
+        for name, array in values(main).items()
+    }
+
+
 def schedule(method: Any) -> None:  # noqa: ANN401
     """Do what scripts do after each step."""
     if isinstance(method._learning_rate, paddle.optimizer.lr.LRScheduler):  # noqa: SLF001
@@ -137,6 +151,38 @@ def descend(main: Any, update: int) -> None:  # noqa: ANN401
         tensor.set(np.array(tensor) - np.float32(0.05) * np.mean(made, 0), core.CPUPlace())
 
 
+def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """Train MAIN from FIRST on as each rank; be one after the first step and each LOCAL steps."""
+    scopes = [static.Scope() for _ in range(ranks)]
+    for scope in scopes:
+        with static.scope_guard(scope):
+            executor.run(startup)
+            put(first)
+    for update in range(UPDATES):
+        made = []
+        for scope, part in zip(scopes, data(update)[0], strict=True):
+            with static.scope_guard(scope):
+                executor.run(main, feed=part)
+                made.append(values(main))
+        if update % LOCAL == 0:
+            for scope in scopes:
+                with static.scope_guard(scope):
+                    put({name: np.mean([each[name] for each in made], 0) for name in first})
+    return values_in(scopes[rank], main)
+
+
+def values_in(scope: Any, main: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return the parameters of MAIN that SCOPE has."""
+    with static.scope_guard(scope):
+        return values(main)
+
+
+def put(arrays: dict[str, Any]) -> None:
+    """Set parameters."""
+    for name, array in arrays.items():
+        value(name).set(array, core.CPUPlace())
+
+
 def count(main: Any) -> dict[str, Any]:  # noqa: ANN401
     """Count the operators of MAIN, and what its allreduces carry."""
     ops: dict[str, int] = {}
@@ -162,15 +208,16 @@ def train(case: str) -> dict[str, Any]:
     """Train CASE; return what was counted, its parameters, and what they should be."""
     main, startup, loss, method = program(case, is_shared=True)
     before = dict(calls)
-    twin = beginning = None
+    twin = start_twin = None
     if case == "pair":
         # Its parameters have names of their own.
-        twin, beginning = program("sgd", is_shared=True, name="twin")[:2]
+        twin, start_twin = program("sgd", is_shared=True, name="twin")[:2]
     with static.scope_guard(static.Scope()):
         executor.run(startup)
-        if beginning is not None:
-            executor.run(beginning)
-        first = values(main)
+        if start_twin is not None:
+            executor.run(start_twin)
+        first = beginning(main)
+        put(first)
         for update in range(UPDATES):
             for run in data(update):
                 executor.run(main, feed=run[rank], fetch_list=[loss])
@@ -182,17 +229,16 @@ def train(case: str) -> dict[str, Any]:
     plain, startup, loss, method = program(case, is_shared=False)
     with static.scope_guard(static.Scope()):
         executor.run(startup)
-        for name, array in first.items():
-            value(name).set(array, core.CPUPlace())
-        for update in range(UPDATES):
+        put(beginning(plain))
+        for update in range(0 if LOCAL else UPDATES):
             if case == "norm":
                 descend(plain, update)
             else:
                 executor.run(plain, feed=whole(update), fetch_list=[loss])
                 schedule(method)
-        right = values(plain)
-    if set(made) != set(right):
-        raise LookupError(f"{sorted(made)} are not {sorted(right)}")
+        right = part_ways(plain, startup, values(plain)) if LOCAL else values(plain)
+    if not set(made) <= set(right):
+        raise LookupError(f"{sorted(made)} are not in {sorted(right)}")
     return {
         **count(main),
         "calls": after,

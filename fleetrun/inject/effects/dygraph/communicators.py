@@ -200,16 +200,19 @@ class Lane:
             self._errands = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(self._errands,), daemon=True).start()
 
-    def issue(self, tensor: Any) -> Pending | Errand | None:  # noqa: ANN401 - a tensor
-        """Begin to sum TENSOR over the ranks; None when it is done already."""
+    def issue(self, tensor: Any, *, is_alone: bool = False) -> Pending | Errand | None:  # noqa: ANN401
+        """Begin to sum TENSOR over the ranks; None when it is done already.
+
+        One that is alone in its backward needs no thread of ours: it would only be waited for.
+        """
         self.calls += 1
         tasks = self._carrier.sum(tensor)
-        if not self._overlaps:
+        if self._overlaps and self._errands is None:
+            return Pending(tasks)
+        if self._errands is None or is_alone:
             for task in tasks:
                 task.wait()
             return None
-        if self._errands is None:
-            return Pending(tasks)
         errand = Errand(tasks)
         self._errands.put(errand)
         return errand

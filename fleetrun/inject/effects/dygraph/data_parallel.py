@@ -193,7 +193,7 @@ def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
         ours = getattr(model, "_reducer", None)
         if isinstance(ours, Reducer) and paddle.is_grad_enabled():
             # As Paddle does: it is the forward under `no_sync` that counts.
-            ours.is_armed = model.grad_need_sync
+            ours.hear_of_forward(syncs=model.grad_need_sync)
         return forward(model, *args, **kwargs)
 
     return armed

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
-from ..evidence import EFFECTIVE, NO_EFFECT
+from .. import settings, updates
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,24 +33,34 @@ class Round:
 
     def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:  # noqa: ANN401
         self.optimizer = optimizer
-        self._steps = steps
-        self._averages = averages
-        self.parameters = list(_flat(optimizer._parameter_list))  # noqa: SLF001
+        # What the script calls: an optimizer may be in others.
+        self.outermost = optimizer
+        self.settle_steps(steps, averages=averages)
+        self.parameters = flat(optimizer._parameter_list)  # noqa: SLF001
         # Micro-steps that were skipped since the last update.
         self.skipped = 0
+        # The update is being made; steps within it are parts of it.
+        self.is_updating = False
         # A backward has added gradients that no step has seen.
         self.is_dirty = False
-        self._divisor = steps
         self._is_settled = False
         # For schedulers: steps since the last one of theirs, and what the last one did.
         self.steps_unscheduled = 0
         self.is_updated = True
-        # The GradScaler that the script steps with, and the scheduler's step that was withheld.
+        # The GradScaler that the script steps with.
         self.scaler: Any = None
-        self.withheld: Callable[[], Any] | None = None
+        # What the script does before a step and after it, withheld until there is an update; by
+        # what it does it with.
+        self.before: dict[object, Callable[[], Any]] = {}
+        self.after: dict[object, Callable[[], Any]] = {}
         for parameter in self.parameters:
             if not parameter.stop_gradient:
                 parameter._register_backward_hook(self._spoil)  # noqa: SLF001 - no public way
+
+    def settle_steps(self, steps: int, *, averages: bool) -> None:
+        """Merge STEPS micro-steps into an update, and divide if that AVERAGES."""
+        self._steps = self._divisor = steps
+        self._averages = averages
 
     def _spoil(self, *_: Any) -> None:  # noqa: ANN401
         self.is_dirty = True
@@ -80,7 +90,8 @@ class Round:
         self.is_dirty = self._is_settled = False
         self.is_updated = True
         self._divisor = self._steps
-        self.scaler = self.withheld = None
+        self.scaler = None
+        self.before, self.after = {}, {}
 
     def cut_short(self) -> None:
         """Make the next step the last, for the micro-steps that are there."""
@@ -95,7 +106,8 @@ class Rounds:
         self._asked = asked
         self._proof = proof
         self._rounds: dict[int, Round] = {}
-        self._owners: dict[int, Round] = {}
+        # The newest comes last: a script may make another optimizer, and let the first be.
+        self._owners: dict[int, list[Round]] = {}
         # All steps of all optimizers, merged or real.
         self.steps = 0
         # How many allreduces there were, ever; and up to the last update.
@@ -109,13 +121,23 @@ class Rounds:
         optimizer = unwrap(optimizer)
         if not paddle.in_dynamic_mode() or not getattr(optimizer, "_parameter_list", None):
             return None
+        if updates.only_averages(type(optimizer)):
+            return None
         known = self._rounds.get(id(optimizer))
         if known is None:
             settled = settings.settled()
             known = Round(optimizer, settled.merge_steps, averages=settled.merge_averages)
             self._rounds[id(optimizer)] = known
-            self._owners.update((id(parameter), known) for parameter in known.parameters)
+            for parameter in known.parameters:
+                self._owners.setdefault(id(parameter), []).append(known)
         return known
+
+    def _settle(self) -> None:
+        """Hear how many micro-steps the script wants, which it may say after its optimizer."""
+        if not self.steps:
+            settled = settings.settled()
+            for each in self._rounds.values():
+                each.settle_steps(settled.merge_steps, averages=settled.merge_averages)
 
     def all(self) -> Iterator[Round]:
         """Return every round."""
@@ -123,8 +145,8 @@ class Rounds:
 
     def owners(self, parameters: Sequence[Any]) -> list[Round]:
         """Return the rounds to which PARAMETERS belong."""
-        found = {id(each): each for each in map(self._owners.get, map(id, parameters)) if each}
-        return list(found.values())
+        owners = [self._owners[key][-1] for key in map(id, parameters) if key in self._owners]
+        return list({id(each): each for each in owners}.values())
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether gradients of PARAMETERS must be averaged over the ranks in this backward.
@@ -134,20 +156,39 @@ class Rounds:
         """
         if not self._rounds:
             return True
-        owners = [self._owners.get(id(parameter)) for parameter in parameters]
-        return any(owner is None or owner.is_last for owner in owners)
+        self._settle()
+        owners = [self._owners.get(id(parameter), ()) for parameter in parameters]
+        return any(not each or any(owner.is_last for owner in each) for each in owners)
 
-    def step(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Merge the gradients of the round CURRENT, or UPDATE with them if it is complete."""
+    def step(self, current: Round, update: Callable[[], Any], by: Any = None) -> Any:  # noqa: ANN401
+        """Merge the gradients of the round CURRENT, or UPDATE with them if it is complete.
+
+        BY is what the script calls.
+        """
+        if current.is_updating:
+            return update()
+        self._settle()
         self.steps += 1
         if not current.is_last:
             current.skip()
+            current.outermost = by or current.optimizer
             return None
         current.settle()
         self._prove(current)
-        result = update()
+        current.is_updating = True
+        try:
+            result = update()
+        finally:
+            current.is_updating = False
         current.end()
         return result
+
+    def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:  # noqa: ANN401
+        """STEP for who averages PARAMETERS, and is known as KEY, if they have been updated."""
+        waiting = [each for each in self.owners(parameters) if not each.is_updated]
+        for each in waiting:
+            each.after[key] = step
+        return None if waiting else step()
 
     def complete(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
         """UPDATE through a GradScaler, which steps only if all gradients are finite."""
@@ -156,6 +197,11 @@ class Rounds:
             # It found an infinity: the round is lost, as a large batch would be.
             current.end()
         return result
+
+    def pending(self, parameters: Sequence[Any]) -> Round | None:
+        """Return a round that merges gradients of PARAMETERS; first one that would lose some."""
+        pending = [each for each in self.owners(parameters) if each.skipped]
+        return next((each for each in pending if each.is_dirty), pending[0] if pending else None)
 
     def clear(self, current: Round | None, clear: Callable[[], Any]) -> Any:  # noqa: ANN401
         """CLEAR the gradients of CURRENT, unless they are being merged."""
@@ -175,25 +221,31 @@ class Rounds:
         steps = current.skipped + 1
         self._proof.graph = "dygraph"
         self._proof.counts["merged_steps"] = steps
-        text = f"{steps} micro-steps made one update; {made} allreduces among them"
+        text = (
+            f"{steps} micro-steps made one update; {made} allreduce{'s' * (made != 1)} among them"
+        )
         merges = steps > 1
         for name in ("gradient_merge", "gradient_merge_configs"):
-            asked = self._asked.get(name)
-            if asked is not None:
-                self._proof.knob(
-                    name,
-                    EFFECTIVE if merges else NO_EFFECT,
-                    in_effect=asked if merges else None,
-                    reason="" if merges else "one micro-step makes an update",
-                    evidence=text,
-                )
+            if self._asked.get(name) is None:
+                continue
+            holds = settings.effective(name)
+            if settings.is_scripts(name):
+                reason = f"the script sets {holds} itself"
+                self._proof.knob(name, SCRIPT, in_effect=holds, reason=reason, evidence=text)
+            elif merges:
+                self._proof.knob(name, EFFECTIVE, in_effect=holds, evidence=text)
+            else:
+                reason = "one micro-step makes an update"
+                self._proof.knob(name, NO_EFFECT, reason=reason, evidence=text)
 
     def say_what_is_left(self) -> None:
         """Note the micro-steps whose gradients were never applied."""
         left = [each.skipped for each in self.all() if each.skipped]
         if left:
             tail = self._asked.merge_tail
-            text = f"{max(left)} micro-steps of a partial round were dropped (merge_tail={tail}"
+            count = max(left)
+            steps, were = ("micro-step", "was") if count == 1 else ("micro-steps", "were")
+            text = f"{count} {steps} of a partial round {were} dropped (merge_tail={tail}"
             if tail == "step":
                 text += ": they were not at the end of a paddle.io.DataLoader"
             self._proof.note(f"{text})")
@@ -201,18 +253,21 @@ class Rounds:
 
 
 def unwrap(optimizer: Any) -> Any:  # noqa: ANN401 - an optimizer
-    """Return Paddle's optimizer in fleet's wrappers."""
-    while "_inner_opt" in getattr(optimizer, "__dict__", {}):
-        optimizer = optimizer._inner_opt  # noqa: SLF001 - its only name
-    return optimizer
+    """Return the optimizer in fleet's wrappers, or in LookAhead."""
+    while True:
+        parts = getattr(optimizer, "__dict__", {})
+        inner = parts.get("_inner_opt", parts.get("inner_optimizer"))
+        if inner is None:
+            return optimizer
+        optimizer = inner
 
 
-def _flat(parameters: Any) -> Iterator[Any]:  # noqa: ANN401 - a list, of groups perhaps
+def flat(parameters: Any) -> list[Any]:  # noqa: ANN401 - a list, of groups perhaps
+    """Return PARAMETERS without their groups."""
+    found: list[Any] = []
     for each in parameters or ():
-        if isinstance(each, dict):
-            yield from each["params"]
-        else:
-            yield each
+        found += each["params"] if isinstance(each, dict) else [each]
+    return found
 
 
 def _divide(parameters: Sequence[Any], divisor: int) -> None:

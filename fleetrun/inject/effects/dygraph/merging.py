@@ -6,8 +6,9 @@ import atexit
 import functools
 from typing import TYPE_CHECKING, Any
 
+from .. import updates
 from ..imports import after_import
-from .merge import unwrap
+from .merge import flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,20 +29,15 @@ def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool)
     atexit.register(rounds.say_what_is_left)
 
 
-def _classes(module: ModuleType, base: type) -> Iterator[type]:
-    """Return the classes of MODULE of the kind BASE, itself included; each once."""
-    seen = {each for each in vars(module).values() if isinstance(each, type)}
-    yield from (each for each in {*seen, base} if issubclass(each, base))
-
-
 def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
     def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            update = functools.partial(step, self, *args, **kwargs)
+            if updates.only_averages(type(self)):
+                return rounds.average(flat(self._parameter_list), id(self), update)
             current = rounds.of(self)
-            if current is None:
-                return step(self, *args, **kwargs)
-            return rounds.step(current, lambda: step(self, *args, **kwargs))
+            return update() if current is None else rounds.step(current, update, self)
 
         return merged
 
@@ -58,7 +54,10 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
     def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clear)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            return rounds.clear(rounds.of(self), lambda: clear(self, *args, **kwargs))
+            current = rounds.of(self)
+            if current is None:
+                current = rounds.pending(flat(getattr(self, "_parameter_list", None)))
+            return rounds.clear(current, lambda: clear(self, *args, **kwargs))
 
         return merged
 
@@ -82,15 +81,18 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
         return step
 
     wrappers = {"step": stepping, "minimize": minimizing, "clear_grad": clearing}
-    for cls in _classes(module, module.Optimizer):
-        for name, wrap in wrappers.items():
-            if name in vars(cls):
+
+    def wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
+        for name, wrapper in wrappers.items():
+            if name in vars(kind):
                 # Its `step` wants the closure.
-                chosen = refused if cls.__name__ == "LBFGS" and name != "clear_grad" else wrap
-                setattr(cls, name, chosen(vars(cls)[name]))
+                chosen = refused if kind.__name__ == "LBFGS" and name != "clear_grad" else wrapper
+                setattr(kind, name, chosen(vars(kind)[name]))
         # Not every class calls its base's.
-        if "__init__" in vars(cls):
-            cls.__init__ = making(cls.__init__)  # type: ignore[misc]
+        if "__init__" in vars(kind):
+            kind.__init__ = making(kind.__init__)
+
+    updates.wrap_all(module.Optimizer, wrap)
 
 
 def _schedulers(module: ModuleType, rounds: Rounds) -> None:
@@ -103,15 +105,17 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
                 together = current.steps_unscheduled == 1
                 current.steps_unscheduled = 0
                 if together and not current.is_updated and kwargs.get("epoch") is None:
-                    current.withheld = lambda: step(self, *args, **kwargs)
+                    current.after[id(self)] = lambda: step(self, *args, **kwargs)
                     return None
             return step(self, *args, **kwargs)
 
         return merged
 
-    for cls in _classes(module, module.LRScheduler):
-        if "step" in vars(cls):
-            cls.step = scheduling(vars(cls)["step"])  # type: ignore[attr-defined]
+    def wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of LRScheduler
+        if "step" in vars(kind):
+            kind.step = scheduling(vars(kind)["step"])
+
+    updates.wrap_all(module.LRScheduler, wrap)
 
 
 def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
@@ -140,6 +144,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
             current = rounds.of(optimizer)
             if current is not None:
                 if not current.is_last:
+                    current.before["unscale"] = lambda: unscale(self, optimizer)
                     return None
                 current.settle()
             return unscale(self, optimizer)
@@ -173,6 +178,9 @@ def _clips(module: ModuleType, rounds: Rounds) -> None:
             for current in rounds.owners(several):
                 if not current.is_last:
                     # Only the merged gradient is clipped.
+                    current.before[clip, tuple(map(id, several))] = lambda: clip(
+                        several, *args, **kwargs
+                    )
                     return paddle.zeros([])
                 current.settle()
             return clip(several, *args, **kwargs)
@@ -189,11 +197,8 @@ def _layers(module: ModuleType, rounds: Rounds) -> None:
 
     @functools.wraps(clear)
     def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        pending = [each for each in rounds.owners(self.parameters()) if each.skipped]
-        current = next((each for each in pending if each.is_dirty), None)
-        return rounds.clear(
-            current or (pending[0] if pending else None), lambda: clear(self, *args, **kwargs)
-        )
+        pending = rounds.pending(self.parameters())
+        return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
     module.Layer.clear_gradients = clear_gradients
 
@@ -241,16 +246,19 @@ class _UntilTheEnd:
 
 def _apply(current: Round, flush: Callable[[Round], None]) -> None:
     """Update with what there is of a round."""
-    scaler, withheld = current.scaler, current.withheld
+    scaler, before, after = current.scaler, current.before, current.after
     flush(current)
     current.cut_short()
-    optimizer = unwrap(current.optimizer)
+    current.settle()
+    for prepare in before.values():
+        prepare()
+    optimizer = current.outermost
     if scaler is None:
         optimizer.step()
     else:
         scaler.step(optimizer)
         scaler.update()
     optimizer.clear_grad()
-    if withheld is not None:
-        withheld()
+    for follow in after.values():
+        follow()
     current.steps_unscheduled = 0

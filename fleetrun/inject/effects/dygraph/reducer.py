@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from .communicators import Errand, Lane, Pending
 
 
+# By what part of a backward buckets must go out sooner on average, to be made anew: what one
+# operator makes together comes in any order, and there is nothing to be gained.
+_WORTH_MOVING = 0.1
+
+
 class Limits(NamedTuple):
     """What bounds a bucket; None: nothing does."""
 
@@ -31,6 +36,8 @@ class Bucket:
         # How many of them this backward has not made yet.
         self.missing = len(parameters)
         self.is_out = False
+        # How many gradients there were when it went out.
+        self.gradients_before = 0
         # What must be waited for, and what keeps the memory until then.
         self.pending: Pending | Errand | None = None
         self.flat: Any = None
@@ -52,6 +59,10 @@ class Reducer:
     waits for those before it, and what is left goes out at the end, with zeros for the gradients
     that are not there. Whether another rank had one is agreed on in one more, small allreduce,
     which ends after the first backward if all ranks had all gradients.
+
+    The first backward is expected to make the gradients of the last layers first. It tells in
+    which order they really come. Where buckets go out much sooner in that order, as rank 0 saw it,
+    they follow it from then on: an unused parameter must not hold up those behind it.
     """
 
     def __init__(
@@ -75,10 +86,14 @@ class Reducer:
         self._finds_unused = finds_unused
         self._must_sync = must_sync
         self._reduced = reduced
-        # Whether the last forward asked for its gradients to be averaged.
-        self.is_armed = False
+        # Whether the forwards asked for their gradients to be averaged; and whether one of them
+        # still waits for its backward.
+        self._is_armed = False
+        self._is_awaited = False
         self._is_active = False
         self._knows_usage = False
+        # Whether the buckets are in the order of a backward that was seen.
+        self._is_ordered = False
         # Recomputed layers make their gradients in several portions: nothing goes out early.
         self._goes_late = False
         self._hooked: set[int] = set()
@@ -87,12 +102,15 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self._homes: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
-        self._fired: set[int] = set()
-        # Whether backward came to this model at all.
+        # The gradients of this backward in the order in which they came: a set that keeps it.
+        self._fired: dict[int, None] = {}
+        # Whether backward came to sparse parameters.
         self._is_touched = False
         self._next = 0
         # How many buckets were out before the last gradient of the last backward was there.
         self.early = 0
+        # How many gradients came at another place than was expected at first.
+        self.moved = 0
         self.rounds = 0
         self._arrange()
         for parameter in self._sparse:
@@ -107,31 +125,51 @@ class Reducer:
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Do nothing: DataParallel calls it, and Paddle's own looks for unused parameters then."""
 
+    def hear_of_forward(self, *, syncs: bool) -> None:
+        """Average the gradients of later backwards if the forward SYNCS them.
+
+        One under `no_sync` takes nothing back from one that still waits for its backward: Paddle
+        has it so, and one average too many does no harm.
+        """
+        if syncs:
+            self._is_armed = self._is_awaited = True
+        elif not self._is_awaited:
+            self._is_armed = False
+
     def _arrange(self) -> None:
-        """Pack the gradients of the parameters that are trained now; last layers first."""
+        """Take the parameters that are trained now; last layers first."""
         self.parameters = [each for each in reversed(self._all) if not each.stop_gradient]
         self._frozen = [each for each in self._all if each.stop_gradient]
-        sizes = [each.size * each.element_size() for each in self.parameters]
-        most_bytes, most_gradients, last_bytes = self._limits(sum(sizes))
-        self.buckets = [
-            Bucket([self.parameters[i] for i in packed], sum(sizes[i] for i in packed))
-            for packed in buckets.pack(
-                sizes,
-                [str(each.dtype) for each in self.parameters],
-                limit_bytes=most_bytes,
-                limit_count=most_gradients,
-                last_bytes=last_bytes,
-            )
-        ]
-        self._homes = {
-            id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
-        }
         for parameter in self.parameters:
             if id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 # Paddle calls it after the gradient was accumulated.
                 parameter._register_backward_hook(self._hook(parameter))  # noqa: SLF001
-        self._knows_usage = False
+        self._knows_usage = self._is_ordered = False
+        self._pack()
+
+    def _pack(self) -> None:
+        """Put the gradients into buckets, in the order of the parameters."""
+        sizes, packed = self._packed(self.parameters)
+        self.buckets = [
+            Bucket([self.parameters[index] for index in one], sum(sizes[index] for index in one))
+            for one in packed
+        ]
+        self._homes = {
+            id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
+        }
+
+    def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
+        """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket."""
+        sizes = [each.size * each.element_size() for each in parameters]
+        most_bytes, most_gradients, last_bytes = self._limits(sum(sizes))
+        return sizes, buckets.pack(
+            sizes,
+            [str(each.dtype) for each in parameters],
+            limit_bytes=most_bytes,
+            limit_count=most_gradients,
+            last_bytes=last_bytes,
+        )
 
     def _hook(self, parameter: Any) -> Callable[..., None]:  # noqa: ANN401 - a parameter
         key = id(parameter)
@@ -147,23 +185,22 @@ class Reducer:
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_active = self.is_armed and self._must_sync(self.everything)
-        self._is_touched = False
+        self._is_active = self._is_armed and self._must_sync(self.everything)
         if not self._is_active:
+            self._is_awaited = False
             return
+        self._is_touched = False
         if any(not each.stop_gradient for each in self._frozen):
             # All ranks run the same script: they unfreeze together.
             self._arrange()
-        self._fired = set()
+        self._fired = {}
         self._next = 0
-        self.early = 0
         for bucket in self.buckets:
             bucket.reset()
 
     def _made(self, key: int) -> None:
         """Take note of a gradient, and send its bucket if it is its turn."""
         bucket = self._homes[key]
-        self._is_touched = True
         if backward.is_nested():
             self._goes_late = True
         if bucket.is_out:
@@ -175,39 +212,44 @@ class Reducer:
             raise RuntimeError(message)
         if key in self._fired:
             return
-        self._fired.add(key)
+        self._fired[key] = None
         bucket.missing -= 1
         if not bucket.missing and not self._goes_late:
-            self._send_what_is_ready(len(self._fired) == len(self.parameters))
+            self._send_what_is_ready()
 
-    def _send_what_is_ready(self, is_last: bool) -> None:  # noqa: FBT001 - private
+    def _send_what_is_ready(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].missing:
             self._send(self._next)
             self._next += 1
-        if not is_last:
-            self.early = self._next
 
     def _send(self, number: int) -> None:
         bucket = self.buckets[number]
         bucket.is_out = True
+        bucket.gradients_before = len(self._fired)
         bucket.flat, bucket.absent = coalesced.gather(bucket.parameters)
         # Paddle divides before it sums, too.
         coalesced.scale(bucket.flat, 1.0 / self._nranks)
-        bucket.pending = self._lanes[number % len(self._lanes)].issue(bucket.flat)
+        lane = self._lanes[number % len(self._lanes)]
+        bucket.pending = lane.issue(bucket.flat, is_alone=len(self.buckets) == 1)
 
     def finish(self) -> None:
         """Send what is left, and wait for everything."""
-        if not self._is_active or not self._is_touched:
+        if not self._is_active or not (self._fired or self._is_touched):
             return
-        self._is_active = False
+        self._is_active = self._is_awaited = False
         self.flush()
 
     def flush(self) -> None:
         """Average what gradients there are, but for those that are on their way already."""
+        made = len(self._fired)
+        sent = self.buckets[: self._next]
+        self.early = sum(1 for bucket in sent if bucket.gradients_before < made)
         for number in range(self._next, len(self.buckets)):
             self._send(number)
         self._next = len(self.buckets)
-        usage = None if self._knows_usage else self._agree_on_usage()
+        usage = order = None
+        if not (self._knows_usage and self._is_ordered):
+            usage, order = self._agree()
         for bucket in self.buckets:
             if bucket.pending is not None:
                 bucket.pending.wait()
@@ -220,22 +262,55 @@ class Reducer:
                 sparse.average(parameter, self._group, self._nranks)
         self.rounds += 1
         self._reduced(self)
+        if order:
+            self._follow(order)
 
     def restart(self) -> None:
         """Be as before a backward, to `flush` what others have left."""
         self._next = 0
+        self._fired = {}
         for bucket in self.buckets:
             bucket.reset()
 
-    def _agree_on_usage(self) -> dict[int, int]:
-        """Return how many ranks have a gradient of each parameter; of all, by its id."""
+    def _agree(self) -> tuple[dict[int, int], dict[int, int] | None]:
+        """Return how many ranks have a gradient of each parameter; of all, by its id.
+
+        And, if it is not known yet, at which place rank 0 got each; those that none got are last.
+        """
         if not self.parameters:
-            return {}
+            return {}, None
         absent = {id(parameter) for bucket in self.buckets for parameter, _ in bucket.absent}
         have = [0 if id(each) in absent else 1 for each in self.parameters]
+        if not self._is_ordered:
+            # The sum of what rank 0 says, and of zeros.
+            seen = self._fired if self._group.rank() == 0 else ()
+            places = {key: place for place, key in enumerate(seen, 1)}
+            have += [places.get(id(each), 0) for each in self.parameters]
+        keys = [id(each) for each in self.parameters]
         counted = coalesced.sum_of(have, self._lanes[0])
-        self._knows_usage = not self._finds_unused and min(counted) == self._nranks
-        return {id(each): count for each, count in zip(self.parameters, counted)}  # noqa: B905
+        counts, told = counted[: len(keys)], counted[len(keys) :]
+        self._knows_usage = not self._finds_unused and min(counts) == self._nranks
+        usage = dict(zip(keys, counts))  # noqa: B905 - Python 3.8
+        if not any(told):
+            return usage, None
+        end = len(keys)
+        order = {key: place or end + (not usage[key]) for key, place in zip(keys, told)}  # noqa: B905
+        return usage, order
+
+    def _follow(self, places: dict[int, int]) -> None:
+        """Make the buckets anew, in the order of PLACES, if they go out much sooner so; once."""
+        self._is_ordered = True
+        order = sorted(self.parameters, key=lambda each: places[id(each)])
+        waits = []
+        for parameters in (self.parameters, order):
+            sizes, packed = self._packed(parameters)
+            seen = [min(places[id(each)], len(parameters)) for each in parameters]
+            waits.append(buckets.wait(packed, sizes, seen))
+        if waits[0] - waits[1] > _WORTH_MOVING:
+            moved = zip(self.parameters, order)  # noqa: B905 - Python 3.8
+            self.moved = sum(1 for was, now in moved if was is not now)
+            self.parameters = order
+            self._pack()
 
     def _complete(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:  # noqa: ANN401
         """Give PARAMETER the average of the other ranks, if any of them has a gradient of it."""

@@ -70,6 +70,7 @@ class Report:
             "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
             "communicators": sum(1 for count in calls if count),
             "early": reducer.early,
+            "moved": reducer.moved,
             "groups": [list(group) for group in made.levels.groups] if made.levels else [],
         }
         self._speak(made)
@@ -78,7 +79,7 @@ class Report:
         models = list(self._models.values())
         counts: dict[str, Any] = {
             name: sum(model[name] for model in models)
-            for name in ("gradients", "allreduces_before", "allreduces", "early")
+            for name in ("gradients", "allreduces_before", "allreduces", "early", "moved")
         }
         counts["bucket_bytes"] = [size for model in models for size in model["bucket_bytes"]]
         counts["communicators"] = max(model["communicators"] for model in models)
@@ -86,20 +87,25 @@ class Report:
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
         fused = (
-            f"{counts['gradients']} gradients in {counts['allreduces']} allreduces"
+            f"{_many(counts['gradients'], 'gradient')} in"
+            f" {_many(counts['allreduces'], 'allreduce')}"
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         for name in _FUSION:
             self._say(name, fused)
         early = (
-            f"{counts['early']} of {counts['allreduces']} allreduces went out before the last"
-            " gradient was there"
+            f"{counts['early']} of {_many(counts['allreduces'], 'allreduce')} went out before the"
+            " last gradient was there"
         )
+        if counts["moved"]:
+            early += f"; {counts['moved']} gradients are reduced in the order in which they came"
         if not made.overlaps:
             early = "each allreduce was waited for at once"
         self._say("sync_nccl_allreduce", early)
-        self._say("nccl_comm_num", f"{counts['communicators']} communicators in turn; {early}")
+        turns = " in turn" if counts["communicators"] > 1 else ""
+        used = _many(counts["communicators"], "communicator")
+        self._say("nccl_comm_num", f"{used}{turns}; {early}")
         for name in _HIERARCHY:
             self._say_groups(name, made)
         self._proof.write()
@@ -112,8 +118,9 @@ class Report:
         is_scripts = settings.is_scripts(name)
         reason = self._asked.reasons.get(name, "")
         if name == "fuse_grad_size_in_MB" and used == "auto":
-            total = sum(self._proof.counts["bucket_bytes"]) / MEBIBYTE
-            used = round(total / 10, 3)
+            # Each model has its own; that of the largest is told.
+            total = max(sum(model["bucket_bytes"]) for model in self._models.values()) / MEBIBYTE
+            used = float(f"{total / 10:.3g}")
             reason = f"auto: a tenth of {total:.3g} MB of gradients"
         elif name in _FUSION[1:] and not is_scripts and not self._fuses():
             self._proof.knob(
@@ -121,8 +128,12 @@ class Report:
             )
             return
         if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
-            reason = f"only {self._proof.counts['allreduces']} allreduces to share"
-            used = self._proof.counts["communicators"]
+            made, used = self._proof.counts["allreduces"], self._proof.counts["communicators"]
+            are = "is" if made == 1 else "are"
+            reason = f"there {are} only {_many(made, 'allreduce')} to share"
+            if used == 1 and not is_scripts:
+                self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
+                return
         status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
 
@@ -146,3 +157,12 @@ class Report:
                 NO_EFFECT,
                 reason=f"groups of one rank, or of all {made.nranks}, have no second level",
             )
+
+
+def _many(count: int, what: str) -> str:
+    """Write COUNT of WHAT.
+
+    >>> _many(1, "allreduce"), _many(0, "allreduce")
+    ('1 allreduce', '0 allreduces')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

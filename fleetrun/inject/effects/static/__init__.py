@@ -10,8 +10,21 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .. import settings
 from ..imports import after_import
-from . import computation, counting, fusion, gloo, merged, merging, program, reading
+from . import (
+    computation,
+    counting,
+    fusion,
+    gloo,
+    local,
+    merged,
+    merging,
+    order,
+    program,
+    reading,
+    refusals,
+)
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -23,6 +36,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 def install(asked: Wish, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
     merging.install()
+    refusals.tell_of_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)
@@ -54,35 +68,29 @@ def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *words, **named)
-        if not hasattr(loss, "block") or not hasattr(loss.block.program, "blocks"):
-            text = (
-                f"static fleet of Paddle {paddle.__version__} needs FLAGS_enable_pir_api=0 "
-                "in the environment before Paddle is imported (fleetrun --env)."
-            )
-            proof.note(text)
-            proof.write()
-            raise RuntimeError(text)
+        text = refusals.needs_older_programs()
+        if text:
+            raise _refusal(text, proof)
         startup = words[0] if words else named.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
         try:
             result = minimize(self, loss, *words, **named)
-        except (TypeError, ValueError) as error:
-            if "must be Value, but got Variable" not in str(error):
+        except Exception as error:
+            text = refusals.explain(error, proof)
+            if not text:
                 raise
-            function = str(error).partition("(): argument")[0].split()[-1]
-            text = (
-                f"Paddle {paddle.__version__} cannot build this: its older representation of "
-                f"programs, which static fleet needs, is without paddle.{function}, which gradient "
-                "clipping, amp or localsgd call."
-            )
-            proof.note(text)
-            proof.write()
-            raise RuntimeError(text) from error
+            raise _refusal(text, proof) from error
         main = loss.block.program
         _run_passes(self, main, startup, proof)
         return result
 
     kind._minimize_impl = _minimize_impl  # noqa: SLF001
+
+
+def _refusal(text: str, proof: Evidence) -> RuntimeError:
+    proof.note(text)
+    proof.write()
+    return RuntimeError(text)
 
 
 def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  # noqa: ANN401
@@ -91,9 +99,13 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  
         program.remove(main, gloo.STREAMS)
         program.remove(startup, gloo.STREAMS)
     merging.settle(main, startup)
-    before = len(program.reductions(main))
     ranks = fleet.worker_num()
+    before = len(program.reductions(main))
+    if settings.effective("localsgd") and len(main.blocks) > 1:
+        local.run(main, ranks)
     if ranks > 1 and reading.rewrites():
         fusion.run(main, startup, fleet, proof)
+    if gloo.is_used():
+        order.keep(main)
     merges = merged.run(main) if reading.fuses_optimizers() else ""
     counting.expect(main, before=before, ranks=ranks, merges=merges)

@@ -130,13 +130,14 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
                 evidence=f"sums in groups {groups}, among their first ranks, and back",
                 reason="all ranks are in one group",
             )
-    _say(
-        proof,
-        "sync_nccl_allreduce",
-        holds=not gloo.is_used(),
-        evidence="the allreduces are in the stream of the computation",
-        reason="gloo on CPUs has no streams to wait for",
-    )
+    for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
+        _say(
+            proof,
+            name,
+            holds=not gloo.is_used(),
+            evidence="the allreduces are in the stream of the computation",
+            reason="gloo on CPUs has no streams to wait for",
+        )
 
 
 def _say(

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT
-from . import communication, computation, lanes, merged, merging, program
+from . import communication, computation, lanes, merged, merging, passed_on, program
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
     from ..wish import Wish
-
-# What Paddle's own passes leave behind, by the field that asks for them.
-_PASSED_ON = {
-    "amp": ("check_finite_and_unscale",),
-    "lars": ("lars_momentum",),
-    "lamb": ("lamb",),
-    "dgc": ("dgc", "dgc_momentum"),
-    "sharding": ("c_broadcast", "broadcast", "c_reduce_sum", "reduce"),
-}
-_INSIDE = ("localsgd", "adaptive_localsgd")
 
 
 class Expectation(NamedTuple):
@@ -44,7 +35,8 @@ def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:  # noqa:
 
 def watch(module: Any, asked: Wish, proof: Evidence) -> None:  # noqa: ANN401
     """Look at each program that an executor gets, and hear of each run."""
-    watcher = _Watcher(asked, proof)
+    watcher = Watcher(asked, proof)
+    atexit.register(watcher.end)
     cache: Any = module._ExecutorCache  # noqa: SLF001
     build = cache._get_program_and_executor  # noqa: SLF001
     executor: Any = module.Executor
@@ -78,11 +70,15 @@ class _Seen:
         self.runs = 0
 
 
-class _Watcher:
+class Watcher:
+    """Knows the programs that run, and how often each did."""
+
     def __init__(self, asked: Wish, proof: Evidence) -> None:
         self._asked = asked
         self._proof = proof
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        # All of them, whatever becomes of the programs.
+        self._rounds: list[_Seen] = []
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
@@ -94,7 +90,8 @@ class _Watcher:
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        seen = self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        self._rounds.append(seen)
         self._proof.graph = "static"
         known = _expected.get(main)
         if known is None:
@@ -108,7 +105,13 @@ class _Watcher:
             communication.say(running, known.before, known.ranks, self._proof)
         self._say_merging(running, merges=merges)
         self._say_computation(running, known.merges)
-        self._say_passed_on(running)
+        for finding in passed_on.look(running):
+            self._knob(
+                finding.name,
+                done=finding.is_there,
+                evidence=finding.evidence,
+                reason=finding.reason,
+            )
 
     def ran(self, main: Any) -> None:  # noqa: ANN401
         """Hear that MAIN ran; every k-th time its parameters changed."""
@@ -128,6 +131,17 @@ class _Watcher:
             merging.ran(main, is_updated=is_updated)
         if is_updated:
             updates.happened(main)
+
+    def end(self) -> None:
+        """Say what was merged and never applied."""
+        left = max((seen.runs % seen.every for seen in self._rounds), default=0)
+        if left:
+            tail = self._asked.merge_tail
+            text = f"{left} micro-steps of a partial round were dropped (merge_tail={tail}"
+            if tail == "step":
+                text += ": a static graph cannot know that no more will come"
+            self._proof.note(f"{text})")
+            self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
         """Say whether what was asked for was DONE, if it was asked for and still holds."""
@@ -158,6 +172,9 @@ class _Watcher:
     def _say_computation(self, running: Any, merges: str) -> None:  # noqa: ANN401
         found = program.count(running)
         for name in computation.PASSES:
+            if name not in computation.done and name not in computation.missing:
+                # Nobody has run it: `rest` says why.
+                continue
             fused = computation.done.get(name, {})
             still = {kind: found[kind] for kind in fused if kind in found}
             self._knob(
@@ -176,33 +193,4 @@ class _Watcher:
             done=bool(ops),
             evidence=f"{parameters} parameters are updated by {len(ops)} {kinds}",
             reason=merges or "Paddle has fused nothing",
-        )
-
-    def _say_passed_on(self, running: Any) -> None:  # noqa: ANN401
-        found = program.count(running)
-        for name, kinds in _PASSED_ON.items():
-            there = {kind: found[kind] for kind in kinds if kind in found}
-            self._knob(
-                name,
-                done=bool(there),
-                evidence=", ".join(f"{number} {kind}" for kind, number in there.items()),
-                reason="Paddle has not put it into the program",
-            )
-        blocks = found.get("conditional_block", 0)
-        for name in _INSIDE:
-            self._knob(
-                name,
-                done=blocks > 0,
-                evidence=f"{blocks} blocks of the program run on some steps only",
-                reason="Paddle has not put it into the program",
-            )
-        again = sum(
-            any(".subprog_" in name for name in op.output_arg_names)
-            for op in running.global_block().ops
-        )
-        self._knob(
-            "recompute",
-            done=again > 0,
-            evidence=f"{again} operators compute again in backward",
-            reason="Paddle has not put it into the program",
         )

@@ -80,8 +80,6 @@ def _pack_block(
             carried = [lanes.Member(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             lanes.insert(block, span, carried, way.lane, tokens=passed, op_role=op_role)
-    if gloo.is_used() and not ways[0].lane:
-        _chain(block)
     return turn + len(buckets)
 
 
@@ -94,26 +92,6 @@ def _first_reader(block: Any, start: int, names: list[str]) -> int:  # noqa: ANN
         ):
             return index
     return len(block.ops)
-
-
-def _chain(block: Any) -> None:  # noqa: ANN401
-    """Let each bucket wait for the one before: without streams, all ranks must go in one order.
-
-    Paddle 2's executor does so by itself; Paddle 3's knows the old names of the operators only.
-    """
-    firsts: dict[str, int] = {}
-    for index, op in enumerate(block.ops):
-        if op.type in {"all_reduce", "reduce"}:
-            firsts.setdefault(op.input_arg_names[0], index)
-    ordered = sorted(firsts.items(), key=lambda item: item[1])
-    for (before, _), (name, index) in reversed(list(zip(ordered, ordered[1:]))):  # noqa: B905, RUF007 - 3.8
-        block._insert_op_without_sync(  # noqa: SLF001
-            index,
-            type="depend",
-            inputs={"X": block._find_var_recursive(name), "Dep": block._find_var_recursive(before)},  # noqa: SLF001
-            outputs={"Out": block._find_var_recursive(name)},  # noqa: SLF001
-            attrs={"op_role": program.role(block.ops[index])},
-        )
 
 
 def _split_where_read(

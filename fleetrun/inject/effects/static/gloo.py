@@ -5,6 +5,7 @@ Paddle itself refuses them. The kernels are in its CPU builds; what is missing i
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,12 @@ def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         proof.note(
             "Paddle refuses static data parallel on CPUs: fleetrun connected the ranks over gloo."
         )
+        world = os.environ.get("PADDLE_TRAINERS_NUM", "")
+        if str(len(endpoints)) != world:
+            raise RuntimeError(
+                f"fleetrun connects static programs on CPUs among all {world} ranks only, not in "
+                f"groups of {len(endpoints)}: Paddle's kernels there share one communicator."
+            )
         _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
 
     module.CollectiveHelper._init_communicator = _init_communicator  # noqa: SLF001

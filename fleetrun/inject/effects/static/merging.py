@@ -3,7 +3,6 @@
 * A scheduler of the learning rate that is stepped with each run advances once per update; one that
   is stepped once in several runs (per epoch) advances whenever the script says so.
 * Paddle counts the runs of all programs in one variable: each program gets a counter of its own.
-* A learning rate that operators of the program compute would advance with each run: refused.
 """
 
 from __future__ import annotations
@@ -13,17 +12,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..imports import after_import
-from . import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _COUNTERS = ("gradient_merge_step", "gradient_merge_k", "gradient_merge_zero")
-_SCHEDULES = 16
-RATE = (
-    "gradient_merge: operators of the program compute the learning rate, which would advance with "
-    "each run and not with each update; give the optimizer a paddle.optimizer.lr.LRScheduler."
-)
 
 
 class _Turn:
@@ -52,12 +45,10 @@ def ran(main: Any, *, is_updated: bool) -> None:  # noqa: ANN401 - Paddle's
 
 
 def settle(main: Any, startup: Any) -> None:  # noqa: ANN401 - Paddle's
-    """Give MAIN a counter of its own, if it merges; raise RuntimeError where that trains wrong."""
+    """Give MAIN a counter of its own, if it merges."""
     block = main.global_block()
     if not block.has_var(_COUNTERS[0]):
         return
-    if any(program.role(op) & _SCHEDULES and op.type == "increment" for op in block.ops):
-        raise RuntimeError(RATE)
     from paddle.utils import unique_name
 
     for name in _COUNTERS:
@@ -82,7 +73,9 @@ def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         if turn is not None:
             is_with_run = turn.runs == 1
             turn.runs = 0
-            if is_with_run and not turn.is_updated and not words and not named:
+            # The argument of others is the epoch that they are to be in, whatever was before.
+            is_relative = not words or type(self).__name__ == "ReduceOnPlateau"
+            if is_with_run and not turn.is_updated and is_relative and "epoch" not in named:
                 return None
         return step(self, *words, **named)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 # Paddle 2's operator, and Paddle 3's.
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
-_BACKWARD, _OPTIMIZE = 1, 2
+BACKWARD, OPTIMIZE = 1, 2
 _SIZES = {"16": 2, "32": 4, "64": 8}
 
 
@@ -25,7 +25,7 @@ def reductions(program: Any) -> list[Reduction]:  # noqa: ANN401 - Paddle's type
         Reduction(block, index, op, op.input_arg_names[0])
         for block in program.blocks
         for index, op in enumerate(block.ops)
-        if op.type in ALLREDUCES and role(op) & _BACKWARD
+        if op.type in ALLREDUCES and role(op) & BACKWARD
     ]
 
 
@@ -40,7 +40,7 @@ def updates(program: Any) -> list[Any]:  # noqa: ANN401
         op
         for block in program.blocks
         for op in block.ops
-        if role(op) & _OPTIMIZE and {"Param", "Grad"} <= set(op.input_names) and op.input("Param")
+        if role(op) & OPTIMIZE and {"Param", "Grad"} <= set(op.input_names) and op.input("Param")
     ]
 
 

@@ -19,6 +19,8 @@ COMMUNICATION = (
     "use_hierarchical_allreduce",
     "sync_nccl_allreduce",
     "gradient_merge",
+    # Paddle leaves out then what orders the operators; without streams they would overtake it.
+    "calc_comm_same_stream",
 )
 # Paddle's own limit, where the strategy has no limit at all.
 PADDLES_COUNT = 8
@@ -33,6 +35,9 @@ class Limits(NamedTuple):
 
 def rewrites() -> bool:
     """Whether the strategy says anything about how gradients are reduced."""
+    if settings.effective("localsgd"):
+        # It must find the sums of gradients, which are one for each.
+        return True
     return any(settings.effective(name) is not None for name in COMMUNICATION)
 
 

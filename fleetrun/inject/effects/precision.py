@@ -1,0 +1,100 @@
+"""Mixed precision in dynamic graphs, which only the script can turn on: counts whether it did."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from . import updates
+from .evidence import EFFECTIVE, NO_EFFECT
+from .imports import after_import
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from .evidence import Evidence
+    from .wish import Wish
+
+_KNOB = "amp"
+# By it Paddle counts the operators of each precision.
+_FLAG = "FLAGS_low_precision_op_list"
+# These change the precision of a tensor; nothing is computed.
+_CASTS = frozenset(("cast", "transfer_dtype"))
+
+
+def install(asked: Wish, proof: Evidence) -> None:
+    """Count up to the first update, where mixed precision is asked for."""
+    if not asked.get(_KNOB):
+        return
+    precision = _Precision(proof)
+    after_import("paddle", precision.count)
+    after_import("paddle.amp.grad_scaler", precision.watch_scalers)
+    updates.on_update(precision.tell)
+
+
+class _Precision:
+    def __init__(self, proof: Evidence) -> None:
+        self._proof = proof
+        self._is_counting = False
+        # The GradScaler that has scaled a loss.
+        self._scaler: Any = None
+
+    def count(self, paddle: Any) -> None:  # noqa: ANN401 - a module
+        """Let Paddle count, unless the user has it count already."""
+        if not paddle.get_flags(_FLAG)[_FLAG]:
+            paddle.set_flags({_FLAG: 1})
+            self._is_counting = True
+
+    def watch_scalers(self, module: ModuleType) -> None:
+        """Remember the GradScaler that is really used."""
+        kind: Any = module.AmpScaler
+        scale = kind.scale
+
+        @functools.wraps(scale)
+        def scaling(scaler: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            scaled = scale(scaler, *args, **options)
+            # Paddle may switch it off in the call.
+            self._scaler = scaler if scaler.is_enable() else None
+            return scaled
+
+        kind.scale = scaling
+
+    def tell(self, _source: Any, number: int) -> None:  # noqa: ANN401
+        """Say after the first update what was counted."""
+        if number != 1:
+            return
+        import paddle
+
+        if self._is_counting:
+            paddle.set_flags({_FLAG: 0})
+        if self._proof.graph != "dygraph":
+            return
+        low, total = _counted(paddle.base.core.get_low_precision_op_list())
+        text = f"{low} of {total} operators in half precision up to the first update; "
+        scaler = self._scaler
+        text += (
+            "no GradScaler"
+            if scaler is None
+            else f"a GradScaler at {float(scaler.state_dict()['scale'].ravel()[0]):g}"
+        )
+        if low:
+            self._proof.knob(_KNOB, EFFECTIVE, in_effect=True, evidence=text)
+            return
+        on_cpu = str(paddle.device.get_device()).startswith("cpu")
+        reason = (
+            "Paddle's auto_cast does nothing on the CPU"
+            if on_cpu
+            else "in dynamic graphs the script must call auto_cast"
+        )
+        self._proof.knob(_KNOB, NO_EFFECT, reason=reason, evidence=text)
+
+
+def _counted(table: Any) -> tuple[int, int]:  # noqa: ANN401 - operator: `float16,bfloat16,float32,other`
+    """Return how many operators ran in half precision, and how many there were."""
+    low = total = 0
+    for name, text in table.items():
+        if name not in _CASTS:
+            counts = [int(count) for count in str(text).split(",")]
+            low += counts[0] + counts[1]
+            total += sum(counts)
+    return low, total

@@ -1,0 +1,33 @@
+"""Makes LocalSGD local: Paddle 2.6 sums the gradients at every step nevertheless."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import program
+
+_LOSS_GRADIENT = 257
+
+
+def run(main: Any, ranks: int) -> None:  # noqa: ANN401 - Paddle's
+    """Take the sums of gradients out of MAIN, and what divides the loss by the number of RANKS.
+
+    What averages the parameters is in blocks that run on some steps only.
+    """
+    block = main.global_block()
+    losses = {
+        name
+        for op in block.ops
+        if program.role(op) == _LOSS_GRADIENT
+        for name in op.output_arg_names
+    }
+    for index in reversed(range(len(block.ops))):
+        op = block.ops[index]
+        is_share = (
+            op.type == "scale"
+            and losses.intersection(op.input_arg_names)
+            and abs(op.attr("scale") * ranks - 1) < 1e-6  # noqa: PLR2004 - single precision
+        )
+        if is_share or (op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD):
+            block._remove_op(index, sync=False)  # noqa: SLF001
+    main._sync_with_cpp()  # noqa: SLF001

@@ -1,0 +1,116 @@
+"""Counts in a program what Paddle's own optimizers of strategies have left there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import settings
+from . import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SHARDS = ("c_broadcast", "broadcast", "c_reduce_sum", "reduce")
+# Paddle's numbers for types of 16 bits, in attributes of operators: float16 and bfloat16.
+_HALVES = (4, 22)
+
+
+class Finding(NamedTuple):
+    """Whether the field NAME is in the program: what was counted, or why it is not there."""
+
+    name: str
+    is_there: bool
+    evidence: str
+    reason: str
+
+
+def look(running: Any) -> Iterator[Finding]:  # noqa: ANN401 - Paddle's
+    """Yield a finding for each field that Paddle's own optimizers of strategies look after."""
+    found = program.count(running)
+    for name, (count, reason) in _COUNTS.items():
+        evidence = count(running, found)
+        yield Finding(name, bool(evidence), evidence, "" if evidence else reason(running, found))
+
+
+def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
+    def count(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+        return ", ".join(f"{found[kind]} {kind}" for kind in kinds if kind in found)
+
+    return count
+
+
+def _casts(running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+    casts = sum(
+        op.type == "cast" and op.attr("out_dtype") in _HALVES
+        for block in running.blocks
+        for op in block.ops
+    )
+    checks = found.get("check_finite_and_unscale", 0)
+    if not casts:
+        return ""
+    return f"{casts} casts to 16 bits, {checks} check_finite_and_unscale"
+
+
+def _no_casts(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+    if "check_finite_and_unscale" not in found:
+        return "Paddle has not put it into the program"
+    return "Paddle scales the loss only, and computes all in 32 bits here"
+
+
+def _again(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+    again = sum(
+        any(".subprog_" in name for name in op.output_arg_names)
+        for op in running.global_block().ops
+    )
+    return f"{again} operators compute again in backward" if again else ""
+
+
+def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+    if not (settings.effective("recompute_configs") or {}).get("checkpoints"):
+        return "recompute_configs names no checkpoints, and Paddle finds none by itself"
+    return "Paddle has not put it into the program"
+
+
+def _averages(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+    first, *others = running.blocks
+    if any(
+        op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD for op in first.ops
+    ):
+        return ""
+    moved = sum(op.type in program.ALLREDUCES for block in others for op in block.ops)
+    blocks = sum(op.type == "conditional_block" for op in first.ops)
+    if not moved or not blocks:
+        return ""
+    return f"{moved} allreduces are in blocks that some steps run only; none of them sums gradients"
+
+
+def _still_sums(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+    if "conditional_block" not in found:
+        return "Paddle does it for Momentum and SGD only, and has not put it into the program"
+    return "gradients are summed at each step nevertheless"
+
+
+def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:
+    def reason(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+        here = ", ".join(sorted({op.type for op in program.updates(running)}))
+        return f"Paddle puts it in the place of {kinds} only; here: {here}"
+
+    return reason
+
+
+def _absent(_running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+    return "Paddle has not put it into the program"
+
+
+_COUNTS: dict[
+    str, tuple[Callable[[Any, dict[str, int]], str], Callable[[Any, dict[str, int]], str]]
+] = {
+    "amp": (_casts, _no_casts),
+    "recompute": (_again, _no_checkpoints),
+    "lars": (_named("lars_momentum"), _only_for("Momentum")),
+    "lamb": (_named("lamb"), _only_for("Adam")),
+    "dgc": (_named("dgc", "dgc_momentum"), _only_for("Momentum")),
+    "sharding": (_named(*_SHARDS), _absent),
+    "localsgd": (_averages, _still_sums),
+    "adaptive_localsgd": (_averages, _still_sums),
+}

@@ -1,0 +1,100 @@
+"""What Paddle stops at when it builds a static program, in a sentence that says what to do.
+
+We do not set FLAGS_enable_pir_api=0 ourselves: it counts when Paddle is imported, when nobody knows
+yet whether the script is static, and it changes `paddle.jit.to_static` in those that are not.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .. import settings
+from ..evidence import REFUSED
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..evidence import Evidence
+
+PIR = (
+    "Static fleet of Paddle {version} works with its older representation of programs only: start "
+    "with fleetrun --env=FLAGS_enable_pir_api=0, or put FLAGS_enable_pir_api: 0 into the section "
+    "`flags` of the strategy."
+)
+
+
+class Stop(NamedTuple):
+    """Which of these fields are to blame when Paddle's error has TEXT in it, and what to say."""
+
+    text: str
+    fields: tuple[str, ...]
+    sentence: str
+
+
+_OLDER = "must be Value, but got Variable"
+_STOPS = (
+    Stop(
+        _OLDER,
+        ("amp", "localsgd", "adaptive_localsgd"),
+        "Paddle {version} cannot build this in its older representation of programs, which static "
+        "fleet needs and which is without paddle.{function}",
+    ),
+    Stop("DGC is only support GPU", ("dgc",), "Paddle has dgc for GPUs only"),
+    Stop(
+        "FLAGS_dynamic_static_unified_comm",
+        ("sharding",),
+        "Paddle {version} shards static programs on GPUs only",
+    ),
+    Stop(
+        "not in this block",
+        ("recompute",),
+        "recompute_configs names a checkpoint that is no variable of this program ({error})",
+    ),
+)
+
+
+def needs_older_programs() -> str:
+    """Return what to say where Paddle builds programs that its fleet cannot work with."""
+    paddle: Any = sys.modules["paddle"]
+    in_pir_mode = getattr(paddle.framework, "in_pir_mode", bool)
+    return PIR.format(version=paddle.__version__) if in_pir_mode() else ""
+
+
+def tell_of_older_programs() -> None:
+    """Have a sentence after the traceback of a script that calls what older programs lack."""
+    hook = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook(kind, error, trace)
+        if _OLDER in str(error):
+            paddle: Any = sys.modules["paddle"]
+            print(
+                f"fleetrun: {_STOPS[0].sentence}.".format(
+                    version=paddle.__version__, function=_function(str(error))
+                ),
+                file=sys.stderr,
+            )
+
+    sys.excepthook = tell
+
+
+def _function(text: str) -> str:
+    return "".join(text.partition("(): argument")[0].split()[-1:])
+
+
+def explain(error: Exception, proof: Evidence) -> str:
+    """Put the fields that led to ERROR into the PROOF as refused; return what to say, if known."""
+    paddle: Any = sys.modules["paddle"]
+    text = str(error)
+    for stop in _STOPS:
+        if stop.text not in text:
+            continue
+        sentence = stop.sentence.format(
+            version=paddle.__version__, function=_function(text), error=text.partition("\n")[0]
+        )
+        blamed = [name for name in stop.fields if settings.effective(name)]
+        for name in blamed:
+            proof.knob(name, REFUSED, reason=sentence)
+        return f"{', '.join(blamed)}: {sentence}." if blamed else f"{sentence}."
+    return ""

@@ -1,0 +1,351 @@
+"""`scripts/bench strategy`: what a strategy makes of the time of a training step.
+
+Both sides of a comparison are launched and stay there; they train in turns, a few steps each,
+while the other side waits and costs nothing. So both meet the same machine, whatever else it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import processes
+import report
+from peers import ROOT
+from processes import HERE, Failed
+from report import Goal, ms, quartered
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Mapping, Sequence
+
+RANKS = 2
+TRAINEE = str(HERE / "trainee.py")
+PYTHONS = {
+    "3.3.1": ROOT / ".venv" / "bin" / "python",
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+_END_S = 60
+
+
+class Comparison(NamedTuple):
+    """Two ways to launch the same training; the ratio is of the first one's time."""
+
+    name: str
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+    models: tuple[str, ...]
+    # The ratio to reach; None: only to be shown.
+    limit: float | None = None
+
+
+def _set(**fields: object) -> tuple[str, ...]:
+    return tuple(f"--set={name}={json.dumps(value)}" for name, value in fields.items())
+
+
+# As large as the buckets of Paddle's own reducer are without a word.
+_PADDLES = _set(fuse_grad_size_in_MB=25, last_comm_group_size_MB=1)
+# Small enough for several of them.
+_SMALL = _set(fuse_grad_size_in_MB=4, fuse_grad_size_in_num=32)
+_ALL = ("many", "resnet", "large")
+# How many steps of theirs take about as long as one of the others'.
+_LIGHTER = {"many": 5, "many-static": 5, "large": 2}
+
+COMPARISONS = {
+    "null": Comparison("nothing against nothing", (), (), ("many",)),
+    "reducer": Comparison("our reducer against Paddle's, equal buckets", _PADDLES, (), _ALL, 1.02),
+    "overlap": Comparison(
+        "two communicators that overlap, against one that does not",
+        (*_SMALL, *_set(nccl_comm_num=2, sync_nccl_allreduce=False)),
+        (*_SMALL, *_set(nccl_comm_num=1, sync_nccl_allreduce=True)),
+        _ALL,
+        1.0,
+    ),
+    "fusion": Comparison(
+        "fused allreduces against one per gradient",
+        _set(fuse_all_reduce_ops=True, fuse_grad_size_in_MB=32, fuse_grad_size_in_num=1000),
+        _set(fuse_all_reduce_ops=False),
+        ("many", "many-static"),
+        1.0,
+    ),
+    "hooks": Comparison(
+        "armed, but nothing to do for gradients, against not armed",
+        ("--check_ranks=0",),
+        (),
+        ("many", "resnet"),
+        1.01,
+    ),
+}
+
+
+class Turn(NamedTuple):
+    """What a step took in one turn, in seconds; the processor's are of all ranks together."""
+
+    wall_s: float
+    cpu_s: float
+
+
+class Seen(NamedTuple):
+    """One comparison of one model, by turns of each side."""
+
+    comparison: str
+    model: str
+    one: list[Turn]
+    other: list[Turn]
+    # What the strategy counted: allreduces, buckets.
+    one_counts: Mapping[str, Any]
+    other_counts: Mapping[str, Any]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Return how the times of the two sides compare, turn by turn."""
+        return [one.wall_s / other.wall_s for one, other in zip(self.one, self.other, strict=True)]
+
+    @property
+    def cpu_ratios(self) -> list[float]:
+        """Return how the work of the two sides compares: a busy machine blurs it less."""
+        return [one.cpu_s / other.cpu_s for one, other in zip(self.one, self.other, strict=True)]
+
+
+def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this benchmark to SUBCOMMANDS."""
+    parser = subcommands.add_parser("strategy", help="what a strategy makes of a training step")
+    parser.add_argument("--paddle", choices=PYTHONS, default="3.3.1", help="which Paddle (3.3.1)")
+    parser.add_argument("--repeats", type=int, default=3, help="launches of each side (3)")
+    parser.add_argument("--turns", type=int, default=30, help="turns of each launch (30)")
+    parser.add_argument(
+        "--steps", type=int, default=1, help="steps of a turn; of a light model more (1)"
+    )
+    parser.add_argument("--warm-up", type=int, default=6, help="steps before the first turn (6)")
+    parser.add_argument(
+        "--only", default="", help=f"some of: {', '.join(COMPARISONS)}; or NAME:MODEL"
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.set_defaults(run=run)
+
+
+_HEADS = (
+    "model",
+    "ms a step",
+    "against",
+    "ratio (quartiles)",
+    "CPU ratio",
+    "allreduces",
+    "against",
+)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure, show, and write what CHOSEN says."""
+    python = PYTHONS[chosen.paddle]
+    if not os.access(python, os.X_OK):
+        print(f"There is no Paddle {chosen.paddle} at {python}.", file=sys.stderr)
+        return 3
+    processes.adopt_orphans()
+    versions = {"python": sys.version.split()[0], "paddle": chosen.paddle}
+    found: dict[str, Any] = {"machine": report.machine(), "versions": versions}
+    print(report.headline(found))
+    seen: list[Seen] = []
+    failures: dict[str, str] = {}
+    for name, comparison in COMPARISONS.items():
+        some = _measure(chosen, python, name, failures)
+        seen += some
+        if some:
+            print(report.table(f"{comparison.name}, median", _HEADS, [_row(one) for one in some]))
+    for what, why in failures.items():
+        print(f"{what}: not measured: {why}\n")
+    goals = _goals(seen)
+    print(report.goals(goals))
+    if chosen.json:
+        found["comparisons"] = [
+            {
+                **one._asdict(),
+                "one": [turn._asdict() for turn in one.one],
+                "other": [turn._asdict() for turn in one.other],
+                "ratios": one.ratios,
+                "ratio": median(one.ratios),
+                "cpu_ratio": median(one.cpu_ratios),
+            }
+            for one in seen
+        ]
+        found["failures"] = failures
+        found["goals"] = [goal._asdict() for goal in goals]
+        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _row(seen: Seen) -> list[str]:
+    allreduces = (_allreduces(counts) for counts in (seen.one_counts, seen.other_counts))
+    return [
+        seen.model,
+        ms(median(turn.wall_s for turn in seen.one)),
+        ms(median(turn.wall_s for turn in seen.other)),
+        quartered(seen.ratios),
+        quartered(seen.cpu_ratios),
+        *allreduces,
+    ]
+
+
+def _allreduces(counts: Mapping[str, Any]) -> str:
+    return str(counts.get("allreduces", "-"))
+
+
+def _goals(seen: Sequence[Seen]) -> list[Goal]:
+    goals = []
+    for one in seen:
+        comparison = COMPARISONS[one.comparison]
+        if comparison.limit is None:
+            continue
+        ratio = median(one.ratios)
+        what = f"{comparison.name}: {one.model}"
+        goals.append(
+            Goal(what, f"<= {comparison.limit:g} x", f"{ratio:.3f} x", ratio <= comparison.limit)
+        )
+    return goals
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def _measure(
+    chosen: argparse.Namespace, python: Path, name: str, failures: dict[str, str]
+) -> list[Seen]:
+    """Measure the comparison NAME with each of its models, REPEATS times in turns."""
+    only = set(chosen.only.split(",")) if chosen.only else {name}
+    models = [model for model in COMPARISONS[name].models if {name, f"{name}:{model}"} & only]
+    rounds: dict[str, list[Seen]] = defaultdict(list)
+    for number in range(chosen.repeats):
+        for model in models:
+            report.progress(f"repeat {number + 1} of {chosen.repeats}: {name}, {model}")
+            try:
+                rounds[model].append(_pair(chosen, python, name, model))
+            except Failed as failure:
+                failures[f"{name}, {model}"] = str(failure)
+    report.progress("")
+    return [_joined(some) for some in rounds.values() if some]
+
+
+def _joined(seen: Sequence[Seen]) -> Seen:
+    return seen[-1]._replace(
+        one=[turn for each in seen for turn in each.one],
+        other=[turn for each in seen for turn in each.other],
+    )
+
+
+def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Seen:
+    """Launch both sides, and let them train in turns; who goes first changes every time."""
+    comparison = COMPARISONS[name]
+    steps = chosen.steps * _LIGHTER.get(model, 1)
+    took: dict[bool, list[Turn]] = {True: [], False: []}
+    with processes.place() as (folder, base), ExitStack() as stack:
+        base["PYTHONPATH"] = str(ROOT)
+        if chosen.cpu:
+            base["CUDA_VISIBLE_DEVICES"] = ""
+        worker = (TRAINEE, model, str(steps), str(chosen.warm_up))
+        sides = {}
+        for is_one, options in ((True, comparison.one), (False, comparison.other)):
+            command = (
+                str(python),
+                "-m",
+                "fleetrun",
+                f"--nproc_per_node={RANKS}",
+                *options,
+                *worker,
+            )
+            place = folder / ("one" if is_one else "other")
+            sides[is_one] = stack.enter_context(_launched(command, place, base))
+        for turn in range(chosen.turns):
+            for is_one in (True, False) if turn % 2 == 0 else (False, True):
+                took[is_one].append(sides[is_one].train(steps))
+        counts = {is_one: side.end() for is_one, side in sides.items()}
+    return Seen(name, model, took[True], took[False], counts[True], counts[False])
+
+
+class Side:
+    """One launch, whose ranks train when they are told to."""
+
+    def __init__(
+        self, launcher: subprocess.Popen[bytes], place: Path, ear: int, turns: list[int]
+    ) -> None:
+        self._launcher = launcher
+        self._place = place
+        self._ear = ear
+        self._turns = turns
+        self._pids: list[int] = []
+
+    def hear(self, word: str) -> list[float]:
+        """Return the numbers that the ranks say with WORD, when all have said it."""
+        output = self._place / "output"
+        return processes.hear(self._ear, word, RANKS, self._launcher, output)
+
+    def get_ready(self) -> None:
+        """Wait until every rank waits for its turn."""
+        self._pids = [int(pid) for pid in self.hear("ready")]
+
+    def train(self, steps: int) -> Turn:
+        """Train for a turn of STEPS, and return what one of them took."""
+        before = sum(map(processes.on_cpu_s, self._pids))
+        for turn in self._turns:
+            os.write(turn, b".")
+        wall_s = max(self.hear("took"))
+        cpu_s = sum(map(processes.on_cpu_s, self._pids)) - before
+        return Turn(wall_s / steps, cpu_s / steps)
+
+    def end(self) -> Mapping[str, Any]:
+        """End the training, and return what its strategy has counted."""
+        while self._turns:
+            os.close(self._turns.pop())
+        try:
+            code = self._launcher.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            raise Failed("it did not end with its ranks") from None
+        if code:
+            raise Failed(f"exit code {code}: {processes.last_word(self._place / 'output')}")
+        proof = self._place / "log" / "latest" / "strategy.0.json"
+        if not proof.exists():
+            return {}
+        counts: dict[str, Any] = json.loads(proof.read_text())["counts"]
+        return counts
+
+
+@contextmanager
+def _launched(command: Sequence[str], place: Path, base: Mapping[str, str]) -> Iterator[Side]:
+    """Launch COMMAND in PLACE, whose ranks are then ready."""
+    place.mkdir()
+    said = place / "said"
+    pipes = [said, *(place / f"turns.{rank}" for rank in range(RANKS))]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    # Both ends, so that no pipe waits for its other end, or finds none.
+    ear, *turns = (os.open(pipe, os.O_RDWR | os.O_NONBLOCK) for pipe in pipes)
+    env = {**base, "BENCH_SAID": str(said), "BENCH_TURNS": str(place / "turns")}
+    with (place / "output").open("wb") as output:
+        launcher = subprocess.Popen(
+            command,
+            env=env,
+            cwd=place,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        side = Side(launcher, place, ear, turns)
+        side.get_ready()
+        yield side
+    finally:
+        for end in (ear, *turns):
+            os.close(end)
+        if launcher.poll() is None:
+            launcher.kill()
+        launcher.wait()

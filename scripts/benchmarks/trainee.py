@@ -1,0 +1,104 @@
+"""A rank that trains a model for as many steps as it is told to, and says how long they took."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+MODEL, STEPS, WARM_UP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+IS_STATIC = MODEL.endswith("-static")
+if IS_STATIC:
+    # Paddle 3 reads it while it is imported.
+    os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - its name
+
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+import paddle  # noqa: E402
+from paddle import nn  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LAYERS, WIDTH = 150, 32
+
+
+def deep() -> tuple[nn.Layer, list[int]]:
+    """300 gradients of 4 KB and less, and next to nothing to compute."""
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    return nn.Sequential(*layers), [4, WIDTH]
+
+
+def resnet() -> tuple[nn.Layer, list[int]]:
+    """45 MB of gradients, on images that are small enough for a CPU."""
+    return paddle.vision.models.resnet18(num_classes=10), [4, 3, 32, 32]
+
+
+def large() -> tuple[nn.Layer, list[int]]:
+    """One gradient of 16 MB."""
+    return nn.Linear(1024, 4096, bias_attr=False), [16, 1024]
+
+
+MODELS = {"many": deep, "many-static": deep, "resnet": resnet, "large": large}
+
+
+def dynamic() -> Callable[[], None]:
+    """Return what makes a step."""
+    paddle.distributed.init_parallel_env()
+    paddle.seed(5)
+    net, shape = MODELS[MODEL]()
+    model = paddle.DataParallel(net)
+    optimizer = paddle.optimizer.SGD(1e-3, parameters=model.parameters())
+    batch = paddle.randn(shape)
+
+    def step() -> None:
+        (model(batch) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+
+    return step
+
+
+def static() -> Callable[[], None]:
+    """Return what makes a step of a static graph."""
+    from paddle.distributed import fleet  # noqa: PLC0415 - only here
+
+    paddle.enable_static()
+    fleet.init(is_collective=True)
+    paddle.seed(5)
+    net, shape = MODELS[MODEL]()
+    loss = paddle.mean(net(paddle.static.data("batch", shape)))
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1e-3)).minimize(loss)
+    executor = paddle.static.Executor()
+    executor.run(paddle.static.default_startup_program())
+    program: Any = paddle.static.default_main_program()
+    import numpy as np  # noqa: PLC0415
+
+    batch = np.random.RandomState(5).randn(*shape).astype("float32")
+
+    def step() -> None:
+        executor.run(program, feed={"batch": batch}, fetch_list=[])
+
+    return step
+
+
+def wait_for_device() -> None:
+    if paddle.is_compiled_with_cuda() and paddle.device.get_device().startswith("gpu"):
+        paddle.device.cuda.synchronize()
+
+
+step = static() if IS_STATIC else dynamic()
+for _ in range(WARM_UP):
+    step()
+rank = os.environ["PADDLE_TRAINER_ID"]
+said = os.open(os.environ["BENCH_SAID"], os.O_WRONLY)
+turns = os.open(f"{os.environ['BENCH_TURNS']}.{rank}", os.O_RDONLY)
+wait_for_device()
+os.write(said, f"ready {os.getpid()}\n".encode())
+# Each byte is a turn; the end of the pipe is the end of the training.
+while os.read(turns, 1):
+    started = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    wait_for_device()
+    os.write(said, f"took {time.perf_counter() - started}\n".encode())

@@ -1,0 +1,262 @@
+"""What one process can see: static programs after our passes, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[4]
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
+MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}}
+# A network of three layers has six gradients.
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "packed": {
+        "strategy": {"fuse_grad_size_in_num": 2},
+        "build_strategy": {"fuse_all_optimizer_ops": True, "enable_auto_fusion": True},
+        "optimizer": "Momentum",
+    },
+    "lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
+    "merged lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
+    "merged": {"strategy": MERGE, "optimizer": "Adam"},
+    "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
+    "stepped each fourth run": {
+        "strategy": MERGE,
+        "optimizer": "scheduled",
+        "runs": 7,
+        "schedule_every": 4,
+        "merge_tail": "step",
+    },
+    "amp": {"strategy": {"amp": True}},
+    "recompute": {
+        "strategy": {"recompute": True, "recompute_configs": {"checkpoints": ["relu_0.tmp_0"]}}
+    },
+    "recompute nothing": {"strategy": {"recompute": True}},
+    "recompute anything": {
+        "strategy": {"recompute": True, "recompute_configs": {"checkpoints": ["any"]}}
+    },
+    "lars": {"strategy": {"lars": True}, "optimizer": "Momentum"},
+    "lars of SGD": {"strategy": {"lars": True}},
+    "lamb": {"strategy": {"lamb": True}, "optimizer": "Adam"},
+    "lamb of SGD": {"strategy": {"lamb": True}},
+    "localsgd": {"strategy": {"localsgd": True, "localsgd_configs": {"k_steps": 2}}},
+    "localsgd of Adam": {"strategy": {"localsgd": True}, "optimizer": "Adam"},
+    "dgc": {"strategy": {"dgc": True}, "optimizer": "Momentum"},
+    "sharding": {
+        "strategy": {
+            "sharding": True,
+            "sharding_configs": {"segment_broadcast_MB": 1, "sharding_degree": 4},
+        }
+    },
+    "sharding in groups": {
+        "strategy": {
+            "sharding": True,
+            "sharding_configs": {
+                "segment_broadcast_MB": 1,
+                "sharding_degree": 2,
+                "dp_degree": 2,
+            },
+        }
+    },
+    "clipped": {"optimizer": "clipped"},
+    "clipped and merged": {"strategy": MERGE, "optimizer": "clipped"},
+    "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
+    "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
+}
+
+
+@cache
+def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [python, ROOT / "tests" / "train" / "models" / "static_programs.py"],
+        input=json.dumps({name: SCENARIOS[name] for name in names}),
+        env={**os.environ, "FLAGS_enable_pir_api": pir, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
+    return found
+
+
+class Built:
+    """The programs of one Paddle."""
+
+    def __init__(self, version: str, found: dict[str, Any]) -> None:
+        self.version = version
+        self._found = found
+        self.allreduce = "all_reduce" if version == "3.3.1" else "c_allreduce_sum"
+
+    def main(self, name: str) -> dict[str, int]:
+        """Return how often each operator is in the main block of the program NAME."""
+        assert not self._found[name]["error"], self._found[name]["error"]
+        return dict(self._found[name]["blocks"][0])
+
+    def blocks(self, name: str) -> list[dict[str, int]]:
+        """Return it for the other blocks."""
+        return list(self._found[name]["blocks"][1:])
+
+    def order(self, name: str) -> list[str]:
+        """Return the types of the operators of the main block."""
+        return list(self._found[name]["order"][0])
+
+    def error(self, name: str) -> str:
+        """Return what the program NAME has ended with."""
+        return str(self._found[name]["error"])
+
+    def found(self, name: str) -> dict[str, Any]:
+        """Return all that is known of the program NAME."""
+        assert not self._found[name]["error"], self._found[name]["error"]
+        return dict(self._found[name])
+
+    def said(self, name: str, knob: str) -> tuple[str, str]:
+        """Return the status of KNOB in the program NAME, and the reason or what was counted."""
+        (found,) = [each for each in self._found[name]["knobs"] if each["name"] == knob]
+        return found["status"], found["reason"] or found["evidence"]
+
+
+@pytest.fixture(params=["3.3.1", "2.6.2"])
+def built(request: pytest.FixtureRequest) -> Built:
+    python = PYTHONS[request.param]
+    if not python.exists():
+        reason = f"{python} is not there: scripts/test sets it up"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return Built(request.param, build(python, tuple(SCENARIOS), "0"))
+
+
+def test_gradients_share_allreduces_and_one_operator_updates(built: Built) -> None:
+    main = built.main("packed")
+    assert main[built.allreduce] == 3
+    assert main["merged_momentum"] == 1
+    assert "momentum" not in main
+    assert built.said("packed", "fuse_grad_size_in_num")[0] == "effective"
+    assert built.said("packed", "enable_auto_fusion") == (
+        "no_effect",
+        "this build of Paddle has no such pass",
+    )
+
+
+def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built) -> None:
+    assert built.main("lanes")["py_func"] == 6
+    assert built.allreduce not in built.main("lanes")
+    order = built.order("lanes")
+    first, second, third, *waits = (i for i, kind in enumerate(order) if kind == "py_func")
+    # Each goes out in backward, and is waited for where its parameters are updated.
+    assert order[first:second].count("matmul_v2_grad") == 1
+    assert order[second:third].count("matmul_v2_grad") == 1
+    assert len(waits) == 3
+    assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
+    evidence = "3 allreduces in turn over 2 communicators (rings [100, 101, 103, 104])"
+    assert built.said("lanes", "nccl_comm_num") == ("effective", evidence)
+    assert "[[0, 1], [2, 3]]" in built.said("lanes", "use_hierarchical_allreduce")[1]
+
+
+def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) -> None:
+    for name, kind, number in (
+        ("merged lanes", "py_func", 6),
+        ("merged", built.allreduce, 1),
+    ):
+        assert kind not in built.main(name)
+        (block,) = built.blocks(name)
+        assert block[kind] == number
+        assert built.said(name, "gradient_merge")[0] == "effective"
+    assert built.said("merged lanes", "nccl_comm_num")[0] == "effective"
+
+
+def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:
+    assert built.found("stepped with each run")["rates"] == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+    assert built.found("stepped each fourth run")["rates"] == [1, 1, 1, 1, 0.5, 0.5, 0.5]
+
+
+def test_what_is_left_of_a_round_is_told(built: Built) -> None:
+    notes = built.found("stepped with each run")["notes"]
+    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in notes
+    (note,) = [note for note in built.found("stepped each fourth run")["notes"] if "round" in note]
+    assert note.startswith("1 micro-steps of a partial round were dropped (merge_tail=step: ")
+
+
+def test_each_program_counts_its_own_runs(built: Built) -> None:
+    names = built.found("merged")["variables"]
+    assert "gradient_merge_step" not in names
+    assert len([name for name in names if name.startswith("gradient_merge_step")]) == 1
+
+
+def test_what_paddle_puts_into_the_program_is_counted(built: Built) -> None:
+    assert built.said("lars", "lars") == ("effective", "6 lars_momentum")
+    assert built.main("lars")["lars_momentum"] == 6
+    assert built.said("lamb", "lamb") == ("effective", "6 lamb")
+    assert built.main("lamb")["lamb"] == 6
+    assert built.said("recompute", "recompute") == (
+        "effective",
+        "2 operators compute again in backward",
+    )
+    assert built.main("recompute")["matmul_v2"] == built.main("lars")["matmul_v2"] + 1
+
+
+def test_what_is_not_there_has_a_reason(built: Built) -> None:
+    assert built.said("lars of SGD", "lars") == (
+        "no_effect",
+        "Paddle puts it in the place of Momentum only; here: sgd",
+    )
+    assert built.said("lamb of SGD", "lamb")[1].endswith("of Adam only; here: sgd")
+    assert "names no checkpoints" in built.said("recompute nothing", "recompute")[1]
+    assert built.said("sync_batch_norm", "sync_batch_norm")[0] == "no_effect"
+    for knob in ("calc_comm_same_stream", "sync_nccl_allreduce"):
+        assert built.said("streams", knob)[0] == "no_effect"
+
+
+def test_what_paddle_stops_at_is_refused_in_a_sentence(built: Built) -> None:
+    assert built.error("dgc") == "RuntimeError: dgc: Paddle has dgc for GPUs only."
+    assert built.said("dgc", "dgc")[0] == "refused"
+    assert "var any not in this block" in built.error("recompute anything")
+    assert built.said("recompute anything", "recompute")[0] == "refused"
+
+
+def test_each_paddle_does_what_it_can(built: Built) -> None:
+    if built.version == "2.6.2":
+        assert built.said("amp", "amp")[0] == "no_effect"
+        assert "cast" not in built.main("amp")
+        assert built.main("amp")["check_finite_and_unscale"] == 6
+        assert built.said("localsgd", "localsgd")[0] == "effective"
+        # Paddle sums gradients and makes them a mean, too; only the parameters are left to it.
+        assert built.allreduce not in built.main("localsgd")
+        assert "scale" not in built.main("localsgd")
+        assert [block.get(built.allreduce, 0) for block in built.blocks("localsgd")] == [0, 6, 6]
+        assert built.said("localsgd of Adam", "localsgd")[0] == "no_effect"
+        assert "2.6.2 shards static programs on GPUs only" in built.error("sharding")
+        assert built.said("sharding", "sharding")[0] == "refused"
+        assert not built.error("clipped and merged")
+        return
+    for name, knob in (("amp", "amp"), ("localsgd", "localsgd")):
+        assert built.error(name).startswith(f"RuntimeError: {knob}: Paddle 3.3.1 cannot")
+        assert built.said(name, knob)[0] == "refused"
+    for name in ("clipped", "clipped and merged"):
+        assert "without paddle.sqrt" in built.error(name)
+    assert built.said("sharding", "sharding") == ("effective", "6 broadcast, 6 reduce")
+    # Twelve collectives, each but the first after the one before.
+    assert built.main("sharding")["depend"] == 11
+    assert "among all 4 ranks only" in built.error("sharding in groups")
+
+
+def test_programs_of_the_newer_kind_are_refused_with_what_to_do() -> None:
+    found = build(PYTHONS["3.3.1"], ("packed",), "1")["packed"]
+    assert "--env=FLAGS_enable_pir_api=0" in found["error"]

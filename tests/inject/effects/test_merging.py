@@ -1,0 +1,126 @@
+"""Gradient merge in one process: optimizers of all sorts, with each real Paddle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[3]
+SITE = ROOT / "fleetrun" / "inject" / "site"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+SCRIPT = """
+import numpy as np, paddle
+from paddle import nn
+from paddle.distributed import fleet
+from paddle.optimizer import SGD
+
+def batch(layer):
+    (layer(paddle.ones([1, 2])) ** 2).mean().backward()
+
+def values(layer):
+    return layer.weight.numpy().copy()
+
+# The script says after its optimizer how many micro-steps it wants: two, and not four.
+layer = nn.Linear(2, 2)
+early = SGD(0.1, parameters=layer.parameters())
+fleet.init(is_collective=True)
+strategy = fleet.DistributedStrategy()
+strategy.gradient_merge_configs = {"k_steps": 2}
+optimizer = fleet.distributed_optimizer(early, strategy)
+for index in range(4):
+    before = values(layer)
+    batch(layer)
+    optimizer.step()
+    optimizer.clear_grad()
+    assert np.array_equal(before, values(layer)) is (index % 2 == 0), index
+
+# Another optimizer of the same parameters, whose step is its own, and which counts them.
+class Signs(SGD):
+    steps = 0
+    def step(self):
+        Signs.steps += 1
+        with paddle.no_grad():
+            for each in self._parameter_list:
+                each.set_value(each - 0.5 * each.grad)
+
+optimizer = Signs(0.1, parameters=layer.parameters())
+for index in range(2):
+    weight = values(layer)
+    batch(layer)
+    single = layer.weight.grad.numpy().copy()
+    norm = nn.utils.clip_grad_norm_(layer.parameters(), 1e9)
+    optimizer.step()
+    if index == 0:
+        assert Signs.steps == 0 and float(norm) == 0.0
+        optimizer.clear_grad()
+# Twice the gradient, divided by two, as it was not discarded in between.
+assert Signs.steps == 1 and float(norm) > 0
+assert np.abs(values(layer) - (weight - 0.25 * single)).max() <= 1e-6
+optimizer.clear_grad()
+
+# What averages the parameters clears their gradients no more than others.
+average = paddle.incubate.ModelAverage(
+    1.0, parameters=layer.parameters(), min_average_window=1, max_average_window=9
+)
+optimizer = SGD(0.1, parameters=layer.parameters())
+batch(layer)
+optimizer.step()
+average.step()
+average.clear_grad()
+assert float(layer.weight.grad.abs().sum()) > 0
+
+for kind in {paddle.optimizer.LBFGS, paddle.incubate.optimizer.LBFGS}:
+    try:
+        kind(0.1, parameters=layer.parameters()).step(lambda: None)
+    except RuntimeError as error:
+        assert "LBFGS runs several backwards" in str(error)
+    else:
+        raise AssertionError(kind)
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_optimizer_of_a_script_is_merged(version: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
+    wish = tmp_path / "strategy.json"
+    wish.write_text(json.dumps({"schema": 1, "strategy": asked, "merge_tail": "step"}))
+    proof = tmp_path / "proof.json"
+    done = subprocess.run(
+        [PYTHONS[version], tmp_path / "train.py"],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(SITE),
+            "FLEETRUN_STRATEGY_FILE": str(wish),
+            "FLEETRUN_STRATEGY_EVIDENCE": str(proof),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(proof.read_text())
+    # Two of the first optimizer, and one of its own; a ModelAverage makes none.
+    assert told["updates"] == 3
+    assert told["counts"]["merged_steps"] == 2
+    status = {knob["name"]: (knob["status"], knob["in_effect"]) for knob in told["knobs"]}
+    assert status == {
+        "gradient_merge": ("effective", True),
+        "gradient_merge_configs": ("script", {"k_steps": 2}),
+    }
+    rest = "they were not at the end of a paddle.io.DataLoader"
+    assert any(note.startswith("1 micro-step") and rest in note for note in told["notes"])

@@ -1,0 +1,77 @@
+"""Mixed precision that a script turns on itself, or does not, with each real Paddle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[3]
+SITE = ROOT / "fleetrun" / "inject" / "site"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+# Paddle's auto_cast is for GPUs; what it would do here is done by hand.
+SCRIPT = """
+import sys
+import paddle
+layer = paddle.nn.Linear(2, 2)
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+x = paddle.ones([1, 2])
+if "half" in sys.argv:
+    x = x.astype("bfloat16").reshape([2, 1]).reshape([1, 2]).astype("float32")
+for _ in range(2):
+    with paddle.amp.auto_cast():
+        loss = layer(x).mean()
+    paddle.amp.GradScaler().scale(loss).backward()
+    optimizer.step()
+assert not paddle.get_flags("FLAGS_low_precision_op_list")["FLAGS_low_precision_op_list"]
+"""
+
+
+def told(version: str, folder: Path, *words: str) -> dict[str, Any]:
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps({"schema": 1, "strategy": {"amp": True}}))
+    proof = folder / "proof.json"
+    done = subprocess.run(
+        [PYTHONS[version], "-W", "ignore", folder / "train.py", *words],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(SITE),
+            "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
+            "FLEETRUN_STRATEGY_EVIDENCE": str(proof),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (knob,) = json.loads(proof.read_text())["knobs"]
+    found: dict[str, Any] = knob
+    return found
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_operators_in_half_precision_are_counted(version: str, tmp_path: Path) -> None:
+    knob = told(version, tmp_path, "half")
+    assert (knob["status"], knob["in_effect"]) == ("effective", True)
+    # The two that reshape; the casts around them compute nothing.
+    assert knob["evidence"].startswith("2 of ")
+    assert knob["evidence"].endswith("; no GradScaler")
+
+    knob = told(version, tmp_path)
+    assert (knob["status"], knob["in_effect"]) == ("no_effect", None)
+    assert knob["reason"] == "Paddle's auto_cast does nothing on the CPU"
+    assert knob["evidence"].startswith("0 of ")

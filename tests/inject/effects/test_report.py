@@ -1,0 +1,88 @@
+"""What the proof says of a reducer in a dynamic graph."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleetrun.inject.effects import settings
+from fleetrun.inject.effects.dygraph.report import Made, Report
+from fleetrun.inject.effects.evidence import Evidence
+from fleetrun.inject.effects.wish import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_asked() -> Iterator[None]:
+    yield
+    settings.begin(Wish({}, {}, {}), Evidence("", Wish({}, {}, {})))
+
+
+def told(
+    folder: Path,
+    asked: dict[str, Any],
+    *buckets: tuple[int, ...],
+    calls: tuple[int, ...],
+) -> dict[str, tuple[Any, ...]]:
+    """Return status, value, reason and evidence of each field ASKED for.
+
+    The reducer has BUCKETS of so many bytes in each model; CALLS is how many each lane made.
+    """
+    wish = Wish(asked, {}, {})
+    proof = Evidence(str(folder / "proof.json"), wish)
+    settings.begin(wish, proof)
+    report = Report(wish, proof)
+    lanes: Any = [SimpleNamespace(calls=count) for count in calls]
+    for sizes in buckets:
+        reducer: Any = SimpleNamespace(
+            rounds=1,
+            parameters=["p"] * (2 * len(sizes)),
+            buckets=[SimpleNamespace(nbytes=size) for size in sizes],
+            early=len(sizes) - 1,
+            moved=0,
+        )
+        report.reduced(reducer, Made(lanes, None, 1, overlaps=True, nranks=4))
+    proof.updates = 1
+    assert proof.claim()
+    proof.write()
+    knobs = json.loads((folder / "proof.json").read_text())["knobs"]
+    parts = ("status", "in_effect", "reason", "evidence")
+    return {knob["name"]: tuple(knob[part] for part in parts) for knob in knobs}
+
+
+def test_a_second_communicator_that_nothing_went_over_has_no_effect(tmp_path: Path) -> None:
+    said = told(tmp_path, {"nccl_comm_num": 2}, (8,), calls=(1, 0))
+    assert said["nccl_comm_num"] == (
+        "no_effect",
+        None,
+        "there is only 1 allreduce to share",
+        "1 communicator; 0 of 1 allreduce went out before the last gradient was there",
+    )
+
+
+def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
+    said = told(tmp_path, {"nccl_comm_num": 3}, (8, 8), calls=(1, 1, 0))
+    assert said["nccl_comm_num"] == (
+        "effective",
+        2,
+        "there are only 2 allreduces to share",
+        "2 communicators in turn; 1 of 2 allreduces went out before the last gradient was there",
+    )
+
+
+def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_path: Path) -> None:
+    asked = {"fuse_grad_size_in_MB": "auto"}
+    said = told(tmp_path, asked, (2**10, 2**10), (2**20, 2**21), calls=(2,))
+    assert said["fuse_grad_size_in_MB"][:3] == (
+        "effective",
+        0.3,
+        "auto: a tenth of 3 MB of gradients",
+    )
+    said = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
+    assert said["fuse_grad_size_in_MB"][1] == 0.000195

@@ -1,0 +1,147 @@
+"""Builds static programs under one strategy after another, and says what is in them.
+
+Each is built in a child of its own, which inherits Paddle as it was imported; ranks are not
+connected, so nothing runs.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    PADDLE_TRAINER_ID="0",
+    PADDLE_TRAINERS_NUM="4",
+    PADDLE_CURRENT_ENDPOINT="127.0.0.1:9",
+    PADDLE_TRAINER_ENDPOINTS=",".join(f"127.0.0.1:{port}" for port in (9, 10, 11, 12)),
+    FLAGS_enable_pir_api=os.environ.get("FLAGS_enable_pir_api", "0"),  # noqa: SIM112
+)
+import paddle
+
+from fleetrun.inject import effects
+from fleetrun.inject.effects import evidence, imports, updates, wish
+from fleetrun.inject.effects.static import counting, gloo, lanes
+
+static: Any = paddle.static
+
+
+class Alone:
+    """A communicator in a process that has no others."""
+
+
+def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evidence]:
+    """Do as `effects.arm`, and let nobody connect."""
+    asked = wish.Wish(
+        scenario.get("strategy", {}),
+        scenario.get("build_strategy", {}),
+        {},
+        check_ranks=-1,
+        merge_tail=scenario.get("merge_tail", "drop"),
+        topology=wish.Topology(4, 2, 2),
+    )
+    proof = evidence.Evidence(str(folder / "proof"), asked)
+    proof.updates = 1
+
+    def fail(text: str) -> None:
+        raise SystemExit(text)
+
+    imports.on_failure(fail)
+    gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
+    lanes._connect = lambda *_: Alone()  # noqa: SLF001
+    for part in effects._PARTS:  # noqa: SLF001
+        part.install(asked, proof)
+    return asked, proof
+
+
+def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
+    """Count the operators in the blocks of MAIN."""
+    blocks: list[dict[str, int]] = []
+    for block in main.blocks:
+        blocks.append({})
+        for op in block.ops:
+            blocks[-1][op.type] = blocks[-1].get(op.type, 0) + 1
+    variables = sorted(main.global_block().vars)
+    return {
+        "blocks": blocks,
+        "variables": variables,
+        "order": [[op.type for op in block.ops] for block in main.blocks],
+    }
+
+
+def network() -> Any:  # noqa: ANN401 - Paddle's
+    """Build three layers; return the loss."""
+    nn = paddle.nn
+    x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
+    for width in (8, 8, 1):
+        x = nn.Linear(8, width)(x)
+        if width == 8:
+            x = nn.functional.relu(x)
+    return paddle.mean(nn.functional.square_error_cost(x, y))
+
+
+def optimizer(kind: str) -> Any:  # noqa: ANN401 - Paddle's
+    """Make an optimizer of KIND."""
+    if kind == "clipped":
+        return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
+    if kind == "scheduled":
+        return paddle.optimizer.SGD(paddle.optimizer.lr.ExponentialDecay(1.0, 0.5))
+    return getattr(paddle.optimizer, kind)(0.1)
+
+
+def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Build the program of SCENARIO; return what is in it and what is said of it."""
+    fleet: Any = paddle.distributed.fleet
+    asked, proof = arm(scenario, folder)
+    paddle.enable_static()
+    main, startup = static.Program(), static.Program()
+    try:
+        fleet.init(is_collective=True)
+        with static.program_guard(main, startup):
+            loss = network()
+            method = optimizer(scenario.get("optimizer", "SGD"))
+            fleet.distributed_optimizer(method).minimize(loss, startup)
+        watcher = counting.Watcher(asked, proof)
+        watcher.look(main, main)
+        rates = run(watcher, main, method, scenario)
+        if not rates:
+            updates.happened(main)
+    except Exception as error:  # noqa: BLE001 - the test reads it
+        return {"error": f"{type(error).__name__}: {error}", **proof._record()}  # noqa: SLF001
+    return {"error": "", "rates": rates, **count(main), **proof._record()}  # noqa: SLF001
+
+
+def run(
+    watcher: counting.Watcher,
+    main: Any,  # noqa: ANN401 - Paddle's
+    method: Any,  # noqa: ANN401
+    scenario: dict[str, Any],
+) -> list[float]:
+    """Let it seem that MAIN has run as often as SCENARIO says; return the learning rates."""
+    rates = []
+    for step in range(scenario.get("runs", 0)):
+        rates.append(method.get_lr())
+        watcher.ran(main)
+        if (step + 1) % scenario.get("schedule_every", 1) == 0:
+            method._learning_rate.step()  # noqa: SLF001
+    watcher.end()
+    return rates
+
+
+def build_apart(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Build SCENARIO in a child."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        child = os.fork()
+        if not child:
+            (folder / "report").write_text(json.dumps(build(scenario, folder), default=str))
+            os._exit(0)
+        os.waitpid(child, 0)
+        report: dict[str, Any] = json.loads((folder / "report").read_text())
+        return report
+
+
+if __name__ == "__main__":
+    found = {name: build_apart(scenario) for name, scenario in json.load(sys.stdin).items()}
+    print("FOUND" + json.dumps(found))

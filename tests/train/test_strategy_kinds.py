@@ -1,0 +1,254 @@
+"""Every kind of model through the real command: with a strategy as with plain data parallel.
+
+`models/kinds.py` is the script, which counts its collectives itself. One launch trains them all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "models" / "kinds.py"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+# What Paddle's own reducer refuses or leaves out, and the kind that it is equal to.
+TWINS = {"reentrant": "recomputed", "thawed": "refrozen"}
+MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"
+
+
+class Launch(NamedTuple):
+    """What the ranks of one launch reported, and what the launcher said."""
+
+    reports: list[dict[str, Any]]
+    said: str
+
+
+def launch(
+    python: Path,
+    folder: Path,
+    *words: str | Path,
+    strategy: str = "",
+    nranks: int = 2,
+    accumulate: int = 4,
+) -> Launch:
+    """Train on NRANKS with the YAML STRATEGY; WORDS are the script's."""
+    asked: list[str | Path] = []
+    if strategy:
+        (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
+        asked = ["--strategy", folder / "strategy.yaml", "--strategy_strict"]
+        asked += ["--merge_tail=drop" if "--resume" in words else "--merge_tail=step"]
+    done = subprocess.run(
+        [
+            *(python, "-m", "fleetrun", f"--nproc_per_node={nranks}", *asked),
+            *(SCRIPT, f"--accumulate={accumulate}", *words),
+        ],
+        cwd=folder,
+        env={
+            **{name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"},
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "OUTPUT": str(folder / "report"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
+    return Launch(reports, done.stdout)
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> Path:
+    return PYTHONS[request.param]
+
+
+@pytest.fixture(scope="module")
+def plain(python: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Train every kind with Paddle's own data parallel."""
+    return launch(python, tmp_path_factory.mktemp("plain")).reports
+
+
+@pytest.fixture(scope="module")
+def merged(
+    python: Path, plain: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, Any]], Path]:
+    """Train every kind with merged gradients; return where the checkpoint is, too."""
+    folder = tmp_path_factory.mktemp("merged")
+    words = f"--kinds={','.join([*kinds(plain), *TWINS, 'adversaries'])}"
+    return launch(python, folder, words, strategy=MERGE, accumulate=1).reports, folder
+
+
+def kinds(plain: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the trainings that the script knows; several of them are one kind."""
+    grouped = {"Lamb", "RMSProp", "Adagrad", "Adamax", "Adadelta", "lookahead", "average"}
+    return [*(name for name in plain[0] if name not in grouped), "several", "wrapped"]
+
+
+def assert_same(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+    """Compare each kind of OURS with PLAIN, rank by rank, and the ranks with each other."""
+    for rank, report in enumerate(ours):
+        for name, found in report.items():
+            expected = plain[min(rank, 1)][TWINS.get(name, name)]
+            assert found["weights"] == ours[0][name]["weights"], (rank, name)
+            for what in ("weights", "running", "averaged", "scale", "updates"):
+                if what in expected:
+                    near = pytest.approx(expected[what], abs=1e-6)
+                    assert found[what] == near, (rank, name, what)
+
+
+def packed(sizes: Sequence[int], limit: float) -> list[int]:
+    """Fill buckets with SIZES in turn, up to LIMIT bytes each."""
+    buckets: list[int] = []
+    for size in sizes:
+        if buckets and buckets[-1] + size <= limit:
+            buckets[-1] += size
+        else:
+            buckets.append(size)
+    return buckets
+
+
+REST = [0, 0, 0, 1, 0, 0]
+
+
+def test_merged_gradients_of_every_kind_equal_a_larger_batch(
+    plain: list[dict[str, Any]], merged: tuple[list[dict[str, Any]], Path]
+) -> None:
+    ranks = [dict(report) for report in merged[0]]
+    # One model's gradients in another's backward, thrown away, cannot be told from merged ones.
+    assert all("cannot be merged" in report.pop("adversaries") for report in ranks)
+    assert ranks[0].keys() == {*plain[0], *TWINS}
+    assert_same(plain, ranks)
+    for name, found in ranks[0].items():
+        calls = [len(sizes) for sizes in found["summed"]]
+        if name in {"loaded", "clipped"}:
+            # The rest of each epoch is reduced when the loader has come to its end.
+            assert calls == REST * (len(calls) // 6)
+        else:
+            period = {"two": 8, "accumulated": 8}.get(name, 4)
+            ends = 2 if name == "two" else 1
+            expected = [0] * (period - ends) + [1] * ends
+            assert calls == expected * (len(calls) // period), name
+
+
+def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
+    python: Path,
+    plain: list[dict[str, Any]],
+    merged: tuple[list[dict[str, Any]], Path],
+    tmp_path: Path,
+) -> None:
+    words = ("--kinds=resumed", "--resume", f"--checkpoint={merged[1]}")
+    reports, said = launch(python, tmp_path, *words, strategy=MERGE, accumulate=1)
+    assert_same(plain, reports)
+    assert reports[0]["resumed"]["after"] == reports[0]["resumed"]["weights"]
+    assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in said
+
+
+def test_buckets_of_every_kind_give_the_weights_of_paddles_own(
+    python: Path, plain: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    words = f"--kinds={','.join([*kinds(plain), *TWINS])}"
+    strategy = "strategy: {fuse_grad_size_in_num: 3}"
+    ranks = launch(python, tmp_path, words, strategy=strategy).reports
+    assert ranks[0].keys() == {*plain[0], *TWINS}
+    assert_same(plain, ranks)
+    for name, found in ranks[0].items():
+        if name == "fitted":
+            # Nobody comes in between Paddle's own loop and its backward.
+            continue
+        sizes, last = found["sizes"], found["summed"][-1]
+        if name == "sparse":
+            # A table of which only some rows have gradients is not for a bucket.
+            sizes = sizes[:2]
+        elif name == "two":
+            sizes = sizes[: len(sizes) // 2]
+        elif name in {"refrozen", "thawed"}:
+            # What is frozen for a while keeps its place.
+            sizes = ranks[0]["own"]["sizes"]
+        assert len(last) == math.ceil(len(sizes) / 3), name
+        assert sum(last) == sum(sizes), name
+    # The script itself averages over two rounds of micro-steps, and asks for no more.
+    assert [len(sizes) for sizes in ranks[0]["accumulated"]["summed"]] == ([0] * 7 + [2]) * 2
+
+
+FOUR = "--kinds=transformer,tied,frozen"
+
+
+def test_groups_of_two_and_two_communicators_give_the_same(
+    python: Path, plain: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    strategy = """
+strategy:
+  use_hierarchical_allreduce: true
+  hierarchical_allreduce_inter_nranks: 2
+  fuse_grad_size_in_MB: auto
+  nccl_comm_num: 2
+"""
+    ranks, said = launch(python, tmp_path, FOUR, strategy=strategy, nranks=4)
+    assert_same(plain, ranks)
+    # The first model is the largest one; its gradients have 2400 bytes.
+    assert re.search(r"fuse_grad_size_in_MB +auto +0\.000229 +effective", said), said
+    for name in ranks[0]:
+        sizes = ranks[0][name]["sizes"]
+        buckets = packed(sizes, sum(sizes) / 10)
+        for rank, report in enumerate(ranks):
+            found, leads = report[name], rank in {0, 2}
+            # The communicators take turns, and none waits for the other.
+            assert sorted(found["summed"][-1]) == (sorted(buckets) if leads else []), name
+            assert found["groups"] == (2 if leads else 0)
+            steps = len(found["summed"])
+            assert found["reduced"] == found["broadcast"] == steps * len(buckets), name
+            assert found["waited"] == 0
+
+
+def test_an_incomplete_group_and_one_allreduce_at_a_time_sum_merged_gradients(
+    python: Path, plain: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    strategy = """
+strategy:
+  use_hierarchical_allreduce: true
+  hierarchical_allreduce_inter_nranks: 3
+  last_comm_group_size_MB: 0.001
+  sync_nccl_allreduce: true
+  gradient_merge: true
+  gradient_merge_configs: {k_steps: 4, avg: false}
+"""
+    # The script divides its losses itself: these are summed.
+    words = (FOUR, "--divide=4")
+    ranks = launch(python, tmp_path, *words, strategy=strategy, nranks=4, accumulate=1).reports
+    assert_same(plain, ranks)
+    for name in ranks[0]:
+        for rank, report in enumerate(ranks):
+            found, leads = report[name], rank in {0, 3}
+            made = [sizes for sizes in found["summed"] if sizes]
+            # Three updates; who leads no group takes no part in the second level.
+            assert len(made) == (3 if leads else 0)
+            # The last rank is a group by itself.
+            assert (found["reduced"] == found["broadcast"] == 0) is (rank == 3)
+            assert found["waited"] == sum(map(len, made)) + found["reduced"] + found["broadcast"]
+            if leads:
+                first, *last = made[-1]
+                assert len(last) == (name == "transformer")
+                assert first + sum(last) == sum(found["sizes"])
+                assert all(size <= 0.001 * 2**20 for size in last)

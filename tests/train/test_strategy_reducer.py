@@ -1,0 +1,49 @@
+"""Our reducer where models are not as it expects: their order, and several backwards."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from training import PYTHONS, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+# An allreduce for each layer, which the thread that runs backward makes: so it is seen when.
+ONE_BY_ONE = {"fuse_grad_size_in_num": 2, "sync_nccl_allreduce": True}
+# Of the weight and the bias of each layer.
+FIRST, MIDDLE, LAST, UNUSED = 4 * 6 + 6, 6 * 8 + 8, 8 * 2 + 2, 3 * 5 + 5
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_buckets_follow_the_order_that_the_first_backward_shows(
+    version: str, tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "order.py", tmp_path / "ours", ONE_BY_ONE)
+    for rank in ranks:
+        assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
+        # What is made last was expected first, and what is never used.
+        first = [[], "last", "middle", "first", UNUSED, FIRST, MIDDLE, LAST]
+        others = [[], "last", LAST, "middle", MIDDLE, "first", FIRST, UNUSED]
+        assert rank["seen"] == [*first, *others, *others, *others]
+    proof = json.loads((tmp_path / "ours" / "strategy.1.json").read_text())
+    assert proof["counts"]["early"] == 2
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_several_backwards_of_one_update_give_the_weights_of_one(
+    version: str, tmp_path: Path
+) -> None:
+    fused = {"fuse_grad_size_in_num": 3, "nccl_comm_num": 2}
+    ranks = train(PYTHONS[version], "twice.py", tmp_path / "ours", fused)
+    for rank in ranks:
+        for name, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][name]["weights"], name
+    made = {name: model["allreduces"] for name, model in ranks[0].items()}
+    # Four gradients are two buckets.
+    assert made == {"retain": 4, "accumulate": 2, "cross": 4, "look_on": 2}

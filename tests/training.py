@@ -1,0 +1,67 @@
+"""Trainings of two ranks by their environment alone, on each supported Paddle."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MODELS = Path(__file__).parent / "train" / "models"
+SITE = ROOT / "fleetrun" / "inject" / "site"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+
+
+def train(python: Path, model: str, folder: Path, strategy: dict[str, Any] | None) -> list[Any]:
+    """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY."""
+    folder.mkdir()
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    master, *ends = (f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
+    for probe in probes:
+        probe.close()
+    environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
+    environ |= {
+        "PADDLE_MASTER": master,
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        "PYTHONPATH": str(SITE),
+        "OMP_NUM_THREADS": "1",
+        "OUTPUT": str(folder / "report"),
+    }
+    if strategy is not None:
+        asked = {"strategy": strategy, "topology": {"nranks": 2, "ranks_per_node": 2}}
+        (folder / "strategy.json").write_text(json.dumps(asked))
+        environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
+    ranks = [
+        subprocess.Popen(
+            [python, MODELS / model],
+            env={
+                **environ,
+                "PADDLE_TRAINER_ID": str(rank),
+                "PADDLE_CURRENT_ENDPOINT": end,
+                "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, end in enumerate(ends)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=120)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(2)]
