@@ -41,7 +41,6 @@ GPUS = "No GPU was asked: what is said of them was read in the programs of Paddl
 
 _OURS = "fleetrun sends the gradients itself"
 _REWRITES = "fleetrun rewrites the program itself"
-_LEGACY = "3.3.1 has static strategies only with FLAGS_enable_pir_api=0, and there "
 LEGACY_IR = (
     "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
@@ -177,13 +176,18 @@ TABLE: tuple[Row, ...] = (
         "Paddle stops unless the program says the device of each operator",
         "static",
     ),
-    Row("tensor_parallel", NO_EFFECT, "the program must be cut up already", "static", "2.6.2"),
     Row(
         "tensor_parallel",
         REFUSED,
-        "a program that is not cut up makes ranks diverge, and fleetrun stops them",
+        "over gloo, all ranks of static programs are in one group",
         "static",
-        "3.3.1",
+        device="cpu",
+    ),
+    Row(
+        "tensor_parallel",
+        UNTESTED,
+        f"{_ONLY_A_GPU}groups of ranks need its communicators",
+        "static",
     ),
     Row("auto semi_auto auto_search", REFUSED, _STOPS, "static"),
     Row("last_comm_group_size_MB", NO_EFFECT, "Paddle reads it in dygraph only", "static"),
@@ -315,34 +319,36 @@ TABLE: tuple[Row, ...] = (
         NO_EFFECT,
         "the loss is scaled, and all is computed in 32 bits",
         "static",
+        device="cpu",
+    ),
+    Row("amp amp_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),
+    Row("amp amp_configs", UNTESTED, f"{_ONLY_A_GPU}what is computed in 16 bits", "static"),
+    Row("recompute recompute_configs", EFFECTIVE, "from the checkpoints that it names", "static"),
+    Row(
+        "sharding sharding_configs",
+        REFUSED,
+        "Paddle 2.6.2 shards static programs on GPUs only",
+        "static",
         "2.6.2",
         "cpu",
     ),
-    Row("amp amp_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),
-    Row("amp amp_configs", REFUSED, f"{_LEGACY}Paddle stops with it", "static", "3.3.1"),
-    Row("recompute recompute_configs", EFFECTIVE, "from the checkpoints that it names", "static"),
-    Row("sharding sharding_configs", REFUSED, "2.6.2 stops on CPUs", "static", "2.6.2", "cpu"),
-    Row("sharding sharding_configs", EFFECTIVE, "Paddle rewrites the program", "static"),
+    Row(
+        "sharding sharding_configs",
+        EFFECTIVE,
+        "Paddle rewrites the program; on CPUs with all ranks in one group",
+        "static",
+    ),
     Row(
         "localsgd localsgd_configs",
         EFFECTIVE,
         "for Momentum and SGD; fleetrun leaves out the sums of gradients that Paddle keeps",
         "static",
-        "2.6.2",
     ),
     Row(
         "adaptive_localsgd adaptive_localsgd_configs",
         EFFECTIVE,
         "for Momentum and SGD; Paddle rewrites the program",
         "static",
-        "2.6.2",
-    ),
-    Row(
-        "localsgd localsgd_configs adaptive_localsgd adaptive_localsgd_configs",
-        REFUSED,
-        f"{_LEGACY}Paddle stops with it",
-        "static",
-        "3.3.1",
     ),
     Row("dgc dgc_configs", REFUSED, "Paddle has it for GPUs only", "static", device="cpu"),
     Row("dgc dgc_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),

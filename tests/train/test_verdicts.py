@@ -73,7 +73,6 @@ SHARDING = "sharding=true sharding_configs.sharding_degree=2"
 TWO_LEVELS = "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=2"
 CUDNN = "fuse_dot_product_attention=true fuse_resunit=true"
 OLD, NEW = ("2.6.2",), ("3.3.1",)
-_OLD_PROGRAMS = "must be Value, but got Variable"
 
 DYNAMIC = (
     f"{BOTH} {RECOMPUTE} {LARS} {LAMB} {LOCALSGD} {ADAPTIVE} {AMP} {SHARDING} {CUDNN}"
@@ -91,18 +90,14 @@ CASES = (
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true", "static", NEW),
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true {CUDNN}", "static", OLD),
     Case(TWO_LEVELS, "static", ranks=3),
-    Case(f"{LARS} {RECOMPUTE}", "static", NEW),
-    Case(f"{LARS} {RECOMPUTE} {AMP}", "static", OLD),
+    Case(f"{LARS} {RECOMPUTE} {AMP}", "static"),
     Case(LAMB, "static", options="--adam"),
-    Case(LOCALSGD, "static", OLD),
-    Case(LOCALSGD, "static", NEW, _OLD_PROGRAMS),
-    Case(ADAPTIVE, "static", OLD),
-    Case(ADAPTIVE, "static", NEW, _OLD_PROGRAMS),
-    Case(SHARDING, "static", OLD, "cannot get its value"),
+    Case(LOCALSGD, "static"),
+    Case(ADAPTIVE, "static"),
+    Case(SHARDING, "static", OLD, "shards static programs on GPUs only"),
     Case(SHARDING, "static", NEW),
     Case("auto=true", "static", stops="global work size [2]"),
-    Case("tensor_parallel=true", "static", OLD),
-    Case("tensor_parallel=true", "static", NEW, "do not train the same model any more"),
+    Case("tensor_parallel=true", "static", stops="not in groups of 1"),
 )
 
 
@@ -120,7 +115,6 @@ STOPS = (
     Stop("dgc dgc_configs", "DGC is only support GPU"),
     Stop("semi_auto", "AssertionError"),
     Stop("auto_search", "IndexError"),
-    Stop("amp amp_configs", _OLD_PROGRAMS, NEW),
     Stop("fuse_dot_product_attention", "has not been registered", NEW),
     Stop("fuse_resunit", "not built with CUDNN Frontend", NEW),
 )
@@ -235,10 +229,10 @@ def expected(version: str, graph: str, name: str) -> str:
 def measured(done: Done, case: Case) -> dict[str, str]:
     """Return the status of each knob of CASE, in the words of the table."""
     if case.stops:
-        assert done.code != 0, done.output
-        assert case.stops in done.output, done.output
+        assert done.code != 0, case
+        assert case.stops in done.output, done.output[-4000:]
         return dict.fromkeys(names(case), verdicts.REFUSED)
-    assert done.code == 0, done.output
+    assert done.code == 0, done.output[-4000:]
     return {name: done.statuses.get(name, "no word").replace("_", " ") for name in names(case)}
 
 

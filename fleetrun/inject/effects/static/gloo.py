@@ -5,17 +5,23 @@ Paddle itself refuses them. The kernels are in its CPU builds; what is missing i
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import socket
 import sys
+import time
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..evidence import Evidence
 
 # They wait for a GPU's streams; a CPU has none.
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
+_NAP_S = 0.05
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
 
@@ -65,7 +71,36 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: A
     paddle: Any = sys.modules["paddle"]
     if paddle.__version__.startswith("2.") and not _open:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
-        paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
+        if rank:
+            _wait_for(endpoints[0])
+        with _short_naps():
+            paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()
     core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
     return store
+
+
+def _wait_for(endpoint: str) -> None:
+    """Return when somebody listens at ENDPOINT; Paddle would tell the user of each attempt."""
+    host, _, port = endpoint.rpartition(":")
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(_NAP_S)
+
+
+@contextlib.contextmanager
+def _short_naps() -> Iterator[None]:
+    """Let Paddle 2 look more often than each three seconds for what takes milliseconds."""
+    names = ("parallel_with_gloo", "fleet.base.private_helper_function")
+    modules = [importlib.import_module(f"paddle.distributed.{name}") for name in names]
+    # The server is a process that is forked meanwhile, and inherits it.
+    nap = types.SimpleNamespace(sleep=lambda _seconds: time.sleep(_NAP_S))
+    for module in modules:
+        setattr(module, "time", nap)  # noqa: B010 - for mypy
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, "time", time)  # noqa: B010
