@@ -124,7 +124,7 @@ TABLE: tuple[Field, ...] = (
         "last_comm_group_size_MB",
         STRATEGY,
         "float",
-        "Size of the allreduce that goes out first, so that it goes out soon.",
+        "Most bytes in the allreduce that goes out last, for which backward must wait.",
         default=1.0,
         unit="MB",
         minimum=0,

@@ -117,7 +117,14 @@ TABLE: tuple[Row, ...] = (
     Row(
         "amp amp_configs",
         NO_EFFECT,
-        "fleet makes a GradScaler at most; the script must call auto_cast",
+        "Paddle's auto_cast does nothing on the CPU",
+        "dygraph",
+        device="cpu",
+    ),
+    Row(
+        "amp amp_configs",
+        UNTESTED,
+        f"{_ONLY_A_GPU}the script must call auto_cast, and operators in 16 bits are counted",
         "dygraph",
     ),
     Row(

@@ -6,6 +6,7 @@ while the other side waits and costs nothing. So both meet the same machine, wha
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -23,7 +24,6 @@ from processes import HERE, Failed
 from report import Goal, ms, quartered
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
 RANKS = 2
@@ -101,6 +101,8 @@ class Seen(NamedTuple):
     model: str
     one: list[Turn]
     other: list[Turn]
+    # The ratio of each pair of launches: processes differ a little from the day of their birth.
+    launches: list[float]
     # What the strategy counted: allreduces, buckets.
     one_counts: Mapping[str, Any]
     other_counts: Mapping[str, Any]
@@ -116,22 +118,45 @@ class Seen(NamedTuple):
         return [one.cpu_s / other.cpu_s for one, other in zip(self.one, self.other, strict=True)]
 
 
+_ABOUT = """\
+Train small models with two ranks, with and without a strategy. Both sides are launched and train
+in turns, so the ratios hold on a busy machine, too; but processes of one and the same command
+differ by some per cent (see "null"): for less than that take many --repeats. Ranks use GPUs where
+there are two."""
+
+
 def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this benchmark to SUBCOMMANDS."""
-    parser = subcommands.add_parser("strategy", help="what a strategy makes of a training step")
+    comparisons = "\n".join(f"  {key:8}  {one.name}" for key, one in COMPARISONS.items())
+    parser = subcommands.add_parser(
+        "strategy",
+        help="what a strategy makes of a training step",
+        description=f"{_ABOUT}\n\nwhat is compared:\n{comparisons}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--paddle", choices=PYTHONS, default="3.3.1", help="which Paddle (3.3.1)")
-    parser.add_argument("--repeats", type=int, default=3, help="launches of each side (3)")
-    parser.add_argument("--turns", type=int, default=30, help="turns of each launch (30)")
+    parser.add_argument("--repeats", type=int, default=5, help="launches of each side (5)")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each launch (20)")
     parser.add_argument(
         "--steps", type=int, default=1, help="steps of a turn; of a light model more (1)"
     )
     parser.add_argument("--warm-up", type=int, default=6, help="steps before the first turn (6)")
     parser.add_argument(
-        "--only", default="", help=f"some of: {', '.join(COMPARISONS)}; or NAME:MODEL"
+        "--only", type=_some, metavar="LIST", help="some comparisons: fusion,reducer:resnet"
     )
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
+
+
+def _some(text: str) -> set[str]:
+    """Return the comparisons, or comparisons of one model, that TEXT lists."""
+    known = {f"{name}:{model}" for name, one in COMPARISONS.items() for model in one.models}
+    chosen = set(text.split(","))
+    if unknown := chosen - known - set(COMPARISONS):
+        what = ", ".join(sorted(unknown))
+        raise argparse.ArgumentTypeError(f"there is no {what}: choose of {', '.join(COMPARISONS)}")
+    return chosen
 
 
 _HEADS = (
@@ -139,6 +164,7 @@ _HEADS = (
     "ms a step",
     "against",
     "ratio (quartiles)",
+    "by launches",
     "CPU ratio",
     "allreduces",
     "against",
@@ -191,6 +217,7 @@ def _row(seen: Seen) -> list[str]:
         ms(median(turn.wall_s for turn in seen.one)),
         ms(median(turn.wall_s for turn in seen.other)),
         quartered(seen.ratios),
+        f"{min(seen.launches):.3f}-{max(seen.launches):.3f}",
         quartered(seen.cpu_ratios),
         *allreduces,
     ]
@@ -221,7 +248,7 @@ def _measure(
     chosen: argparse.Namespace, python: Path, name: str, failures: dict[str, str]
 ) -> list[Seen]:
     """Measure the comparison NAME with each of its models, REPEATS times in turns."""
-    only = set(chosen.only.split(",")) if chosen.only else {name}
+    only = chosen.only or {name}
     models = [model for model in COMPARISONS[name].models if {name, f"{name}:{model}"} & only]
     rounds: dict[str, list[Seen]] = defaultdict(list)
     for number in range(chosen.repeats):
@@ -237,6 +264,7 @@ def _measure(
 
 def _joined(seen: Sequence[Seen]) -> Seen:
     return seen[-1]._replace(
+        launches=[ratio for each in seen for ratio in each.launches],
         one=[turn for each in seen for turn in each.one],
         other=[turn for each in seen for turn in each.other],
     )
@@ -268,7 +296,8 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
             for is_one in (True, False) if turn % 2 == 0 else (False, True):
                 took[is_one].append(sides[is_one].train(steps))
         counts = {is_one: side.end() for is_one, side in sides.items()}
-    return Seen(name, model, took[True], took[False], counts[True], counts[False])
+    seen = Seen(name, model, took[True], took[False], [], counts[True], counts[False])
+    return seen._replace(launches=[median(seen.ratios)])
 
 
 class Side:

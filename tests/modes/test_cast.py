@@ -87,7 +87,7 @@ def test_each_host_plans_its_part_of_the_lists() -> None:
         found.add(plan.peers)
     # Both know the same place, and another job has another one.
     assert len(found) == 1
-    assert planned(SPREAD._replace(job_id="other"), facts).peers not in found
+    assert planned(SPREAD._replace(job_id="other")).peers not in found
 
 
 def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:

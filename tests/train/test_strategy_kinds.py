@@ -118,6 +118,21 @@ def assert_same(plain: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None
                     assert found[what] == near, (rank, name, what)
 
 
+def dense(report: dict[str, Any], name: str) -> list[int]:
+    """Return the bytes of the gradients that the last backward of the training NAME reduces."""
+    sizes: list[int] = report[name]["sizes"]
+    if name == "sparse":
+        # A table of which only some rows have gradients is not for a bucket.
+        return sizes[:2]
+    if name in {"two", "paired"}:
+        # The second model's come first.
+        return sizes[: len(sizes) // 2]
+    if name in {"refrozen", "thawed"}:
+        # What is frozen for a while keeps its place.
+        return dense(report, "own")
+    return sizes
+
+
 def packed(sizes: Sequence[int], limit: float) -> list[int]:
     """Fill buckets with SIZES in turn, up to LIMIT bytes each."""
     buckets: list[int] = []
@@ -129,7 +144,17 @@ def packed(sizes: Sequence[int], limit: float) -> list[int]:
     return buckets
 
 
-REST = [0, 0, 0, 1, 0, 0]
+# How many allreduces each backward of a training makes, again and again, where not every fourth
+# makes one.
+CALLS = {
+    # The rest of each epoch is reduced when the loader has come to its end.
+    "loaded": [0, 0, 0, 1, 0, 0],
+    "clipped": [0, 0, 0, 1, 0, 0],
+    "accumulated": [0, 0, 0, 0, 0, 0, 0, 1],
+    "two": [0, 0, 0, 0, 0, 0, 1, 1],
+    # The second model comes every second time, after the first.
+    "paired": [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1],
+}
 
 
 def test_merged_gradients_of_every_kind_equal_a_larger_batch(
@@ -142,14 +167,8 @@ def test_merged_gradients_of_every_kind_equal_a_larger_batch(
     assert_same(plain, ranks)
     for name, found in ranks[0].items():
         calls = [len(sizes) for sizes in found["summed"]]
-        if name in {"loaded", "clipped"}:
-            # The rest of each epoch is reduced when the loader has come to its end.
-            assert calls == REST * (len(calls) // 6)
-        else:
-            period = {"two": 8, "accumulated": 8}.get(name, 4)
-            ends = 2 if name == "two" else 1
-            expected = [0] * (period - ends) + [1] * ends
-            assert calls == expected * (len(calls) // period), name
+        expected = CALLS.get(name, [0, 0, 0, 1])
+        assert calls == expected * (len(calls) // len(expected)), name
 
 
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
@@ -165,11 +184,14 @@ def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in said
 
 
-def test_buckets_of_every_kind_give_the_weights_of_paddles_own(
+def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own(
     python: Path, plain: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     words = f"--kinds={','.join([*kinds(plain), *TWINS])}"
-    strategy = "strategy: {fuse_grad_size_in_num: 3}"
+    strategy = """
+strategy: {fuse_grad_size_in_num: 3}
+build_strategy: {fuse_all_optimizer_ops: true}
+"""
     ranks = launch(python, tmp_path, words, strategy=strategy).reports
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
@@ -177,22 +199,14 @@ def test_buckets_of_every_kind_give_the_weights_of_paddles_own(
         if name == "fitted":
             # Nobody comes in between Paddle's own loop and its backward.
             continue
-        sizes, last = found["sizes"], found["summed"][-1]
-        if name == "sparse":
-            # A table of which only some rows have gradients is not for a bucket.
-            sizes = sizes[:2]
-        elif name == "two":
-            sizes = sizes[: len(sizes) // 2]
-        elif name in {"refrozen", "thawed"}:
-            # What is frozen for a while keeps its place.
-            sizes = ranks[0]["own"]["sizes"]
+        sizes, last = dense(ranks[0], name), found["summed"][-1]
         assert len(last) == math.ceil(len(sizes) / 3), name
         assert sum(last) == sum(sizes), name
     # The script itself averages over two rounds of micro-steps, and asks for no more.
     assert [len(sizes) for sizes in ranks[0]["accumulated"]["summed"]] == ([0] * 7 + [2]) * 2
 
 
-FOUR = "--kinds=transformer,tied,frozen"
+FOUR = "--kinds=transformer,tied,frozen,sparse"
 
 
 def test_groups_of_two_and_two_communicators_give_the_same(
@@ -210,7 +224,7 @@ strategy:
     # The first model is the largest one; its gradients have 2400 bytes.
     assert re.search(r"fuse_grad_size_in_MB +auto +0\.000229 +effective", said), said
     for name in ranks[0]:
-        sizes = ranks[0][name]["sizes"]
+        sizes = dense(ranks[0], name)
         buckets = packed(sizes, sum(sizes) / 10)
         for rank, report in enumerate(ranks):
             found, leads = report[name], rank in {0, 2}
@@ -250,5 +264,5 @@ strategy:
             if leads:
                 first, *last = made[-1]
                 assert len(last) == (name == "transformer")
-                assert first + sum(last) == sum(found["sizes"])
+                assert first + sum(last) == sum(dense(report, name))
                 assert all(size <= 0.001 * 2**20 for size in last)

@@ -13,12 +13,52 @@ if TYPE_CHECKING:
 _COPIED: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
 
 
-def gather(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Move the gradients of PARAMETERS into one flat tensor, of which they become views.
+class Block:
+    """The memory of several gradients, which stays theirs from one backward to the next."""
 
-    Returns that tensor, and for each parameter without a gradient where its own would be. What
-    is done to the tensor is done to the gradients: nothing has to be copied back.
-    """
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = parameters
+        self._flat: Any = None
+        self._addresses: list[int] = []
+
+    def prepare(self) -> None:
+        """Let the next backward add to the gradients where they are, if they are still here.
+
+        They are zeros then, or what is accumulated. Without this word, Paddle puts new tensors in
+        the place of gradients that were cleared.
+        """
+        if self._flat is None:
+            return
+        if _addresses(self._parameters) != self._addresses:
+            # They were set to None, or replaced.
+            self._flat = None
+            return
+        for parameter in self._parameters:
+            parameter._unset_fake_empty()  # noqa: SLF001 - there is no public way
+
+    def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
+        """Move the gradients here, as far as they are not, so that they are views of one tensor.
+
+        Returns that tensor, and for each parameter without a gradient where its own would be. What
+        is done to the tensor is done to the gradients: nothing has to be copied back.
+        """
+        if self._flat is not None:
+            return self._flat, []
+        flat, absent = _gathered(self._parameters)
+        if not absent and len(self._parameters) > 1:
+            self._flat, self._addresses = flat, _addresses(self._parameters)
+        return flat, absent
+
+
+def _addresses(parameters: Sequence[Any]) -> list[int]:
+    from paddle.base import core
+
+    eager: Any = core.eager
+    gradients = eager.get_all_grads(list(parameters))
+    return [0 if each is None else each.data_ptr() for each in gradients]
+
+
+def _gathered(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     import paddle
 
     with paddle.no_grad():

@@ -119,8 +119,10 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
 
 
 def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
-    # Scalers whose last step was merged: their update is, too.
+    # Scalers of which a step was merged since the last update, which then is, too; unless
+    # another optimizer of theirs was really stepped.
     merged_scalers: set[int] = set()
+    stepped_scalers: set[int] = set()
 
     def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:  # noqa: ANN401
         @functools.wraps(step)
@@ -133,7 +135,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
                 current.scaler = self
                 merged_scalers.add(id(self))
                 return skipped
-            merged_scalers.discard(id(self))
+            stepped_scalers.add(id(self))
             return rounds.complete(current, lambda: step(self, optimizer, *args, **kwargs))
 
         return merged
@@ -154,10 +156,10 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
     def updating(update: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(update)
         def merged(self: Any) -> Any:  # noqa: ANN401
-            if id(self) in merged_scalers:
-                merged_scalers.discard(id(self))
-                return None
-            return update(self)
+            is_merged = id(self) in merged_scalers and id(self) not in stepped_scalers
+            merged_scalers.discard(id(self))
+            stepped_scalers.discard(id(self))
+            return None if is_merged else update(self)
 
         return merged
 
@@ -238,9 +240,12 @@ class _UntilTheEnd:
             # One for evaluation, in the middle of a round, feeds none.
             if self._rounds.steps != self._steps:
                 self._steps = self._rounds.steps
-                for current in self._rounds.all():
-                    if current.skipped:
-                        _apply(current, self._flush)
+                waiting = [each for each in self._rounds.all() if each.skipped]
+                scalers = {id(each.scaler): each.scaler for each in waiting if each.scaler}
+                for current in waiting:
+                    _apply(current, self._flush)
+                for scaler in scalers.values():
+                    scaler.update()
             raise
 
 
@@ -257,7 +262,6 @@ def _apply(current: Round, flush: Callable[[Round], None]) -> None:
         optimizer.step()
     else:
         scaler.step(optimizer)
-        scaler.update()
     optimizer.clear_grad()
     for follow in after.values():
         follow()

@@ -33,6 +33,7 @@ class Bucket:
     def __init__(self, parameters: list[Any], nbytes: int) -> None:
         self.parameters = parameters
         self.nbytes = nbytes
+        self.block = coalesced.Block(parameters)
         # How many of them this backward has not made yet.
         self.missing = len(parameters)
         self.is_out = False
@@ -45,7 +46,8 @@ class Bucket:
         self.absent: list[tuple[Any, Any]] = []
 
     def reset(self) -> None:
-        """Forget the last backward."""
+        """Forget the last backward, and get ready for the next one."""
+        self.block.prepare()
         self.missing = len(self.parameters)
         self.is_out = False
         self.pending = self.flat = None
@@ -226,7 +228,7 @@ class Reducer:
         bucket = self.buckets[number]
         bucket.is_out = True
         bucket.gradients_before = len(self._fired)
-        bucket.flat, bucket.absent = coalesced.gather(bucket.parameters)
+        bucket.flat, bucket.absent = bucket.block.gather()
         # Paddle divides before it sums, too.
         coalesced.scale(bucket.flat, 1.0 / self._nranks)
         lane = self._lanes[number % len(self._lanes)]

@@ -1,0 +1,116 @@
+"""What every training of `kinds.py` consists of: its options, its data, its steps, its report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from paddle import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+UPDATES, MICRO, ROWS = 3, 4, 8
+
+parser = argparse.ArgumentParser()
+# The script's own way to a larger batch; and by what it divides each loss, if not by this.
+parser.add_argument("--accumulate", type=int, required=True)
+parser.add_argument("--divide", type=int)
+parser.add_argument("--kinds", default="")
+parser.add_argument("--checkpoint", type=Path, default=Path())
+parser.add_argument("--resume", action="store_true")
+options = parser.parse_args()
+
+rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
+report: dict[str, Any] = {}
+
+
+def batches(*shape: int, updates: int = UPDATES) -> Iterator[Any]:
+    """Return this rank's rows of batches that are the same for any number of ranks."""
+    numbers = np.random.RandomState(3)
+    for _ in range(updates * MICRO):
+        rows = numbers.randn(ROWS, *shape).astype("float32")
+        yield paddle.to_tensor(np.split(rows, world)[rank])
+
+
+def words(count: int) -> Iterator[Any]:
+    numbers = np.random.RandomState(4)
+    for _ in range(UPDATES * MICRO):
+        rows = numbers.randint(0, count, (ROWS, 5))
+        yield paddle.to_tensor(np.split(rows, world)[rank])
+
+
+def mlp(width: int = 8) -> Any:  # noqa: ANN401 - a layer
+    paddle.seed(5)
+    return nn.Sequential(
+        nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
+    )
+
+
+def weights(net: Any, *, running: bool = False) -> list[float]:  # noqa: ANN401 - a layer
+    """Return the numbers in the parameters of NET, or its RUNNING statistics."""
+    return [
+        float(value)
+        for name, each in net.named_parameters()
+        for value in each.numpy().ravel()
+        if name.endswith(("_mean", "_variance")) is running
+    ]
+
+
+def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:  # noqa: ANN401
+    """Report what became of NETS, and what METER has counted."""
+    trained = [each for net in nets for each in net.parameters() if not each.stop_gradient]
+    report[name] = {
+        # In the order in which backward makes them, or nearly so.
+        "sizes": [each.size * 4 for each in trained][::-1],
+        "weights": [value for net in nets for value in weights(net)],
+        "running": [value for net in nets for value in weights(net, running=True)],
+        **meter.report(),
+        **more,
+    }
+
+
+def learn(
+    name: str,
+    net: Any,  # noqa: ANN401 - a layer
+    optimizer: Any,  # noqa: ANN401
+    data: Iterator[Any],
+    loss: Callable[[Any, Any], Any] | None = None,
+    *,
+    accumulate: int = 1,
+    no_sync: bool = False,
+    before: Callable[[int], None] | None = None,
+    after: Callable[[], None] | None = None,
+    begin: int = 0,
+    **arguments: Any,  # noqa: ANN401 - of DataParallel
+) -> None:
+    """Train NET as any script would; BEFORE each micro-step, and AFTER each step of OPTIMIZER."""
+    model = paddle.DataParallel(net, **arguments)
+    steps = accumulate * options.accumulate
+    meter = Meter()
+    rate = optimizer._learning_rate  # noqa: SLF001 - public in one Paddle only
+    for number, batch in enumerate(data):
+        if number < begin:
+            continue
+        if before is not None:
+            before(number)
+        is_due = (number + 1) % steps == 0
+        with meter.running(), contextlib.ExitStack() as stack:
+            if no_sync and not is_due:
+                stack.enter_context(model.no_sync())
+            value = (model(batch) ** 2).mean() if loss is None else loss(model, batch)
+            (value / (options.divide or steps)).backward()
+        if is_due:
+            optimizer.step()
+            optimizer.clear_grad()
+            if not isinstance(rate, float):
+                rate.step()
+            if after is not None:
+                after()
+    say(name, [net], meter)

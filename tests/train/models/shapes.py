@@ -1,0 +1,219 @@
+"""Models of many shapes, and what may become of their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from learning import (  # type: ignore[import-not-found, unused-ignore]
+    MICRO,
+    UPDATES,
+    batches,
+    learn,
+    mlp,
+    options,
+    rank,
+    report,
+    say,
+    words,
+)
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+from paddle.optimizer import SGD, Adam, AdamW, Momentum
+
+
+def cnn() -> None:
+    """With running statistics, which are each rank's own, and weight decay."""
+    paddle.seed(5)
+    net = nn.Sequential(
+        *(nn.Conv2D(1, 4, 3), nn.BatchNorm2D(4), nn.ReLU(), nn.Conv2D(4, 4, 3)),
+        *(nn.BatchNorm2D(4), nn.ReLU(), nn.AdaptiveAvgPool2D(2), nn.Flatten(), nn.Linear(16, 3)),
+    )
+    rate = paddle.optimizer.lr.StepDecay(0.1, step_size=1, gamma=0.5)
+    optimizer = Momentum(rate, parameters=net.parameters(), weight_decay=0.01)
+    learn("cnn", net, optimizer, batches(1, 8, 8))
+
+
+def transformer() -> None:
+    paddle.seed(5)
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    optimizer = AdamW(
+        # The bias of the keys has no gradient but for rounding, which Adam would enlarge.
+        *(0.01, 0.9, 0.99, 1e-3),
+        parameters=net.parameters(),
+        weight_decay=0.01,
+        grad_clip=nn.ClipGradByGlobalNorm(0.05),
+    )
+    learn("transformer", net, optimizer, batches(5, 8))
+
+
+class Recomputed(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Forgets what is between its blocks, and makes it again."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.blocks = nn.LayerList(
+            [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)]
+        )
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        x = self.first(x)
+        for block in self.blocks:
+            x = recompute(block, x, use_reentrant=self.reentrant, preserve_rng_state=False)
+        return self.last(x)
+
+
+def recomputed(name: str = "recomputed", *, reentrant: bool = False) -> None:
+    paddle.seed(5)
+    net = Recomputed(reentrant=reentrant)
+    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-4)
+    learn(name, net, optimizer, batches(6))
+
+
+class Tied(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Words in and words out, of one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.hidden = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        table: Any = self.words.weight
+        return self.hidden(self.words(x)) @ table.T
+
+
+def tied() -> None:
+    paddle.seed(5)
+    net = Tied()
+    learn("tied", net, Momentum(0.1, parameters=net.parameters()), words(20))
+
+
+def sparse() -> None:
+    """With gradients of the rows that occur only."""
+    paddle.seed(5)
+    net = nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Linear(6, 4))
+    learn("sparse", net, SGD(0.5, parameters=net.parameters()), words(20))
+
+
+def frozen() -> None:
+    """Frozen from the beginning, in part; and parts that are not used."""
+    net = mlp()
+    net.add_sublayer("unused", nn.Identity())
+    net.unused.never = nn.Linear(3, 3)
+    for each in net[2].parameters():
+        each.stop_gradient = True
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("frozen", net, optimizer, batches(6), find_unused_parameters=True)
+
+
+def refrozen(name: str = "refrozen", *, begins_frozen: bool = False) -> None:
+    """Frozen in the first update and in the third, as DataParallel knows from the beginning."""
+    net = mlp()
+
+    def freeze(number: int) -> None:
+        for each in net[2].parameters():
+            each.stop_gradient = number // MICRO % 2 == 0
+
+    if begins_frozen:
+        freeze(0)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn(name, net, optimizer, batches(6), before=freeze, find_unused_parameters=True)
+
+
+class Sometimes(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Has a layer for some rows only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.at_times, self.last = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Any, more: bool) -> Any:  # noqa: ANN401, D102, FBT001
+        x = self.always(x)
+        return self.last(x + self.at_times(x) if more else x)
+
+
+def sometimes() -> None:
+    """One rank has a gradient in one micro-step that no rank has in the last."""
+    paddle.seed(5)
+    net = Sometimes()
+    numbers = iter(range(UPDATES * MICRO))
+
+    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+        number = next(numbers)
+        return (model(batch, rank == 1 and number % MICRO == 1) ** 2).mean()
+
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("sometimes", net, optimizer, batches(6), loss, find_unused_parameters=True)
+
+
+def penalty() -> None:
+    """Differentiate twice."""
+
+    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+        batch.stop_gradient = False
+        out = model(batch)
+        slope: Any = paddle.grad(out.sum(), batch, create_graph=True)
+        return (out**2).mean() + (slope[0] ** 2).mean()
+
+    net = mlp()
+    learn("penalty", net, Momentum(0.1, parameters=net.parameters()), batches(6), loss)
+
+
+def compiled() -> None:
+    net = mlp()
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("compiled", paddle.jit.to_static(net), optimizer, batches(6))
+
+
+def accumulated() -> None:
+    """Accumulates over two micro-steps, whatever a strategy does."""
+    net = mlp()
+    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-4)
+    data = batches(6, updates=4)
+    learn("accumulated", net, optimizer, data, accumulate=2, no_sync=True)
+
+
+def two() -> None:
+    """Train two models with an optimizer each, as one depends on the other."""
+    first, second = mlp(), mlp(4)
+    both = [paddle.DataParallel(each) for each in (first, second)]
+    optimizers: list[Any] = [
+        SGD(0.1, parameters=first.parameters()),
+        Adam(0.01, parameters=second.parameters(), epsilon=1e-4),
+    ]
+    meter = Meter()
+    for number, batch in enumerate(batches(6)):
+        is_due = (number + 1) % options.accumulate == 0
+        target = both[0](batch)
+        for value, optimizer in (
+            ((target**2).mean(), optimizers[0]),
+            (((both[1](batch) - target.detach()) ** 2).mean(), optimizers[1]),
+        ):
+            with meter.running():
+                (value / options.accumulate).backward()
+            if is_due:
+                optimizer.step()
+                optimizer.clear_grad()
+    say("two", [first, second], meter)
+
+
+def adversaries() -> None:
+    """One model's backward reaches into the other, whose gradients are then thrown away."""
+    maker, judge = nn.Linear(6, 6), mlp()
+    models = [paddle.DataParallel(each) for each in (maker, judge)]
+    optimizers = [SGD(0.1, parameters=each.parameters()) for each in (maker, judge)]
+    try:
+        for batch in batches(6):
+            for which, optimizer in enumerate(optimizers):
+                made = models[0](batch)
+                value = (models[1](made if which == 0 else made.detach()) ** 2).mean()
+                (value / options.accumulate).backward()
+                optimizer.step()
+                for each in optimizers:
+                    each.clear_grad()
+    except RuntimeError as error:
+        report["adversaries"] = str(error)

@@ -1,0 +1,270 @@
+"""Many ways to step an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from learning import (  # type: ignore[import-not-found, unused-ignore]
+    MICRO,
+    batches,
+    learn,
+    mlp,
+    options,
+    rank,
+    report,
+    say,
+    weights,
+    world,
+)
+from paddle import nn
+from paddle.optimizer import Adam, AdamW, Momentum
+
+
+def groups() -> None:
+    net = mlp()
+    parts: list[Any] = [
+        {"params": net[0].parameters(), "learning_rate": 0.1},
+        {"params": [*net[2].parameters(), *net[4].parameters()], "weight_decay": 0.1},
+    ]
+    optimizer = AdamW(0.01, parameters=parts, grad_clip=nn.ClipGradByGlobalNorm(0.05))
+    learn("groups", net, optimizer, batches(6))
+
+
+def several() -> None:
+    for kind in ("Lamb", "RMSProp", "Adagrad", "Adamax", "Adadelta"):
+        net = mlp()
+        optimizer = getattr(paddle.optimizer, kind)(0.01, parameters=net.parameters())
+        learn(kind, net, optimizer, batches(6))
+
+
+class Mine(Momentum):  # type: ignore[misc, unused-ignore]
+    """An optimizer of the script's own, which counts its updates."""
+
+    updates = 0
+
+    def step(self) -> None:
+        """Step as its base does."""
+        super().step()
+        self.updates += 1
+
+
+def own() -> None:
+    net = mlp()
+    optimizer = Mine(0.1, parameters=net.parameters())
+    learn("own", net, optimizer, batches(6))
+    report["own"]["updates"] = optimizer.updates
+
+
+def averaging(net: Any) -> Any:  # noqa: ANN401
+    return paddle.incubate.ModelAverage(
+        1.0, parameters=net.parameters(), min_average_window=2, max_average_window=10
+    )
+
+
+def wrapped() -> None:
+    """With optimizers around others."""
+    net = mlp()
+    inner = Momentum(0.1, parameters=net.parameters())
+    lookahead = paddle.incubate.LookAhead(inner, alpha=0.5, k=2)
+    learn("lookahead", net, lookahead, batches(6))
+    net = mlp()
+    inner = Momentum(0.1, parameters=net.parameters())
+    average = averaging(net)
+    learn("average", net, inner, batches(6), after=average.step)
+    with average.apply():
+        report["average"]["averaged"] = weights(net)
+
+
+def scaler_on_cpu() -> Any:  # noqa: ANN401
+    """Return a GradScaler where Paddle wants a GPU for it; its kernels are there for the CPU."""
+    module: Any = paddle.amp.grad_scaler
+    place = type("Place", (), {"is_gpu_place": lambda _: True})()
+    tracer = module._dygraph_tracer  # noqa: SLF001
+    module._dygraph_tracer = lambda: type("Tracer", (), {"_expected_place": place})  # noqa: SLF001
+    made: Any = paddle.amp.GradScaler(
+        init_loss_scaling=1024.0, incr_every_n_steps=2, decr_every_n_nan_or_inf=1
+    )
+    module._dygraph_tracer = tracer  # noqa: SLF001
+    module.amp_global_state().amp_dtype = "float16"
+    # Paddle prints it, in a way that this numpy does not know any more.
+    made._scale = made._scale.reshape([])  # noqa: SLF001
+    return made
+
+
+def scaled() -> None:
+    """Scale the loss, which is infinite once."""
+    net = mlp()
+    model = paddle.DataParallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters(), grad_clip=nn.ClipGradByGlobalNorm(0.1))
+    scaler = scaler_on_cpu()
+    meter = Meter()
+    for number, batch in enumerate(batches(6, updates=5)):
+        value = (model(batch) ** 2).mean()
+        if number == MICRO + 1 and rank == 1:
+            value = value * float("inf")
+        with meter.running():
+            scaler.scale(value / options.accumulate).backward()
+        if (number + 1) % options.accumulate == 0:
+            if number > 3 * MICRO:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+    say("scaled", [net], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+def paired() -> None:
+    """Step two optimizers through one scaler, the second of them half as often."""
+    nets = mlp(), mlp(4)
+    models = [paddle.DataParallel(each) for each in nets]
+    optimizers = [Momentum(0.1, parameters=each.parameters()) for each in nets]
+    scaler = scaler_on_cpu()
+    meter = Meter()
+    for number, batch in enumerate(batches(6, updates=6)):
+        due = []
+        for model, optimizer, every in zip(models, optimizers, (1, 2), strict=True):
+            if (number + 1) % every == 0:
+                value = (model(batch) ** 2).mean() / options.accumulate
+                with meter.running():
+                    scaler.scale(value).backward()
+                if (number + 1) % (every * options.accumulate) == 0:
+                    due.append(optimizer)
+        for optimizer in due:
+            scaler.step(optimizer)
+        if due:
+            scaler.update()
+        for optimizer in due:
+            optimizer.clear_grad()
+    say("paired", [*nets], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
+    """Rows of numbers, of which each rank has its own half."""
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        return np.random.RandomState(index * world + rank).randn(6).astype("float32")
+
+    def __len__(self) -> int:
+        return 12
+
+
+def loaded() -> None:
+    """Read two epochs of six micro-batches, so that the last ones of each are too few."""
+    net = mlp()
+    model = paddle.DataParallel(net)
+    inner = Momentum(0.1, parameters=net.parameters())
+    optimizer = paddle.incubate.LookAhead(inner, alpha=0.5, k=2)
+    average = averaging(net)
+    loader = paddle.io.DataLoader(Rows(), batch_size=2)
+    meter = Meter()
+    for _ in range(2):
+        for number, batch in enumerate(loader):
+            left = len(loader) - number // options.accumulate * options.accumulate
+            with meter.running():
+                ((model(batch) ** 2).mean() / min(options.accumulate, left)).backward()
+            if (number + 1) % options.accumulate == 0 or number + 1 == len(loader):
+                optimizer.step()
+                optimizer.clear_grad()
+                average.step()
+    say("loaded", [net], meter)
+    with average.apply():
+        report["loaded"]["averaged"] = weights(net)
+
+
+def clipped() -> None:
+    """Clip gradients by a function of the script, unscaled before, and have a rest of them."""
+    net = mlp()
+    model = paddle.DataParallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    scaler = scaler_on_cpu()
+    loader = paddle.io.DataLoader(Rows(), batch_size=2)
+    meter = Meter()
+    for number, batch in enumerate(loader):
+        left = len(loader) - number // options.accumulate * options.accumulate
+        with meter.running():
+            value = (model(batch) ** 2).mean() / min(options.accumulate, left)
+            scaler.scale(value).backward()
+        if (number + 1) % options.accumulate == 0 or number + 1 == len(loader):
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.clear_grad()
+    say("clipped", [net], meter, scale=float(scaler.state_dict()["scale"]))
+
+
+class Pairs(Rows):
+    """Rows for both ranks, with labels."""
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+        numbers = np.random.RandomState(index).randn(6).astype("float32")
+        return numbers, np.array([index % 2], "int64")
+
+    def __len__(self) -> int:
+        return 32
+
+
+def fitted() -> None:
+    """Let Paddle's own loop train; it sums gradients, so the rate is smaller."""
+    net = mlp()
+    model = paddle.Model(net)
+    optimizer = Momentum(0.1 / options.accumulate, parameters=net.parameters())
+    model.prepare(optimizer, nn.CrossEntropyLoss())
+    model.fit(
+        *(Pairs(), None, 2),
+        shuffle=False,
+        verbose=0,
+        accumulate_grad_batches=options.accumulate,
+    )
+    say("fitted", [net], Meter())
+
+
+def by_fleet() -> None:
+    """Let fleet wrap model and optimizer."""
+    fleet: Any = paddle.distributed.fleet
+    fleet.init(is_collective=True)
+    net = mlp()
+    optimizer = fleet.distributed_optimizer(Momentum(0.1, parameters=net.parameters()))
+    model = fleet.distributed_model(net)
+    meter = Meter()
+    for number, batch in enumerate(batches(6)):
+        with meter.running():
+            ((model(batch) ** 2).mean() / options.accumulate).backward()
+        if (number + 1) % options.accumulate == 0:
+            optimizer.step()
+            optimizer.clear_grad()
+    say("by_fleet", [net], meter)
+
+
+def resumed() -> None:
+    """Save after the second update; another run goes on from there."""
+    # As if nothing else was trained before: a checkpoint goes by names.
+    with paddle.utils.unique_name.guard("resumed_"):
+        net = mlp()
+        rate = paddle.optimizer.lr.StepDecay(0.01, step_size=1, gamma=0.5)
+        optimizer = Adam(rate, parameters=net.parameters(), epsilon=1e-4)
+    path = options.checkpoint / "resumed"
+
+    def save(number: int) -> None:
+        if number == 2 * MICRO and not rank:
+            states: list[Any] = [net.state_dict(), optimizer.state_dict(), rate.state_dict()]
+            paddle.save(states, str(path))
+
+    if not options.resume:
+        learn("resumed", net, optimizer, batches(6), before=save)
+        return
+    states: Any = paddle.load(str(path))
+    net.set_state_dict(states[0])
+    optimizer.set_state_dict(states[1])
+    rate.set_state_dict(states[2])
+    learn("resumed", net, optimizer, batches(6), begin=2 * MICRO)
+    # Two more, which are too few for an update.
+    model = paddle.DataParallel(net)
+    for _, batch in zip(range(2), batches(6), strict=False):
+        (model(batch) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    report["resumed"]["after"] = weights(net)
