@@ -104,7 +104,12 @@ TABLE: tuple[Row, ...] = (
         "Paddle merges, and fleetrun fuses the allreduces",
         "static",
     ),
-    Row("fuse_elewise_add_act_ops", EFFECTIVE, "where a sum is next to an activation", "static"),
+    Row(
+        "fuse_elewise_add_act_ops",
+        EFFECTIVE,
+        "where a sum is next to an activation; not with a bias of convolutions, read wrongly",
+        "static",
+    ),
     Row(
         "fuse_all_optimizer_ops",
         EFFECTIVE,
