@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -151,20 +152,44 @@ def _text(path: str) -> str:
 
 
 def _validate(files: list[str]) -> int:
-    """Check each of FILES, and say of each what is wrong first."""
+    """Check each of FILES, and say of each all that is wrong."""
     worst = 0
     for name in files:
-        try:
-            layer, notes = _combined(name)
-        except UsageError as error:
-            print(f"fleetrun: {error}", file=sys.stderr)
-            worst = error.exit_code
+        layer, faults = _checked(name)
+        for fault in faults:
+            print(f"fleetrun: {fault}", file=sys.stderr)
+            worst = fault.exit_code
+        if layer is None or faults:
             continue
-        for note in notes:
+        for note in load.combine([layer]).notes:
             print(f"fleetrun: {note}", file=sys.stderr)
         count = len(layer.knobs)
         print(f"{name}: well, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
+
+
+def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:
+    """Read NAME as far as it goes, and refuse what a launch would, line by line."""
+    faults: list[UsageError] = []
+    try:
+        layer = load.read(name, faults.append)
+    except UsageError as error:
+        # Not a line of it can be read.
+        return None, [error]
+    faults += load.refusals(layer.knobs)
+    # Of one file all; so the numbers of lines are what differs.
+    faults.sort(key=lambda fault: _line(str(fault)))
+    return layer, faults
+
+
+def _line(message: str) -> int:
+    """Return the number of the line that MESSAGE is about.
+
+    >>> _line("my.yaml:12: no such field: ampp; did you mean amp?")
+    12
+    """
+    found = re.match(r".*?:(\d+): ", message)
+    return int(found[1]) if found else 0
 
 
 def _combined(name: str) -> tuple[Layer, tuple[str, ...]]:
@@ -194,6 +219,8 @@ def explained(
         lines += [*_explained(knob, at, places), ""]
     if any(place[:2] == ("3.3.1", "static") for place in places):
         lines.append(f"note: {verdicts.LEGACY_IR}")
+    if any(place[2] == "gpu" for place in places):
+        lines.append(f"note: {verdicts.GPUS}")
     lines += [f"note: {note}" for note in notes]
     return "\n".join(lines).rstrip("\n") + "\n"
 

@@ -75,6 +75,44 @@ def test_validate_says_file_line_and_what_was_meant(
     assert say(capsys, "validate", "good.yaml", "recommended").code == 0
 
 
+def test_validate_says_all_that_is_wrong_line_by_line(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "bad.yaml").write_text(
+        """\
+strategie: {}
+strategy:
+  fuse_grad_size_in_MB: much
+  fp16_allreduce: true
+  gradient_merge_configs:
+    k_step: 4
+    avg: perhaps
+  thread_num: 2
+  num_threads: 3
+  amp: true
+  amp: false
+flags:
+  cudnn_exhaustive_search: 1
+nccl: 3
+"""
+    )
+    said = say(capsys, "validate", "bad.yaml")
+    assert (said.code, said.out) == (2, "")
+    nothing = "with it Paddle sends no gradients at all, and ranks diverge without an error"
+    size = "give a whole number of MB from 1 to 65536, or auto"
+    assert [line.removeprefix("fleetrun: bad.yaml:") for line in said.err.splitlines()] == [
+        "1: no such section: strategie; did you mean strategy?",
+        f"3: fuse_grad_size_in_MB: much: {size}.",
+        f"4: fp16_allreduce: true is refused: {nothing}.",
+        "6: gradient_merge_configs has no k_step; did you mean k_steps?",
+        "7: avg: perhaps: give true or false.",
+        "9: num_threads means num_threads, which thread_num says, too.",
+        "11: amp was already said in line 10.",
+        "13: cudnn_exhaustive_search: did you mean FLAGS_cudnn_exhaustive_search?",
+        "14: nccl: write one `name: value` a line.",
+    ]
+
+
 def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(say(capsys, "schema").out)["title"] == "fleetrun strategy"
 

@@ -1,28 +1,23 @@
-"""What the ranks' evidence says about the strategy: read, compared with what was asked, and shown.
+"""What the ranks' evidence says about the strategy: read, and compared with what was asked.
 
-Pure. Only a launch with a strategy loads it.
+Pure. Only a launch with a strategy loads it; `overview_table` shows it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.run.events import Judged, Verdict
 from fleetrun.run.report import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
 EFFECTIVE, NO_WORD = "effective", "no_word"
 _STATUSES = frozenset((EFFECTIVE, "no_effect", "refused", "script"))
-# How each status is said in the table, and in a sentence about a knob.
-_SHOWN = {
-    "no_effect": "NO EFFECT",
-    "refused": "REFUSED",
-    "script": "script's own",
-    NO_WORD: "no word",
-}
+# How each status is said in a sentence about a knob.
 _SAID = {
     EFFECTIVE: "is in effect",
     "no_effect": "has no effect",
@@ -31,10 +26,8 @@ _SAID = {
     NO_WORD: "is not mentioned by the evidence",
 }
 _CONFIGS = "_configs"
-# The last column is not squeezed into less.
-_NARROWEST = 24
-# A value that is longer is cut in the table.
-_LONGEST_VALUE = 36
+# What ranks count is told in plurals.
+_ONE = re.compile(r"\b1 (allreduce|communicator|gradient|micro-step|operator|block|parameter)s\b")
 
 
 class Asked(NamedTuple):
@@ -44,7 +37,8 @@ class Asked(NamedTuple):
     sources: tuple[str, ...] = ()
     mode: str = "defaults"
     is_strict: bool = False
-    reasons: tuple[str, ...] = ()
+    # Why a field that was left to auto has its value, by field.
+    reasons: tuple[tuple[str, str], ...] = ()
     environment: tuple[str, ...] = ()
 
 
@@ -58,6 +52,17 @@ class Knob(NamedTuple):
     why: str
 
 
+class Counts(NamedTuple):
+    """How a rank's gradients were sent; None: it did not say."""
+
+    gradients: int | None = None
+    allreduces_before: int | None = None
+    allreduces: int | None = None
+    bucket_bytes: tuple[int, ...] = ()
+    communicators: int | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+
+
 class Testimony(NamedTuple):
     """One rank's evidence."""
 
@@ -69,6 +74,7 @@ class Testimony(NamedTuple):
     # Sentences about what script and strategy do not agree on.
     disagreements: tuple[str, ...] = ()
     ranks_equal: bool | None = None
+    counts: Counts | None = None
 
 
 # Read -------------------------------------------------------------------------------------------
@@ -86,7 +92,7 @@ def wanted(document: Mapping[str, Any]) -> Asked:
         sources=tuple(map(str, document.get("sources") or ())),
         mode=str(document.get("mode", "defaults")),
         is_strict=document.get("strict") is True,
-        reasons=tuple(f"{n}: {why}" for n, why in _mapping(document.get("reasons")).items()),
+        reasons=tuple((n, str(why)) for n, why in _mapping(document.get("reasons")).items()),
         environment=tuple(
             f"{name}={value}" for name, value in _mapping(document.get("environment")).items()
         ),
@@ -109,6 +115,20 @@ def testimony(document: object) -> Testimony | None:
             for one in _dicts(document.get("disagreements"))
         ),
         ranks_equal=_bool(document.get("ranks_equal")),
+        counts=_counts(_mapping(document.get("counts"))),
+    )
+
+
+def _counts(told: Mapping[str, Any]) -> Counts | None:
+    if _number(told.get("allreduces")) is None:
+        return None
+    return Counts(
+        gradients=_number(told.get("gradients")),
+        allreduces_before=_number(told.get("allreduces_before")),
+        allreduces=_number(told.get("allreduces")),
+        bucket_bytes=_numbers(told.get("bucket_bytes")),
+        communicators=_number(told.get("communicators")),
+        groups=tuple(map(_numbers, _list(told.get("groups")))),
     )
 
 
@@ -121,7 +141,7 @@ def _knob(one: Mapping[str, Any]) -> Knob:
         in_effect=said(one.get("in_effect")),
         # A word that is not known is none.
         status=status if status in _STATUSES else NO_WORD,
-        why=why,
+        why=_ONE.sub(r"1 \1", why),
     )
 
 
@@ -165,6 +185,15 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 def _bool(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    found = [_number(one) for one in _list(value)]
+    return tuple(one for one in found if one is not None)
 
 
 # Compare ----------------------------------------------------------------------------------------
@@ -239,104 +268,3 @@ def in_words(one: Verdict) -> str:
     # Not what was counted, which tells nothing where there is no effect.
     why = f": {one.why.rstrip('.')}" if one.why else ""
     return f"{one.name} {_SAID[one.status]}{why}"
-
-
-# Show -------------------------------------------------------------------------------------------
-
-
-def table(
-    asked: Asked,
-    heard: Mapping[str, Testimony | None],
-    judged: Judged,
-    silence: Mapping[str, str],
-    width: int,
-) -> str:
-    """Return the overview: a row a field, and a line for whatever differs; WIDTH 0: no limit."""
-    witnesses = [one for one in heard.values() if one is not None]
-    where = next((one.where for one in witnesses if one.where), "")
-    origin = f" {', '.join(asked.sources)}" if asked.sources else ""
-    title = f"Strategy{origin} (mode {asked.mode}{'; ' + where if where else ''})"
-    main = {one.name: one for one in reversed(judged.verdicts)}
-    shown = [one for one in judged.verdicts if main[one.name] is one]
-    others = [one for one in judged.verdicts if main[one.name] is not one]
-    rows = [("knob", "asked", "in effect", "status", "evidence")]
-    rows += [
-        (
-            one.name,
-            _short(one.asked) or "-",
-            _short(one.in_effect) or "-",
-            _SHOWN.get(one.status, one.status),
-            one.why,
-        )
-        for one in shown
-    ]
-    remarks = [f"{_sentence(listed(one.labels))}: {in_words(one)}." for one in others]
-    remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
-    remarks += _told(heard, [one.disagreements for one in witnesses])
-    if judged.ranks_equal is not None:
-        remarks.append(
-            "The parameters of all ranks are equal."
-            if judged.ranks_equal
-            else "THE PARAMETERS OF THE RANKS DIFFER."
-        )
-    remarks += asked.reasons
-    remarks += [f"Environment: {one}" for one in asked.environment]
-    remarks += notes(heard)
-    lines = [title, *(_columns(rows, width - 2 if width else 0) if shown else ())]
-    return "\n  ".join([*lines, *(line for one in remarks for line in _wrap(one, width - 2))])
-
-
-def notes(heard: Mapping[str, Testimony | None]) -> list[str]:
-    """Return what the ranks have noted, each sentence once."""
-    return _told(heard, [one.notes for one in heard.values() if one is not None])
-
-
-def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return each sentence once, with those who say it if not all do."""
-    who = [label for label, one in heard.items() if one is not None]
-    by: dict[str, list[str]] = {}
-    for label, sentences in zip(who, said, strict=True):
-        for sentence in sentences:
-            by.setdefault(sentence, []).append(label)
-    return [
-        one if len(labels) == len(who) else f"{_sentence(listed(labels))}: {one}"
-        for one, labels in by.items()
-    ]
-
-
-def _columns(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Set ROWS in columns, the last of which is wrapped into what is left of WIDTH."""
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]) - 1)]
-    begin = sum(widths) + 2 * len(widths)
-    room = max(width - begin, _NARROWEST) if width else 0
-    lines = []
-    for row in rows:
-        head = "".join(f"{cell:<{space}}  " for cell, space in zip(row[:-1], widths, strict=True))
-        first, *more = _wrap(row[-1], room) or [""]
-        lines += [f"{head}{first}".rstrip(), *(f"{'':{begin}}{line}" for line in more)]
-    return lines
-
-
-def _wrap(text: str, room: int) -> list[str]:
-    """Break TEXT between words into lines of at most ROOM, where a word allows.
-
-    >>> _wrap("161 gradients in 6 allreduces", 16)
-    ['161 gradients in', '6 allreduces']
-    """
-    if room <= 0:
-        return [text] if text else []
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]

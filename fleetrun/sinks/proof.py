@@ -243,7 +243,7 @@ class Proof:
 
     def _show(self, asked: Asked) -> Judged:
         """Tell what is known, if it is not what was told before."""
-        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sinks import overview, overview_table  # noqa: PLC0415 - only with a strategy
 
         heard = {one.name: one.testimony for one in self._trainers.values()}
         judged = overview.judge(asked, heard, time.monotonic())
@@ -262,12 +262,13 @@ class Proof:
                 not overview.faults(asked, judged, silence) and judged.ranks_equal is not False
             )
             if not (self._is_quiet and is_fine):
-                self._say(overview.table(asked, heard, judged, silence, self._columns()))
+                width = self._columns()
+                self._say(overview_table.table(asked, heard, judged, silence, width))
         elif not self._is_quiet:
-            for note in overview.notes(heard):
+            for note in overview_table.notes(heard):
                 if note not in self._noted:
                     self._say(f"Strategy: {note}")
-        self._noted = frozenset(overview.notes(heard))
+        self._noted = frozenset(overview_table.notes(heard))
         return judged
 
     def _silence(self) -> dict[str, str]:

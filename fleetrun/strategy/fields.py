@@ -85,6 +85,12 @@ _NO_WEIGHT_DECAY = _list(
     "exclude_from_weight_decay", "texts", "Parameters whose names hold one of these are left alone."
 )
 
+# Seen in static graphs of both Paddles.
+_SENDS_NOTHING: tuple[KnobValue, str] = (
+    True,
+    "with it Paddle sends no gradients at all, and ranks diverge without an error",
+)
+
 TABLE: tuple[Field, ...] = (
     # Communication.
     _on(
@@ -162,20 +168,14 @@ TABLE: tuple[Field, ...] = (
     _on(
         "fp16_allreduce",
         "Send gradients as 16-bit numbers.",
-        refused=(
-            True,
-            "with it Paddle sends no gradients at all, and ranks diverge without an error",
-        ),
+        refused=_SENDS_NOTHING,
     ),
     _on("find_unused_parameters", "Look for parameters that a step does not use."),
     _on(
         "without_graph_optimization",
         "Leave Paddle's graph executor out, and rewrite the program for communication.",
         default=True,
-        refused=(
-            False,
-            "with it Paddle sends no gradients at all, and ranks diverge without an error",
-        ),
+        refused=(False, _SENDS_NOTHING[1]),
     ),
     _on("heter_ccl_mode", "Communicate between clusters of different devices."),
     _on("split_data", "Give each rank its part of the data.", default=True),
@@ -381,8 +381,8 @@ TABLE: tuple[Field, ...] = (
     _on("auto", "Let Paddle choose a strategy."),
     _on("semi_auto", "Cut the model up as its annotations say."),
     _on("auto_search", "Look for a way to cut the model up."),
-    _on("asp", "Train with half of the weights at 0 (2:4 sparsity)."),
-    _on("qat", "Train for a quantized model."),
+    _on("asp", "Train with half of the weights at 0 (2:4 sparsity).", refused=_SENDS_NOTHING),
+    _on("qat", "Train for a quantized model.", refused=_SENDS_NOTHING),
     _configs(
         "qat_configs",
         "How it is quantized.",

@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import UsageError
@@ -61,8 +61,15 @@ def find(name: str) -> str:
     raise UsageError(f"there is no file {name}, nor a preset of that name; {presets}")
 
 
-def read(name: str) -> Layer:
-    """Read the preset or file NAME; UsageError as file:line where it cannot be meant."""
+def _stop(error: UsageError) -> None:
+    raise error
+
+
+def read(name: str, tell: Callable[[UsageError], None] = _stop) -> Layer:
+    """Read the preset or file NAME; UsageError as file:line where it cannot be meant.
+
+    TELL gets what is wrong line by line, and the other lines are read if it returns.
+    """
     path = find(name)
     # What a preset says is told by its name alone; a file's place is what people look for.
     shown = name if name in PRESETS else path
@@ -73,23 +80,23 @@ def read(name: str) -> Layer:
         raise UsageError(f"{path}: {error.strerror}: this strategy cannot be read.") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: this strategy is not UTF-8 text.") from None
-    return Layer(name, tuple(parse(text, shown)))
+    return Layer(name, tuple(parse(text, shown, tell)))
 
 
-def parse(text: str, path: str) -> Iterator[Knob]:
-    """Yield what TEXT, the YAML of PATH, asks for."""
+def parse(text: str, path: str, tell: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
+    """Yield what TEXT, the YAML of PATH, asks for; TELL what is wrong with it."""
     loaded = _load(text, path)
     if loaded is None:
         return
     root, values = loaded
-    for section, node in _pairs(root, path, "write sections: " + ", ".join(fields.SECTIONS)):
-        where = f"{path}:{section.start_mark.line + 1}"
+    document = _Document(path, values, tell)
+    wanted = "write sections: " + ", ".join(fields.SECTIONS)
+    for section, node in document.pairs(root, wanted):
         name = str(section.value)
         if name not in fields.SECTIONS:
-            raise UsageError(f"{where}: {_unknown_section(name)}")
-        if _is_null(node):
-            continue
-        yield from _section(name, node, path, values)
+            tell(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
+        elif not _is_null(node):
+            yield from document.section(name, node)
 
 
 def parse_set(text: str) -> Knob:
@@ -126,8 +133,8 @@ def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> Asked:
     for knob in (*(knob for layer in layers for knob in layer.knobs), *sets):
         last[knob.section, knob.name] = knob
     knobs = tuple(last.values())
-    for knob in knobs:
-        _refuse(knob)
+    for refusal in refusals(knobs):
+        raise refusal
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
     asked = Strategy(tuple(sources), knobs, digest(knobs), layers=tuple(layers))
     return Asked(asked, tuple(_remarks(last)))
@@ -141,14 +148,15 @@ def digest(knobs: Iterable[Knob]) -> str:
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _refuse(knob: Knob) -> None:
-    """Refuse what is known to ruin a training without an error."""
-    if knob.section in fields.VARIABLE_SECTIONS:
-        return
-    refused = fields.find(knob.section, knob.name).refused
-    if refused is not None and refused[0] == knob.value:
-        value = str(knob.value).lower()
-        raise UsageError(f"{knob.source}: {knob.name}: {value} is refused: {refused[1]}.")
+def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
+    """Yield an error for each of KNOBS that is known to ruin a training without one."""
+    for knob in knobs:
+        if knob.section in fields.VARIABLE_SECTIONS:
+            continue
+        refused = fields.find(knob.section, knob.name).refused
+        if refused is not None and refused[0] == knob.value:
+            value = str(knob.value).lower()
+            yield UsageError(f"{knob.source}: {knob.name}: {value} is refused: {refused[1]}.")
 
 
 def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
@@ -202,67 +210,88 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
     return None if root is None else (root, values)
 
 
-def _pairs(node: "Node", path: str, wanted: str) -> "Iterator[tuple[Node, Node]]":
-    """Yield the lines of the mapping NODE, none of them twice."""
-    from yaml import MappingNode  # noqa: PLC0415 - see _load
+class _Document:
+    """A file that is being read: its nodes know their lines, VALUES what they mean."""
 
-    if not isinstance(node, MappingNode):
-        raise UsageError(f"{path}:{node.start_mark.line + 1}: {wanted}.")
-    lines: dict[str, int] = {}
-    for key, value in node.value:
-        line, name = key.start_mark.line + 1, str(key.value)
-        if name in lines:
-            raise UsageError(f"{path}:{line}: {name} was already said in line {lines[name]}.")
-        lines[name] = line
-        yield key, value
+    def __init__(
+        self, path: str, values: Mapping[int, object], tell: Callable[[UsageError], None]
+    ) -> None:
+        self._path = path
+        self._values = values
+        self._tell = tell
 
+    def at(self, node: "Node") -> str:
+        """Say where NODE is."""
+        return f"{self._path}:{node.start_mark.line + 1}"
 
-def _section(section: str, node: "Node", path: str, values: Mapping[int, object]) -> Iterator[Knob]:
-    """Yield what NODE, the section called SECTION, asks for."""
-    said: dict[tuple[str, str], str] = {}
-    for key, value in _pairs(node, path, f"{section}: write one `name: value` a line"):
-        where = f"{path}:{key.start_mark.line + 1}"
-        name = str(key.value)
-        if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
-            # As people know it from Python: strategy.build_strategy = ...
-            yield from _section(name, value, path, values)
-            continue
-        for knob in _knobs(section, name, value, where=where, path=path, values=values):
-            at = (knob.section, knob.name)
-            if at in said:
-                raise UsageError(f"{where}: {name} means {knob.name}, which {said[at]} says, too.")
-            said[at] = name
-            yield knob
+    def pairs(self, node: "Node", wanted: str) -> "Iterator[tuple[Node, Node]]":
+        """Yield the lines of the mapping NODE, none of them twice; WANTED says what to write."""
+        from yaml import MappingNode  # noqa: PLC0415 - see _load
 
+        if not isinstance(node, MappingNode):
+            self._tell(UsageError(f"{self.at(node)}: {wanted}."))
+            return
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name = str(key.value)
+            if name in lines:
+                said = f"{name} was already said in line {lines[name]}."
+                self._tell(UsageError(f"{self.at(key)}: {said}"))
+                continue
+            lines[name] = key.start_mark.line + 1
+            yield key, value
 
-def _knobs(
-    section: str,
-    name: str,
-    node: "Node",
-    *,
-    where: str,
-    path: str,
-    values: Mapping[int, object],
-) -> Iterator[Knob]:
-    """Yield what the line `NAME: NODE` of SECTION asks for."""
-    from yaml import MappingNode, ScalarNode  # noqa: PLC0415 - see _load
+    def section(self, section: str, node: "Node") -> Iterator[Knob]:
+        """Yield what NODE, the section called SECTION, asks for."""
+        said: dict[tuple[str, str], str] = {}
+        for key, value in self.pairs(node, f"{section}: write one `name: value` a line"):
+            name = str(key.value)
+            if section == fields.STRATEGY and name in (fields.BUILD, fields.EXECUTION):
+                # As people know it from Python: strategy.build_strategy = ...
+                yield from self.section(name, value)
+                continue
+            try:
+                for knob in self._knobs(section, name, value, where=self.at(key)):
+                    at = (knob.section, knob.name)
+                    if at in said:
+                        message = f"{name} means {knob.name}, which {said[at]} says, too."
+                        self._tell(UsageError(f"{self.at(key)}: {message}"))
+                        continue
+                    said[at] = name
+                    yield knob
+            except UsageError as error:
+                self._tell(error)
 
-    if section in fields.VARIABLE_SECTIONS:
-        variable = _variable(section, name, where)
-        if not isinstance(node, ScalarNode) or _is_null(node):
-            raise UsageError(f"{where}: {name}: give one value.")
-        yield Knob(section, variable, _variable_text(section, str(node.value)), where)
-        return
-    field = _field(section, name, where)
-    if field.kind != "configs":
-        value: object = {} if isinstance(node, MappingNode) else values[id(node)]
-        yield Knob(field.section, field.name, _converted(field, value, where), where)
-        return
-    for key, value_node in _pairs(node, path, f"{name}: {fields.wanted(field)}"):
-        at = f"{path}:{key.start_mark.line + 1}"
-        part = _key(field, str(key.value), at)
-        inner: object = {} if isinstance(value_node, MappingNode) else values[id(value_node)]
-        yield Knob(field.section, f"{field.name}.{part.name}", _converted(part, inner, at), at)
+    def _knobs(self, section: str, name: str, node: "Node", *, where: str) -> Iterator[Knob]:
+        """Yield what the line `NAME: NODE` of SECTION asks for."""
+        from yaml import ScalarNode  # noqa: PLC0415 - see _load
+
+        if section in fields.VARIABLE_SECTIONS:
+            variable = _variable(section, name, where)
+            if not isinstance(node, ScalarNode) or _is_null(node):
+                raise UsageError(f"{where}: {name}: give one value.")
+            yield Knob(section, variable, _variable_text(section, str(node.value)), where)
+            return
+        field = _field(section, name, where)
+        if field.kind != "configs":
+            yield Knob(
+                field.section, field.name, _converted(field, self._value(node), where), where
+            )
+            return
+        for key, value in self.pairs(node, f"{name}: {fields.wanted(field)}"):
+            at = self.at(key)
+            try:
+                part = _key(field, str(key.value), at)
+                given = _converted(part, self._value(value), at)
+            except UsageError as error:
+                self._tell(error)
+                continue
+            yield Knob(field.section, f"{field.name}.{part.name}", given, at)
+
+    def _value(self, node: "Node") -> object:
+        from yaml import MappingNode  # noqa: PLC0415 - see _load
+
+        return {} if isinstance(node, MappingNode) else self._values[id(node)]
 
 
 def _is_null(node: "Node") -> bool:

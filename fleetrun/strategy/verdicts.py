@@ -1,6 +1,7 @@
 """What each knob comes to, by Paddle, kind of graph and device: told before a run; pure.
 
-Measured, but for what the reasons say is not. The tests of the effects measure it again.
+`tests/train/test_verdicts.py` measures what is said of CPUs again, with each Paddle and graph. What
+is said of GPUs was read in the programs of a GPU build, or holds wherever it holds on CPUs.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -13,7 +14,7 @@ DEVICES = ("cpu", "gpu")
 EFFECTIVE = "effective"
 NO_EFFECT = "no effect"
 REFUSED = "refused"
-# Handed to Paddle as it is, and nobody has looked what becomes of it.
+# Only a GPU can tell, and none has been asked yet.
 UNTESTED = "untested"
 
 
@@ -35,6 +36,9 @@ class Row(NamedTuple):
     device: str = ""
 
 
+# What all that is said of GPUs comes with.
+GPUS = "No GPU was asked: what is said of them was read in the programs of Paddle's GPU build."
+
 _OURS = "fleetrun sends the gradients itself"
 _REWRITES = "fleetrun rewrites the program itself"
 LEGACY_IR = (
@@ -42,11 +46,17 @@ LEGACY_IR = (
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
 )
 _GRAPH = "not available in dygraph: it fuses operators of a static program"
+_STOPS = "true makes Paddle stop while it rewrites the program"
+_ONLY_A_GPU = "only a GPU can tell: "
+_SERVERS = "only training with parameter servers reads it"
+_MAKES = "data parallel makes nothing of it"
 
 TABLE: tuple[Row, ...] = (
     # Known to ruin a training.
     Row("fp16_allreduce", REFUSED, "true makes ranks diverge without an error"),
     Row("without_graph_optimization", REFUSED, "false makes ranks diverge without an error"),
+    Row("asp qat", REFUSED, "true makes the ranks of static graphs diverge without an error"),
+    Row("qat_configs", NO_EFFECT, "qat is refused"),
     # What fleetrun makes real.
     Row(
         "fuse_all_reduce_ops fuse_grad_size_in_MB fuse_grad_size_in_num fuse_grad_size_in_TFLOPS "
@@ -94,7 +104,12 @@ TABLE: tuple[Row, ...] = (
         "Paddle merges, and fleetrun fuses the allreduces",
         "static",
     ),
-    Row("fuse_elewise_add_act_ops", EFFECTIVE, "where a sum is next to an activation", "static"),
+    Row(
+        "fuse_elewise_add_act_ops",
+        EFFECTIVE,
+        "where a sum is next to an activation; not with a bias of convolutions, read wrongly",
+        "static",
+    ),
     Row(
         "fuse_all_optimizer_ops",
         EFFECTIVE,
@@ -102,6 +117,8 @@ TABLE: tuple[Row, ...] = (
         "static",
     ),
     # Passed on to Paddle in dygraph.
+    Row("find_unused_parameters", EFFECTIVE, "handed to DataParallel", "dygraph"),
+    Row("hybrid_configs", EFFECTIVE, "fleet.init makes groups of ranks by it", "dygraph"),
     Row(
         "amp amp_configs",
         NO_EFFECT,
@@ -112,7 +129,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "amp amp_configs",
         UNTESTED,
-        "the script must call auto_cast; fleetrun counts the operators in half precision",
+        f"{_ONLY_A_GPU}the script must call auto_cast, and operators in 16 bits are counted",
         "dygraph",
     ),
     Row(
@@ -124,7 +141,8 @@ TABLE: tuple[Row, ...] = (
     Row("recompute recompute_configs", NO_EFFECT, "data parallel does not read it", "dygraph"),
     Row("sync_batch_norm", NO_EFFECT, "layers stay as the script made them", "dygraph"),
     Row(
-        "lars lars_configs lamb lamb_configs localsgd localsgd_configs",
+        "lars lars_configs lamb lamb_configs localsgd localsgd_configs adaptive_localsgd "
+        "adaptive_localsgd_configs dgc dgc_configs fuse_grad_merge gradient_scale_configs",
         NO_EFFECT,
         "Paddle reads it for static programs only",
         "dygraph",
@@ -136,8 +154,54 @@ TABLE: tuple[Row, ...] = (
         "dygraph",
     ),
     Row("calc_comm_same_stream", NO_EFFECT, "data parallel does not read it", "dygraph"),
-    Row("heter_ccl_mode", NO_EFFECT, "3.3.1 stops with an AttributeError", "dygraph", "3.3.1"),
+    Row(
+        "heter_ccl_mode",
+        REFUSED,
+        "true makes fleet stop with an AttributeError",
+        "dygraph",
+        "3.3.1",
+    ),
+    # Read by neither kind of graph.
+    Row("heter_ccl_mode split_data adam_d2sum elastic", NO_EFFECT, _MAKES),
+    Row("a_sync a_sync_configs is_fl_ps_mode with_coordinator", NO_EFFECT, _SERVERS),
+    Row(
+        "pipeline pipeline_configs tensor_parallel tensor_parallel_configs",
+        NO_EFFECT,
+        "in dygraph Paddle reads hybrid_configs",
+        "dygraph",
+    ),
+    Row(
+        "auto semi_auto auto_search",
+        NO_EFFECT,
+        "Paddle reads it for static programs only",
+        "dygraph",
+    ),
     # And with a static program.
+    Row("find_unused_parameters", NO_EFFECT, "a program has the gradients that it has", "static"),
+    Row("hybrid_configs", NO_EFFECT, "Paddle reads it in dygraph only", "static"),
+    Row("pipeline_configs tensor_parallel_configs", NO_EFFECT, f"{_MAKES} by itself", "static"),
+    Row("gradient_scale_configs", NO_EFFECT, "only sharded programs are scaled by it", "static"),
+    Row("fuse_grad_merge", NO_EFFECT, "no part of the program follows it", "static"),
+    Row(
+        "pipeline",
+        REFUSED,
+        "Paddle stops unless the program says the device of each operator",
+        "static",
+    ),
+    Row(
+        "tensor_parallel",
+        REFUSED,
+        "over gloo, all ranks of static programs are in one group",
+        "static",
+        device="cpu",
+    ),
+    Row(
+        "tensor_parallel",
+        UNTESTED,
+        f"{_ONLY_A_GPU}groups of ranks need its communicators",
+        "static",
+    ),
+    Row("auto semi_auto auto_search", REFUSED, _STOPS, "static"),
     Row("last_comm_group_size_MB", NO_EFFECT, "Paddle reads it in dygraph only", "static"),
     Row(
         "sync_nccl_allreduce calc_comm_same_stream",
@@ -147,6 +211,14 @@ TABLE: tuple[Row, ...] = (
         device="cpu",
     ),
     Row("sync_nccl_allreduce", EFFECTIVE, "sets Paddle's flag", "static", "2.6.2", "gpu"),
+    Row(
+        "sync_nccl_allreduce",
+        UNTESTED,
+        f"{_ONLY_A_GPU}its flag is a GPU's",
+        "static",
+        "3.3.1",
+        "gpu",
+    ),
     Row("calc_comm_same_stream", EFFECTIVE, f"{_REWRITES}, for the one stream", "static"),
     Row(
         "fuse_bn_act_ops fuse_bn_add_act_ops",
@@ -158,17 +230,25 @@ TABLE: tuple[Row, ...] = (
     Row(
         "fuse_bn_act_ops fuse_bn_add_act_ops",
         UNTESTED,
-        "nothing changes with 32-bit NCHW; half precision and NHWC were not tried",
+        f"{_ONLY_A_GPU}nothing changes with 32-bit NCHW, half precision and NHWC run there",
         "static",
     ),
     Row(
         "fuse_relu_depthwise_conv",
+        NO_EFFECT,
+        "nothing changes on CPUs, with depthwise convolutions either",
+        "static",
+        device="cpu",
+    ),
+    Row(
+        "fuse_relu_depthwise_conv",
         UNTESTED,
-        "only a model with depthwise convolutions can show it",
+        f"{_ONLY_A_GPU}it is for kernels without cuDNN",
         "static",
     ),
     Row(
-        "fuse_broadcast_ops enable_backward_optimizer_op_deps cache_runtime_context",
+        "fuse_broadcast_ops enable_backward_optimizer_op_deps cache_runtime_context "
+        "reduce_strategy debug_graphviz_path",
         NO_EFFECT,
         "the program stays as it is",
         "static",
@@ -176,16 +256,42 @@ TABLE: tuple[Row, ...] = (
     Row("enable_inplace", EFFECTIVE, "adds operators that share memory", "static", "2.6.2"),
     Row("enable_inplace", NO_EFFECT, "3.3.1 has no such pass any more", "static", "3.3.1"),
     Row(
+        "enable_addto fused_attention fused_feedforward allow_cuda_graph_capture",
+        NO_EFFECT,
+        "nothing changes on CPUs",
+        "static",
+        device="cpu",
+    ),
+    Row(
+        "enable_addto fused_attention fused_feedforward allow_cuda_graph_capture",
+        UNTESTED,
+        f"{_ONLY_A_GPU}it is for kernels of a GPU",
+        "static",
+    ),
+    Row(
+        "fuse_dot_product_attention fuse_resunit",
+        REFUSED,
+        "Paddle stops: its builds for CPUs lack the pass, or cuDNN's frontend",
+        "static",
+        device="cpu",
+    ),
+    Row(
+        "fuse_dot_product_attention fuse_resunit",
+        UNTESTED,
+        f"{_ONLY_A_GPU}it needs cuDNN's frontend",
+        "static",
+    ),
+    Row(
         "enable_auto_fusion fuse_gemm_epilogue",
         NO_EFFECT,
         "a build for CPUs has no such pass",
         "static",
         device="cpu",
     ),
-    Row("enable_auto_fusion", REFUSED, "Paddle stops with it", "static"),
+    Row("enable_auto_fusion", REFUSED, "Paddle stops: its pass lacks an attribute", "static"),
     Row("fuse_gemm_epilogue", NO_EFFECT, "it does not match this Paddle's operators", "static"),
     Row(
-        "enable_sequential_execution",
+        "enable_sequential_execution fix_op_run_order",
         NO_EFFECT,
         "accepted, and nothing changes",
         "static",
@@ -214,6 +320,13 @@ TABLE: tuple[Row, ...] = (
         "2.6.2",
     ),
     Row(
+        "cudnn_exhaustive_search conv_workspace_size_limit cudnn_batchnorm_spatial_persistent",
+        UNTESTED,
+        f"{_ONLY_A_GPU}its flags are a GPU's",
+        "static",
+        "3.3.1",
+    ),
+    Row(
         "amp amp_configs",
         NO_EFFECT,
         "the loss is scaled, and all is computed in 32 bits",
@@ -221,9 +334,16 @@ TABLE: tuple[Row, ...] = (
         device="cpu",
     ),
     Row("amp amp_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),
-    Row("amp amp_configs", UNTESTED, "nobody has seen it on a GPU", "static"),
+    Row("amp amp_configs", UNTESTED, f"{_ONLY_A_GPU}what is computed in 16 bits", "static"),
     Row("recompute recompute_configs", EFFECTIVE, "from the checkpoints that it names", "static"),
-    Row("sharding sharding_configs", REFUSED, "2.6.2 stops on CPUs", "static", "2.6.2", "cpu"),
+    Row(
+        "sharding sharding_configs",
+        REFUSED,
+        "Paddle 2.6.2 shards static programs on GPUs only",
+        "static",
+        "2.6.2",
+        "cpu",
+    ),
     Row(
         "sharding sharding_configs",
         EFFECTIVE,
@@ -242,9 +362,9 @@ TABLE: tuple[Row, ...] = (
         "for Momentum and SGD; Paddle rewrites the program",
         "static",
     ),
-    Row("a_sync a_sync_configs", NO_EFFECT, "it is for parameter servers", "static"),
     Row("dgc dgc_configs", REFUSED, "Paddle has it for GPUs only", "static", device="cpu"),
     Row("dgc dgc_configs", EFFECTIVE, "Paddle rewrites the program", "static", "2.6.2"),
+    Row("dgc dgc_configs", UNTESTED, f"{_ONLY_A_GPU}CPUs refuse it", "static", "3.3.1"),
     Row("lars lars_configs", EFFECTIVE, "in the place of Momentum", "static"),
     Row("lamb lamb_configs", EFFECTIVE, "in the place of Adam", "static"),
 )
@@ -271,4 +391,4 @@ def verdict(name: str, *, section: str, only: str, paddle: str, graph: str, devi
         return Verdict(NO_EFFECT, _GRAPH)
     if graph == "dygraph" and section == "execution_strategy":
         return Verdict(NO_EFFECT, "dygraph has no executor")
-    return Verdict(UNTESTED, "handed to Paddle as it is; nobody has measured it")
+    raise KeyError(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,9 +21,12 @@ def command(words: Sequence[str]) -> int:
     if wanted is None:
         print(wishes.HELP, end="")
         return 0
+    wanted = wishes.settle(wanted, os.environ)
     track = trial.Track(wanted)
-    print(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
-    standings = race.run(wanted, track.run, tell=print)
+    # A pipe is read while it runs.
+    tell = functools.partial(print, flush=True)
+    tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
+    standings = race.run(wanted, track.run, tell=tell)
     print(result.table(standings))
     best = result.write(wanted, standings)
     if best is None:
@@ -29,5 +34,5 @@ def command(words: Sequence[str]) -> int:
         return 1
     for doubt in result.doubts(standings):
         print(doubt)
-    print(f"Fastest: {best.candidate}. Add --strategy={wanted.out}/{result.BEST} to the launch.")
+    print(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{result.BEST}.")
     return 0

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.plan import secrets
+from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +18,6 @@ if TYPE_CHECKING:
     from fleetrun.tune.wishes import Candidate, Wanted
 
 BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
-_SECTIONS = ("strategy", "build_strategy", "execution_strategy", "flags", "nccl", "env")
 _BAR, _LEFT, _WIDTH = 26, 330, 900
 
 
@@ -69,52 +72,90 @@ def write(wanted: Wanted, standings: Sequence[Standing]) -> Standing | None:
         # Not the best of an earlier tune.
         (folder / BEST).unlink(missing_ok=True)
     else:
-        (folder / BEST).write_text(yaml_of(best))
+        (folder / BEST).write_text(yaml_of(best, strategy_of(best)))
     return best
 
 
-def yaml_of(best: Standing) -> str:
-    """Return the strategy file with the values of BEST.
+def strategy_of(best: Standing) -> dict[str, Any]:
+    """Return the whole strategy that BEST was launched with; nothing if it is not there."""
+    path = Path(best.trials[-1].folder) / "log" / "latest" / "strategy.json"
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def yaml_of(best: Standing, strategy: dict[str, Any]) -> str:
+    """Return BEST as a strategy file that needs no other: all of STRATEGY, with its values.
 
     >>> from fleetrun.tune.race import Standing, Trial
     >>> from fleetrun.tune.wishes import Candidate
     >>> candidate = Candidate((("a_configs.k", "4"), ("flags.FLAGS_x", "1"), ("b", "auto")))
-    >>> print(yaml_of(Standing(candidate, 1, 30, (Trial(2.0),))), end="")
+    >>> base = {"strategy": {"a": True, "b": "auto"}, "environment": {"NCCL_DEBUG": "INFO"}}
+    >>> print(yaml_of(Standing(candidate, 1, 30, (Trial(2.0),)), base), end="")
     # fleetrun tune: 2.00 steps/s, spread 0.0%, 1 run of 30 updates.
     strategy:
+      a: true
+      b: auto
       a_configs:
         k: 4
-      b: auto
     flags:
       FLAGS_x: 1
+    nccl:
+      NCCL_DEBUG: INFO
     """
     runs = f"{len(best.trials)} run{'s' if len(best.trials) > 1 else ''}"
     how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs} of {best.steps} updates"
     lines = [f"# fleetrun tune: {how}."]
-    for section, fields in _nested(best.candidate).items():
+    for section, values in _whole(best.candidate, strategy).items():
         lines.append(f"{section}:")
-        for name, value in fields.items():
+        for name, value in values.items():
             if isinstance(value, dict):
                 lines.append(f"  {name}:")
-                lines += [f"    {part}: {one}" for part, one in value.items()]
+                lines += [f"    {part}: {_scalar(one)}" for part, one in value.items()]
             else:
-                lines.append(f"  {name}: {value}")
+                lines.append(f"  {name}: {_scalar(value)}")
     return "\n".join(lines) + "\n"
 
 
-def _nested(candidate: Candidate) -> dict[str, dict[str, str | dict[str, str]]]:
-    found: dict[str, dict[str, str | dict[str, str]]] = {}
+def _whole(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
+    for section in fields.FIELD_SECTIONS:
+        found[section] = {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in strategy.get(section, {}).items()
+        }
+    for name, value in strategy.get("environment", {}).items():
+        # What stands for a secret is no value.
+        if secrets.HIDDEN not in value:
+            found[_section_of(name)][name] = value
     for key, value in candidate.values:
-        first, dot, rest = key.partition(".")
-        section, name = (first, rest) if dot and first in _SECTIONS else ("strategy", key)
-        fields = found.setdefault(section, {})
+        knob = key.partition(".")
+        section, name = (knob[0], knob[2]) if knob[0] in fields.SECTIONS else (fields.STRATEGY, key)
+        home = next((one for one in fields.FIELD_SECTIONS if name in found[one]), section)
         configs, dot, part = name.partition(".")
-        parts = fields.setdefault(configs, {}) if dot else None
-        if isinstance(parts, dict):
-            parts[part] = value
+        if dot:
+            found[home].setdefault(configs, {}).setdefault(part, value)
         else:
-            fields[name] = value
-    return found
+            found[home].setdefault(name, value)
+    return {section: values for section, values in found.items() if values}
+
+
+def _section_of(variable: str) -> str:
+    prefixes = fields.PREFIXES.items()
+    return next(section for section, prefix in prefixes if variable.startswith(prefix))
+
+
+def _scalar(value: object) -> str:
+    """Write VALUE as YAML: what was typed stays as it is.
+
+    >>> _scalar(True), _scalar("auto"), _scalar(["a", "b: c"]), _scalar(0.5), _scalar("on: x")
+    ('true', 'auto', '["a", "b: c"]', '0.5', '"on: x"')
+    """
+    if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value):
+        return value
+    return json.dumps(value)
 
 
 def _data(wanted: Wanted, standings: Sequence[Standing], best: Standing | None) -> str:

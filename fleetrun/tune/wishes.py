@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
-from fleetrun.options import Option
+from fleetrun.options import Given, Option
+from fleetrun.strategy import asked, fields, load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fleetrun.model import Knob
 
 HELP = """\
 Usage: fleetrun tune --vary KEY=A,B,... [--vary ...] [options] [launch options] train.py [args]
@@ -18,7 +21,8 @@ Usage: fleetrun tune --vary KEY=A,B,... [--vary ...] [options] [launch options] 
 Train a few steps with every combination of the values, the better half longer, and rank them.
 The script is launched as it is, with the launch options and one --set KEY=VALUE for each --vary.
 
-  --vary KEY=A,B,...   A field of the strategy and the values to try (repeatable).
+  --vary KEY=A,B,...   A field of the strategy and the values to try (repeatable). Of parts of what
+                       the strategy switches on, the name will do: k_steps=1,2,4.
   --steps N            Optimizer updates of the last round (30).
   --warmup N           Updates at the start of each run that are not timed (5).
   --repeats N          Runs of each candidate in a round, taken in turns (2).
@@ -141,6 +145,52 @@ def grid(varied: list[str]) -> tuple[Candidate, ...]:
     if not axes:
         raise UsageError("nothing to tune: give at least one --vary KEY=A,B.")
     return tuple(Candidate(values) for values in itertools.product(*axes))
+
+
+def settle(wanted: Wanted, variables: Mapping[str, str]) -> Wanted:
+    """Return WANTED with full names, every value tried on its field; nothing has run yet.
+
+    VARIABLES are the environment's, where a strategy may be asked for, too.
+    """
+    switches = {knob.name for knob in _base(wanted, variables) if knob.value is True}
+    candidates = []
+    for candidate in wanted.candidates:
+        values = tuple((_full(key, switches), value) for key, value in candidate.values)
+        for key, value in values:
+            load.parse_set(f"{key}={value}")
+        candidates.append(Candidate(values))
+    return wanted._replace(candidates=tuple(candidates))
+
+
+def _base(wanted: Wanted, variables: Mapping[str, str]) -> Iterable[Knob]:
+    """Return what is asked for whatever is varied."""
+    head = argv.scan(wanted.launch, options.TABLE)
+    given = [one for one in head.settings if one.option.name == "strategy"]
+    if not given and variables.get("FLEETRUN_STRATEGY"):
+        option = next(one for one in options.TABLE if one.name == "strategy")
+        name = "$FLEETRUN_STRATEGY"
+        given = [Given(option, variables[name[1:]], name, name)]
+    layers = [load.read(each.name) for each in asked.names(given)]
+    sets = [load.parse_set(one.raw) for one in head.settings if one.option.name == "set"]
+    return load.combine(layers, sets).strategy.knobs
+
+
+def _full(key: str, switches: set[str]) -> str:
+    """Return the name of the part KEY of what is switched on; KEY itself where it is none, or many.
+
+    >>> _full("k_steps", {"gradient_merge"}), _full("nccl_comm_num", set())
+    ('gradient_merge_configs.k_steps', 'nccl_comm_num')
+    """
+    if key in fields.by_name(fields.STRATEGY):
+        return key
+    found = [
+        f"{field.name}.{key}"
+        for field in fields.TABLE
+        if field.name.removesuffix("_configs") in switches
+        for part in field.keys
+        if part.name == key
+    ]
+    return found[0] if len(found) == 1 else key
 
 
 def _number(option: Option, given: options.Given | None) -> float:

@@ -189,7 +189,8 @@ def test_what_differs_between_ranks_has_a_line_of_its_own(tmp_path: Path) -> Non
     here.until(lambda: here.said)
     here.finish()
     assert "fuse_bn_act_ops         true                true" in here.said[0]
-    assert "  Ranks 2-3: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in here.said[0]
+    rest = "fuse_bn_act_ops has no effect: dygraph has no such ops.\n"
+    assert f"  Ranks 2-3 differ from ranks 0-1: {rest}" in here.said[0]
     assert here.said[0].endswith("\n  a note")
 
 
@@ -337,6 +338,74 @@ def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> N
     assert lines[3].index("casts") == lines[1].index("evidence")
 
 
+COUNTS = {
+    "gradients": 161,
+    "allreduces_before": 161,
+    "allreduces": 6,
+    "bucket_bytes": [16 * 2**20] * 5 + [2**20],
+    "communicators": 2,
+    "groups": [[0, 1], [2, 3]],
+}
+
+
+def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
+    names = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+    asked = {"strategy": {**dict.fromkeys(names, 2), "gradient_merge_configs": {"k_steps": 4}}}
+    here = Room(tmp_path, ranks=1, width=80, asked=asked)
+    knobs = [
+        knob(names[0], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
+        knob(names[1], "effective", 2, evidence="groups [0, 1], [2, 3]; 1 allreduces among them"),
+        knob("gradient_merge", "no_effect", reason="so it is " * 12),
+    ]
+    here.leave(0, evidence(knobs, counts=COUNTS, graph="static", device="gpu"))
+    here.until(lambda: here.said)
+    here.finish()
+    lines = here.said[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[:9] == [
+        "Strategy (mode defaults; Paddle 3.3.1, static on gpu)",
+        "  knob                                 asked      in effect  status",
+        "  use_hierarchical_allreduce           2          2          effective",
+        "      groups [0, 1], [2, 3]; 1 allreduce among them",
+        "  hierarchical_allreduce_inter_nranks  2          2          effective",
+        "      the same",
+        "  gradient_merge_configs               k_steps=4  -          NO EFFECT",
+        "      with gradient_merge",
+        "  gradient_merge                       0          -          NO EFFECT",
+    ]
+    assert lines[11:] == [
+        "  Allreduces: 161 → 6, of 161 gradients.",
+        "  Bytes per bucket: 5 x 16 MB, 1 MB.",
+        "  Communicators: 2. Groups: 0-1, 2-3.",
+    ]
+
+
+def test_ranks_with_other_values_are_told_with_both(tmp_path: Path) -> None:
+    here = Room(tmp_path, ranks=3, asked={"strategy": {"fuse_grad_size_in_MB": "auto"}})
+    for rank, size in enumerate((16, 8, 16)):
+        knobs = [knob("fuse_grad_size_in_MB", "effective", size, reason="auto: a tenth of it")]
+        here.leave(rank, evidence(knobs, ranks_equal=False, notes=["after update 1 so it is"]))
+    here.until(lambda: here.said)
+    here.finish()
+    assert here.said[0].splitlines()[3:] == [
+        "  Rank 1 differs from ranks 0, 2: fuse_grad_size_in_MB is 8 there, not 16.",
+        "  THE PARAMETERS OF THE RANKS DIFFER.",
+        "  after update 1 so it is",
+    ]
+
+
+def test_what_a_row_explains_is_not_told_again(tmp_path: Path) -> None:
+    reasons = {"fuse_grad_size_in_MB": "auto: known once the model is", "a": "auto: on 1 host"}
+    asked = {"strategy": {"fuse_grad_size_in_MB": "auto"}, "reasons": reasons}
+    here = Room(tmp_path, ranks=1, asked=asked)
+    knobs = [knob("fuse_grad_size_in_MB", "effective", 16, reason="auto: a tenth of 160 MB")]
+    here.leave(0, evidence(knobs))
+    here.until(lambda: here.said)
+    here.finish()
+    assert "known once the model is" not in here.said[0]
+    assert "  a: auto: on 1 host" in here.said[0]
+
+
 @pytest.mark.parametrize(("knobs", "shown"), [(GOOD, 0), (IDLE, 1)])
 def test_quiet_shows_the_table_only_if_something_is_not_in_effect(
     tmp_path: Path, knobs: list[dict[str, object]], shown: int
@@ -450,7 +519,8 @@ def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
     assert ended.returncode == 0
     said = ended.stderr.decode()
     assert "161 gradients in 6 allreduces" in said
-    assert "Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops." in said
+    rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
+    assert f"Rank 1 differs from rank 0: {rest}" in said
     judged = [one for one in job.events() if one["event"] == "judged"]
     told = {(one["name"], *one["who"]): one["status"] for one in judged[-1]["verdicts"]}
     assert told["fuse_bn_act_ops", "rank 1"] == "no_effect"

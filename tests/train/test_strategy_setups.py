@@ -45,11 +45,16 @@ class Setup(NamedTuple):
     graph: str = "dygraph"
     ranks: int = 2
     more: tuple[str, ...] = ()
+    # What the script is told.
+    says: str = ""
 
 
 def setups() -> list[Setup]:
     two_levels = "--set=hierarchical_allreduce_inter_nranks=2"
-    found = [Setup("3.3.1", "compute_fusion", "static")]
+    found = [
+        Setup("3.3.1", "compute_fusion", "static"),
+        Setup("3.3.1", "compute_fusion", "static", says="--bias"),
+    ]
     for version in PYTHONS:
         found += [
             Setup(version, ""),
@@ -96,6 +101,7 @@ def launch(setup: Setup, folder: Path) -> Done:
     arguments = [SMALL] if setup.preset else [SMALL, LARGE]
     if setup.preset:
         words.append(f"--strategy={setup.preset}")
+    arguments += setup.says.split()
     if setup.graph == "static":
         arguments.append("--static")
     elif setup.preset == "overlap":
@@ -147,9 +153,10 @@ class Trained:
     def __init__(self, launches: dict[Setup, Future[Done]]) -> None:
         self._launches = launches
 
-    def find(self, version: str, preset: str, graph: str = "dygraph") -> Done:
+    def find(self, version: str, preset: str, graph: str = "dygraph", says: str = "") -> Done:
         """Return what became of it: it ended well, and all ranks have the same weights."""
-        (setup,) = [each for each in self._launches if each[:3] == (version, preset, graph)]
+        wanted = (version, preset, graph, says)
+        (setup,) = [each for each in self._launches if (*each[:3], each.says) == wanted]
         done = self._launches[setup].result()
         assert done.code == 0, done.output
         first, *others = done.made
@@ -223,6 +230,14 @@ def test_computation_fusion_makes_fewer_operators_of_a_static_graph(
     assert done.status("fuse_all_optimizer_ops") == "effective"
     for name in ("fuse_bn_act_ops", "fuse_relu_depthwise_conv"):
         assert "found nothing in this program" in done.knob(name)["reason"]
+
+
+def test_what_the_fused_operator_would_get_wrong_is_left_alone(trained: Trained) -> None:
+    done = trained.find("3.3.1", "compute_fusion", "static", "--bias")
+    assert "reads beyond a bias" in done.knob("fuse_elewise_add_act_ops")["reason"]
+    # It made them NaN.
+    assert all(abs(weight) < 10 for weight in flat(done.made[0][0]["weights"]))
+    assert "fused_elemwise_add_activation" not in done.made[0][0]["ops"][0]
 
 
 PLACES = [("3.3.1", "dygraph"), ("2.6.2", "dygraph"), ("2.6.2", "static")]

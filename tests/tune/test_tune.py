@@ -52,6 +52,9 @@ def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path)
     done = tune(
         tmp_path,
         "--vary=fuse_grad_size_in_MB=1,4,64",
+        "--strategy=gradient_merge",
+        "--set=flags.FLAGS_x=1",
+        "--env=A_TOKEN=b",
         "--steps=10",
         "--warmup=2",
         "--repeats=1",
@@ -62,12 +65,16 @@ def test_the_fastest_that_works_is_chosen_and_everything_is_kept(tmp_path: Path)
     assert "1      4.00       -" in done.stdout
     assert "failed" in done.stdout
     assert "MemoryError: 64 MB are too many" in done.stdout
-    assert (
-        "Fastest: fuse_grad_size_in_MB=4. Add --strategy=best/best.yaml to the launch."
-        in done.stdout
-    )
+    assert "Fastest: fuse_grad_size_in_MB=4. Launch with --strategy=best/best.yaml." in done.stdout
     chosen = yaml.safe_load((tmp_path / "best" / "best.yaml").read_text())
-    assert chosen == {"strategy": {"fuse_grad_size_in_MB": 4}}
+    assert chosen == {
+        "strategy": {
+            "gradient_merge": True,
+            "gradient_merge_configs": {"k_steps": 4, "avg": True},
+            "fuse_grad_size_in_MB": 4,
+        },
+        "flags": {"FLAGS_x": 1},
+    }
     kept = json.loads((tmp_path / "best" / "tune.json").read_text())
     assert kept["best"] == {"fuse_grad_size_in_MB": "4"}
     assert [one["updates"] for one in kept["candidates"]] == [10, 10, 5]

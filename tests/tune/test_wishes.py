@@ -41,3 +41,38 @@ def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None
     with pytest.raises(UsageError) as caught:
         wishes.parse(words)
     assert problem in str(caught.value)
+
+
+def settled(*words: str, **variables: str) -> list[str]:
+    wanted = wishes.parse([*words, "t.py"])
+    assert wanted is not None
+    return [str(candidate) for candidate in wishes.settle(wanted, variables).candidates]
+
+
+def test_a_part_of_what_is_on_needs_no_more_than_its_name() -> None:
+    assert settled("--strategy=gradient_merge", "--vary=k_steps=1,2") == [
+        "gradient_merge_configs.k_steps=1",
+        "gradient_merge_configs.k_steps=2",
+    ]
+    assert settled("--vary=k_steps=2", FLEETRUN_STRATEGY="overlap:gradient_merge") == [
+        "gradient_merge_configs.k_steps=2"
+    ]
+    assert settled("--set=localsgd=true", "--vary=begin_step=3") == [
+        "localsgd_configs.begin_step=3"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--vary=k_steps=1"], "did you mean gradient_merge_configs.k_steps or localsgd_configs"),
+        (["--vary=fuse_grad_size_in_MB=1,much"], "fuse_grad_size_in_MB: much: give a whole number"),
+        (["--vary=fuse_grad_size=1"], "did you mean fuse_grad_size_in_MB?"),
+    ],
+)
+def test_values_that_no_launch_would_take_are_refused_before_the_first(
+    words: list[str], problem: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        settled(*words)
+    assert problem in str(caught.value)

@@ -157,6 +157,7 @@ class _Check:
 
     def _fail(self, text: str) -> None:
         self._proof.ranks_equal = False
+        self._proof.note(f"after update {self._updates} {text}.")
         self._proof.claim()
         self._proof.write()
         raise RuntimeError(

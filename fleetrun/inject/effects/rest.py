@@ -6,6 +6,7 @@ Each reason was measured or read in Paddle 2.6.2 and 3.3.1; `tests/inject` train
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import servers, settings, strategies, updates
@@ -37,6 +38,7 @@ _COMMUNICATION = (
     "hierarchical_allreduce_inter_nranks",
 )
 _NOT_HERE = "Paddle has it for static graphs only"
+_SHARDED = "Paddle reads it for sharded static graphs only"
 _BY_FLAG = "Paddle sets it for static graphs only; FLAGS_{name} in the section `flags` works here"
 _DYGRAPH = {
     "amp": "in dynamic graphs fleet makes a GradScaler at most; the script must call auto_cast",
@@ -50,11 +52,13 @@ _DYGRAPH = {
     "localsgd": _NOT_HERE,
     "adaptive_localsgd": _NOT_HERE,
     "dgc": _NOT_HERE,
+    "hybrid_configs": "the script has not made these groups by fleet.init",
     "a_sync": "only training with parameter servers is asynchronous",
     "fp16_allreduce": _NOT_HERE,
     "without_graph_optimization": "there is no graph to optimize in dynamic graphs",
     "fuse_grad_merge": _NOT_HERE,
     "calc_comm_same_stream": _NOT_HERE,
+    "gradient_scale_configs": _SHARDED,
     "cudnn_exhaustive_search": _BY_FLAG,
     "conv_workspace_size_limit": _BY_FLAG,
     "cudnn_batchnorm_spatial_persistent": _BY_FLAG,
@@ -72,8 +76,20 @@ _STATIC = {
     "conv_workspace_size_limit": "it is for the kernels of a GPU",
     "cudnn_batchnorm_spatial_persistent": "it is for the kernels of a GPU",
     "dgc": "Paddle has it for GPUs only",
+    "calc_comm_same_stream": "only a GPU has streams, and nobody has counted what it saves there",
+    "gradient_scale_configs": _SHARDED,
+    "hybrid_configs": "Paddle reads it in dynamic graphs only",
     "a_sync": "only training with parameter servers is asynchronous",
     "fuse_grad_merge": "Paddle has no pass that reads it",
+}
+# Fields of details that no switch turns on, and how fleet's topology tells the degrees of one.
+_SWITCHLESS = ("gradient_scale_configs", "hybrid_configs")
+_DEGREES = {
+    "dp_degree": "data",
+    "mp_degree": "model",
+    "pp_degree": "pipe",
+    "sharding_degree": "sharding",
+    "sep_degree": "sep",
 }
 _BUILD = "not available in dygraph: there is no graph to fuse in"
 _THREADS = "a dynamic graph has no executor with threads"
@@ -186,6 +202,9 @@ class _Rest:
     def _share(self, name: str) -> None:
         if not name.endswith("_configs") or self._proof.status(name) is not None:
             return
+        if name in _SWITCHLESS:
+            self._say_switchless(name)
+            return
         switch = name[: -len("_configs")]
         status = self._proof.status(switch)
         if status is None:
@@ -195,6 +214,16 @@ class _Rest:
             reason = "" if status == EFFECTIVE else f"as {switch}"
             text = f"as {switch}" if status == EFFECTIVE else ""
             self._proof.knob(name, status, in_effect=effect, reason=reason, evidence=text)
+
+    def _say_switchless(self, name: str) -> None:
+        is_dynamic = self._proof.graph == "dygraph"
+        degrees = _degrees() if name == "hybrid_configs" and is_dynamic else {}
+        wished = settings.effective(name)
+        if degrees and all(wished[key] in {degrees[key], -1} for key in degrees if key in wished):
+            text = ", ".join(f"{key} {degree}" for key, degree in degrees.items())
+            self._proof.knob(name, EFFECTIVE, in_effect=wished, evidence=f"fleet has {text}")
+        else:
+            self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
 
     def _reason(self, name: str) -> str:
         asked, is_dynamic = self._asked, self._proof.graph == "dygraph"
@@ -213,3 +242,16 @@ class _Rest:
         where = "dynamic" if is_dynamic else "static"
         unknown = f"nothing in Paddle's {where} graphs was seen to follow it"
         return table.get(name, unknown).replace("{name}", name)
+
+
+def _degrees() -> dict[str, int]:
+    """Return how many ranks fleet has along each of its axes; nothing where it has none."""
+    # The package's name `fleet` is the object, not the module.
+    package: Any = sys.modules.get("paddle.distributed.fleet")
+    topology = getattr(getattr(package, "fleet", None), "_hcg", None)
+    found = {}
+    for key, axis in _DEGREES.items():
+        ask = getattr(topology, f"get_{axis}_parallel_world_size", None)
+        if ask is not None:
+            found[key] = int(ask())
+    return found

@@ -25,10 +25,16 @@ _SAID = "_fleetrun_said"
 _ATTRIBUTES = {
     "fuse_grad_size_in_TFLOPS": "_fuse_grad_size_in_TFLOPS",
     "calc_comm_same_stream": "_calc_comm_same_stream",
+    "with_coordinator": "is_with_coordinator",
 }
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The values that make Paddle forget the allreduces of a static graph; ranks then diverge silently.
-_DIVERGING = {"fp16_allreduce": True, "without_graph_optimization": False}
+_DIVERGING = {
+    "fp16_allreduce": True,
+    "without_graph_optimization": False,
+    "asp": True,
+    "qat": True,
+}
 # What was not put into a DistributedStrategy, and why.
 refused: dict[str, str] = {}
 misfits: dict[str, str] = {}

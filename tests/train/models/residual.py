@@ -3,7 +3,8 @@
 It knows nothing of a strategy. Each argument BATCHxSTEPS is a training of its own, with so many
 samples a step over all ranks. `made.<rank>.json` tells the weights, and what was counted here:
 calls of communicators that Python makes, the optimizer kernels of dynamic graphs, the operators of
-static programs. With --linger backward does not end before something was sent.
+static programs. With --linger backward does not end before something was sent; with --bias,
+convolutions have one.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2D(1, 8, 3, padding=1, bias_attr=False)
-        self.block = nn.Conv2D(8, 8, 3, padding=1, bias_attr=False)
+        bias = None if "--bias" in sys.argv else False
+        self.stem = nn.Conv2D(1, 8, 3, padding=1, bias_attr=bias)
+        self.block = nn.Conv2D(8, 8, 3, padding=1, bias_attr=bias)
         self.wide = nn.Linear(512, 64)
         self.last = nn.Linear(64, 10)
 

@@ -1,0 +1,235 @@
+"""Shows what became of the strategy: a row a field, what was counted, and what differs; pure.
+
+Only a launch with a strategy loads it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from fleetrun.run.report import listed
+from fleetrun.sinks.overview import EFFECTIVE, NO_WORD, in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.run.events import Judged, Verdict
+    from fleetrun.sinks.overview import Asked, Counts, Testimony
+
+_SHOWN = {
+    "no_effect": "NO EFFECT",
+    "refused": "REFUSED",
+    "script": "script's own",
+    NO_WORD: "no word",
+}
+# With less room than this for the evidence, it has lines of its own.
+_NARROWEST = 32
+# A value that is longer is cut in the table; where there is little room, even more of it.
+_LONGEST_VALUE = 36
+_SHORTEST_VALUE = 8
+# So many groups are told one by one.
+_GROUPS = 8
+_GAP = "  "
+_MEBIBYTE = 2**20
+
+
+def table(
+    asked: Asked,
+    heard: Mapping[str, Testimony | None],
+    judged: Judged,
+    silence: Mapping[str, str],
+    width: int,
+) -> str:
+    """Return the overview, within WIDTH columns where words allow; 0: no limit."""
+    witnesses = [one for one in heard.values() if one is not None]
+    where = next((one.where for one in witnesses if one.where), "")
+    origin = f" {', '.join(asked.sources)}" if asked.sources else ""
+    title = f"Strategy{origin} (mode {asked.mode}{'; ' + where if where else ''})"
+    main = {one.name: one for one in reversed(judged.verdicts)}
+    shown = [one for one in judged.verdicts if main[one.name] is one]
+    remarks = _counted(next((one.counts for one in witnesses if one.counts), None), where)
+    remarks += [
+        _difference(one, main[one.name]) for one in judged.verdicts if main[one.name] is not one
+    ]
+    remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
+    remarks += _told(heard, [one.disagreements for one in witnesses])
+    if judged.ranks_equal is not None:
+        remarks.append(
+            "The parameters of all ranks are equal."
+            if judged.ranks_equal
+            else "THE PARAMETERS OF THE RANKS DIFFER."
+        )
+    # Ranks that know more have said it in the row.
+    explained = {one.name for one in shown if "auto: " in one.why}
+    remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
+    remarks += [f"Environment: {one}" for one in asked.environment]
+    remarks += notes(heard)
+    room = width - len(_GAP) if width else 0
+    # The console puts its name before the first line.
+    first, *more = wrapped(title, width - len("fleetrun: ") if width else 0)
+    lines = [*more, *_rows(shown, room)]
+    lines += [line for one in remarks for line in wrapped(one, room)]
+    return "\n".join([first, *(_GAP + line for line in lines)])
+
+
+def _rows(shown: Sequence[Verdict], room: int) -> list[str]:
+    """Set the fields in columns; the evidence last, or below where there is no room beside."""
+    if not shown:
+        return []
+    values = [
+        (
+            one.name,
+            one.asked or "-",
+            one.in_effect or "-",
+            _SHOWN.get(one.status, one.status),
+        )
+        for one in shown
+    ]
+    cells = [
+        ("knob", "asked", "in effect", "status"),
+        *(_cut(row, _LONGEST_VALUE) for row in values),
+    ]
+    begin = sum(_widths(cells)) + len(_GAP) * 4
+    # As most rows have the evidence of the row above, it is said once.
+    whys = ["evidence"] + [
+        "the same" if place and one.why and one.why == shown[place - 1].why else one.why
+        for place, one in enumerate(shown)
+    ]
+    if not room or room - begin >= _NARROWEST:
+        return _beside(cells, whys, room - begin if room else 0)
+    names, statuses = (max(len(row[n]) for row in cells) for n in (0, 3))
+    longest = max((room - names - statuses - len(_GAP) * 3) // 2, _SHORTEST_VALUE)
+    return _below([_cut(row, longest) for row in cells], whys, room)
+
+
+def _beside(cells: Sequence[tuple[str, ...]], whys: Sequence[str], room: int) -> list[str]:
+    lines = []
+    for head, why in zip(_aligned(cells), whys, strict=True):
+        first, *more = wrapped(why, room) or [""]
+        lines += [f"{head}{first}".rstrip(), *(f"{'':{len(head)}}{line}" for line in more)]
+    return lines
+
+
+def _below(cells: Sequence[tuple[str, ...]], whys: Sequence[str], room: int) -> list[str]:
+    lines = []
+    for place, (head, why) in enumerate(zip(_aligned(cells), whys, strict=True)):
+        lines.append(head.rstrip())
+        if place:
+            lines += [f"    {line}" for line in wrapped(why, room - 4)]
+    return lines
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = _widths(cells)
+    return [
+        "".join(f"{cell:<{space}}{_GAP}" for cell, space in zip(row, widths, strict=True))
+        for row in cells
+    ]
+
+
+def _widths(cells: Sequence[tuple[str, ...]]) -> list[int]:
+    return [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
+
+
+def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
+    """Cut the values of ROW, between the name and the status."""
+    name, *values, status = row
+    short = [one if len(one) <= longest else f"{one[: longest - 1]}…" for one in values]
+    return (name, *short, status)
+
+
+def _counted(counts: Counts | None, where: str) -> list[str]:
+    """Say how the gradients were sent.
+
+    >>> from fleetrun.sinks.overview import Counts
+    >>> counts = Counts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
+    >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
+    ...     print(line)
+    Allreduces: 161 → 6, of 161 gradients.
+    Bytes per bucket: 2 x 16 MB, 8 MB.
+    Communicators: 2. Groups: 0-1, 2-3.
+    """
+    if counts is None:
+        return []
+    before = "" if counts.allreduces_before is None else f"{counts.allreduces_before} → "
+    # A dynamic graph has buckets of Paddle's own without a strategy.
+    own = " (Paddle's own reducer → fleetrun's)" if before and "dygraph" in where else ""
+    gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
+    lines = [f"Allreduces: {before}{counts.allreduces}{own}{gradients}."]
+    if counts.bucket_bytes:
+        sizes = [_size(size) for size in counts.bucket_bytes]
+        runs = [(size, len(list(run))) for size, run in groupby(sizes)]
+        said = ", ".join(size if number == 1 else f"{number} x {size}" for size, number in runs)
+        lines.append(f"Bytes per bucket: {said}.")
+    last = [] if counts.communicators is None else [f"Communicators: {counts.communicators}."]
+    if counts.groups:
+        groups = [_ranks(group) for group in counts.groups[:_GROUPS]]
+        groups += ["…"] if len(counts.groups) > _GROUPS else []
+        last.append(f"Groups: {', '.join(groups)}.")
+    return [*lines, *([" ".join(last)] if last else [])]
+
+
+def _size(size: int) -> str:
+    """Write a number of bytes.
+
+    >>> _size(16 * 2**20), _size(2856), _size(40)
+    ('16 MB', '2.79 KB', '40 B')
+    """
+    for unit, name in ((_MEBIBYTE, "MB"), (1024, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} B"
+
+
+def _ranks(group: Sequence[int]) -> str:
+    said = listed([f"rank {number}" for number in group])
+    return said.partition(" ")[2].replace(", ", "+")
+
+
+def _difference(one: Verdict, main: Verdict) -> str:
+    """Say how a field is on some ranks, where it is otherwise on the first."""
+    verb = "differs" if len(one.labels) == 1 else "differ"
+    who = f"{_sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
+    if one.status == main.status == EFFECTIVE:
+        return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
+    return f"{who}: {in_words(one)}."
+
+
+def notes(heard: Mapping[str, Testimony | None]) -> list[str]:
+    """Return what the ranks have noted, each sentence once."""
+    return _told(heard, [one.notes for one in heard.values() if one is not None])
+
+
+def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return each sentence once, with those who say it if not all do."""
+    who = [label for label, one in heard.items() if one is not None]
+    by: dict[str, list[str]] = {}
+    for label, sentences in zip(who, said, strict=True):
+        for sentence in sentences:
+            by.setdefault(sentence, []).append(label)
+    return [
+        one if len(labels) == len(who) else f"{_sentence(listed(labels))}: {one}"
+        for one, labels in by.items()
+    ]
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """Break TEXT between words into lines of at most ROOM, where a word allows.
+
+    >>> wrapped("161 gradients in 6 allreduces", 16)
+    ['161 gradients in', '6 allreduces']
+    """
+    if room <= 0:
+        return [text] if text else []
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,273 @@
+"""The table of verdicts, measured: what each Paddle makes of each field on CPUs, both graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from fleetrun.errors import UsageError
+from fleetrun.strategy import fields, load, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.train
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).parent / "models" / "knobs.py"
+PYTHONS = {
+    "3.3.1": Path(sys.executable),
+    "2.6.2": Path(
+        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
+    ),
+}
+LONGEST_S = 100
+AT_ONCE = 3
+
+
+class Case(NamedTuple):
+    """Knobs that are tried together; STOPS is what Paddle says when it stops with them."""
+
+    knobs: str
+    graph: str
+    versions: tuple[str, ...] = tuple(PYTHONS)
+    stops: str = ""
+    options: str = ""
+    ranks: int = 2
+
+
+BOTH = """
+    fuse_all_reduce_ops=true fuse_grad_size_in_MB=1 fuse_grad_size_in_num=2
+    fuse_grad_size_in_TFLOPS=4 last_comm_group_size_MB=0.5 nccl_comm_num=2
+    calc_comm_same_stream=true find_unused_parameters=true split_data=true
+    gradient_merge=true gradient_merge_configs.k_steps=2 fuse_grad_merge=true
+    gradient_scale_configs.scale_strategy=sum adam_d2sum=true sync_batch_norm=true
+    cudnn_exhaustive_search=true conv_workspace_size_limit=512
+    cudnn_batchnorm_spatial_persistent=true pipeline_configs.accumulate_steps=1
+    tensor_parallel_configs.tensor_init_seed=3 hybrid_configs.dp_degree=2 a_sync=true
+    a_sync_configs.k_steps=4 is_fl_ps_mode=true with_coordinator=true elastic=true
+    qat_configs.weight_bits=8
+    fuse_elewise_add_act_ops=true fuse_all_optimizer_ops=true fuse_bn_act_ops=true
+    fuse_bn_add_act_ops=true fuse_relu_depthwise_conv=true fuse_broadcast_ops=true
+    fuse_gemm_epilogue=true fused_attention=true fused_feedforward=true enable_inplace=true
+    enable_addto=true enable_backward_optimizer_op_deps=true enable_auto_fusion=true
+    enable_sequential_execution=true fix_op_run_order=true cache_runtime_context=true
+    allow_cuda_graph_capture=true reduce_strategy=1 debug_graphviz_path=graph num_threads=2
+    num_iteration_per_drop_scope=3 num_iteration_per_run=2 use_thread_barrier=true
+"""
+RECOMPUTE = "recompute=true recompute_configs.checkpoints=relu_1.tmp_0"
+LARS = "lars=true lars_configs.lars_coeff=0.002"
+LAMB = "lamb=true lamb_configs.lamb_weight_decay=0.02"
+LOCALSGD = "localsgd=true localsgd_configs.k_steps=2"
+ADAPTIVE = "adaptive_localsgd=true adaptive_localsgd_configs.init_k_steps=2"
+AMP = "amp=true amp_configs.incr_ratio=3"
+SHARDING = "sharding=true sharding_configs.sharding_degree=2"
+TWO_LEVELS = "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=2"
+CUDNN = "fuse_dot_product_attention=true fuse_resunit=true"
+OLD, NEW = ("2.6.2",), ("3.3.1",)
+
+DYNAMIC = (
+    f"{BOTH} {RECOMPUTE} {LARS} {LAMB} {LOCALSGD} {ADAPTIVE} {AMP} {SHARDING} {CUDNN}"
+    " dgc=true dgc_configs.rampup_step=2 sync_nccl_allreduce=false pipeline=true"
+    " tensor_parallel=true auto=true semi_auto=true auto_search=true"
+)
+
+CASES = (
+    Case(DYNAMIC, "dygraph"),
+    # Without the groups that hybrid_configs makes.
+    Case("heter_ccl_mode=true", "dygraph", OLD),
+    # Plain data parallel: fleet of three ranks does not come up over gloo.
+    Case(TWO_LEVELS, "dygraph", options="--plain", ranks=3),
+    Case("heter_ccl_mode=true", "dygraph", NEW, "has no attribute '_hcg'"),
+    Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true", "static", NEW),
+    Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true {CUDNN}", "static", OLD),
+    Case(TWO_LEVELS, "static", ranks=3),
+    Case(f"{LARS} {RECOMPUTE} {AMP}", "static"),
+    Case(LAMB, "static", options="--adam"),
+    Case(LOCALSGD, "static"),
+    Case(ADAPTIVE, "static"),
+    Case(SHARDING, "static", OLD, "shards static programs on GPUs only"),
+    Case(SHARDING, "static", NEW),
+    Case("auto=true", "static", stops="global work size [2]"),
+    Case("tensor_parallel=true", "static", stops="not in groups of 1"),
+)
+
+
+class Stop(NamedTuple):
+    """Fields, switch first, with which Paddle stops before anybody waits for another rank."""
+
+    names: str
+    says: str
+    versions: tuple[str, ...] = tuple(PYTHONS)
+
+
+# Of static graphs; one process of each Paddle tries them all, by itself, without fleetrun.
+STOPS = (
+    Stop("pipeline", "without op_device set"),
+    Stop("dgc dgc_configs", "DGC is only support GPU"),
+    Stop("semi_auto", "AssertionError"),
+    Stop("auto_search", "IndexError"),
+    Stop("fuse_dot_product_attention", "has not been registered", NEW),
+    Stop("fuse_resunit", "not built with CUDNN Frontend", NEW),
+)
+
+
+class Done(NamedTuple):
+    """How a case ended in one Paddle: exit code, output, and what is said of each knob."""
+
+    code: int
+    output: str
+    statuses: dict[str, str]
+
+
+def names(case: Case) -> list[str]:
+    return list(
+        dict.fromkeys(word.partition("=")[0].partition(".")[0] for word in case.knobs.split())
+    )
+
+
+def run(
+    version: str, argv: list[str | Path], folder: Path, **more: str
+) -> subprocess.CompletedProcess[str]:
+    # This is a thread, which outlives the fixture that cleans the environment of a test.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PADDLE_", "FLEETRUN_", "FLAGS_"))
+    }
+    return subprocess.run(
+        [PYTHONS[version], *argv],
+        cwd=folder,
+        env={**environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+
+
+def launch(version: str, case: Case, folder: Path) -> Done:
+    folder.mkdir()
+    words = [f"--set={word}" for word in case.knobs.split()]
+    options = [*case.options.split(), *(["--static"] if case.graph == "static" else [])]
+    argv: list[str | Path] = [
+        "-m",
+        "fleetrun",
+        f"--nproc_per_node={case.ranks}",
+        *words,
+        SCRIPT,
+        *options,
+    ]
+    ended = run(version, argv, folder)
+    proof = folder / "log" / "latest" / "strategy.0.json"
+    said: list[dict[str, Any]] = json.loads(proof.read_text())["knobs"] if proof.exists() else []
+    logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
+    statuses = {str(knob["name"]): str(knob["status"]) for knob in said}
+    return Done(ended.returncode, ended.stdout + logs, statuses)
+
+
+def stop(version: str, folder: Path) -> str:
+    """Let a rank whose peer never comes try what stops Paddle; return what it prints."""
+    folder.mkdir()
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ends = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    tried = [each.names.split()[0] for each in STOPS if version in each.versions]
+    ended = run(
+        version,
+        [SCRIPT, "--static", "--each", *tried],
+        folder,
+        PADDLE_TRAINER_ID="0",
+        PADDLE_TRAINERS_NUM="2",
+        PADDLE_CURRENT_ENDPOINT=ends[0],
+        PADDLE_TRAINER_ENDPOINTS=",".join(ends[:2]),
+        PADDLE_MASTER=ends[2],
+    )
+    return ended.stdout
+
+
+class Tried(NamedTuple):
+    """What is being tried: launches of ranks, and what stops one of each Paddle."""
+
+    launches: dict[tuple[str, Case], Future[Done]]
+    stops: dict[str, Future[str]]
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
+    folder = tmp_path_factory.mktemp("verdicts")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield Tried(
+            {
+                (version, case): pool.submit(launch, version, case, folder / f"{version}-{place}")
+                for place, case in enumerate(CASES)
+                for version in case.versions
+            },
+            {version: pool.submit(stop, version, folder / version) for version in PYTHONS},
+        )
+        pool.shutdown(cancel_futures=True)
+
+
+def expected(version: str, graph: str, name: str) -> str:
+    field = next(one for one in fields.TABLE if one.name == name)
+    return verdicts.verdict(
+        name, section=field.section, only=field.only, paddle=version, graph=graph, device="cpu"
+    ).status
+
+
+def measured(done: Done, case: Case) -> dict[str, str]:
+    """Return the status of each knob of CASE, in the words of the table."""
+    if case.stops:
+        assert done.code != 0, case
+        assert case.stops in done.output, done.output[-4000:]
+        return dict.fromkeys(names(case), verdicts.REFUSED)
+    assert done.code == 0, done.output[-4000:]
+    return {name: done.statuses.get(name, "no word").replace("_", " ") for name in names(case)}
+
+
+@pytest.mark.parametrize("graph", verdicts.GRAPHS)
+@pytest.mark.parametrize("version", verdicts.PADDLES)
+def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph: str) -> None:
+    seen: dict[str, str] = {}
+    for (paddle, case), future in tried.launches.items():
+        if (paddle, case.graph) == (version, graph):
+            seen |= measured(future.result(), case)
+    if graph == "static":
+        said = tried.stops[version].result().splitlines()
+        for each in STOPS:
+            if version in each.versions:
+                name, *parts = each.names.split()
+                (how,) = [line for line in said if line.startswith(f"{name} stopped: ")]
+                assert each.says in how
+                seen |= dict.fromkeys((name, *parts), verdicts.REFUSED)
+    table = {name: expected(version, graph, name) for name in seen}
+    wrong = {name: (status, table[name]) for name, status in seen.items() if status != table[name]}
+    assert wrong == {}, "measured, and what the table says"
+    assert seen.keys() == {field.name for field in fields.TABLE if field.refused is None}
+
+
+REFUSED = [(field, field.refused) for field in fields.TABLE if field.refused is not None]
+
+
+@pytest.mark.parametrize(("field", "refused"), REFUSED, ids=[field.name for field, _ in REFUSED])
+def test_what_makes_ranks_diverge_never_comes_so_far(
+    field: fields.Field, refused: tuple[object, str]
+) -> None:
+    value, why = refused
+    knob = load.parse_set(f"{field.name}={str(value).lower()}")
+    with pytest.raises(UsageError, match="is refused") as told:
+        load.combine([], [knob])
+    assert why in str(told.value)
+    for version in verdicts.PADDLES:
+        assert expected(version, "static", field.name) == verdicts.REFUSED
