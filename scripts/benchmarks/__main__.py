@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 import faults
@@ -23,6 +24,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # As if it were interrupted: what was launched must not stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
