@@ -328,7 +328,7 @@ class Reducer:
             parameter._set_grad_ivar(gradient)  # noqa: SLF001 - `grad =` copies
 
     def abandon(self) -> None:
-        """Wait for what is out: the communicators must stay in step."""
+        """Let go of what is out: it ends by itself, in step with the other ranks."""
         if self._is_active:
             self._is_active = False
             for bucket in self.buckets:
