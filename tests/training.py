@@ -51,6 +51,7 @@ def train(python: Path, model: str, folder: Path, strategy: dict[str, Any] | Non
                 "PADDLE_CURRENT_ENDPOINT": end,
                 "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
             },
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,4 +65,5 @@ def train(python: Path, model: str, folder: Path, strategy: dict[str, Any] | Non
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(2)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -82,15 +83,18 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @cache
 def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [python, ROOT / "tests" / "train" / "models" / "static_programs.py"],
-        input=json.dumps({name: SCENARIOS[name] for name in names}),
-        env={**os.environ, "FLAGS_enable_pir_api": pir, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    # Paddle leaves a picture of each sharded program where it runs.
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [python, ROOT / "tests" / "train" / "models" / "static_programs.py"],
+            input=json.dumps({name: SCENARIOS[name] for name in names}),
+            env={**os.environ, "FLAGS_enable_pir_api": pir, "CUDA_VISIBLE_DEVICES": ""},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
     found: dict[str, Any] = json.loads(line.removeprefix("FOUND"))
