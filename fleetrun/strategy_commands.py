@@ -140,7 +140,15 @@ def shown(name: str) -> str:
             if field.aliases:
                 lines.append(f"    Also written {', '.join(field.aliases)}.")
             return "\n".join([f"{field.section}:", *(f"  {line}" for line in lines)]) + "\n"
+    configs = [field for field in fields.TABLE if _has_part(field, name)]
+    if configs:
+        return "".join(shown(field.name) for field in configs)
     return _text(load.find(name))
+
+
+def _has_part(field: fields.Field, name: str) -> bool:
+    """Whether NAME is a part of FIELD, as --set has it or alone."""
+    return any(name in (key.name, f"{field.name}.{key.name}") for key in field.keys)
 
 
 def _text(path: str) -> str:

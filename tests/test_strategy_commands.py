@@ -60,6 +60,14 @@ def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> Non
     assert "k_steps" in say(capsys, "show", "gradient_merge_configs").out
 
 
+def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = say(capsys, "show", "gradient_merge_configs").out
+    assert say(capsys, "show", "gradient_merge_configs.avg").out == whole
+    said = say(capsys, "show", "k_steps").out
+    assert whole in said
+    assert "localsgd_configs" in said
+
+
 def test_validate_says_file_line_and_what_was_meant(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +158,7 @@ def test_explain_sorts_the_places_by_what_happens_there(
         ([], "required: COMMAND."),
         (["tell"], "invalid choice: 'tell'"),
         (["show", "nope"], "there is no file nope, nor a preset"),
+        (["show", "comm_fuson"], "nor a preset of that name; did you mean comm_fusion?"),
         (["explain", "amp", "--paddle=1.8"], "invalid choice: '1.8'"),
         (["explain", "nope"], "presets are recommended, "),
     ],

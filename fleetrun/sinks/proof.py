@@ -293,5 +293,6 @@ def _silence_of(trainer: _Trainer) -> str:
     if not trainer.has_ended:
         return "has left no evidence yet"
     return (
-        "left no evidence: its Python ignores PYTHONPATH (-I, -E, -S), or it never imported Paddle"
+        "left no evidence: it never imported Paddle, or ended before its first update, "
+        "or its Python ignores PYTHONPATH (-I, -E, -S)"
     )

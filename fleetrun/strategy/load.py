@@ -58,7 +58,8 @@ def find(name: str) -> str:
     if os.path.exists(name):
         raise UsageError(f"{name} is a folder, not a strategy.")
     presets = f"presets are {', '.join(PRESETS)}."
-    raise UsageError(f"there is no file {name}, nor a preset of that name; {presets}")
+    hint = _suggest(name, PRESETS, presets)
+    raise UsageError(f"there is no file {name}, nor a preset of that name{hint}")
 
 
 def _stop(error: UsageError) -> None:
@@ -201,6 +202,8 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
         mark = getattr(error, "problem_mark", None)
         where = path if mark is None or path.startswith("-") else f"{path}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
+        if mark is not None and text[mark.index : mark.index + 1] == "\t":
+            problem = "there is a tab; indent with spaces"
         raise UsageError(f"{where}: this is not YAML: {problem}.") from None
     except ValueError as error:
         # Such as a date with a 13th month.

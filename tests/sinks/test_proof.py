@@ -216,10 +216,8 @@ def test_a_rank_that_succeeds_without_evidence_is_named(tmp_path: Path) -> None:
     here.exit(1)
     here.finish()
     assert len(here.said) == 1
-    assert (
-        "  Rank 1 left no evidence: its Python ignores PYTHONPATH (-I, -E, -S), or"
-        in (here.said[0])
-    )
+    for reason in ("never imported Paddle", "ended before its first update", "ignores PYTHONPATH"):
+        assert reason in here.said[0].partition("  Rank 1 left no evidence: ")[2]
 
 
 def test_a_rank_that_never_updated_is_named(tmp_path: Path) -> None:
@@ -543,7 +541,7 @@ def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
 def test_strict_fails_a_job_that_leaves_no_evidence(tmp_path: Path) -> None:
     ended = Launch(tmp_path, "true", strategy=strict()).run()
     assert ended.returncode == 5
-    assert "Rank 0 left no evidence: its Python ignores PYTHONPATH" in ended.stderr.decode()
+    assert "Rank 0 left no evidence: it never imported Paddle, or" in ended.stderr.decode()
 
 
 # A rank that leaves the evidence of a real one, where a real one leaves it.

@@ -97,6 +97,7 @@ def test_every_knob_knows_its_line() -> None:
     [
         ("- a", "my.yaml:1: write sections: strategy, build_strategy"),
         ("a: [", ": this is not YAML"),
+        ("strategy:\n\tamp: 1", "my.yaml:2: this is not YAML: there is a tab; indent with spaces"),
         ("a\x01", "my.yaml: this is not YAML"),
         ("strategy: {asp: 2001-13-01}", "my.yaml: this is not YAML: month"),
         ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
