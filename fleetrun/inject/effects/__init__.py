@@ -14,6 +14,7 @@ from . import (
     dygraph,
     equality,
     evidence,
+    groups,
     imports,
     optimizers,
     precision,
@@ -29,7 +30,18 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # In this order: the script's settings are settled before what obeys them is put in place.
-_PARTS = (strategies, updates, dygraph, static, servers, optimizers, precision, equality, rest)
+_PARTS = (
+    strategies,
+    updates,
+    groups,
+    dygraph,
+    static,
+    servers,
+    optimizers,
+    precision,
+    equality,
+    rest,
+)
 
 
 def arm(path: str, evidence_path: str) -> None:

@@ -79,7 +79,7 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     )
 
 
-def own_store(store: Any, number: int, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
+def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
     """Return a store for one communicator of gloo's, which is agreed on in STORE.
 
     Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one
