@@ -171,6 +171,11 @@ def test_merged_gradients_of_every_kind_equal_a_larger_batch(
         assert calls == expected * (len(calls) // len(expected)), name
 
 
+def test_a_rest_that_is_applied_is_reported(python: Path, tmp_path: Path) -> None:
+    said = launch(python, tmp_path, "--kinds=loaded", strategy=MERGE, accumulate=1).said
+    assert "2 partial rounds were applied at the end of a paddle.io.DataLoader" in said
+
+
 def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
     python: Path,
     plain: list[dict[str, Any]],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ _FIRST_ID = 1 << 20
 _PER_MODEL, _RANKS = 64, 4096
 # They must live as long as their communicators.
 _stores: list[Any] = []
+# At the end, ranks may wait for each other's allreduces: the first one leaves, which wakes the
+# others. The launcher kills after ten seconds.
+_FIRST_LEAVES_S, _OTHERS_LEAVE_S = 1.0, 5.0
 
 
 class Levels(NamedTuple):
@@ -187,6 +192,43 @@ class Errand:
             raise self._error
 
 
+class Courier:
+    """A thread that runs errands, one after the other."""
+
+    def __init__(self) -> None:
+        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._is_leaving = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def send(self, errand: Errand) -> None:
+        """Have ERRAND run after those before it."""
+        self._errands.put(errand)
+
+    def leave(self, patience_s: float) -> None:
+        """Begin no more errands, and wait for so long until the one under way is done."""
+        self._is_leaving = True
+        self._errands.put(None)
+        self._thread.join(patience_s)
+
+    def _serve(self) -> None:
+        while not self._is_leaving:
+            errand = self._errands.get()
+            if errand is not None:
+                errand.run()
+
+
+_couriers: list[Courier] = []
+
+
+def _leave() -> None:
+    """End the threads before Python does: one that returns from C++ later aborts the process."""
+    is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
+    until = time.monotonic() + (_FIRST_LEAVES_S if is_first else _OTHERS_LEAVE_S)
+    for courier in _couriers:
+        courier.leave(max(0.0, until - time.monotonic()))
+
+
 class Lane:
     """One communicator; what is given to it goes out in that order."""
 
@@ -195,10 +237,12 @@ class Lane:
         self._overlaps = overlaps
         # How many allreduces it has made.
         self.calls = 0
-        self._errands: queue.SimpleQueue[Errand] | None = None
+        self._courier: Courier | None = None
         if overlaps and is_synchronous():
-            self._errands = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._errands,), daemon=True).start()
+            self._courier = Courier()
+            if not _couriers:
+                atexit.register(_leave)
+            _couriers.append(self._courier)
 
     def issue(self, tensor: Any, *, is_alone: bool = False) -> Pending | Errand | None:  # noqa: ANN401
         """Begin to sum TENSOR over the ranks; None when it is done already.
@@ -207,17 +251,12 @@ class Lane:
         """
         self.calls += 1
         tasks = self._carrier.sum(tensor)
-        if self._overlaps and self._errands is None:
+        if self._overlaps and self._courier is None:
             return Pending(tasks)
-        if self._errands is None or is_alone:
+        if self._courier is None or is_alone:
             for task in tasks:
                 task.wait()
             return None
         errand = Errand(tasks)
-        self._errands.put(errand)
+        self._courier.send(errand)
         return errand
-
-
-def _serve(errands: queue.SimpleQueue[Errand]) -> None:
-    while True:
-        errands.get().run()

@@ -113,6 +113,8 @@ class Rounds:
         # How many allreduces there were, ever; and up to the last update.
         self.count_calls: Callable[[], int] = lambda: 0
         self._calls = 0
+        # How often a partial round was applied after all.
+        self.tails = 0
 
     def of(self, optimizer: Any) -> Round | None:  # noqa: ANN401 - Paddle's, or fleet's around it
         """Return the round of OPTIMIZER; None where there is nothing to merge for it."""
@@ -239,7 +241,12 @@ class Rounds:
                 self._proof.knob(name, NO_EFFECT, reason=reason, evidence=text)
 
     def say_what_is_left(self) -> None:
-        """Note the micro-steps whose gradients were never applied."""
+        """Note partial rounds: those that were applied, and micro-steps that never were."""
+        if self.tails:
+            rounds = "round was" if self.tails == 1 else "rounds were"
+            where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
+            self._proof.note(f"{self.tails} partial {rounds} applied {where}")
+            self._proof.write()
         left = [each.skipped for each in self.all() if each.skipped]
         if left:
             tail = self._asked.merge_tail

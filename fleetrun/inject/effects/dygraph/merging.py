@@ -244,6 +244,7 @@ class _UntilTheEnd:
                 scalers = {id(each.scaler): each.scaler for each in waiting if each.scaler}
                 for current in waiting:
                     _apply(current, self._flush)
+                    self._rounds.tails += 1
                 for scaler in scalers.values():
                     scaler.update()
             raise
