@@ -10,21 +10,21 @@ import signal
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import lab
 import pytest
 from processes import MARKER, assert_no_survivors, survivors
+from training import PYTHONS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "train_ctr.py"
-PYTHON = Path(os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python"))
+PYTHON = PYTHONS["2.6.2"]
 EPOCH = re.compile(r"^trainer (\d)/2 epoch \d+/\d+: loss ([\d.]+)", re.MULTILINE)
 END = re.compile(
     r"^trainer (\d)/2 held-out AUC ([\d.]+), baseline ([\d.]+) .*; log loss ([\d.]+), "

@@ -6,26 +6,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+from training import PYTHONS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "train_resnet.py"
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 HAS = "import importlib.metadata as m; print(m.version('paddlepaddle'), m.version('fleetrun'))"
 EPOCH = re.compile(r"^epoch \d+/\d+: loss ([\d.]+), test accuracy ([\d.]+)", re.MULTILINE)
 WEIGHTS = re.compile(r"^rank (\d+): weights sha256 ([0-9a-f]{64})$", re.MULTILINE)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from training import PYTHONS
 
 from fleetrun.strategy import fields
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 # What Paddle's own description of a strategy says: each field's default, or its parts' ones.
 READ = """
 import json

@@ -10,25 +10,18 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from training import PYTHONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "models" / "kinds.py"
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 # What Paddle's own reducer refuses or leaves out, and the kind that it is equal to.
 TWINS = {"reentrant": "recomputed", "thawed": "refrozen"}
 MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"

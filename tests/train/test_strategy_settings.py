@@ -6,21 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from training import PYTHONS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 TOPOLOGY = {"nranks": 2, "nnodes": 1, "ranks_per_node": 2}
 
 # The proof goes where the test finds it; Paddle is not imported yet.

@@ -9,26 +9,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from training import PYTHONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "models" / "residual.py"
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 # Two samples a step on each of two ranks, and the same eight steps as two of four times as many.
 SMALL, LARGE = "16x8", "64x2"
 # Bytes of the gradients in the order of backward: last layer first.

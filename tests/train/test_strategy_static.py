@@ -6,21 +6,14 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from training import PYTHONS
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 MEBIBYTE = 2**20
 SCRIPT = Path(__file__).parent / "models" / "static_cases.py"
 

@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from training import PYTHONS
 
 from fleetrun.errors import UsageError
 from fleetrun.strategy import fields, load, verdicts
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "models" / "knobs.py"
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 LONGEST_S = 100
 AT_ONCE = 3
 # Groups that fleet.init makes over gloo share one store and the names in it: now and then a rank

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from training import PYTHONS, SITE
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[3]
-SITE = ROOT / "fleetrun" / "inject" / "site"
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 SCRIPT = """
 import numpy as np, paddle
 from paddle import nn

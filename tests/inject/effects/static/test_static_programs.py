@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from training import PYTHONS, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-ROOT = Path(__file__).parents[4]
-PYTHONS = {
-    "3.3.1": Path(sys.executable),
-    "2.6.2": Path(
-        os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
-    ),
-}
 LEVELS = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
 MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}}
 # A network of three layers has six gradients.
