@@ -180,7 +180,7 @@ def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "incomplete", "found"),
     [
-        ([], "strat", "strategy"),
+        ([], "strateg", "strategy"),
         (["strategy"], "exp", "explain"),
         (["strategy", "show"], "over", "overlap"),
         ([], "--strategy=over", "--strategy=overlap"),

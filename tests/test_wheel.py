@@ -15,6 +15,8 @@ import pytest
 
 from fleetrun.strategy import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PIP = (sys.executable, "-m", "pip")
 # Nothing is fetched: the build backend comes with the tools for development.
