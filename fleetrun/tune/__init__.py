@@ -13,12 +13,16 @@ def command(words: Sequence[str]) -> int:
 
     Raises UsageError for what cannot be tuned; 1 is returned when no candidate works.
     """
-    from fleetrun.tune import race, result, trial, wishes  # noqa: PLC0415 - keeps `import` cheap
+    from fleetrun.strategy import load  # noqa: PLC0415 - keeps `import` cheap
+    from fleetrun.tune import race, result, trial, wishes  # noqa: PLC0415
 
     wanted = wishes.parse(words)
     if wanted is None:
         print(wishes.HELP, end="")
         return 0
+    for candidate in wanted.candidates:
+        # A mistake is told before anything runs.
+        load.combine([], [load.parse_set(f"{key}={value}") for key, value in candidate.values])
     track = trial.Track(wanted)
     print(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     standings = race.run(wanted, track.run, tell=print)
