@@ -33,6 +33,8 @@ class Track:
         for old in folder.glob("steps.*"):
             # Of an earlier tune into the same folder; the ranks append.
             old.unlink()
+        # A launch that is refused leaves none, and must not be judged by another's.
+        (folder / "log" / "latest").unlink(missing_ok=True)
         code, is_late = self._launch(candidate, steps, folder)
         events = _events(folder)
         if is_late:

@@ -260,7 +260,9 @@ strategy:
             assert (found["reduced"] == found["broadcast"] == 0) is (rank == 3)
             assert found["waited"] == sum(map(len, made)) + found["reduced"] + found["broadcast"]
             if leads:
-                first, *last = made[-1]
-                assert len(last) == (name == "transformer")
-                assert first + sum(last) == sum(dense(report, name))
-                assert all(size <= 0.001 * 2**20 for size in last)
+                *first, last = made[-1]
+                sizes = dense(report, name)
+                assert sum(first) + last == sum(sizes)
+                # The gradients that fit into it; or the last one, which alone is larger.
+                assert last <= 0.001 * 2**20 or last in sizes, name
+                assert len(first) == (sum(sizes) > last)

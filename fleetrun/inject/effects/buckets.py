@@ -24,14 +24,16 @@ def pack(
     the next gradient of its kind would pass LIMIT_BYTES or LIMIT_COUNT; one that is larger by
     itself stands alone. Buckets are in the order in which they are full.
 
-    The gradients at the end that fit into LAST_BYTES are a bucket of their own: nothing is left
-    to compute while it is reduced, so a small one ends the step sooner.
+    The gradients at the end that fit into LAST_BYTES are a bucket of their own, or else the last
+    one alone: nothing is left to compute while it is reduced, so a small one ends the step sooner.
 
     >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
     [[0, 1], [2], [3], [4]]
     >>> pack([4, 4, 4, 4], "abab", limit_count=2)
     [[0, 2], [1, 3]]
     >>> pack([4, 4, 4, 4], "aaaa", last_bytes=5)
+    [[0, 1, 2], [3]]
+    >>> pack([4, 4, 4, 9], "aaaa", last_bytes=5)
     [[0, 1, 2], [3]]
     """
     if last_bytes is not None:
@@ -62,12 +64,12 @@ def pack(
 
 
 def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
-    """Return where the gradients of the last one's kind begin that fit into LIMIT together."""
+    """Return where the last gradient begins, and those of its kind that fit into LIMIT with it."""
     start, filled = len(sizes), 0
     while start and kinds[start - 1] == kinds[-1] and filled + sizes[start - 1] <= limit:
         start -= 1
         filled += sizes[start]
-    return start
+    return min(start, len(sizes) - 1)
 
 
 def wait(packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence[int]) -> float:

@@ -40,3 +40,10 @@ def test_no_two_neighbours_of_a_kind_would_fit_together(
 
 def test_without_limits_each_kind_is_one_bucket() -> None:
     assert pack([1, 2, 3], ["a", "b", "a"]) == [[1], [0, 2]]
+
+
+def test_a_last_gradient_that_is_too_large_for_the_last_bucket_is_one_by_itself() -> None:
+    sizes = [4, 4, 4, 9]
+    assert pack(sizes, "aaaa", last_bytes=5) == [[0, 1, 2], [3]]
+    assert pack(sizes, "aaaa", last_bytes=0) == [[0, 1, 2], [3]]
+    assert pack([9], "a", last_bytes=5) == [[0]]
