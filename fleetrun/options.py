@@ -338,7 +338,8 @@ TABLE: tuple[Option, ...] = (
         "merge_tail",
         "choice",
         STRATEGY,
-        "What becomes of the last steps when gradients are merged over more of them.",
+        "What becomes of the last steps when gradients are merged over more of them: step applies "
+        "them where a paddle.io.DataLoader ends.",
         metavar="drop|step",
         default="drop",
         words=("drop", "step"),

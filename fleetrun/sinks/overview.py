@@ -74,6 +74,8 @@ class Testimony(NamedTuple):
     # Sentences about what script and strategy do not agree on.
     disagreements: tuple[str, ...] = ()
     ranks_equal: bool | None = None
+    # After which update they were compared.
+    compared_after: int | None = None
     counts: Counts | None = None
 
 
@@ -115,6 +117,7 @@ def testimony(document: object) -> Testimony | None:
             for one in _dicts(document.get("disagreements"))
         ),
         ranks_equal=_bool(document.get("ranks_equal")),
+        compared_after=_number(document.get("compared_after")),
         counts=_counts(_mapping(document.get("counts"))),
     )
 

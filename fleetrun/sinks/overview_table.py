@@ -44,8 +44,10 @@ def table(
     """Return the overview, within WIDTH columns where words allow; 0: no limit."""
     witnesses = [one for one in heard.values() if one is not None]
     where = next((one.where for one in witnesses if one.where), "")
-    origin = f" {', '.join(asked.sources)}" if asked.sources else ""
-    title = f"Strategy{origin} (mode {asked.mode}{'; ' + where if where else ''})"
+    origin = f"Strategy {', '.join(asked.sources)}" if asked.sources else "Strategy"
+    if not judged.verdicts and not asked.sources:
+        origin = "Comparison of the ranks"
+    title = f"{origin} (mode {asked.mode}{'; ' + where if where else ''})"
     main = {one.name: one for one in reversed(judged.verdicts)}
     shown = [one for one in judged.verdicts if main[one.name] is one]
     remarks = _counted(next((one.counts for one in witnesses if one.counts), None), where)
@@ -55,8 +57,10 @@ def table(
     remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
     remarks += _told(heard, [one.disagreements for one in witnesses])
     if judged.ranks_equal is not None:
+        after = max((one.compared_after or 0 for one in witnesses), default=0)
+        when = f" after update {after}" if after else ""
         remarks.append(
-            "The parameters of all ranks are equal."
+            f"The parameters of all ranks are equal{when}."
             if judged.ranks_equal
             else "THE PARAMETERS OF THE RANKS DIFFER."
         )

@@ -485,11 +485,13 @@ def test_without_strict_nothing_is_refuted(tmp_path: Path) -> None:
 
 def test_a_launch_that_only_compares_ranks_says_only_that(tmp_path: Path) -> None:
     here = Room(tmp_path, ranks=1, asked={"strategy": {}, "strict": True})
-    here.leave(0, evidence([], ranks_equal=True))
+    here.leave(0, evidence([], ranks_equal=True, compared_after=4))
     here.exit(0)
     here.finish()
     assert here.refuted is None
-    assert here.said[0].splitlines()[1:] == ["  The parameters of all ranks are equal."]
+    title, *rows = here.said[0].splitlines()
+    assert title.startswith("Comparison of the ranks (mode defaults; ")
+    assert rows == ["  The parameters of all ranks are equal after update 4."]
 
 
 # ---------------------------------------------------------------------------------- real processes

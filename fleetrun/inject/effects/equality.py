@@ -117,6 +117,7 @@ class _Check:
         rows = ranks.gather([len(sums), total])
         self._proof.counts["ranks_compared"] = len(rows)
         self._proof.counts["parameters_compared"] = len(sums)
+        self._proof.compared_after = self._updates
         if all(row == rows[0] for row in rows):
             self._proof.ranks_equal = True
             return

@@ -15,6 +15,15 @@ SCHEMA = 1
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
 
 
+def many(count: int, what: str) -> str:
+    """Write COUNT of WHAT.
+
+    >>> many(1, "allreduce"), many(0, "allreduce")
+    ('1 allreduce', '0 allreduces')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 class Evidence:
     """Collects what was counted in this process and writes it, whole or not at all.
 
@@ -39,6 +48,8 @@ class Evidence:
         self.updates = 0
         # None: not compared.
         self.ranks_equal: bool | None = None
+        # After which update they were compared last.
+        self.compared_after: int | None = None
 
     def knob(
         self,
@@ -138,6 +149,7 @@ class Evidence:
             "disagreements": self._disagreements,
             "notes": self._notes,
             "ranks_equal": self.ranks_equal,
+            "compared_after": self.compared_after,
         }
 
     def _as_far_as_seen(self, knob: dict[str, Any]) -> dict[str, Any]:

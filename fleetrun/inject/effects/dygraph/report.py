@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import MEBIBYTE
-from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, many
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,15 +87,15 @@ class Report:
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
         fused = (
-            f"{_many(counts['gradients'], 'gradient')} in"
-            f" {_many(counts['allreduces'], 'allreduce')}"
+            f"{many(counts['gradients'], 'gradient')} in"
+            f" {many(counts['allreduces'], 'allreduce')}"
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         for name in _FUSION:
             self._say(name, fused)
         early = (
-            f"{counts['early']} of {_many(counts['allreduces'], 'allreduce')} went out before the"
+            f"{counts['early']} of {many(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was there"
         )
         if counts["moved"]:
@@ -104,7 +104,7 @@ class Report:
             early = "each allreduce was waited for at once"
         self._say("sync_nccl_allreduce", early)
         turns = " in turn" if counts["communicators"] > 1 else ""
-        used = _many(counts["communicators"], "communicator")
+        used = many(counts["communicators"], "communicator")
         self._say("nccl_comm_num", f"{used}{turns}; {early}")
         for name in _HIERARCHY:
             self._say_groups(name, made)
@@ -130,7 +130,7 @@ class Report:
         if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
             made, used = self._proof.counts["allreduces"], self._proof.counts["communicators"]
             are = "is" if made == 1 else "are"
-            reason = f"there {are} only {_many(made, 'allreduce')} to share"
+            reason = f"there {are} only {many(made, 'allreduce')} to share"
             if used == 1 and not is_scripts:
                 self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
                 return
@@ -157,12 +157,3 @@ class Report:
                 NO_EFFECT,
                 reason=f"groups of one rank, or of all {made.nranks}, have no second level",
             )
-
-
-def _many(count: int, what: str) -> str:
-    """Write COUNT of WHAT.
-
-    >>> _many(1, "allreduce"), _many(0, "allreduce")
-    ('1 allreduce', '0 allreduces')
-    """
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

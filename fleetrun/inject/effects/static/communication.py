@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import MEBIBYTE
-from ..evidence import EFFECTIVE, NO_EFFECT
+from ..evidence import EFFECTIVE, NO_EFFECT, many
 from . import gloo, lanes, program, reading
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
     )
     largest = max(sizes)
     packed = (
-        f"{gradients} gradients in {len(found)} allreduces; largest {largest / MEBIBYTE:.3g} MB"
+        f"{many(gradients, 'gradient')} in {many(len(found), 'allreduce')};"
+        f" largest {largest / MEBIBYTE:.3g} MB"
     )
     limit = reading.limits(sizes)
     most = max(bucket.gradients for bucket in found)
@@ -115,7 +116,10 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
         proof,
         "nccl_comm_num",
         holds=turns == asked,
-        evidence=f"{len(found)} allreduces in turn over {turns} communicators (rings {rings})",
+        evidence=(
+            f"{many(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
+            f" {many(turns, 'communicator')} (rings {rings})"
+        ),
         reason="there are fewer allreduces than communicators",
         in_effect=turns,
     )

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT
+from ..evidence import EFFECTIVE, NO_EFFECT, many
 from . import communication, computation, lanes, merged, merging, passed_on, program
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ class Watcher:
         left = max((seen.runs % seen.every for seen in self._rounds), default=0)
         if left:
             tail = self._asked.merge_tail
-            text = f"{left} micro-steps of a partial round were dropped (merge_tail={tail}"
+            what = f"{many(left, 'micro-step')} of a partial round"
+            text = f"{what} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
             if tail == "step":
                 text += ": a static graph cannot know that no more will come"
             self._proof.note(f"{text})")

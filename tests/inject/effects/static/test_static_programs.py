@@ -191,7 +191,7 @@ def test_what_is_left_of_a_round_is_told(built: Built) -> None:
     notes = built.found("stepped with each run")["notes"]
     assert "2 micro-steps of a partial round were dropped (merge_tail=drop)" in notes
     (note,) = [note for note in built.found("stepped each fourth run")["notes"] if "round" in note]
-    assert note.startswith("1 micro-steps of a partial round were dropped (merge_tail=step: ")
+    assert note.startswith("1 micro-step of a partial round was dropped (merge_tail=step: ")
 
 
 def test_each_program_counts_its_own_runs(built: Built) -> None:
