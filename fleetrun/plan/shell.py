@@ -28,7 +28,8 @@ def script(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> str:
 
 def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
     lines = [*_preamble(plan, request, active=active), *_preparation(plan)]
-    is_whole = all(process.essential for process in plan.processes)
+    # Where no trainer is, nobody here can tell when the trainers are done.
+    is_whole = len({process.essential for process in plan.processes}) == 1
     if not is_whole:
         lines.append("awaited=")
     for process in plan.processes:
@@ -38,6 +39,7 @@ def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
     whom, why = ("$pids", "all") if is_whole else ("$awaited", "the trainers, then stop the others")
     lines += [
         "",
+        *_TRAPS,
         f"# Wait for {why}; the first failure in this order is the exit code.",
         "code=0",
         f'for pid in {whom}; do wait "$pid" || {{ last=$?; [ $code -ne 0 ] || code=$last; }}; done',
@@ -91,9 +93,15 @@ def _preparation(plan: LaunchPlan) -> list[str]:
             for path, text in sorted(plan.files.items())
         ),
         "pids=",
-        "trap 'kill $pids 2>/dev/null; wait; exit 130' INT",
-        "trap 'kill $pids 2>/dev/null; wait; exit 143' HUP TERM",
     ]
+
+
+# Not before all are started: between its fork and its program, a child still has the shell's traps,
+# and a signal that it gets then is lost.
+_TRAPS = (
+    "trap 'kill $pids 2>/dev/null; wait; exit 130' INT",
+    "trap 'kill $pids 2>/dev/null; wait; exit 143' HUP TERM",
+)
 
 
 def _start(plan: LaunchPlan, process: ProcessSpec) -> str:

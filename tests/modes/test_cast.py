@@ -12,7 +12,7 @@ from fleetrun import engines
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
 from fleetrun.modes import rpc
-from fleetrun.plan import compose, devices, servers
+from fleetrun.plan import compose, devices, render, servers
 from fleetrun.plan.environment import STRING_LIMIT
 
 if TYPE_CHECKING:
@@ -95,6 +95,15 @@ def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     plan = planned(request)
     assert [(one.name, one.essential) for one in plan.processes] == [("server.0", False)]
     assert plan.peers is not None
+    # A pasted dry run hears of nobody: its servers run until they are stopped.
+    pasted = render.as_sh([plan], request, here=0)
+    assert "# Wait for all;" in pasted
+    assert "awaited" not in pasted
+
+
+def test_a_signal_cannot_be_lost_in_a_shell_that_has_just_forked() -> None:
+    pasted = render.as_sh([planned()], TWO, here=0)
+    assert pasted.rindex(" &\n") < pasted.index("\ntrap ")
 
 
 def test_a_job_on_one_host_asks_nobody() -> None:

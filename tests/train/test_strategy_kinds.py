@@ -43,7 +43,9 @@ def launch(
     accumulate: int = 4,
 ) -> Launch:
     """Train on NRANKS with the YAML STRATEGY; WORDS are the script's."""
-    asked: list[str | Path] = []
+    # Paddle's own reducer; but fleet's groups over gloo, which Paddle connects through one store,
+    # are kept apart: else they hardly ever connect, a dozen in one process.
+    asked: list[str | Path] = ["--check_ranks=-1"]
     if strategy:
         (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
         asked = ["--strategy", folder / "strategy.yaml", "--strategy_strict"]

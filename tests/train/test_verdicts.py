@@ -24,10 +24,6 @@ pytestmark = pytest.mark.train
 SCRIPT = Path(__file__).parent / "models" / "knobs.py"
 LONGEST_S = 100
 AT_ONCE = 3
-# Groups that fleet.init makes over gloo share one store and the names in it: now and then a rank
-# finds the address that its peer had in the group before. That is Paddle's own, before any knob.
-ATTEMPTS = 4
-COLLISION = ("_init_hybrid_parallel_env", "Connection refused")
 
 
 class Case(NamedTuple):
@@ -153,8 +149,8 @@ def run(
     )
 
 
-def launch(version: str, case: Case, folder: Path, attempts: int = ATTEMPTS) -> Done:
-    folder.mkdir(exist_ok=True)
+def launch(version: str, case: Case, folder: Path) -> Done:
+    folder.mkdir()
     words = [f"--set={word}" for word in case.knobs.split()]
     options = [*case.options.split(), *(["--static"] if case.graph == "static" else [])]
     argv: list[str | Path] = [
@@ -166,11 +162,9 @@ def launch(version: str, case: Case, folder: Path, attempts: int = ATTEMPTS) -> 
         *options,
     ]
     ended = run(version, argv, folder)
-    logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
-    if ended.returncode and attempts > 1 and all(word in logs for word in COLLISION):
-        return launch(version, case, folder, attempts - 1)
     proof = folder / "log" / "latest" / "strategy.0.json"
     said: list[dict[str, Any]] = json.loads(proof.read_text())["knobs"] if proof.exists() else []
+    logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
     statuses = {str(knob["name"]): str(knob["status"]) for knob in said}
     return Done(ended.returncode, ended.stdout + logs, statuses)
 
