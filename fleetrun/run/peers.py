@@ -185,6 +185,9 @@ class Assembly:
             case Hung() | Refuted():
                 final = isinstance(happening, Refuted)
                 self._fail(happening.describe(), happening.exit_code, is_final=final)
+            case PeerFailed(attempt=attempt, is_final=False) if attempt < self._attempt:
+                # Late news of an attempt that is over here, too.
+                pass
             case PeersDone() | PeerFailed():
                 self._is_settled = True
             case SignalAll(signum=signum) if signum not in PASSED_ON:

@@ -183,6 +183,16 @@ def test_the_next_attempt_is_done_when_all_are_done_again(job: Job) -> None:
     assert all(each[0].attempt == 1 for each in job.declared.values())
 
 
+def test_late_news_of_an_earlier_attempt_settle_nothing(job: Job) -> None:
+    job.start(0, 1, 2)
+    for node in range(3):
+        job.launchers[node].tell(Restarting(1, job.plan(node), 1.0))
+    job.launchers[0].tell(PeerFailed(HOSTS[1], "rank 1 exited with 7", 7, 1.0, attempt=0))
+    job.done(0, 1, 2, attempt=1)
+    job.heard(0, 1, 2)
+    assert all(isinstance(each[0], PeersDone) for each in job.declared.values())
+
+
 def test_a_failure_of_the_last_attempt_is_final(job: Job) -> None:
     job.start(0, 1)
     for node in range(2):
