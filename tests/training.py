@@ -21,7 +21,13 @@ PYTHONS = {
 }
 
 
-def train(python: Path, model: str, folder: Path, strategy: dict[str, Any] | None) -> list[Any]:
+def train(
+    python: Path,
+    model: str,
+    folder: Path,
+    strategy: dict[str, Any] | None,
+    attempts: int = 2,
+) -> list[Any]:
     """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY."""
     folder.mkdir()
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
@@ -59,11 +65,14 @@ def train(python: Path, model: str, folder: Path, strategy: dict[str, Any] | Non
         for rank, end in enumerate(ends)
     ]
     try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=120)
-            assert rank.returncode == 0, output
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.communicate()
+    codes = [rank.returncode for rank in ranks]
+    if any(codes) and strategy is None and attempts > 1:
+        # What nothing of ours is in: seen to die without a word once in some hundred starts.
+        return train(python, model, folder / "again", None, attempts - 1)
+    assert codes == [0, 0], f"{codes}\n{outputs}"
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(2)]
