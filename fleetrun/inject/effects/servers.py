@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
 from .imports import after_import
+from .static import program as programs
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -50,7 +51,8 @@ class _Watcher:
     def __init__(self, asked: Wish, proof: Evidence) -> None:
         self._asked = asked
         self._proof = proof
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        # The programs that send, and whether each has updates of its own, too.
+        self._seen: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         # The mode and the settings of the communicator that runs.
         self._mode = ""
         self._settings: dict[str, str] = {}
@@ -74,16 +76,17 @@ class _Watcher:
 
         @functools.wraps(run)
         def run_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
-            sends = self._look(program)
+            looked_at = _resolved(program)
+            sends = self._look(looked_at)
             result = run(executor, program, *words, **named)
             # A program with updates of its own is counted like any other.
-            if sends and not _has_updates(program):
+            if sends and not self._seen[looked_at]:
                 updates.happened(program)
             return result
 
         @functools.wraps(train)
         def train_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
-            sends = self._look(program)
+            sends = self._look(_resolved(program))
             result = train(executor, program, *words, **named)
             if sends:
                 self._proof.note("a run of train_from_dataset counts as one update")
@@ -94,9 +97,6 @@ class _Watcher:
 
     def _look(self, program: Any) -> bool:  # noqa: ANN401
         """Say what PROGRAM does about the servers; return whether it trains with them."""
-        if program is None:
-            paddle: Any = sys.modules["paddle"]
-            program = paddle.static.default_main_program()
         if not hasattr(program, "blocks"):
             return False
         if program in self._seen:
@@ -105,7 +105,7 @@ class _Watcher:
         sends = {kind: types.count(kind) for kind in _SENDS if kind in types}
         if not sends:
             return False
-        self._seen.add(program)
+        self._seen[program] = bool(programs.updates(program))
         self._proof.graph = "static"
         self._proof.counts["sends"] = sends
         said = ", ".join(f"{number} {kind}" for kind, number in sends.items())
@@ -145,10 +145,9 @@ class _Watcher:
             self._proof.knob("a_sync_configs", NO_EFFECT, in_effect=holds, reason=reason)
 
 
-def _has_updates(program: Any) -> bool:  # noqa: ANN401
-    from .static import program as programs
-
-    if program is None:
-        paddle: Any = sys.modules["paddle"]
-        program = paddle.static.default_main_program()
-    return bool(programs.updates(program))
+def _resolved(program: Any) -> Any:  # noqa: ANN401
+    """Return the program that an executor runs when it is given PROGRAM, which may be None."""
+    if program is not None:
+        return program
+    paddle: Any = sys.modules["paddle"]
+    return paddle.static.default_main_program()
