@@ -217,6 +217,8 @@ def explained(
     places = [
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]
+    if not layer.knobs:
+        return f"{name} asks for nothing.\n"
     lines: list[str] = []
     told: set[tuple[str, str]] = set()
     for knob in layer.knobs:
@@ -240,11 +242,18 @@ def _explained(knob: Knob, at: tuple[str, str], places: list[tuple[str, str, str
         return [f"{name}: {value}", "  a variable of every rank; what is exported already wins"]
     field = fields.find(section, name)
     value = str(knob.value).lower() if isinstance(knob.value, bool) else str(knob.value)
-    lines = [f"{name}: {value}" if "." not in knob.name else name]
+    is_part = "." in knob.name
+    lines = [name if is_part else f"{name}: {value}"]
     found: dict[verdicts.Verdict, list[str]] = {}
     for paddle, graph, device in places:
         one = verdicts.verdict(
-            name, section=section, only=field.only, paddle=paddle, graph=graph, device=device
+            name,
+            is_off=knob.value is False and not is_part,
+            section=section,
+            only=field.only,
+            paddle=paddle,
+            graph=graph,
+            device=device,
         )
         found.setdefault(one, []).append(f"{graph} {paddle} {device}")
     for one, where in found.items():

@@ -152,6 +152,26 @@ def test_explain_sorts_the_places_by_what_happens_there(
     assert "note: a.yaml:1: amp_configs is set without amp" in out
 
 
+def test_explain_knows_that_false_is_off(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a.yaml").write_text(
+        "strategy: {gradient_merge: false, fuse_all_reduce_ops: false,"
+        " gradient_merge_configs: {avg: false}}\n"
+    )
+    blocks = say(capsys, "explain", "a.yaml", "--device=cpu").out.split("\n\n")
+    assert blocks[0] == ("gradient_merge: false\n  effective: off, as without it\n    everywhere")
+    assert "one allreduce for each" in blocks[1]
+    assert "off" not in blocks[2]
+
+
+def test_explain_says_that_nothing_is_asked_for(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "a.yaml").write_text("strategy: {}\n")
+    assert say(capsys, "explain", "a.yaml").out == "a.yaml asks for nothing.\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -11,7 +11,7 @@ from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
 if TYPE_CHECKING:
-    from yaml import Node
+    from yaml import Mark, Node
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH100, PTH110, PTH118, PTH120
@@ -29,6 +29,8 @@ PRESETS = (
 SET = "--set"
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What YAML makes of the key <<.
+_MERGE = "tag:yaml.org,2002:merge"
 # Shown in the place of a part that is missing; no field is called that.
 _NOTHING = "null"
 
@@ -178,6 +180,11 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 # -- a file ----------------------------------------------------------------------------------------
 
 
+def _at(path: str, mark: "Mark") -> str:
+    # What was given by an option has no lines.
+    return path if path.startswith("-") else f"{path}:{mark.line + 1}"
+
+
 def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
     """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
     # Only those who have a strategy pay for yaml.
@@ -196,11 +203,16 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
             values[id(node)] = None
             if isinstance(node, yaml.MappingNode):
                 pending += [each for pair in node.value for each in pair]
+            elif node.tag == _MERGE:
+                at = _at(path, node.start_mark)
+                raise UsageError(
+                    f"{at}: << is not supported: give several files, of which the later wins."
+                )
             else:
                 values[id(node)] = loader.construct_object(node, deep=True)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = path if mark is None or path.startswith("-") else f"{path}:{mark.line + 1}"
+        where = path if mark is None else _at(path, mark)
         problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
         if mark is not None and text[mark.index : mark.index + 1] == "\t":
             problem = "there is a tab; indent with spaces"

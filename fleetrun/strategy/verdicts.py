@@ -45,6 +45,7 @@ LEGACY_IR = (
     "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
 )
+_AS_ALWAYS = "{}, as without it"
 _GRAPH = "not available in dygraph: it fuses operators of a static program"
 _STOPS = "true makes Paddle stop while it rewrites the program"
 _ONLY_A_GPU = "only a GPU can tell: "
@@ -52,10 +53,9 @@ _SERVERS = "only training with parameter servers reads it"
 _MAKES = "data parallel makes nothing of it"
 
 TABLE: tuple[Row, ...] = (
-    # Known to ruin a training.
-    Row("fp16_allreduce", REFUSED, "true makes ranks diverge without an error"),
-    Row("without_graph_optimization", REFUSED, "false makes ranks diverge without an error"),
-    Row("asp qat", REFUSED, "true makes the ranks of static graphs diverge without an error"),
+    # Whose other value ruins a training, and is refused before.
+    Row("without_graph_optimization", NO_EFFECT, "dygraph has no graph to optimize", "dygraph"),
+    Row("without_graph_optimization", EFFECTIVE, _AS_ALWAYS.format("on")),
     Row("qat_configs", NO_EFFECT, "qat is refused"),
     # What fleetrun makes real.
     Row(
@@ -204,12 +204,13 @@ TABLE: tuple[Row, ...] = (
     Row("auto semi_auto auto_search", REFUSED, _STOPS, "static"),
     Row("last_comm_group_size_MB", NO_EFFECT, "Paddle reads it in dygraph only", "static"),
     Row(
-        "sync_nccl_allreduce calc_comm_same_stream",
-        NO_EFFECT,
-        "gloo on CPUs has no streams",
+        "sync_nccl_allreduce",
+        EFFECTIVE,
+        "gloo is waited for, over several communicators by fleetrun",
         "static",
         device="cpu",
     ),
+    Row("calc_comm_same_stream", NO_EFFECT, "gloo on CPUs has no streams", "static", device="cpu"),
     Row("sync_nccl_allreduce", EFFECTIVE, "sets Paddle's flag", "static", "2.6.2", "gpu"),
     Row(
         "sync_nccl_allreduce",
@@ -369,9 +370,32 @@ TABLE: tuple[Row, ...] = (
     Row("lamb lamb_configs", EFFECTIVE, "in the place of Adam", "static"),
 )
 
+# The same for `false`; what is not here is off then, as it is by itself.
+OFF: tuple[Row, ...] = (
+    Row("fuse_all_reduce_ops", EFFECTIVE, f"{_OURS}, one by one", "dygraph"),
+    Row("fuse_all_reduce_ops", EFFECTIVE, f"{_REWRITES}, with one allreduce for each", "static"),
+    Row("sync_nccl_allreduce", EFFECTIVE, f"{_OURS}, and goes on meanwhile", "dygraph"),
+    Row(
+        "sync_nccl_allreduce",
+        NO_EFFECT,
+        "Paddle's operators wait for gloo, unless nccl_comm_num is above 1",
+        "static",
+        device="cpu",
+    ),
+)
 
-def verdict(name: str, *, section: str, only: str, paddle: str, graph: str, device: str) -> Verdict:
-    """Say what becomes of the field NAME of SECTION, which may be there in ONLY one Paddle.
+
+def verdict(
+    name: str,
+    *,
+    section: str,
+    only: str,
+    paddle: str,
+    graph: str,
+    device: str,
+    is_off: bool = False,
+) -> Verdict:
+    """Say what becomes of the field NAME of SECTION; it may be there in ONLY one Paddle.
 
     >>> verdict("nccl_comm_num", section="strategy", only="", paddle="3.3.1", graph="dygraph",
     ...         device="cpu").status
@@ -379,7 +403,7 @@ def verdict(name: str, *, section: str, only: str, paddle: str, graph: str, devi
     """
     if only and only != paddle:
         return Verdict(NO_EFFECT, f"Paddle {paddle} has no such field")
-    for row in TABLE:
+    for row in OFF if is_off else TABLE:
         if (
             name in row.names.split()
             and row.graph in ("", graph)
@@ -387,6 +411,8 @@ def verdict(name: str, *, section: str, only: str, paddle: str, graph: str, devi
             and row.device in ("", device)
         ):
             return Verdict(row.status, row.reason)
+    if is_off:
+        return Verdict(EFFECTIVE, _AS_ALWAYS.format("off"))
     if graph == "dygraph" and section == "build_strategy":
         return Verdict(NO_EFFECT, _GRAPH)
     if graph == "dygraph" and section == "execution_strategy":

@@ -170,6 +170,46 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
         assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_computation_goes_on_while_gradients_are_summed_unless_that_is_waited_for(
+    python: Path, tmp_path: Path, *, waits: bool
+) -> None:
+    trained = train(
+        python,
+        tmp_path / "trained",
+        "momentum",
+        strategy={
+            "fuse_grad_size_in_num": 3,
+            "nccl_comm_num": 2,
+            "sync_nccl_allreduce": waits,
+        },
+    )
+
+    trained.assert_right("momentum")
+    order = trained.ranks[0]["momentum"]["order"]
+    # Ours are the only ones in Python: one begins, one has the sums, for each of three buckets.
+    places = [place for place, kind in enumerate(order) if kind == "py_func"]
+    assert len(places) == 6
+    apart = [end - begin for begin, end in itertools.pairwise(places)]
+    assert (apart[::2] == [1, 1, 1]) == waits
+    knob = trained.knob("sync_nccl_allreduce")
+    assert (knob["status"], knob["in_effect"]) == ("effective", waits)
+
+
+def test_one_communicator_of_gloos_is_always_waited_for(python: Path, tmp_path: Path) -> None:
+    trained = train(
+        python,
+        tmp_path / "trained",
+        "momentum",
+        strategy={"fuse_grad_size_in_num": 3, "sync_nccl_allreduce": False},
+    )
+
+    trained.assert_right("momentum")
+    knob = trained.knob("sync_nccl_allreduce")
+    assert knob["status"] == "no_effect"
+    assert knob["reason"].startswith("Paddle's operators wait for gloo")
+
+
 def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Path) -> None:
     summed = train(
         python,

@@ -47,7 +47,7 @@ BOTH = """
     cudnn_batchnorm_spatial_persistent=true pipeline_configs.accumulate_steps=1
     tensor_parallel_configs.tensor_init_seed=3 hybrid_configs.dp_degree=2 a_sync=true
     a_sync_configs.k_steps=4 is_fl_ps_mode=true with_coordinator=true elastic=true
-    qat_configs.weight_bits=8
+    qat_configs.weight_bits=8 without_graph_optimization=true
     fuse_elewise_add_act_ops=true fuse_all_optimizer_ops=true fuse_bn_act_ops=true
     fuse_bn_add_act_ops=true fuse_relu_depthwise_conv=true fuse_broadcast_ops=true
     fuse_gemm_epilogue=true fused_attention=true fused_feedforward=true enable_inplace=true
@@ -66,6 +66,15 @@ SHARDING = "sharding=true sharding_configs.sharding_degree=2"
 TWO_LEVELS = "use_hierarchical_allreduce=true hierarchical_allreduce_inter_nranks=2"
 CUDNN = "fuse_dot_product_attention=true fuse_resunit=true"
 OLD, NEW = ("2.6.2",), ("3.3.1",)
+
+# What is true or false, as false. Where that is refused, or one Paddle only knows it, it is left.
+OFF = " ".join(
+    f"{field.name}=false"
+    for field in fields.TABLE
+    if field.kind == "bool"
+    and not field.only
+    and (field.refused is None or field.refused[0] is True)
+)
 
 DYNAMIC = (
     f"{BOTH} {RECOMPUTE} {LARS} {LAMB} {LOCALSGD} {ADAPTIVE} {AMP} {SHARDING} {CUDNN}"
@@ -92,6 +101,9 @@ CASES = (
     Case("auto=true", "static", stops="global work size [2]"),
     Case("tensor_parallel=true", "static", stops="not in groups of 1"),
 )
+
+
+OFFS = tuple(Case(OFF, graph) for graph in verdicts.GRAPHS)
 
 
 class Stop(NamedTuple):
@@ -204,7 +216,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         yield Tried(
             {
                 (version, case): pool.submit(launch, version, case, folder / f"{version}-{place}")
-                for place, case in enumerate(CASES)
+                for place, case in enumerate((*CASES, *OFFS))
                 for version in case.versions
             },
             {version: pool.submit(stop, version, folder / version) for version in PYTHONS},
@@ -212,10 +224,16 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         pool.shutdown(cancel_futures=True)
 
 
-def expected(version: str, graph: str, name: str) -> str:
+def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> str:
     field = next(one for one in fields.TABLE if one.name == name)
     return verdicts.verdict(
-        name, section=field.section, only=field.only, paddle=version, graph=graph, device="cpu"
+        name,
+        section=field.section,
+        only=field.only,
+        paddle=version,
+        graph=graph,
+        device="cpu",
+        is_off=is_off,
     ).status
 
 
@@ -231,10 +249,19 @@ def measured(done: Done, case: Case) -> dict[str, str]:
 
 @pytest.mark.parametrize("graph", verdicts.GRAPHS)
 @pytest.mark.parametrize("version", verdicts.PADDLES)
+def test_false_is_off_but_where_that_is_said(tried: Tried, version: str, graph: str) -> None:
+    (case,) = [case for case in OFFS if case.graph == graph]
+    seen = measured(tried.launches[version, case].result(), case)
+    table = {name: expected(version, graph, name, is_off=True) for name in seen}
+    assert seen == table
+
+
+@pytest.mark.parametrize("graph", verdicts.GRAPHS)
+@pytest.mark.parametrize("version", verdicts.PADDLES)
 def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph: str) -> None:
     seen: dict[str, str] = {}
     for (paddle, case), future in tried.launches.items():
-        if (paddle, case.graph) == (version, graph):
+        if (paddle, case.graph) == (version, graph) and case not in OFFS:
             seen |= measured(future.result(), case)
     if graph == "static":
         said = tried.stops[version].result().splitlines()
@@ -247,7 +274,8 @@ def test_each_verdict_is_what_this_paddle_does(tried: Tried, version: str, graph
     table = {name: expected(version, graph, name) for name in seen}
     wrong = {name: (status, table[name]) for name, status in seen.items() if status != table[name]}
     assert wrong == {}, "measured, and what the table says"
-    assert seen.keys() == {field.name for field in fields.TABLE if field.refused is None}
+    others = {field.name for field in fields.TABLE if field.refused is None}
+    assert seen.keys() == {*others, "without_graph_optimization"}
 
 
 REFUSED = [(field, field.refused) for field in fields.TABLE if field.refused is not None]
@@ -262,5 +290,3 @@ def test_what_makes_ranks_diverge_never_comes_so_far(
     with pytest.raises(UsageError, match="is refused") as told:
         load.combine([], [knob])
     assert why in str(told.value)
-    for version in verdicts.PADDLES:
-        assert expected(version, "static", field.name) == verdicts.REFUSED

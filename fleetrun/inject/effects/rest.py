@@ -37,6 +37,10 @@ _COMMUNICATION = (
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
 )
+# By it Paddle adds the allreduces to static programs; its other value is refused.
+_REWRITES = "without_graph_optimization"
+# What is not off where nobody has spoken of it.
+_ON_BY_DEFAULT = (_REWRITES, "fuse_all_reduce_ops", "sync_nccl_allreduce")
 _NOT_HERE = "Paddle has it for static graphs only"
 _SHARDED = "Paddle reads it for sharded static graphs only"
 _BY_FLAG = "Paddle sets it for static graphs only; FLAGS_{name} in the section `flags` works here"
@@ -180,14 +184,15 @@ class _Rest:
         elif value is False:
             # What is nowhere switched on is off; but not what Paddle has on by itself.
             self._say_off(name)
+        elif name == _REWRITES and proof.graph == "static":
+            proof.knob(name, EFFECTIVE, in_effect=value, evidence="on, as without it")
         elif proof.graph == "dygraph" and name in self._arguments:
             self._say_argument(name, value)
         elif not name.endswith("_configs"):
             proof.knob(name, NO_EFFECT, reason=self._reason(name))
 
     def _say_off(self, name: str) -> None:
-        on_by_default = name in {"fuse_all_reduce_ops", "without_graph_optimization"}
-        if on_by_default:
+        if name in _ON_BY_DEFAULT:
             self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
         else:
             self._proof.knob(name, EFFECTIVE, in_effect=False, evidence="off, as without it")

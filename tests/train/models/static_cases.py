@@ -209,7 +209,8 @@ def count(main: Any) -> dict[str, Any]:  # noqa: ANN401
                         for each in inside.get(name, [name])
                     ]
                 )
-    return {"ops": ops, "sizes": sizes}
+    order = [op.type for block in main.blocks for op in block.ops]
+    return {"ops": ops, "sizes": sizes, "order": order}
 
 
 def train(case: str) -> dict[str, Any]:

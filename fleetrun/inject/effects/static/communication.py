@@ -12,6 +12,12 @@ from . import gloo, lanes, program, reading
 if TYPE_CHECKING:
     from ..evidence import Evidence
 
+# Whether an allreduce is in the stream of the computation; operators of Paddle 3 do not say it.
+_STREAM = "use_calc_stream"
+_GLOO_WAITS = "Paddle's operators wait for gloo at each allreduce"
+_SEVERAL = "nccl_comm_num above 1 lets the computation go on"
+# A word that is said where it is off, too: it is not off by itself.
+_ON_BY_DEFAULT = ("fuse_all_reduce_ops", "sync_nccl_allreduce")
 _PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
 
 
@@ -108,6 +114,7 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
                 reason=off,
             )
     _say_rings(proof, found, turns, rings)
+    _say_waiting(running, proof)
 
 
 def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
@@ -134,14 +141,56 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
                 evidence=f"sums in groups {groups}, among their first ranks, and back",
                 reason="all ranks are in one group",
             )
-    for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
-        _say(
-            proof,
-            name,
-            holds=not gloo.is_used(),
-            evidence="the allreduces are in the stream of the computation",
-            reason="gloo on CPUs has no streams to wait for",
-        )
+
+
+def _say_waiting(running: Any, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+    """Say whether each allreduce is waited for before the computation goes on."""
+    waits = reading.waits()
+    if not gloo.is_used():
+        for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
+            _say_stream(running, name, proof)
+        return
+    _say(
+        proof,
+        "calc_comm_same_stream",
+        holds=False,
+        evidence="",
+        reason="gloo on CPUs has no streams to wait for",
+    )
+    name = "sync_nccl_allreduce"
+    beside = [operators for block in running.blocks for operators in lanes.work_beside(block)]
+    if not beside:
+        _say(proof, name, holds=waits, evidence=_GLOO_WAITS, reason=f"{_GLOO_WAITS}; {_SEVERAL}")
+        return
+    early = sum(operators > 0 for operators in beside)
+    evidence = (
+        "each allreduce is waited for at once"
+        if waits
+        else f"{many(sum(beside), 'operator')} of the computation have {early} of"
+        f" {many(len(beside), 'allreduce')} under way"
+    )
+    reason = "there is nothing left to compute while an allreduce is under way"
+    _say(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
+
+
+def _say_stream(running: Any, name: str, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+    """Say whether the allreduces are in the stream of the computation, or not, as NAME asks."""
+    inside = [
+        bool(op.attr(_STREAM))
+        for block in running.blocks
+        for op in block.ops
+        if op.type in program.ALLREDUCES and op.has_attr(_STREAM)
+    ]
+    value = bool(settings.effective(name, default=False))
+    _say(
+        proof,
+        name,
+        holds=bool(inside) and all(each is value for each in inside),
+        evidence=f"{sum(inside)} of {many(len(inside), 'allreduce')} in the computation's stream",
+        reason="Paddle has no word for the stream of this allreduce"
+        if not inside
+        else f"{sum(inside)} of {many(len(inside), 'allreduce')} are in the computation's stream",
+    )
 
 
 def _say(
@@ -154,7 +203,7 @@ def _say(
     in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
 ) -> None:
     value = settings.effective(name)
-    if value is None or (value is False and name != "fuse_all_reduce_ops"):
+    if value is None or (value is False and name not in _ON_BY_DEFAULT):
         return
     if holds:
         shown = value if in_effect is None else in_effect

@@ -75,7 +75,8 @@ def _pack_block(
             if way.lane is None:
                 _insert(block, each.place, names, way, original, op_role)
                 continue
-            span = (each.place, _first_reader(block, each.place, names))
+            reader = _first_reader(block, each.place, names)
+            span = (each.place, each.place if reading.waits() else reader)
             gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
             carried = [lanes.Member(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])

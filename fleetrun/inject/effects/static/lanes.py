@@ -125,6 +125,21 @@ def gradients_of(op: Any) -> list[str]:  # noqa: ANN401 - Paddle's
     return list(op.input_arg_names[: _starts[int(op.attr("forward_callable_id"))].gradients])
 
 
+def work_beside(block: Any) -> list[int]:  # noqa: ANN401 - Paddle's
+    """Return, for each bucket of BLOCK, how many operators run while a lane sums it."""
+    begun: dict[str, int] = {}
+    found = []
+    for place, op in enumerate(block.ops):
+        if lane_of(op) is not None:
+            begun[op.output_arg_names[0]] = place
+        elif op.type == OPERATOR:
+            starts = [begun[name] for name in op.input_arg_names if name in begun]
+            found += [
+                sum(other.type != OPERATOR for other in block.ops[start:place]) for start in starts
+            ]
+    return found
+
+
 def make_token(block: Any) -> Any:  # noqa: ANN401 - Paddle's
     """Make a variable in BLOCK that says that a bucket has gone out."""
     from paddle.utils import unique_name
