@@ -45,6 +45,7 @@ LEGACY_IR = (
     "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
 )
+_DIVERGES = "{} makes ranks diverge without an error"
 _AS_ALWAYS = "{}, as without it"
 _GRAPH = "not available in dygraph: it fuses operators of a static program"
 _STOPS = "true makes Paddle stop while it rewrites the program"
@@ -53,7 +54,9 @@ _SERVERS = "only training with parameter servers reads it"
 _MAKES = "data parallel makes nothing of it"
 
 TABLE: tuple[Row, ...] = (
-    # Whose other value ruins a training, and is refused before.
+    # Known to ruin a training.
+    Row("fp16_allreduce", REFUSED, _DIVERGES.format("true")),
+    Row("asp qat", REFUSED, "true makes the ranks of static graphs diverge without an error"),
     Row("without_graph_optimization", NO_EFFECT, "dygraph has no graph to optimize", "dygraph"),
     Row("without_graph_optimization", EFFECTIVE, _AS_ALWAYS.format("on")),
     Row("qat_configs", NO_EFFECT, "qat is refused"),
@@ -372,6 +375,7 @@ TABLE: tuple[Row, ...] = (
 
 # The same for `false`; what is not here is off then, as it is by itself.
 OFF: tuple[Row, ...] = (
+    Row("without_graph_optimization", REFUSED, _DIVERGES.format("false")),
     Row("fuse_all_reduce_ops", EFFECTIVE, f"{_OURS}, one by one", "dygraph"),
     Row("fuse_all_reduce_ops", EFFECTIVE, f"{_REWRITES}, with one allreduce for each", "static"),
     Row("sync_nccl_allreduce", EFFECTIVE, f"{_OURS}, and goes on meanwhile", "dygraph"),

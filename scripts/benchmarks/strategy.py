@@ -42,10 +42,13 @@ class Comparison(NamedTuple):
 
     name: str
     one: tuple[str, ...]
-    other: tuple[str, ...]
+    # None: the same processes, while they leave out what fleetrun does at each step.
+    other: tuple[str, ...] | None
     models: tuple[str, ...]
     # The ratio to reach; None: only to be shown.
     limit: float | None = None
+    # How many times as many turns: what differs little shows in many only.
+    more_turns: int = 1
 
 
 def _set(**fields: object) -> tuple[str, ...]:
@@ -78,11 +81,18 @@ COMPARISONS = {
         1.0,
     ),
     "hooks": Comparison(
+        "hooks at each step, against the same processes without",
+        ("--check_ranks=0",),
+        None,
+        ("many", "many-static", "resnet"),
+        1.01,
+        more_turns=3,
+    ),
+    "armed": Comparison(
         "armed, but nothing to do for gradients, against not armed",
         ("--check_ranks=0",),
         (),
         ("many", "resnet"),
-        1.01,
     ),
 }
 
@@ -280,8 +290,10 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
         if chosen.cpu:
             base["CUDA_VISIBLE_DEVICES"] = ""
         worker = (TRAINEE, model, str(steps), str(chosen.warm_up))
-        sides = {}
+        sides: dict[bool, Side] = {}
         for is_one, options in ((True, comparison.one), (False, comparison.other)):
+            if options is None:
+                continue
             command = (
                 str(python),
                 "-m",
@@ -292,11 +304,15 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
             )
             place = folder / ("one" if is_one else "other")
             sides[is_one] = stack.enter_context(_launched(command, place, base))
-        for turn in range(chosen.turns):
+        for turn in range(chosen.turns * comparison.more_turns):
             for is_one in (True, False) if turn % 2 == 0 else (False, True):
-                took[is_one].append(sides[is_one].train(steps))
+                side = sides.get(is_one)
+                took[is_one].append(
+                    sides[True].train(steps, hooks=False) if side is None else side.train(steps)
+                )
         counts = {is_one: side.end() for is_one, side in sides.items()}
-    seen = Seen(name, model, took[True], took[False], [], counts[True], counts[False])
+    other_counts = counts.get(False, counts[True])
+    seen = Seen(name, model, took[True], took[False], [], counts[True], other_counts)
     return seen._replace(launches=[median(seen.ratios)])
 
 
@@ -321,11 +337,11 @@ class Side:
         """Wait until every rank waits for its turn."""
         self._pids = [int(pid) for pid in self.hear("ready")]
 
-    def train(self, steps: int) -> Turn:
+    def train(self, steps: int, *, hooks: bool = True) -> Turn:
         """Train for a turn of STEPS, and return what one of them took."""
         before = sum(map(processes.on_cpu_s, self._pids))
         for turn in self._turns:
-            os.write(turn, b".")
+            os.write(turn, b"." if hooks else b"-")
         wall_s = max(self.hear("took"))
         cpu_s = sum(map(processes.on_cpu_s, self._pids)) - before
         return Turn(wall_s / steps, cpu_s / steps)

@@ -290,3 +290,5 @@ def test_what_makes_ranks_diverge_never_comes_so_far(
     with pytest.raises(UsageError, match="is refused") as told:
         load.combine([], [knob])
     assert why in str(told.value)
+    for version in verdicts.PADDLES:
+        assert expected(version, "static", field.name, is_off=value is False) == verdicts.REFUSED

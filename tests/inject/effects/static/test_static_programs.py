@@ -220,8 +220,7 @@ def test_what_is_not_there_has_a_reason(built: Built) -> None:
     assert built.said("lamb of SGD", "lamb")[1].endswith("of Adam only; here: sgd")
     assert "names no checkpoints" in built.said("recompute nothing", "recompute")[1]
     assert built.said("sync_batch_norm", "sync_batch_norm")[0] == "no_effect"
-    for knob in ("calc_comm_same_stream", "sync_nccl_allreduce"):
-        assert built.said("streams", knob)[0] == "no_effect"
+    assert built.said("streams", "calc_comm_same_stream")[0] == "no_effect"
 
 
 def test_what_paddle_stops_at_is_refused_in_a_sentence(built: Built) -> None:
