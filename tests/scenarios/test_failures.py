@@ -93,7 +93,9 @@ def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> N
     job = Command(tmp_path, f"echo $$ > pid$R; {WAIT_FOR_GO}", "--grace=0.2")
     launcher = job.start()
     job.wait_for("ready0", "ready1")
-    os.kill(int((tmp_path / "pid1").read_text()), signal.SIGSTOP)
+    pid = int((tmp_path / "pid1").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: state(pid) == "T")
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
