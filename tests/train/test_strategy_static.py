@@ -237,6 +237,29 @@ def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Pat
     assert summed.proofs[0]["counts"]["groups"] == [[0, 1, 2], [3]]
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {
+            "lars": True,
+            "lars_configs": {"lars_coeff": 0.1, "lars_weight_decay": 0.02, "epsilon": 1e-3},
+        },
+        {"lamb": True, "lamb_configs": {"lamb_weight_decay": 0.02}},
+    ],
+    ids=["lars", "lamb"],
+)
+def test_optimizers_of_large_batches_take_the_place_of_the_scripts(
+    python: Path, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    (case, _) = strategy
+    trained = train(python, tmp_path / "trained", case, strategy=strategy)
+
+    trained.assert_right(case)
+    kind = {"lars": "lars_momentum", "lamb": "lamb"}[case]
+    assert trained.ranks[0][case]["ops"][kind] == 8
+    assert trained.knob(case)["status"] == trained.knob(f"{case}_configs")["status"] == "effective"
+
+
 def test_ranks_part_ways_between_averages_with_localsgd(python: Path, tmp_path: Path) -> None:
     strategy = {"localsgd": True, "localsgd_configs": {"k_steps": 2}}
     local = train(python, tmp_path / "local", "sgd", strategy=strategy)

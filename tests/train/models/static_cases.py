@@ -64,19 +64,31 @@ fleet.init(is_collective=True)
 
 def optimizer(case: str) -> Any:  # noqa: ANN401
     """Make the optimizer of CASE."""
-    made = paddle.optimizer
-    if case == "momentum":
-        return made.Momentum(0.05, weight_decay=0.01)
-    if case == "adam":
-        # Its default makes large numbers of how a sum was rounded, where gradients are small.
-        return made.Adam(0.05, epsilon=1e-3)
-    if case == "adamw":
-        return made.AdamW(0.05, epsilon=1e-3, weight_decay=0.1)
-    if case == "clip":
-        return made.SGD(0.05, grad_clip=nn.ClipGradByGlobalNorm(NORM), weight_decay=0.01)
-    if case == "rate":
-        return made.SGD(made.lr.ExponentialDecay(0.05, 0.5))
-    return made.SGD(0.05)
+    made: Any = paddle.optimizer
+    # Its default makes large numbers of how a sum was rounded, where gradients are small.
+    adams = {"epsilon": 1e-3}
+    makers = {
+        "momentum": lambda: made.Momentum(0.05, weight_decay=0.01),
+        "adam": lambda: made.Adam(0.05, **adams),
+        "adamw": lambda: made.AdamW(0.05, weight_decay=0.1, **adams),
+        "clip": lambda: made.SGD(0.05, grad_clip=nn.ClipGradByGlobalNorm(NORM), weight_decay=0.01),
+        "rate": lambda: made.SGD(made.lr.ExponentialDecay(0.05, 0.5)),
+        # Their strategies put what is in `replacement` in the place of these.
+        "lars": lambda: made.Momentum(0.05),
+        "lamb": lambda: made.Adam(0.05, **adams),
+    }
+    return makers.get(case, lambda: made.SGD(0.05))()
+
+
+def replacement(case: str) -> Any:  # noqa: ANN401
+    """Make the optimizer that CASE trains with in the end."""
+    if case == "lars":
+        incubated: Any = paddle.incubate.optimizer
+        kind = incubated.LarsMomentumOptimizer
+        return kind(0.05, 0.9, lars_coeff=0.1, lars_weight_decay=0.02, epsilon=1e-3)
+    if case == "lamb":
+        return paddle.optimizer.Lamb(0.05, lamb_weight_decay=0.02, epsilon=1e-3)
+    return optimizer(case)
 
 
 def network(case: str) -> Any:  # noqa: ANN401
@@ -92,7 +104,8 @@ def network(case: str) -> Any:  # noqa: ANN401
 
 def program(case: str, *, is_shared: bool, name: str = "") -> tuple[Any, Any, Any, Any]:
     """Build CASE with fleet if IS_SHARED, with what it was built for."""
-    main, startup, method = static.Program(), static.Program(), optimizer(case)
+    main, startup = static.Program(), static.Program()
+    method = optimizer(case) if is_shared else replacement(case)
     with static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
         loss = network(case)
         if is_shared:
