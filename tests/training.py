@@ -1,4 +1,4 @@
-"""Trainings of two ranks by their environment alone, on each supported Paddle."""
+"""Trainings by their environment alone, of one rank or two, on each supported Paddle."""
 
 from __future__ import annotations
 
@@ -19,6 +19,30 @@ PYTHONS = {
         os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
     ),
 }
+
+
+def alone(
+    version: str, folder: Path, script: str, wish: dict[str, Any], *words: str
+) -> tuple[dict[str, Any], str]:
+    """Return the proof of one process that runs SCRIPT with WISH and WORDS, and its output."""
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps({"schema": 1, **wish}), encoding="utf-8")
+    done = subprocess.run(
+        [PYTHONS[version], "-W", "ignore", folder / "train.py", *words],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": str(SITE),
+            "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
+            "FLEETRUN_STRATEGY_EVIDENCE": str(folder / "proof.json"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "proof.json").read_text()), done.stdout
 
 
 def train(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, SITE
+from training import PYTHONS, alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,27 +85,8 @@ for kind in {paddle.optimizer.LBFGS, paddle.incubate.optimizer.LBFGS}:
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_every_optimizer_of_a_script_is_merged(version: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    wish = tmp_path / "strategy.json"
-    wish.write_text(json.dumps({"schema": 1, "strategy": asked, "merge_tail": "step"}))
-    proof = tmp_path / "proof.json"
-    done = subprocess.run(
-        [PYTHONS[version], tmp_path / "train.py"],
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(SITE),
-            "FLEETRUN_STRATEGY_FILE": str(wish),
-            "FLEETRUN_STRATEGY_EVIDENCE": str(proof),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(proof.read_text())
+    told, _ = alone(version, tmp_path, SCRIPT, {"strategy": asked, "merge_tail": "step"})
     # Two of the first optimizer, and one of its own; a ModelAverage makes none.
     assert told["updates"] == 3
     assert told["counts"]["merged_steps"] == 2

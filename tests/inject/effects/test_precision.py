@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS, SITE
+from training import PYTHONS, alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,25 +31,8 @@ assert not paddle.get_flags("FLAGS_low_precision_op_list")["FLAGS_low_precision_
 
 
 def told(version: str, folder: Path, *words: str) -> dict[str, Any]:
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    (folder / "strategy.json").write_text(json.dumps({"schema": 1, "strategy": {"amp": True}}))
-    proof = folder / "proof.json"
-    done = subprocess.run(
-        [PYTHONS[version], "-W", "ignore", folder / "train.py", *words],
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(SITE),
-            "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
-            "FLEETRUN_STRATEGY_EVIDENCE": str(proof),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (knob,) = json.loads(proof.read_text())["knobs"]
+    proof, _ = alone(version, folder, SCRIPT, {"strategy": {"amp": True}}, *words)
+    (knob,) = proof["knobs"]
     found: dict[str, Any] = knob
     return found
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, SITE
+from training import PYTHONS, alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,27 +93,10 @@ print("PID", os.getpid(), sys.argv, __name__)
 def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_proof_alone(
     version: str, tmp_path: Path
 ) -> None:
-    script, proof = tmp_path / "train.py", tmp_path / "proof.json"
-    script.write_text(SCRIPT, encoding="utf-8")
-    wish = tmp_path / "strategy.json"
-    wish.write_text(json.dumps({"schema": 1, "build_strategy": {"fuse_all_optimizer_ops": True}}))
-    done = subprocess.run(
-        [PYTHONS[version], script, "--flag"],
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(SITE),
-            "FLEETRUN_STRATEGY_FILE": str(wish),
-            "FLEETRUN_STRATEGY_EVIDENCE": str(proof),
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(proof.read_text())
-    assert f"PID {told['pid']} [{str(script)!r}, '--flag'] __main__" in done.stdout
+    wish = {"build_strategy": {"fuse_all_optimizer_ops": True}}
+    told, said = alone(version, tmp_path, SCRIPT, wish, "--flag")
+    script = str(tmp_path / "train.py")
+    assert f"PID {told['pid']} [{script!r}, '--flag'] __main__" in said
     # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD, of 6 updates each.
     assert told["updates"] == 60
     assert told["knobs"] == [
