@@ -75,7 +75,8 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
 @pytest.mark.train
 def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
-    little = ["--only=reducer:many,fusion:many", "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
+    only = "--only=reducer:many,fusion:many,hooks:many"
+    little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
     done = subprocess.run(
         [ROOT / "scripts" / "bench", "strategy", *little, "--json", numbers],
         capture_output=True,
@@ -87,11 +88,13 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
         assert wanted in done.stdout
     found = json.loads(numbers.read_text())
     assert not found["failures"]
-    reducer, fusion = found["comparisons"]
+    reducer, fusion, hooks = found["comparisons"]
     assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]
     assert all(turn["cpu_s"] > 0 for side in ("one", "other") for turn in reducer[side])
     assert reducer["ratio"] > 0
     # 300 gradients, in 0.6 MB.
     assert reducer["one_counts"]["allreduces"] == fusion["one_counts"]["allreduces"] == 1
     assert fusion["other_counts"]["allreduces"] == 300
-    assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many", "many"]
+    assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many"] * 3
+    # What differs little is measured more often.
+    assert len(hooks["ratios"]) == 6
