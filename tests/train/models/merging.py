@@ -49,7 +49,11 @@ for name in ("SGD", "Momentum", "Adam", "AdamW"):
                 optimizer.minimize(loss)
             else:
                 optimizer.step()
-            optimizer.clear_grad()
+            if name == "Momentum":
+                for each in net.parameters():
+                    each.clear_gradient()
+            else:
+                optimizer.clear_grad()
             rate.step()
     weights = [float(value) for each in net.parameters() for value in each.numpy().ravel()]
     report[name] = {"weights": weights, "allreduces": made, "rate": optimizer.get_lr()}

@@ -203,6 +203,22 @@ def _layers(module: ModuleType, rounds: Rounds) -> None:
         return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
     module.Layer.clear_gradients = clear_gradients
+    _tensors(rounds)
+
+
+def _tensors(rounds: Rounds) -> None:
+    """Let a script clear parameter by parameter, too."""
+    from paddle.base import core
+
+    kind: Any = core.eager.Tensor
+    clear = kind.clear_gradient
+
+    @functools.wraps(clear)
+    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        pending = rounds.pending([self])
+        return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
+
+    kind.clear_gradient = clear_gradient
 
 
 def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None]) -> None:
