@@ -47,3 +47,13 @@ def test_several_backwards_of_one_update_give_the_weights_of_one(
     made = {name: model["allreduces"] for name, model in ranks[0].items()}
     # Four gradients are two buckets.
     assert made == {"retain": 4, "accumulate": 2, "cross": 4, "look_on": 2}
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_layers_in_two_models_are_averaged_as_those_in_one(version: str, tmp_path: Path) -> None:
+    fused = {"fuse_grad_size_in_num": 1, "nccl_comm_num": 2}
+    ranks = train(PYTHONS[version], "shared.py", tmp_path / "ours", fused)
+    for rank in ranks:
+        for way, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
+            assert model["weights"] == ranks[0][way]["weights"], way

@@ -14,10 +14,11 @@ _COPIED: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
 
 
 class Block:
-    """The memory of several gradients, which stays theirs from one backward to the next."""
+    """The memory of several gradients, which STAYS theirs from one backward to the next."""
 
-    def __init__(self, parameters: Sequence[Any]) -> None:
+    def __init__(self, parameters: Sequence[Any], *, stays: bool = True) -> None:
         self._parameters = parameters
+        self._stays = stays
         self._flat: Any = None
         self._addresses: list[int] = []
 
@@ -45,7 +46,7 @@ class Block:
         if self._flat is not None:
             return self._flat, []
         flat, absent = _gathered(self._parameters)
-        if not absent and len(self._parameters) > 1:
+        if self._stays and not absent and len(self._parameters) > 1:
             self._flat, self._addresses = flat, _addresses(self._parameters)
         return flat, absent
 

@@ -165,6 +165,12 @@ class Models:
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),
         )
+        for older in self._reducers:
+            if older.has_any([*dense, *rest]):
+                older.share()
+                reducer.share()
+                # The newer model may take its place for good.
+                older.rest()
         self._reducers.append(reducer)
         return reducer
 

@@ -30,10 +30,10 @@ class Limits(NamedTuple):
 class Bucket:
     """Gradients that go out together."""
 
-    def __init__(self, parameters: list[Any], nbytes: int) -> None:
+    def __init__(self, parameters: list[Any], nbytes: int, *, stays: bool) -> None:
         self.parameters = parameters
         self.nbytes = nbytes
-        self.block = coalesced.Block(parameters)
+        self.block = coalesced.Block(parameters, stays=stays)
         # How many of them this backward has not made yet.
         self.missing = len(parameters)
         self.is_out = False
@@ -98,6 +98,8 @@ class Reducer:
         self._is_ordered = False
         # Recomputed layers make their gradients in several portions: nothing goes out early.
         self._goes_late = False
+        # Another model has some of these parameters, too.
+        self._shares = False
         self._hooked: set[int] = set()
         self._all = list(parameters)
         self.parameters: list[Any] = []
@@ -138,6 +140,26 @@ class Reducer:
         elif not self._is_awaited:
             self._is_armed = False
 
+    def has_any(self, parameters: Sequence[Any]) -> bool:
+        """Whether it averages any of PARAMETERS, or would if they were trained."""
+        own = {id(each) for each in (*self._all, *self._sparse)}
+        return not own.isdisjoint(map(id, parameters))
+
+    def share(self) -> None:
+        """Bear with another model that has some of the same parameters.
+
+        A backward that ends in both models is reduced by one after the other, which changes
+        nothing: the average of averages is the average. But neither may move a gradient that the
+        other one has sent, nor rely on one that belongs to another model's backward.
+        """
+        self._shares = self._goes_late = True
+        self._knows_usage = False
+        self._pack()
+
+    def rest(self) -> None:
+        """Leave newer backwards alone until the next forward; one may still wait for its own."""
+        self._is_armed = self._is_awaited
+
     def _arrange(self) -> None:
         """Take the parameters that are trained now; last layers first."""
         self.parameters = [each for each in reversed(self._all) if not each.stop_gradient]
@@ -154,7 +176,11 @@ class Reducer:
         """Put the gradients into buckets, in the order of the parameters."""
         sizes, packed = self._packed(self.parameters)
         self.buckets = [
-            Bucket([self.parameters[index] for index in one], sum(sizes[index] for index in one))
+            Bucket(
+                [self.parameters[index] for index in one],
+                sum(sizes[index] for index in one),
+                stays=not self._shares,
+            )
             for one in packed
         ]
         self._homes = {
@@ -291,7 +317,8 @@ class Reducer:
         keys = [id(each) for each in self.parameters]
         counted = coalesced.sum_of(have, self._lanes[0])
         counts, told = counted[: len(keys)], counted[len(keys) :]
-        self._knows_usage = not self._finds_unused and min(counts) == self._nranks
+        is_sure = not self._finds_unused and not self._shares
+        self._knows_usage = is_sure and min(counts) == self._nranks
         usage = dict(zip(keys, counts))  # noqa: B905 - Python 3.8
         if not any(told):
             return usage, None
