@@ -82,6 +82,44 @@ for kind in {paddle.optimizer.LBFGS, paddle.incubate.optimizer.LBFGS}:
         raise AssertionError(kind)
 """
 
+BY_HAND = """
+import sys, paddle
+way, = sys.argv[1:]
+layer = paddle.nn.Linear(2, 2)
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+try:
+    for _ in range(8):
+        (layer(paddle.ones([1, 2])) ** 2).mean().backward()
+        with paddle.no_grad():
+            for each in layer.parameters():
+                if way == "scale":
+                    each.grad.scale_(0.5)
+                elif way == "replace":
+                    each.grad = each.grad * 0.5
+        optimizer.step()
+        if way == "zero":
+            with paddle.no_grad():
+                for each in layer.parameters():
+                    each.grad.zero_()
+        else:
+            optimizer.clear_grad()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("way", ["scale", "replace", "zero", "nothing"])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_a_script_does_to_gradients_by_hand_is_seen(
+    version: str, way: str, tmp_path: Path
+) -> None:
+    asked = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
+    told, said = alone(version, tmp_path, BY_HAND, {"strategy": asked}, way)
+    changes = [note for note in told["notes"] if "changes gradients between" in note]
+    assert bool(changes) == (way in {"scale", "replace"})
+    assert ("let it call clear_grad() instead" in said) == (way == "zero")
+    assert told["updates"] == (0 if way == "zero" else 2)
+
 
 @pytest.mark.parametrize("version", PYTHONS)
 def test_every_optimizer_of_a_script_is_merged(version: str, tmp_path: Path) -> None:

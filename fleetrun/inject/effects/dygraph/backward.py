@@ -23,6 +23,8 @@ class Listener(Protocol):
 
 
 _listeners: list[Listener] = []
+# Those who hear of each end when all others have.
+_last: list[Listener] = []
 _depth = 0
 _run: Callable[..., Any] | None = None
 
@@ -30,6 +32,11 @@ _run: Callable[..., Any] | None = None
 def listen(listener: Listener) -> None:
     """Tell LISTENER of every outermost backward from now on."""
     _listeners.append(listener)
+
+
+def listen_last(listener: Listener) -> None:
+    """Tell LISTENER, too, after all others, who may change gradients when a backward ends."""
+    _last.append(listener)
 
 
 def is_nested() -> bool:
@@ -59,18 +66,19 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        for listener in _listeners:
+        listeners = (*_listeners, *_last)
+        for listener in listeners:
             listener.begin()
         _depth = 1
         try:
             result = run(*args, **kwargs)
         except BaseException:
-            for listener in _listeners:
+            for listener in listeners:
                 listener.abandon()
             raise
         finally:
             _depth = 0
-        for listener in _listeners:
+        for listener in listeners:
             listener.finish()
         return result
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ..wish import Wish
 
 
+# In how many micro-steps the script is watched: what it does to gradients, it does at once.
+_WATCHED = 8
+
+
 class Round:
     """What one optimizer has merged since its last update."""
 
@@ -44,6 +48,10 @@ class Round:
         # A backward has added gradients that no step has seen.
         self.is_dirty = False
         self._is_settled = False
+        # How the gradients were when nobody but the script could change them any more.
+        self._seen: list[tuple[int, int] | None] = []
+        # Whether the script has given a parameter another gradient since, which keeps its place.
+        self.is_replaced = False
         # For schedulers: steps since the last one of theirs, and what the last one did.
         self.steps_unscheduled = 0
         self.is_updated = True
@@ -76,6 +84,17 @@ class Round:
         self.steps_unscheduled += 1
         self.is_dirty = self.is_updated = False
 
+    def look(self) -> None:
+        """Remember the gradients as they are: the next look at them will tell of changes."""
+        self._seen = _identities(self.parameters)
+        self.is_replaced = False
+
+    def is_changed(self) -> bool:
+        """Whether any gradient is not what it was at the last look."""
+        if not self._seen:
+            return False
+        return self.is_replaced or self._seen != _identities(self.parameters)
+
     def settle(self) -> None:
         """Divide the merged gradients; once."""
         if self._is_settled or not self._averages:
@@ -89,6 +108,7 @@ class Round:
         self.steps_unscheduled += 1
         self.is_dirty = self._is_settled = False
         self.is_updated = True
+        self._seen = []
         self._divisor = self._steps
         self.scaler = None
         self.before, self.after = {}, {}
@@ -172,6 +192,7 @@ class Rounds:
         self._settle()
         self.steps += 1
         if not current.is_last:
+            self._watch_step(current)
             current.skip()
             current.outermost = by or current.optimizer
             return None
@@ -184,6 +205,46 @@ class Rounds:
             current.is_updating = False
         current.end()
         return result
+
+    # As a listener of backward: what the script does between two of them, and must not.
+
+    def begin(self) -> None:
+        """See that what was merged is still there."""
+        for current in self._watched():
+            if current.skipped and current.is_changed():
+                message = (
+                    "fleetrun: gradient_merge: after a step the script changes or drops gradients"
+                    " by itself, while they are being merged: let it call clear_grad() instead."
+                )
+                raise RuntimeError(message)
+
+    def finish(self) -> None:
+        """Look at what backward has made."""
+        for current in self._watched():
+            current.look()
+
+    def abandon(self) -> None:
+        """Take what a backward that failed has left as it is."""
+        self.finish()
+
+    def replace(self, parameter: Any) -> None:  # noqa: ANN401
+        """Hear that the script gives PARAMETER another gradient."""
+        for current in self.owners([parameter]):
+            current.is_replaced = True
+
+    def _watched(self) -> list[Round]:
+        return list(self._rounds.values()) if self.steps < _WATCHED else []
+
+    def _watch_step(self, current: Round) -> None:
+        """Say it if the script itself has changed gradients since backward made them."""
+        if self.steps >= _WATCHED:
+            return
+        if current.is_changed():
+            self._proof.note(
+                "the script changes gradients between backward and step: with gradient_merge it"
+                " changes the sum so far, at each micro-step, and not what a larger batch gives"
+            )
+        current.look()
 
     def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:  # noqa: ANN401
         """STEP for who averages PARAMETERS, and is known as KEY, if they have been updated."""
@@ -274,6 +335,18 @@ def flat(parameters: Any) -> list[Any]:  # noqa: ANN401 - a list, of groups perh
     found: list[Any] = []
     for each in parameters or ():
         found += each["params"] if isinstance(each, dict) else [each]
+    return found
+
+
+def _identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
+    """Tell where each gradient is, and how often it was changed in place; None: there is none."""
+    found: list[tuple[int, int] | None] = []
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or gradient.is_selected_rows():
+            found.append(None)
+        else:
+            found.append((gradient.data_ptr(), gradient.inplace_version))
     return found
 
 

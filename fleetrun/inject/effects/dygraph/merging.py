@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import updates
 from ..imports import after_import
+from . import backward
 from .merge import flat
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool)
     after_import("paddle.nn.layer.layers", lambda module: _layers(module, rounds))
     if steps_tail:
         after_import("paddle.io.reader", lambda module: _loaders(module, rounds, flush))
+    backward.listen_last(rounds)
     atexit.register(rounds.say_what_is_left)
 
 
@@ -207,7 +209,7 @@ def _layers(module: ModuleType, rounds: Rounds) -> None:
 
 
 def _tensors(rounds: Rounds) -> None:
-    """Let a script clear parameter by parameter, too."""
+    """Let a script clear parameter by parameter, too, and hear when it puts gradients in."""
     from paddle.base import core
 
     kind: Any = core.eager.Tensor
@@ -219,6 +221,13 @@ def _tensors(rounds: Rounds) -> None:
         return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
     kind.clear_gradient = clear_gradient
+    gradient = kind.grad
+
+    def replace(self: Any, value: Any) -> None:  # noqa: ANN401
+        rounds.replace(self)
+        gradient.__set__(self, value)
+
+    kind.grad = property(gradient.__get__, replace, doc=gradient.__doc__)
 
 
 def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None]) -> None:
