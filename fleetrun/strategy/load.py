@@ -216,6 +216,9 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
         problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
         if mark is not None and text[mark.index : mark.index + 1] == "\t":
             problem = "there is a tab; indent with spaces"
+        if "another document" in problem:
+            text = f"{path}: there are several documents in it: give each a file of its own."
+            raise UsageError(text) from None
         raise UsageError(f"{where}: this is not YAML: {problem}.") from None
     except ValueError as error:
         # Such as a date with a 13th month.

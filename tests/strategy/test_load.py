@@ -100,6 +100,7 @@ def test_every_knob_knows_its_line() -> None:
         ("strategy:\n\tamp: 1", "my.yaml:2: this is not YAML: there is a tab; indent with spaces"),
         ("a\x01", "my.yaml: this is not YAML"),
         ("strategy:\n  <<: {amp: 1}", "my.yaml:2: << is not supported: give several files"),
+        ("strategy: {}\n---\n", "my.yaml: there are several documents in it: give each a file"),
         ("strategy: {asp: 2001-13-01}", "my.yaml: this is not YAML: month"),
         ("stratgy: {}", "my.yaml:1: no such section: stratgy; did you mean strategy?"),
         ("zzz: {}", "my.yaml:1: no such section: zzz; sections are strategy, "),

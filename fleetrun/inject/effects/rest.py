@@ -174,9 +174,7 @@ class _Rest:
             if said is None:
                 proof.knob(name, SCRIPT)
             holds = settings.effective(name)
-            proof.put(
-                name, status=SCRIPT, in_effect=holds, reason=f"the script sets {holds} itself"
-            )
+            proof.put(name, status=SCRIPT, in_effect=holds, reason="the script sets it itself")
         elif proof.status(name) is not None:
             return
         elif name in strategies.refused:

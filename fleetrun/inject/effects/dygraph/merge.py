@@ -293,7 +293,7 @@ class Rounds:
                 continue
             holds = settings.effective(name)
             if settings.is_scripts(name):
-                reason = f"the script sets {holds} itself"
+                reason = "the script sets it itself"
                 self._proof.knob(name, SCRIPT, in_effect=holds, reason=reason, evidence=text)
             elif merges:
                 self._proof.knob(name, EFFECTIVE, in_effect=holds, evidence=text)
