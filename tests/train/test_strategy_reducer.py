@@ -50,10 +50,13 @@ def test_several_backwards_of_one_update_give_the_weights_of_one(
 
 
 @pytest.mark.parametrize("version", PYTHONS)
-def test_layers_in_two_models_are_averaged_as_those_in_one(version: str, tmp_path: Path) -> None:
+def test_layers_in_two_models_are_averaged_as_those_in_one_and_models_go(
+    version: str, tmp_path: Path
+) -> None:
     fused = {"fuse_grad_size_in_num": 1, "nccl_comm_num": 2}
     ranks = train(PYTHONS[version], "shared.py", tmp_path / "ours", fused)
     for rank in ranks:
+        assert rank.pop("gone") == {"at_once": True, "later": True}
         for way, model in rank.items():
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
             assert model["weights"] == ranks[0][way]["weights"], way

@@ -3,8 +3,10 @@
 Reports the weights beside those that one process gets over the batches of all ranks.
 """
 
+import gc
 import json
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def train(way: Any, one: Any, other: Any, ranks: "list[int]") -> "list[float]": 
     return [float(value) for each in found.values() for value in each.numpy().ravel()]
 
 
-report = {}
+report: dict[str, Any] = {}
 for way in (at_once, apart, in_turn):
     models = [paddle.DataParallel(each) for each in nets()]
     weights = train(way, models[0], models[1], [rank])
@@ -69,4 +71,10 @@ for _ in range(2):
 one, other = nets()
 train(apart, one, other, [0, 1])
 report["again"] = {"weights": weights, "alone": train(apart, one, other, [0, 1])}
+# What the script lets go is gone at once, its reducer, too, but for what Python itself must find.
+model = paddle.DataParallel(nn.Linear(2, 2))
+model(paddle.ones([1, 2])).sum().backward()
+left = weakref.ref(model._reducer)  # noqa: SLF001 - Paddle's own has no other name
+del model
+report["gone"] = {"at_once": left() is None, "later": gc.collect() >= 0 and left() is None}
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ class Listener(Protocol):
         """Backward has failed."""
 
 
-_listeners: list[Listener] = []
+# In the order in which they came, which is the same on all ranks; they go with their models.
+_listeners: list[weakref.ref[Listener]] = []
 # Those who hear of each end when all others have.
 _last: list[Listener] = []
 _depth = 0
@@ -30,8 +32,8 @@ _run: Callable[..., Any] | None = None
 
 
 def listen(listener: Listener) -> None:
-    """Tell LISTENER of every outermost backward from now on."""
-    _listeners.append(listener)
+    """Tell LISTENER of every outermost backward from now on, as long as it lives."""
+    _listeners.append(weakref.ref(listener, _listeners.remove))
 
 
 def listen_last(listener: Listener) -> None:
@@ -66,7 +68,8 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        listeners = (*_listeners, *_last)
+        living = (listener() for listener in tuple(_listeners))
+        listeners = [*(each for each in living if each is not None), *_last]
         for listener in listeners:
             listener.begin()
         _depth = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, settings
@@ -39,13 +40,16 @@ _ARGUMENTS = {
 }
 
 
-def limits(gradient_bytes: int, model: Any) -> Limits:  # noqa: ANN401 - DataParallel
-    """Return what bounds a bucket of MODEL, whose gradients have GRADIENT_BYTES."""
+def limits(gradient_bytes: int, own_bytes: int) -> Limits:
+    """Return what bounds a bucket of a model whose gradients have GRADIENT_BYTES.
+
+    OWN_BYTES is the model's own limit, which DataParallel gives it.
+    """
     if not settings.effective("fuse_all_reduce_ops", default=True):
         return Limits(most_gradients=1)
     size = settings.effective("fuse_grad_size_in_MB")
     most_bytes = (
-        float(model.comm_buffer_size)
+        float(own_bytes)
         if size is None
         else buckets.auto_limit_bytes(gradient_bytes)
         if size == "auto"
@@ -74,7 +78,8 @@ class Models:
         self._proof = proof
         self._must_sync = must_sync
         self._report = report.Report(asked, proof)
-        self._reducers: list[Reducer] = []
+        # They live as long as their models.
+        self._reducers: list[weakref.ref[Reducer]] = []
         self._lanes: list[communicators.Lane] = []
 
     def count_calls(self) -> int:
@@ -84,7 +89,7 @@ class Models:
     def flush(self, current: Round) -> None:
         """Average, now, what gradients there are of the models that CURRENT updates."""
         owned = {id(parameter) for parameter in current.parameters}
-        for reducer in self._reducers:
+        for reducer in self._living():
             if any(id(parameter) in owned for parameter in reducer.everything):
                 reducer.restart()
                 reducer.flush()
@@ -153,26 +158,33 @@ class Models:
             )
             lanes.append(communicators.Lane(carrier, overlaps=overlaps))
         self._lanes += lanes
-        made = report.Made(lanes, levels, len(model.group_indices), overlaps, len(ranks))
+        made = report.Made(
+            len(self._reducers), lanes, levels, len(model.group_indices), overlaps, len(ranks)
+        )
+        # Not the model itself, which has the reducer: both shall go when the script lets it go.
+        own_bytes = model.comm_buffer_size
         reducer = Reducer(
             dense,
             sparse_parameters=rest,
             group=model.group.process_group,
             lanes=lanes,
             nranks=len(ranks),
-            limits=lambda total: limits(total, model),
+            limits=lambda total: limits(total, own_bytes),
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),
         )
-        for older in self._reducers:
+        for older in self._living():
             if older.has_any([*dense, *rest]):
                 older.share()
                 reducer.share()
                 # The newer model may take its place for good.
                 older.rest()
-        self._reducers.append(reducer)
+        self._reducers.append(weakref.ref(reducer))
         return reducer
+
+    def _living(self) -> list[Reducer]:
+        return [each for each in (one() for one in self._reducers) if each is not None]
 
     def _group_size(self, nranks: int) -> int | None:
         """Return how many ranks are in one group of the hierarchical allreduce, if it is any."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
@@ -118,7 +119,7 @@ class Reducer:
         self.rounds = 0
         self._arrange()
         for parameter in self._sparse:
-            parameter._register_backward_hook(self._touch)  # noqa: SLF001 - see `_arrange`
+            parameter._register_backward_hook(self._touched())  # noqa: SLF001 - see `_arrange`
         backward.listen(self)
 
     @property
@@ -201,15 +202,25 @@ class Reducer:
 
     def _hook(self, parameter: Any) -> Callable[..., None]:  # noqa: ANN401 - a parameter
         key = id(parameter)
+        # Paddle keeps a hook as long as its parameter, which a reducer keeps: neither would go.
+        reducer = weakref.ref(self)
 
         def made(*_: Any) -> None:  # noqa: ANN401
-            if self._is_active:
-                self._made(key)
+            owner = reducer()
+            if owner is not None and owner._is_active:  # noqa: SLF001 - our own
+                owner._made(key)  # noqa: SLF001
 
         return made
 
-    def _touch(self, *_: Any) -> None:  # noqa: ANN401
-        self._is_touched = True
+    def _touched(self) -> Callable[..., None]:
+        reducer = weakref.ref(self)
+
+        def touch(*_: Any) -> None:  # noqa: ANN401
+            owner = reducer()
+            if owner is not None:
+                owner._is_touched = True  # noqa: SLF001 - our own
+
+        return touch
 
     def begin(self) -> None:
         """Get ready for a backward."""

@@ -28,8 +28,9 @@ _ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY)
 
 
 class Made(NamedTuple):
-    """With what a reducer was made."""
+    """With what a reducer was made; NUMBER counts them in this process."""
 
+    number: int
     lanes: Sequence[Lane]
     levels: Levels | None
     # How many buckets Paddle's own reducer would have had.
@@ -59,11 +60,11 @@ class Report:
         # The second one shows the steady state; more of them would only cost time.
         if reducer.rounds > 2:  # noqa: PLR2004
             return
-        before = self._calls.get(id(reducer), [0] * len(made.lanes))
+        before = self._calls.get(made.number, [0] * len(made.lanes))
         after = [lane.calls for lane in made.lanes]
-        self._calls[id(reducer)] = after
+        self._calls[made.number] = after
         calls = [now - then for now, then in zip(after, before)]  # noqa: B905 - Python 3.8
-        self._models[id(reducer)] = {
+        self._models[made.number] = {
             "gradients": len(reducer.parameters),
             "allreduces_before": made.paddles_buckets,
             "allreduces": sum(calls),

@@ -39,7 +39,7 @@ def told(
     settings.begin(wish, proof)
     report = Report(wish, proof)
     lanes: Any = [SimpleNamespace(calls=count) for count in calls]
-    for sizes in buckets:
+    for number, sizes in enumerate(buckets):
         reducer: Any = SimpleNamespace(
             rounds=1,
             parameters=["p"] * (2 * len(sizes)),
@@ -47,7 +47,7 @@ def told(
             early=len(sizes) - 1,
             moved=0,
         )
-        report.reduced(reducer, Made(lanes, None, 1, overlaps=True, nranks=4))
+        report.reduced(reducer, Made(number, lanes, None, 1, overlaps=True, nranks=4))
     proof.updates = 1
     assert proof.claim()
     proof.write()
