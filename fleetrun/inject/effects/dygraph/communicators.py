@@ -22,6 +22,8 @@ _stores: list[Any] = []
 # At the end, ranks may wait for each other's allreduces: the first one leaves, which wakes the
 # others. The launcher kills after ten seconds.
 _FIRST_LEAVES_S, _OTHERS_LEAVE_S = 1.0, 5.0
+# How long ranks wait for one that is late at the end of its data, and how often they look.
+_MEETING_S, _PACE_S = 600.0, 0.005
 
 
 class Levels(NamedTuple):
@@ -109,6 +111,25 @@ def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:  # noqa
         own = core.TCPStore(host, int(number_of_port), False, 1, 300)  # noqa: FBT003
     _stores.append(own)
     return own
+
+
+def meet(name: str, word: int, ranks: Sequence[int]) -> dict[int, int | None]:
+    """Return the WORD of each of RANKS that meet under NAME; None of who does not come in time."""
+    collective = _paddles()
+    store = collective._default_store  # noqa: SLF001 - there is no public way
+    place = f"fleetrun/{name}"
+    me = collective._get_global_env().rank  # noqa: SLF001
+    store.set(f"{place}/{me}", str(word))
+    # Who asks for what was not said waits for ever: so each says first that it has come.
+    store.add(f"{place}/{me}/here", 1)
+    arrived = store.add(place, 1)
+    until = time.monotonic() + _MEETING_S
+    while arrived < len(ranks) and time.monotonic() < until:
+        time.sleep(_PACE_S)
+        arrived = store.add(place, 0)
+    here = [rank for rank in ranks if store.add(f"{place}/{rank}/here", 0)]
+    said = {rank: store.get(f"{place}/{rank}") if rank in here else None for rank in ranks}
+    return {rank: None if text is None else int(text) for rank, text in said.items()}
 
 
 def is_synchronous() -> bool:

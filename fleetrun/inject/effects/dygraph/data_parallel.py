@@ -81,16 +81,23 @@ class Models:
         # They live as long as their models.
         self._reducers: list[weakref.ref[Reducer]] = []
         self._lanes: list[communicators.Lane] = []
+        # How often `flush` has averaged a model.
+        self._flushes = 0
 
     def count_calls(self) -> int:
         """Return how many allreduces there were, of all models."""
         return sum(lane.calls for lane in self._lanes)
 
     def flush(self, current: Round) -> None:
-        """Average, now, what gradients there are of the models that CURRENT updates."""
+        """Average, now, what gradients there are of the models that CURRENT updates.
+
+        Raises RuntimeError if the ranks have not all merged the same number of micro-steps.
+        """
         owned = {id(parameter) for parameter in current.parameters}
         for reducer in self._living():
             if any(id(parameter) in owned for parameter in reducer.everything):
+                self._flushes += 1
+                _agree(reducer.ranks, self._flushes, current.skipped)
                 reducer.restart()
                 reducer.flush()
 
@@ -168,7 +175,7 @@ class Models:
             sparse_parameters=rest,
             group=model.group.process_group,
             lanes=lanes,
-            nranks=len(ranks),
+            ranks=ranks,
             limits=lambda total: limits(total, own_bytes),
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
@@ -193,6 +200,27 @@ class Models:
         size = settings.effective("hierarchical_allreduce_inter_nranks")
         size = int(size or self._asked.topology.ranks_per_node)
         return size if 1 < size < nranks else None
+
+
+def _agree(ranks: Sequence[int], number: int, steps: int) -> None:
+    """See that all RANKS come here with as many STEPS, before the first sends anything."""
+    hint = (
+        "the DataLoaders of all ranks must have as many batches, and none may be left before its"
+        " end. --merge_tail=drop leaves the rest out."
+    )
+    name = f"tail/{'-'.join(map(str, ranks))}/{number}"
+    said = communicators.meet(name, steps, ranks)
+    missing = [rank for rank, steps in said.items() if steps is None]
+    if missing:
+        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        message = (
+            f"fleetrun: merge_tail=step: {who} did not come to the end of a DataLoader; {hint}"
+        )
+        raise RuntimeError(message)
+    if len(set(said.values())) > 1:
+        each = ", ".join(f"rank {rank} {steps}" for rank, steps in said.items())
+        message = f"fleetrun: merge_tail=step: micro-steps of the last round: {each}; {hint}"
+        raise RuntimeError(message)
 
 
 def _caller() -> str:

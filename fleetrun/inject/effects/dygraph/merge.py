@@ -9,9 +9,9 @@ averaged over the ranks, divided by `k_steps` (with `avg`), clipped, regularised
   that is stepped once in several steps (per epoch) advances whenever the script says so.
 * GradScaler unscales, looks for infinities and updates its scale at the last step only.
 * `merge_tail=step`: what is left of a round when a `paddle.io.DataLoader` has come to its end is
-  applied there, divided by the number of micro-steps that it has. Every rank comes there, so it is
-  a safe place for the allreduce; `state_dict` and `save`, which only one rank may call, are not.
-  `drop`: it is left, and the proof says so.
+  applied there, divided by the number of micro-steps that it has. Every rank comes there: they meet
+  before the allreduce, and say who does not. `state_dict` and `save`, which only one rank may call,
+  are no such places. `drop`: it is left, and the proof says so.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Reducer:
         sparse_parameters: Sequence[Any],
         group: Any,  # noqa: ANN401 - Paddle's ProcessGroup
         lanes: Sequence[Lane],
-        nranks: int,
+        ranks: Sequence[int],
         limits: Callable[[int], Limits],
         finds_unused: bool,
         must_sync: Callable[[Sequence[Any]], bool],
@@ -83,7 +83,8 @@ class Reducer:
     ) -> None:
         self._sparse = list(sparse_parameters)
         self._group = group
-        self._nranks = nranks
+        self.ranks = ranks
+        self._nranks = len(ranks)
         self._lanes = lanes
         self._limits = limits
         self._finds_unused = finds_unused
