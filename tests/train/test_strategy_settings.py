@@ -130,9 +130,9 @@ for index in range(4):
 
 
 def train(
-    version: str, folder: Path, script: str, wish: dict[str, Any], **env: str
+    version: str, folder: Path, script: str, wish: dict[str, Any], *, ranks: int = 2, **env: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run SCRIPT on two ranks with the strategy WISH; return the end and the output of each."""
+    """Run SCRIPT on RANKS ranks with the strategy WISH; return the end and the output of each."""
     python = PYTHONS[version]
     assert python.exists(), f"scripts/setup puts Paddle {version} here: {python}"
     (folder / "train.py").write_text(script, encoding="utf-8")
@@ -142,7 +142,7 @@ def train(
     env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
     done = subprocess.run(
-        [python, "-m", "fleetrun", "--nproc_per_node=2", *words, "train.py"],
+        [python, "-m", "fleetrun", f"--nproc_per_node={ranks}", *words, "train.py"],
         cwd=folder,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,
@@ -297,3 +297,40 @@ def test_a_rest_is_applied_only_where_all_ranks_have_one(
     assert says in "".join(logs)
     if way == "even":
         assert [proof["updates"] for proof in proofs(tmp_path)] == [2, 2]
+
+
+SPAWNED = (
+    BEGIN
+    + """
+def learn():
+    paddle.distributed.init_parallel_env()
+    model = paddle.DataParallel(paddle.nn.Linear(4, 2))
+    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
+    for _ in range(2):
+        model(paddle.ones([2, 4]) * (1 + paddle.distributed.get_rank())).mean().backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    total = sum(float(each.sum()) for each in model.parameters())
+    # With what stands around it, a line of one process is not torn by the other's.
+    sys.stdout.write(f"\\nTOTAL {total:.6f} of {paddle.distributed.get_world_size()}\\n")
+
+if __name__ == "__main__":
+    paddle.distributed.spawn(learn, nprocs=2)
+"""
+)
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_processes_that_the_script_spawns_train_with_the_strategy(
+    version: str, tmp_path: Path
+) -> None:
+    wish = {"strategy": {"fuse_all_reduce_ops": False}}
+    done, (log,) = train(version, tmp_path, SPAWNED, wish, ranks=1)
+    assert done.returncode == 0, done.stdout
+    totals = re.findall(r"TOTAL (\S+) of 2", log)
+    assert len(totals) == 2
+    assert len(set(totals)) == 1
+    (proof,) = proofs(tmp_path)
+    assert knobs(proof)["fuse_all_reduce_ops"]["status"] == "effective"
+    assert proof["counts"]["allreduces"] == 2
+    assert proof["counts"]["ranks_compared"] == 2

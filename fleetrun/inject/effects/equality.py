@@ -35,7 +35,7 @@ _ROUNDINGS = 4
 
 def install(asked: Wish, proof: Evidence) -> None:
     """Compare after the first update, and after every N where that is asked for."""
-    if asked.check_ranks == _NEVER or _world() == 1:
+    if asked.check_ranks == _NEVER:
         return
     check = _Check(asked.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
@@ -80,7 +80,8 @@ class _Check:
 
     def after_update(self, source: Any, _number: int) -> None:  # noqa: ANN401
         """Compare, if it is time."""
-        if not self._is_time(source):
+        # Not sooner: `paddle.distributed.spawn` tells its processes late how many there are.
+        if not self._is_time(source) or _world() == 1:
             return
         if hasattr(source, "global_block"):
             self._after_run(source)
