@@ -93,13 +93,15 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
             bucket.size <= limit.size or bucket.gradients == 1 for bucket in found
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
+        text = packed
         if in_effect == "auto" and limit.size is not None:
-            in_effect = limit.size / MEBIBYTE
+            in_effect = float(f"{limit.size / MEBIBYTE:.3g}")
+            text += f"; auto: a tenth of {sum(sizes) / MEBIBYTE:.3g} MB of gradients"
         _say(
             proof,
             "fuse_grad_size_in_MB",
             holds=fits,
-            evidence=packed,
+            evidence=text,
             reason=off,
             in_effect=in_effect,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from functools import cache
@@ -26,6 +27,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "build_strategy": {"fuse_all_optimizer_ops": True, "enable_auto_fusion": True},
         "optimizer": "Momentum",
     },
+    "auto": {"strategy": {"fuse_grad_size_in_MB": "auto"}},
     "lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
     "merged lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
     "merged": {"strategy": MERGE, "optimizer": "Adam"},
@@ -153,6 +155,12 @@ def test_gradients_share_allreduces_and_one_operator_updates(built: Built) -> No
         "no_effect",
         "this build of Paddle has no such pass",
     )
+
+
+def test_auto_is_a_tenth_of_the_gradients_and_says_so(built: Built) -> None:
+    status, text = built.said("auto", "fuse_grad_size_in_MB")
+    assert status == "effective"
+    assert re.fullmatch(r"6 gradients in \d allreduces; .*; auto: a tenth of \S+ MB .*", text)
 
 
 def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built) -> None:
