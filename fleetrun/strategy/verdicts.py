@@ -52,6 +52,10 @@ _STOPS = "true makes Paddle stop while it rewrites the program"
 _ONLY_A_GPU = "only a GPU can tell: "
 _SERVERS = "only training with parameter servers reads it"
 _MAKES = "data parallel makes nothing of it"
+# Whatever it is set to.
+_WAITING_ON_GPUS = Row(
+    "sync_nccl_allreduce", UNTESTED, f"{_ONLY_A_GPU}its flag is a GPU's", "static", "3.3.1", "gpu"
+)
 
 TABLE: tuple[Row, ...] = (
     # Known to ruin a training.
@@ -215,14 +219,7 @@ TABLE: tuple[Row, ...] = (
     ),
     Row("calc_comm_same_stream", NO_EFFECT, "gloo on CPUs has no streams", "static", device="cpu"),
     Row("sync_nccl_allreduce", EFFECTIVE, "sets Paddle's flag", "static", "2.6.2", "gpu"),
-    Row(
-        "sync_nccl_allreduce",
-        UNTESTED,
-        f"{_ONLY_A_GPU}its flag is a GPU's",
-        "static",
-        "3.3.1",
-        "gpu",
-    ),
+    _WAITING_ON_GPUS,
     Row("calc_comm_same_stream", EFFECTIVE, f"{_REWRITES}, for the one stream", "static"),
     Row(
         "fuse_bn_act_ops fuse_bn_add_act_ops",
@@ -386,6 +383,7 @@ OFF: tuple[Row, ...] = (
         "static",
         device="cpu",
     ),
+    _WAITING_ON_GPUS,
 )
 
 
