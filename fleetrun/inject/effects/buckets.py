@@ -96,3 +96,13 @@ def auto_limit_bytes(gradient_bytes: int) -> float:
     A tenth of all gradients, as Paddle's documentation advises; so there are about ten buckets.
     """
     return max(gradient_bytes / 10, 1.0)
+
+
+def tell_auto(gradient_bytes: int) -> tuple[float, str]:
+    """Return the limit in MB that `auto` comes to for the table, and the words for it.
+
+    >>> tell_auto(20 * MEBIBYTE)
+    (2.0, 'auto: a tenth of 20 MB of gradients')
+    """
+    limit = float(f"{auto_limit_bytes(gradient_bytes) / MEBIBYTE:.3g}")
+    return limit, f"auto: a tenth of {gradient_bytes / MEBIBYTE:.3g} MB of gradients"

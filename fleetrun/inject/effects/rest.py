@@ -39,8 +39,6 @@ _COMMUNICATION = (
 )
 # By it Paddle adds the allreduces to static programs; its other value is refused.
 _REWRITES = "without_graph_optimization"
-# What is not off where nobody has spoken of it.
-_ON_BY_DEFAULT = (_REWRITES, "fuse_all_reduce_ops", "sync_nccl_allreduce")
 _NOT_HERE = "Paddle has it for static graphs only"
 _SHARDED = "Paddle reads it for sharded static graphs only"
 _BY_FLAG = "Paddle sets it for static graphs only; FLAGS_{name} in the section `flags` works here"
@@ -190,7 +188,7 @@ class _Rest:
             proof.knob(name, NO_EFFECT, reason=self._reason(name))
 
     def _say_off(self, name: str) -> None:
-        if name in _ON_BY_DEFAULT:
+        if name in settings.ON_BY_DEFAULT:
             self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
         else:
             self._proof.knob(name, EFFECTIVE, in_effect=False, evidence="off, as without it")

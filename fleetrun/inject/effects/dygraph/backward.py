@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,8 @@ class Listener(Protocol):
 
 
 # In the order in which they came, which is the same on all ranks; they go with their models.
-_listeners: list[weakref.ref[Listener]] = []
+_listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 # Those who hear of each end when all others have.
 _last: list[Listener] = []
 _depth = 0
@@ -33,7 +35,7 @@ _run: Callable[..., Any] | None = None
 
 def listen(listener: Listener) -> None:
     """Tell LISTENER of every outermost backward from now on, as long as it lives."""
-    _listeners.append(weakref.ref(listener, _listeners.remove))
+    _listeners[next(_numbers)] = listener
 
 
 def listen_last(listener: Listener) -> None:
@@ -68,8 +70,7 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        living = (listener() for listener in tuple(_listeners))
-        listeners = [*(each for each in living if each is not None), *_last]
+        listeners = [*_listeners.values(), *_last]
         for listener in listeners:
             listener.begin()
         _depth = 1

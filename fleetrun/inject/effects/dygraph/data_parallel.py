@@ -78,8 +78,9 @@ class Models:
         self._proof = proof
         self._must_sync = must_sync
         self._report = report.Report(asked, proof)
-        # They live as long as their models.
-        self._reducers: list[weakref.ref[Reducer]] = []
+        # By their numbers; they live as long as their models.
+        self._reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
+        self._made = 0
         self._lanes: list[communicators.Lane] = []
         # How often `flush` has averaged a model.
         self._flushes = 0
@@ -94,7 +95,7 @@ class Models:
         Raises RuntimeError if the ranks have not all merged the same number of micro-steps.
         """
         owned = {id(parameter) for parameter in current.parameters}
-        for reducer in self._living():
+        for reducer in list(self._reducers.values()):
             if any(id(parameter) in owned for parameter in reducer.everything):
                 self._flushes += 1
                 _agree(reducer.ranks, self._flushes, current.skipped)
@@ -152,7 +153,8 @@ class Models:
 
     def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:  # noqa: ANN401
         ranks = list(model.group.ranks)
-        ids = communicators.Ids(len(self._reducers), ranks)
+        number, self._made = self._made, self._made + 1
+        ids = communicators.Ids(number, ranks)
         size = self._group_size(len(ranks))
         levels = communicators.divide(ranks, size) if size else None
         overlaps = not settings.effective("sync_nccl_allreduce", default=False)
@@ -165,9 +167,7 @@ class Models:
             )
             lanes.append(communicators.Lane(carrier, overlaps=overlaps))
         self._lanes += lanes
-        made = report.Made(
-            len(self._reducers), lanes, levels, len(model.group_indices), overlaps, len(ranks)
-        )
+        made = report.Made(number, lanes, levels, len(model.group_indices), overlaps, len(ranks))
         # Not the model itself, which has the reducer: both shall go when the script lets it go.
         own_bytes = model.comm_buffer_size
         reducer = Reducer(
@@ -181,17 +181,14 @@ class Models:
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),
         )
-        for older in self._living():
+        for older in list(self._reducers.values()):
             if older.has_any([*dense, *rest]):
                 older.share()
                 reducer.share()
                 # The newer model may take its place for good.
                 older.rest()
-        self._reducers.append(weakref.ref(reducer))
+        self._reducers[number] = reducer
         return reducer
-
-    def _living(self) -> list[Reducer]:
-        return [each for each in (one() for one in self._reducers) if each is not None]
 
     def _group_size(self, nranks: int) -> int | None:
         """Return how many ranks are in one group of the hierarchical allreduce, if it is any."""

@@ -237,7 +237,7 @@ class Rounds:
 
     def _watch_step(self, current: Round) -> None:
         """Say it if the script itself has changed gradients since backward made them."""
-        if self.steps >= _WATCHED:
+        if current not in self._watched():
             return
         if current.is_changed():
             self._proof.note(

@@ -25,6 +25,8 @@ def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool)
     after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, rounds))
     after_import("paddle.nn.utils", lambda module: _clips(module, rounds))
     after_import("paddle.nn.layer.layers", lambda module: _layers(module, rounds))
+    # Tensors have no module of their own to wait for.
+    after_import("paddle.nn.layer.layers", lambda _: _tensors(rounds))
     if steps_tail:
         after_import("paddle.io.reader", lambda module: _loaders(module, rounds, flush))
     backward.listen_last(rounds)
@@ -205,7 +207,6 @@ def _layers(module: ModuleType, rounds: Rounds) -> None:
         return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
     module.Layer.clear_gradients = clear_gradients
-    _tensors(rounds)
 
 
 def _tensors(rounds: Rounds) -> None:

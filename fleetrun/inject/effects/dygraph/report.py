@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE
+from ..buckets import MEBIBYTE, tell_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, many
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class Report:
         reason = self._asked.reasons.get(name, "")
         if name == "fuse_grad_size_in_MB" and used == "auto":
             # Each model has its own; that of the largest is told.
-            total = max(sum(model["bucket_bytes"]) for model in self._models.values()) / MEBIBYTE
-            used = float(f"{total / 10:.3g}")
-            reason = f"auto: a tenth of {total:.3g} MB of gradients"
+            used, reason = tell_auto(
+                max(sum(model["bucket_bytes"]) for model in self._models.values())
+            )
         elif name in _FUSION[1:] and not is_scripts and not self._fuses():
             self._proof.knob(
                 name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE
+from ..buckets import MEBIBYTE, tell_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, many
 from . import gloo, lanes, program, reading
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _STREAM = "use_calc_stream"
 _GLOO_WAITS = "Paddle's operators wait for gloo at each allreduce"
 _SEVERAL = "nccl_comm_num above 1 lets the computation go on"
-# A word that is said where it is off, too: it is not off by itself.
-_ON_BY_DEFAULT = ("fuse_all_reduce_ops", "sync_nccl_allreduce")
 _PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
 
 
@@ -95,8 +93,8 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
         if in_effect == "auto" and limit.size is not None:
-            in_effect = float(f"{limit.size / MEBIBYTE:.3g}")
-            text += f"; auto: a tenth of {sum(sizes) / MEBIBYTE:.3g} MB of gradients"
+            in_effect, words = tell_auto(sum(sizes))
+            text += f"; {words}"
         _say(
             proof,
             "fuse_grad_size_in_MB",
@@ -184,14 +182,13 @@ def _say_stream(running: Any, name: str, proof: Evidence) -> None:  # noqa: ANN4
         if op.type in program.ALLREDUCES and op.has_attr(_STREAM)
     ]
     value = bool(settings.effective(name, default=False))
+    counted = f"{sum(inside)} of {many(len(inside), 'allreduce')} are in the computation's stream"
     _say(
         proof,
         name,
         holds=bool(inside) and all(each is value for each in inside),
-        evidence=f"{sum(inside)} of {many(len(inside), 'allreduce')} in the computation's stream",
-        reason="Paddle has no word for the stream of this allreduce"
-        if not inside
-        else f"{sum(inside)} of {many(len(inside), 'allreduce')} are in the computation's stream",
+        evidence=counted,
+        reason=counted if inside else "Paddle has no word for the stream of this allreduce",
     )
 
 
@@ -205,7 +202,7 @@ def _say(
     in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
 ) -> None:
     value = settings.effective(name)
-    if value is None or (value is False and name not in _ON_BY_DEFAULT):
+    if value is None or (value is False and name not in settings.ON_BY_DEFAULT):
         return
     if holds:
         shown = value if in_effect is None else in_effect
