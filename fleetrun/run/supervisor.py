@@ -66,6 +66,8 @@ _SILENCE_S = 1.0
 _SWEEP_S = 5.0
 # Orphans are reaped this much after the news, when the exits that came with it are dealt with.
 _ORPHANS_S = 0.1
+# What a rank has left in its group may leave the group, too; nothing tells us but a look.
+_GROUP_S = 0.05
 
 
 class Sink(Protocol):
@@ -161,6 +163,8 @@ class Supervisor:
         self._baseline = evidence.baseline(began)
         while self._outcome is None:
             self._loop.turn()
+            # Whatever was fed in this turn is performed before we sleep again.
+            self._work()
         self._tell(Finished(self._outcome, time.monotonic()))
         # The ranks' last words come before ours.
         self._deliver()
@@ -242,9 +246,11 @@ class Supervisor:
             self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
 
     def _on_exit(self, one: worker.Worker) -> None:
-        # A scheduler signals ranks and launcher at once: then the signal is the cause.
-        self._read_signals()
         self._loop.unwatch(one.pidfd)
+        # A scheduler signals ranks and launcher at once: then the signal is the cause, and the
+        # others hear of it now, whatever is waited for here.
+        self._read_signals()
+        self._work()
         if self._state.phase == policy.STOPPING:
             left = one.left_behind()
             if left is not None:
@@ -279,14 +285,21 @@ class Supervisor:
 
     def _wait_for_group(self, one: worker.Worker, left: int) -> None:
         """Give what a rank has left behind its grace; the rank has ended when all of it has."""
-        pidfd = os.pidfd_open(left)
+        try:
+            pidfd = os.pidfd_open(left)
+        except ProcessLookupError:
+            self._on_exit(one)
+            return
+        key = ("group", one.index)
 
-        def on_exit() -> None:
+        def look_again() -> None:
+            self._loop.alarm(key, None, _nothing)
             self._loop.unwatch(pidfd)
             os.close(pidfd)
             self._on_exit(one)
 
-        self._loop.watch(pidfd, on_exit)
+        self._loop.watch(pidfd, look_again)
+        self._loop.alarm(key, time.monotonic() + _GROUP_S, look_again)
 
     def _on_deadline(self) -> None:
         self._feed(Elapsed(time.monotonic()))

@@ -9,19 +9,70 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run import proc
+from fleetrun.run.events import Exited, Started
 from fleetrun.run.supervisor import Sink, Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.messages import Messages
 from fleetrun.sinks.proof import Proof
 from fleetrun.sinks.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+
+
+class InterruptBetweenDeaths:
+    """When rank 0 has ended, let rank 1 end, then 2; send ourselves TERM between their exits."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._pids: dict[int, int] = {}
+
+    def prepare(self) -> None:
+        """Have nothing to prepare."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Let nothing but the deaths and our own signal wake the loop."""
+        del waiting
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+
+    def tell(self, happening: Happening) -> None:
+        """Make it happen."""
+        match happening:
+            case Started(process=process, pid=pid):
+                self._pids[process] = pid
+            case Exited(process=0):
+                for rank in (1, 2):
+                    (self._folder / f"go{rank}").touch()
+                    while proc.stat(self._pids[rank]) is not None:
+                        time.sleep(0.005)
+            case Exited(process=1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            case _:
+                pass
+
+    def is_busy(self) -> bool:
+        """Have nothing to deliver."""
+        return False
+
+    def shows(self, process: int) -> bool:
+        """Show nothing."""
+        return process < 0
+
+    def close(self) -> None:
+        """Have nothing to close."""
 
 
 def main(path: str) -> int:
@@ -77,6 +128,8 @@ def main(path: str) -> int:
         # The supervisor is made below.
         declare = lambda one: supervisors[0].declare(one)  # noqa: E731, PLW0108
         sinks.append(Proof(plan, say=messages.say, declare=declare))
+    if wanted.get("interrupt_between_deaths"):
+        sinks.append(InterruptBetweenDeaths(folder))
     supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say))
     try:
         return supervisors[0].run().exit_code

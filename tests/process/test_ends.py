@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -155,6 +156,62 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert 0.3 <= time.monotonic() - began < 5
     assert done.returncode == 143
     assert "Rank 0 had to be killed" in text(done.stderr)
+
+
+def test_a_stop_that_comes_with_a_death_reaches_the_other_ranks(tmp_path: Path) -> None:
+    # The signal comes between the deaths of ranks 1 and 2, of which one turn of the loop tells.
+    # Rank 2 leaves a process in its group, which is waited for.
+    wait = "until [ -e go{} ]; do sleep 0.01; done"
+    job = Launch(
+        tmp_path,
+        "until [ -e ready3 ]; do sleep 0.01; done",
+        wait.format(1),
+        "sleep 60 & " + wait.format(2),
+        "trap 'touch saved; exit 0' TERM; touch ready3; while :; do sleep 0.02; done",
+        grace_s=60,
+        interrupt_between_deaths=True,
+    )
+    assert job.run().returncode == 143
+    assert (tmp_path / "saved").exists()
+
+
+LEAVES_THE_GROUP = """
+import os, signal, time
+if not os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open("ready0", "w") as file:
+        print(os.getpid(), file=file)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    os.setsid()
+time.sleep(60)
+"""
+
+
+def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_end_up(
+    tmp_path: Path,
+) -> None:
+    job = Launch(tmp_path, ["python3", "-c", LEAVES_THE_GROUP], grace_s=60)
+    launcher = job.start()
+    job.wait_for("ready0")
+    until(lambda: (tmp_path / "ready0").read_text().endswith("\n"))
+    child = (tmp_path / "ready0").read_text().strip()
+    launcher.terminate()
+    until(lambda: child in pidfds(launcher.pid))
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).returncode == 143
+
+
+def pidfds(pid: int) -> set[str]:
+    """Return the processes that PID holds descriptors of."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/fdinfo"):  # noqa: PTH208 - one line
+        with (
+            suppress(OSError),
+            open(f"/proc/{pid}/fdinfo/{name}") as file,  # noqa: PTH123 - one line
+        ):
+            found |= {line.split()[1] for line in file if line.startswith("Pid:")}
+    return found
 
 
 def test_s26_the_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
