@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import origin
+from fleetrun.plan import hosts, origin
 
 # In the order in which a host that has several kinds is used.
 KINDS = ("gpu", "xpu", "npu")
@@ -28,6 +28,8 @@ _BACKENDS = {
 _ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "hccl", "xccl", "flagcx", "heter")
 
 _UUIDS = ("GPU-", "MIG-")
+
+_ON_CPU = "training runs on the CPU with the gloo backend."
 
 # More than any host has: a range beyond it is a slip of the keyboard, not worth expanding.
 _LONGEST_RANGE = 4096
@@ -64,12 +66,14 @@ def share(request: Request, facts: Facts) -> Share:
     if request.backend == "gloo" and request.devices is None and processes != "gpu":
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     kind = _kind(request, facts)
-    visible, note = _visible(facts, kind)
+    visible, why = _visible(facts, kind)
     if not visible.devices:
-        _refuse_cpu(request, processes, note)
+        _refuse_cpu(request, processes, why)
+        note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     chosen, notes = _choose(request, visible, kind)
     groups = _groups(request, chosen, processes, kind)
+    notes = (*notes, *_idle(chosen, groups, kind))
     backend = _backend(request, kind)
     if backend == "gloo":
         notes = (*notes, f"Paddle trains on the CPU with gloo, even with {NAMES[kind]}s named.")
@@ -133,8 +137,14 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
     else:
         return
     raise EnvironmentFault(
-        f"{asked} asks for devices, but {why} Leave the option out to train on the CPU."
+        f"{asked} asks for devices, but {why}; leave the option out to train on the CPU."
     )
+
+
+def _without(visible: _Visible, why: str, facts: Facts) -> str:
+    """Say WHY nothing is VISIBLE, and which mask it is against expectation."""
+    mask = visible.mask and facts.environ[visible.mask].strip()
+    return f"{visible.mask}={mask} is set, but {why}" if mask and "hides" not in why else why
 
 
 def _visible(facts: Facts, kind: str) -> tuple[_Visible, str]:
@@ -142,19 +152,14 @@ def _visible(facts: Facts, kind: str) -> tuple[_Visible, str]:
     count = facts.device_counts.get(kind, 0)
     name, text = _mask(facts, kind)
     if not count:
-        if text and name:
-            note = f"{name}={text} is set, but this host has no {NAMES[kind]} driver"
-        else:
-            note = f"this host has no {NAMES[kind]} driver"
-        return _Visible((), name), f"{note}: training runs on the CPU with the gloo backend."
+        return _Visible((), name), f"this host has no {NAMES[kind]} driver"
     uuids = facts.device_ids.get(kind, ())
     if name is None or text == "all":
         devices = tuple(Device(kind, str(index), index) for index in range(count))
         return _Visible(devices, None, uuids), ""
     entries = _mask_entries(text)
     if not entries:
-        note = f"{name}={text} hides all {count} {NAMES[kind]}s"
-        return _Visible((), name), f"{note}: training runs on the CPU with the gloo backend."
+        return _Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
     _check_mask(name, entries, facts, kind)
     devices = tuple(Device(kind, entry, index) for index, entry in enumerate(entries))
     known = tuple(
@@ -317,6 +322,8 @@ def _groups(
             f"{processes} processes, {count} device{plural}; add --oversubscribe to let them "
             f"share, or give --nproc_per_node={count}."
         )
+    if processes == 1 and request.run_mode not in hosts.SERVER_MODES:
+        return (chosen,)
     if request.devices is None:
         return tuple((device,) for device in chosen[:processes])
     if count % processes:
@@ -326,3 +333,34 @@ def _groups(
         )
     each = count // processes
     return tuple(chosen[rank * each : (rank + 1) * each] for rank in range(processes))
+
+
+def _idle(
+    chosen: tuple[Device, ...], groups: tuple[tuple[Device, ...], ...], kind: str
+) -> tuple[str, ...]:
+    """Name the devices of CHOSEN that are in none of GROUPS, in one line."""
+    used = {device for group in groups for device in group}
+    idle = [device.id for device in chosen if device not in used]
+    if not idle:
+        return ()
+    name, processes = NAMES[kind], len(groups)
+    subject = f"{name} {idle[0]} is" if len(idle) == 1 else f"{name}s {_listed(idle)} are"
+    said = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
+    if len(chosen) % processes or processes == 1:
+        return (f"{said}.",)
+    ids = _listed([device.id for device in chosen]).replace(", ", ",")
+    each = len(chosen) // processes
+    return (f"{said}; --{kind}s={ids} beside it gives each process {each}.",)
+
+
+def _listed(ids: list[str]) -> str:
+    """Write IDS as people do: a range where they are one.
+
+    >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
+    ('2-3', '3, 1', 'GPU-a, GPU-b')
+    """
+    if all(_is_number(each) for each in ids):
+        first, last = int(ids[0]), int(ids[-1])
+        if ids == [str(number) for number in range(first, last + 1)]:
+            return f"{first}-{last}"
+    return ", ".join(ids)

@@ -199,6 +199,18 @@ def test_asking_for_gpus_without_a_driver_is_a_fault() -> None:
         share(a_request(devices="0"), masked(""))
 
 
+@pytest.mark.parametrize("mask", [None, "0,1", ""])
+def test_a_refusal_for_want_of_devices_is_one_sentence_and_one_remedy(mask: str | None) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    for gpus in (0, 8) if mask == "" else (0,):
+        with pytest.raises(EnvironmentFault) as caught:
+            share(a_request(devices="0,1"), some_facts(gpus, environ=environ))
+        said = str(caught.value)
+        assert said.count("but") == 1, said
+        assert "training runs on the CPU" not in said
+        assert said.endswith("leave the option out to train on the CPU.")
+
+
 @pytest.mark.parametrize(
     ("nproc", "expected"),
     [
@@ -237,6 +249,48 @@ def test_named_devices_are_divided_among_the_processes() -> None:
     assert indexes(found) == [[0, 1], [2, 3]]
     found = share(a_request(devices="0,1", nproc_per_node=1), some_facts(4))
     assert indexes(found) == [[0, 1]]
+
+
+@pytest.mark.parametrize("devices", [None, "4,5"])
+def test_one_process_has_all_visible_devices(devices: str | None) -> None:
+    found = share(a_request(devices=devices, nproc_per_node=1), masked("4,5"))
+    assert [device.id for device in found.groups[0]] == ["4", "5"]
+    assert indexes(found) == [[0, 1]]
+    assert not [note for note in found.notes if "idle" in note]
+
+
+def test_one_trainer_process_with_servers_is_not_the_only_one() -> None:
+    found = share(a_request(run_mode="ps", nproc_per_node=1), some_facts(2))
+    assert indexes(found) == [[0]]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "mask", "note"),
+    [
+        (
+            2,
+            "0,1,2,3",
+            (
+                "GPUs 2-3 are idle: --nproc_per_node=2 uses one GPU for each process; --gpus=0-3 "
+                "beside it gives each process 2."
+            ),
+        ),
+        (
+            3,
+            "4,5,6,7",
+            "GPU 7 is idle: --nproc_per_node=3 uses one GPU for each process.",
+        ),
+        (
+            2,
+            "6,4,1,3,2",
+            "GPUs 1, 3, 2 are idle: --nproc_per_node=2 uses one GPU for each process.",
+        ),
+    ],
+)
+def test_devices_that_nobody_uses_are_named(nproc: int, mask: str, note: str) -> None:
+    found = share(a_request(nproc_per_node=nproc), masked(mask))
+    assert indexes(found) == [[index] for index in range(nproc)]
+    assert found.notes == (note,)
 
 
 def test_devices_that_cannot_be_divided_are_a_usage_error() -> None:
