@@ -81,6 +81,9 @@ OURS: dict[str, Ours] = {
     "legacy/60_run_mode_collective": Ours(
         RUNS, "Paddle's CPU build knows no --run_mode=collective; it is what we do anyway."
     ),
+    "legacy/33_ps_no_workers": Ours(
+        RUNS, "Paddle's newer launcher takes one trainer where nobody names any, and so do we."
+    ),
     "legacy/61_script_args_trigger_ps": Ours(
         RUNS, "--worker_num stands behind the script and is the script's own."
     ),

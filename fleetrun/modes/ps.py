@@ -69,6 +69,7 @@ def cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
     if post is not None:
         return _posted(post, facts, share, notes)
     crew = servers.crew(request)
+    notes += servers.supplied(request)
     found = layout(crew, roster, share.groups)
     gloo = with_gloo(request, facts.environ, found)
     mine = [spec for spec in found.ranks if spec.node_rank == roster.me]

@@ -84,18 +84,29 @@ def crew(request: Request) -> Crew:
     """Return everybody whom REQUEST asks for; UsageError where its parts disagree."""
     servers = _seats(request, SERVER, "server_num", "servers")
     trainers = _seats(request, TRAINER, "trainer_num", "trainers")
-    for seats, what, options in (
-        (servers, "parameter servers", "--server_num or --servers"),
-        (trainers, "trainers", "--trainer_num or --trainers (also --worker_num, --workers)"),
-    ):
-        if not seats:
-            raise UsageError(f"{_asked(request)} needs {what}, and nobody names any: {options}.")
+    # As with Paddle: the side that nobody counts or lists is one; on the first host of the other.
+    first = next((seat.host for seat in (*servers, *trainers)), None)
+    servers = servers or (Seat(SERVER, 0, first),)
+    trainers = trainers or (Seat(TRAINER, 1, first),)
     heter = _heter(request)
     devices = _heter_devices(request, max((seat.stage for seat in heter), default=1) - 1)
     coordinators = _seats(request, COORDINATOR, "coordinator_num", "coordinators")
     meeting = Seat(MEETING, host=servers[0].host, port=_meeting_port(request))
     found = (*servers, *trainers, *heter, meeting, *coordinators)
     return Crew(_housed(request, found), devices)
+
+
+def supplied(request: Request) -> tuple[str, ...]:
+    """Say which side nobody counts or lists: `crew` takes one there."""
+    sides = (
+        ("parameter servers", "server_num", "servers"),
+        ("trainers", "trainer_num", "trainers"),
+    )
+    return tuple(
+        f"nobody says how many {what} there are: one starts; --{number} counts them."
+        for what, number, listed in sides
+        if getattr(request, number) is None and not getattr(request, listed)
+    )
 
 
 def ports(found: Crew, start_port: int | None) -> tuple[tuple[int | None, ...], ...]:
@@ -202,12 +213,6 @@ def check_paddle(request: Request, facts: Facts) -> tuple[str, ...]:
     return (said,)
 
 
-def _asked(request: Request) -> str:
-    """Name the option that made this a job with parameter servers."""
-    given = [name for name in hosts.SERVER_FIELDS if getattr(request, name)]
-    return origin.option(request, given[0] if given else "run_mode")
-
-
 def _seats(request: Request, role: str, number: str, listed: str) -> tuple[Seat, ...]:
     """Return the seats of ROLE that the option NUMBER counts and the option LISTED names."""
     count: int | None = getattr(request, number)
@@ -215,6 +220,11 @@ def _seats(request: Request, role: str, number: str, listed: str) -> tuple[Seat,
         raise UsageError(f"{origin.option(request, number)}: give a number, 1 or more.")
     stage = 1 if role == TRAINER else 0
     seats = tuple(_seat(request, listed, text, role, stage) for text in getattr(request, listed))
+    if count == 0 and not seats and role in {SERVER, TRAINER}:
+        what = "parameter servers" if role == SERVER else "trainers"
+        raise UsageError(
+            f"{origin.option(request, number)}: such a job needs {what}; leave it out to get one."
+        )
     if not seats:
         return (Seat(role, stage),) * (count or 0)
     if count and count != len(seats):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -206,15 +207,48 @@ def test_all_but_servers_await_servers() -> None:
     assert waits == [[7000, 7003], [7001]]
 
 
+# -- one side alone ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seats", "said"),
+    [
+        ({"run_mode": "ps"}, {"PSERVER": 1, "TRAINER": 1}, ["--server_num", "--trainer_num"]),
+        ({"server_num": 2}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
+        ({"trainer_num": 2}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
+        ({"servers": ("h:1", "h:2")}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
+        ({"trainers": ("h:1", "h:2")}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
+        ({"trainers": ("h", "b")}, {"PSERVER": 1, "TRAINER": 2}, ["--server_num"]),
+        ({"servers": ("h:1", "b:1")}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
+        (
+            {"heter_worker_num": "2"},
+            {"PSERVER": 1, "TRAINER": 1, "HETER_TRAINER": 2},
+            ["--server_num", "--trainer_num"],
+        ),
+        ({"server_num": 1, "trainer_num": 1}, {"PSERVER": 1, "TRAINER": 1}, []),
+    ],
+)
+def test_the_side_that_nobody_counts_is_one(
+    wanted: dict[str, Any], seats: dict[str, int], said: list[str]
+) -> None:
+    request = job(**wanted)
+    found = servers.crew(request)
+    counted = Counter(seat.role for seat in found.seats if seat.role != servers.MEETING)
+    assert counted == seats
+    # On several hosts it is on the first one, whichever side that is.
+    assert found.hosts in {(), ("h",), ("h", "b")}
+    notes = servers.supplied(request)
+    assert [option for note in notes for option in note.split() if option[:2] == "--"] == said
+
+
 # -- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"server_num": 1}, "--server_num=1 needs trainers"),
-        ({"trainers": ("h:1",)}, "--trainers=h:1 needs parameter servers"),
-        ({"run_mode": "ps"}, "--run_mode=ps needs parameter servers"),
+        ({"server_num": 1, "trainer_num": 0}, "--trainer_num=0: such a job needs trainers"),
+        ({"server_num": 0, "run_mode": "ps"}, "--server_num=0: such a job needs parameter servers"),
         ({"server_num": -1, "trainer_num": 1}, "--server_num=-1: give a number"),
         (
             {"server_num": 2, "servers": ("127.0.0.1:1",), "trainer_num": 1},
@@ -227,6 +261,7 @@ def test_all_but_servers_await_servers() -> None:
         ({"servers": ("::1",), "trainers": ("h:2",)}, "Paddle reads no IPv6"),
         ({"servers": ("h:65536",), "trainers": ("h:2",)}, "from 1 to 65535"),
         ({"servers": ("a:1", "b:1"), "trainer_num": 2}, "list them with --trainers"),
+        ({"trainers": ("a:1", "b:1"), "server_num": 1}, "list them with --servers"),
         (
             {"servers": ("a:1", "b:1"), "trainers": ("a:2",), "heter_worker_num": "1"},
             "list them with --heter_workers",
@@ -522,9 +557,8 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
     "wanted",
     [
         {"server_num": 2, "servers": ("127.0.0.1:1",), "trainer_num": 1},
-        {"server_num": 1},
     ],
-    ids=["legacy/32_ps_num_mismatch", "legacy/33_ps_no_workers"],
+    ids=["legacy/32_ps_num_mismatch"],
 )
 def test_what_paddle_refuses_is_refused_in_one_sentence(wanted: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:

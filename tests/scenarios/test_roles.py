@@ -60,6 +60,21 @@ def test_the_job_is_done_when_its_trainers_are(tmp_path: Path) -> None:
     assert names >= {"serverlog.0", "serverlog.1", "workerlog.0", "workerlog.1", "endpoints.log"}
 
 
+@pytest.mark.parametrize(
+    ("options", "logs"),
+    [
+        (["--run_mode", "ps"], {"serverlog.0", "workerlog.0"}),
+        (["--trainers=127.0.0.1,127.0.0.1"], {"serverlog.0", "workerlog.0", "workerlog.1"}),
+    ],
+)
+def test_a_job_starts_where_only_one_side_is_named(
+    tmp_path: Path, options: list[str], logs: set[str]
+) -> None:
+    done = roles(tmp_path, *options, trainer="[ $N = 1 ] || echo trained").run()
+    assert (done.out, done.said if done.code else "") == (b"trained\n", "")
+    assert {path.name for path in (tmp_path / "log").glob("*log.?")} == logs
+
+
 def test_every_role_has_its_logs(tmp_path: Path) -> None:
     options = (*TWO_AND_TWO, "--heter_worker_num=1;1", "--coordinator_num=1")
     # Who comes after the trainers is started, too, before the job is done.
