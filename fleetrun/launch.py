@@ -11,6 +11,7 @@ from fleetrun.plan import compose, devices
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
+from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import Manifest
 from fleetrun.sinks.messages import Messages
 from fleetrun.sinks.rundir import RunDirectory
@@ -87,6 +88,7 @@ def _run(
         ),
         EventLog(plan),
         Manifest(plan, request, environ),
+        LaunchFile(plan, request),
         console,
         *_rotation(plan, request, console, messages),
         Watch(
@@ -191,9 +193,19 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
 
 
 def _preface(plan: LaunchPlan, request: Request) -> str:
-    """Return what people see first: Paddle's banner and our remarks."""
+    """Return what people see first: the banner and our remarks."""
     if request.quiet or request.log_level in {"warning", "error"}:
         return ""
-    from fleetrun.plan import render  # noqa: PLC0415 - the ranks are started; now there is time
+    return _banner(plan, request) + "".join(f"fleetrun: {note}\n" for note in plan.notes)
 
-    return render.banner(request, plan) + "".join(f"fleetrun: {note}\n" for note in plan.notes)
+
+def _banner(plan: LaunchPlan, request: Request) -> str:
+    if request.banner == "none":
+        return ""
+    if request.banner == "full":
+        from fleetrun.plan import render  # noqa: PLC0415 - the ranks are started; now there is time
+
+        return render.banner(request, plan)
+    from fleetrun.plan import brief  # noqa: PLC0415 - see above
+
+    return "".join(f"fleetrun: {line}\n" for line in brief.brief(request, plan))

@@ -103,6 +103,8 @@ class Request(NamedTuple):
     log_max_files: int = 3
     tee: str | None = None
     quiet: bool = False
+    # brief, full or none.
+    banner: str = "brief"
     dry_run: str | None = None
     # Jobs with parameter servers: how many of each role, or their endpoints; `;` between stages.
     server_num: int | None = None

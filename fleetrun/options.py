@@ -282,7 +282,7 @@ TABLE: tuple[Option, ...] = (
         "quiet",
         "flag",
         COMMON,
-        "Print no banner and no remarks, only the output of the ranks.",
+        "Print no banner and no remarks, only the output of the ranks (and what fails).",
         default="false",
         bare="true",
     ),
@@ -538,6 +538,17 @@ TABLE: tuple[Option, ...] = (
         ),
     ),
     Option(
+        "banner",
+        "choice",
+        JOB,
+        "What stands before the ranks' output: five lines (brief), Paddle's tables of settings and "
+        "environment too (full; launch.txt in the launch's folder always has them), or nothing but "
+        "warnings (none). --quiet leaves out those, too.",
+        metavar="brief|full|none",
+        default="brief",
+        words=("brief", "full", "none"),
+    ),
+    Option(
         "log_overwrite",
         "bool",
         JOB,
@@ -733,7 +744,7 @@ TABLE: tuple[Option, ...] = (
         metavar="BOOL",
         bare="true",
         status="accepted",
-        reason="the settings are printed unless --quiet is given.",
+        reason="launch.txt in the launch's folder has the settings; --banner=full prints them.",
     ),
     Option(
         "elastic_timeout",

@@ -132,6 +132,7 @@ def resolve(
         log_max_files=_whole(chosen["log_max_files"]) or 1,
         tee=_tee(chosen["tee"]),
         quiet=chosen["quiet"].value is True,
+        banner=_text(chosen["banner"]) or "brief",
         dry_run=_text(chosen["dry_run"]),
         server_num=_whole(chosen["server_num"]),
         servers=_list(chosen["servers"]),

@@ -79,6 +79,7 @@ VALUES = {
     "log_dir": ("one", "two"),
     "tee": ("0", "1"),
     "quiet": ("true", "false"),
+    "banner": ("full", "none"),
     "dry_run": ("json", "sh"),
     "strategy": ("amp", "comm_fusion"),
     "strategy_mode": ("override", "defaults"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.plan import affinity, arguments, secrets, shell
+from fleetrun.plan.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,25 +49,13 @@ def banner(request: Request, plan: LaunchPlan) -> str:
     shown = {setting.name: _setting_value(setting) for setting in _worth_showing(request)}
     shown["training_script"] = request.script.target
     shown["training_script_args"] = str(list(arguments.conceal(request.script.args)[0]))
-    lines += [f"{name}: {_visible(value)}" for name, value in sorted(shown.items())]
+    lines += [f"{name}: {visible(value)}" for name, value in sorted(shown.items())]
     lines.append("-" * 48)
     if not plan.processes:
         return "\n".join(lines) + "\n"
-    trainers = (p for p in plan.processes if _title(p).startswith("rank "))
-    first = next(trainers, plan.processes[0])
+    first = _first(plan)
     lines += [
-        (
-            f"Local start {len(plan.processes)} processes. "
-            "First process distributed environment info (Only For Debug): "
-        ),
-        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
-        _banner_row("Distributed Envs", "Value"),
-        f"{_INDENT}+{'-' * _RULE_WIDTH}+",
-        *(
-            _banner_row(name, _elided(_visible(secrets.redact(name, value))))
-            for name, value in first.env.items()
-        ),
-        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
+        *_environment_table(plan),
         "",
         (
             f"All endpoints are listed in {_under(plan.log_dir, 'endpoints.log')}, "
@@ -75,6 +64,37 @@ def banner(request: Request, plan: LaunchPlan) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def again(plan: LaunchPlan) -> str:
+    """Return what is new in another attempt: its number, as log files have it, and environment."""
+    if not plan.processes:
+        return ""
+    return "\n".join([f"\nAttempt {plan.generation}", *_environment_table(plan)]) + "\n"
+
+
+def _first(plan: LaunchPlan) -> ProcessSpec:
+    """Return the process whose environment and log are shown: the first trainer, if any is here."""
+    trainers = (p for p in plan.processes if _title(p).startswith("rank "))
+    return next(trainers, plan.processes[0])
+
+
+def _environment_table(plan: LaunchPlan) -> list[str]:
+    """Return Paddle's table of the first process's variables."""
+    return [
+        (
+            f"Local start {len(plan.processes)} processes. "
+            "First process distributed environment info (Only For Debug): "
+        ),
+        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
+        _banner_row("Distributed Envs", "Value"),
+        f"{_INDENT}+{'-' * _RULE_WIDTH}+",
+        *(
+            _banner_row(name, _elided(visible(secrets.redact(name, value))))
+            for name, value in _first(plan).env.items()
+        ),
+        f"{_INDENT}+{'=' * _RULE_WIDTH}+",
+    ]
 
 
 def _banner_row(name: str, value: str) -> str:
@@ -103,7 +123,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     settings = sorted(_worth_showing(request), key=lambda s: (s.source == "default", s.name))
     indent = 4 + max((len(setting.name) for setting in settings), default=0)
     for setting in settings:
-        value = _visible(_setting_value(setting)) or "none"
+        value = visible(_setting_value(setting)) or "none"
         lines += _hanging(f"  {setting.name}", f"{value}  ({setting.source})", indent)
     first = plans[0]
     world = sum(len(plan.processes) for plan in plans)
@@ -115,7 +135,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
         ),
     ]
     for note in first.notes:
-        lines += _hanging("  note", _visible(note), 8)
+        lines += _hanging("  note", visible(note), 8)
     lines += _strategy_lines(first)
     common = _common_env(plans)
     unset = _common_unset(plans)
@@ -134,13 +154,13 @@ def _strategy_lines(plan: LaunchPlan) -> list[str]:
         return []
     winner = "the script's own settings win" if strategy.mode == "defaults" else "it wins"
     asked = ", ".join(strategy.sources) or "only the check of the ranks"
-    lines = ["", *_hanging("Strategy", f"{_visible(asked)} ({winner})", 10)]
+    lines = ["", *_hanging("Strategy", f"{visible(asked)} ({winner})", 10)]
     names = [f"{knob.section}.{knob.name}" for knob in strategy.knobs]
     indent = 4 + max(map(len, names), default=0)
     for name, knob in zip(names, strategy.knobs, strict=True):
         value = secrets.redact(knob.name, _knob_value(knob))
         reason = f"; {knob.reason}" if knob.reason else ""
-        lines += _hanging(f"  {name}", _visible(f"{value}  ({knob.source}{reason})"), indent)
+        lines += _hanging(f"  {name}", visible(f"{value}  ({knob.source}{reason})"), indent)
     return lines
 
 
@@ -157,22 +177,22 @@ def _node_lines(
 ) -> list[str]:
     lines = [
         f"Node {plan.node_rank}, host {_host(plan)}" + (" (this host)" if here else ""),
-        *_hanging("  folder", _visible(plan.cwd), 12),
-        *_hanging("  run", _visible(plan.run_dir), 12),
+        *_hanging("  folder", visible(plan.cwd), 12),
+        *_hanging("  run", visible(plan.run_dir), 12),
     ]
     lines += [
-        f"  file      {_visible(path)}: {_count(len(text), 'character', 'characters')}"
+        f"  file      {visible(path)}: {_count(len(text), 'character', 'characters')}"
         for path, text in sorted(plan.files.items())
     ]
     for process in plan.processes:
         lines += ["", f"  {_title(process)}"]
-        lines += _hanging("    command", _visible(_command(process.argv)), 14)
+        lines += _hanging("    command", visible(_command(process.argv)), 14)
         if process.rank is not None:
             lines += _hanging("    devices", _devices(process.rank.devices) or "cpu", 14)
             lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
         if process.cpus:
             lines += _hanging("    cpus", affinity.listed(process.cpus), 14)
-        lines += _hanging("    log", _visible(_under(plan.run_dir, process.log)), 14)
+        lines += _hanging("    log", visible(_under(plan.run_dir, process.log)), 14)
         own = {name: value for name, value in process.env.items() if name not in common}
         if own:
             lines.append("    environment")
@@ -261,23 +281,6 @@ def _command(argv: Sequence[str]) -> str:
     return shlex.join(arguments.conceal(argv)[0])
 
 
-def _visible(text: str) -> str:
-    r"""Return TEXT with everything a terminal would act on, or could not show, as an escape.
-
-    >>> print(_visible("a\nb\x1b[1m\udce9 é"))
-    a\nb\x1b[1m\xe9 é
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else _escape(char) for char in text)
-
-
-def _escape(char: str) -> str:
-    if "\udc80" <= char <= "\udcff":
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode()
-
-
 def _hanging(label: str, text: str, indent: int) -> list[str]:
     """Put TEXT beside LABEL from column INDENT on, broken after commas and blanks to fit the width.
 
@@ -297,7 +300,7 @@ def _hanging(label: str, text: str, indent: int) -> list[str]:
 def _env_lines(env: Mapping[str, str], *, indent: str) -> list[str]:
     lines: list[str] = []
     for name, value in sorted(env.items()):
-        text = _visible(f"{name}={secrets.redact(name, value)}")
+        text = visible(f"{name}={secrets.redact(name, value)}")
         first, *more = _hanging("", text, len(indent) + 2)
         lines += [first[2:], *more]
     return lines

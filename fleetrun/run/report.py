@@ -77,7 +77,9 @@ def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
     lines = []
     if outcome.earlier:
         first = outcome.earlier[0].describe()
-        lines.append(f"It was attempt {outcome.attempts}; the first failed because {first}.")
+        # As in log files' names and $PADDLE_RESTART_COUNT.
+        last = f"attempt {outcome.attempts - 1} (counted from 0)"
+        lines.append(f"It was {last}; the first failed because {first}.")
     if outcome.given_up:
         lines.append(f"It was not started again: {outcome.given_up}")
     if outcome.stuck:

@@ -471,7 +471,8 @@ class Supervisor:
             self._loop.alarm("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
 
     def _say_what_comes_next(self, at: float) -> None:
-        attempt, most = self._state.attempt + 2, self._plan.rules.max_restarts + 1
+        # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
+        attempt, most = self._state.attempt + 1, self._plan.rules.max_restarts
         wait = (self._state.deadline or at) - at
         self._say(
             f"{self._state.outcome().describe()}. Attempt {attempt} of {most} in {wait:.1f} s."

@@ -15,22 +15,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import assert_golden, plan, request
 from waiting import until
 
 from fleetrun.model import (
-    Device,
-    Endpoint,
     LaunchPlan,
     ProcessSpec,
-    RankSpec,
     Request,
-    Rules,
-    Script,
     Setting,
 )
 from fleetrun.plan import render, shell
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 SHELLS = [name for name in ("dash", "bash") if shutil.which(name)]
 
 # Writes what it was given beside itself: argv, environment and folder of one rank.
@@ -64,93 +59,11 @@ NASTY_ARGS = (
 )
 
 
-def request(**changes: object) -> Request:
-    made = Request(
-        script=Script("file", "train.py", ("--lr", "0.1")),
-        nproc_per_node=2,
-        settings=(
-            Setting("nproc_per_node", "2", "command line"),
-            Setting("log_level", "debug", "$PADDLE_LOG_LEVEL"),
-            Setting("ips", "", "default"),
-            Setting("log_dir", "log", "default"),
-            Setting("max_restart", "0", "default"),
-        ),
-    )
-    return made._replace(**changes)  # type: ignore[arg-type]
-
-
-def plan(
-    *,
-    hosts: tuple[str, ...] = ("127.0.0.1",),
-    node: int = 0,
-    per_node: int = 2,
-    argv: tuple[str, ...] = ("/usr/bin/python3", "-u", "train.py", "--lr", "0.1"),
-    env: dict[str, str] | None = None,
-    cwd: str = "/home/me/job",
-    **changes: object,
-) -> LaunchPlan:
-    ranks = tuple(
-        RankSpec(
-            role="trainer",
-            rank=at * per_node + local,
-            local_rank=local,
-            node_rank=at,
-            devices=(Device("gpu", str(4 + local), local),),
-            endpoint=Endpoint(host, 6070 + local),
-        )
-        for at, host in enumerate(hosts)
-        for local in range(per_node)
-    )
-    endpoints = ",".join(str(rank.endpoint) for rank in ranks)
-    processes = tuple(
-        ProcessSpec(
-            name=f"trainer.{rank.rank}",
-            argv=argv,
-            env={
-                "PADDLE_TRAINER_ID": str(rank.rank),
-                "PADDLE_CURRENT_ENDPOINT": str(rank.endpoint),
-                "PADDLE_TRAINERS_NUM": str(len(ranks)),
-                "PADDLE_TRAINER_ENDPOINTS": endpoints,
-                "FLAGS_selected_gpus": str(rank.local_rank),
-                **(env or {}),
-            },
-            unset=("PADDLE_MASTER",),
-            log=f"workerlog.{rank.local_rank}",
-            rank=rank,
-        )
-        for rank in ranks
-        if rank.node_rank == node
-    )
-    made = LaunchPlan(
-        job_id="default",
-        mode="collective",
-        engine="static" if len(hosts) > 1 else "local",
-        generation=0,
-        node_rank=node,
-        nodes=hosts,
-        ranks=ranks,
-        processes=processes,
-        rules=Rules(),
-        cwd=cwd,
-        log_dir="log",
-        run_dir="log/runs/20261121T040700Z-default",
-    )
-    return made._replace(**changes)  # type: ignore[arg-type]
-
-
-def assert_golden(name: str, text: str) -> None:
-    """Compare TEXT with tests/golden/NAME; `UPDATE_GOLDEN=1` writes it anew, on purpose."""
-    path = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(text)
-    assert text == path.read_text()
-
-
 # ------------------------------------------------------------------------------------- the banner
 
 
-def test_banner_is_what_it_was() -> None:
-    assert_golden("banner.txt", render.banner(request(), plan()))
+def test_the_full_banner_is_what_it_was() -> None:
+    assert_golden("banner-full.txt", render.banner(request(), plan()))
 
 
 def test_banner_has_the_layout_that_paddle_prints() -> None:
@@ -195,6 +108,13 @@ def test_banner_says_where_the_logs_are() -> None:
     last = render.banner(request(), plan()).splitlines()[-1]
     for place in ("log/endpoints.log", "log/workerlog.0", "log/runs/20261121T040700Z-default"):
         assert place in last
+
+
+def test_another_attempt_has_its_number_and_an_environment_of_its_own() -> None:
+    text = render.again(plan(env={"PADDLE_RESTART_COUNT": "2"}, generation=2))
+    assert text.startswith("\nAttempt 2\nLocal start 2 processes.")
+    assert "PADDLE_RESTART_COUNT" in text
+    assert render.again(plan(processes=())) == ""
 
 
 def test_banner_of_a_launch_without_local_processes_has_no_table() -> None:

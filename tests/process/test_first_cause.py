@@ -105,5 +105,5 @@ def test_s51_the_first_and_the_last_error_are_told(tmp_path: Path) -> None:
     script = "[ $R = 1 ] && exit $((5 + ${PADDLE_RESTART_COUNT:-0})); sleep 60"
     done = Command(tmp_path, script, "--max_restart=1").run()
     assert done.code == 6
-    assert "It was attempt 2; the first failed because rank 1 exited with 5." in done.said
+    assert "attempt 1 (counted from 0); the first failed because rank 1 exited with 5." in done.said
     assert report(tmp_path)["earlier"] == ["rank 1 exited with 5"]

@@ -24,6 +24,18 @@ def test_s51_the_budget_is_three_attempts_and_both_ends_are_told(tmp_path: Path)
     assert "the first failed because rank 1 exited with 5" in done.said
 
 
+def test_an_attempt_has_one_number_in_files_sentences_and_variables(tmp_path: Path) -> None:
+    fails = "echo count $PADDLE_RESTART_COUNT; [ $R = 1 ] && exit 5; exec sleep 60"
+    job = Command(tmp_path, fails, "--max_restart=1", "--log_level=info")
+    job.argv.remove("--quiet")
+    done = job.run()
+    run = tmp_path / "log" / "latest"
+    assert (run / "workerlog.1.attempt1").read_text() == "count 1\n"
+    assert "Attempt 1 of 1 in " in done.said
+    assert "It was attempt 1 (counted from 0); the first failed because" in done.said
+    assert "\nAttempt 1\nLocal start 2 processes." in (run / "launch.txt").read_text()
+
+
 def test_s52_the_second_attempt_may_succeed_and_each_keeps_its_log(tmp_path: Path) -> None:
     job = Command(tmp_path, COUNT + "exit $((3 * (PADDLE_RESTART_COUNT == 0)))", "--max_restart=3")
     done = job.run()

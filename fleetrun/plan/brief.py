@@ -1,0 +1,137 @@
+"""What people see first: at most five lines of what starts where, and where its logs are.
+
+The ranks have just been started, so nothing is imported here that a launch does not have already.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.plan.visible import columns, elided, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fleetrun.model import Device, LaunchPlan, ProcessSpec, Request
+
+# A terminal's usual width, of which the lines' "fleetrun: " takes its part.
+WIDTH = 80
+LAUNCH_FILE = "launch.txt"
+_NAME = "fleetrun: "
+_TRAINER = "trainer"
+
+
+def brief(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> list[str]:
+    """Return the lines, without the program's name; where links cannot be, other names exist."""
+    room = WIDTH - len(_NAME)
+    lines = [_what(request, plan, room), _devices(request, plan, room)]
+    if plan.strategy is not None:
+        wins = "the script's settings win" if plan.strategy.mode == "defaults" else "it wins"
+        asked = ", ".join(plan.strategy.sources) or "none but the check that ranks are equal"
+        lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
+    log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
+    lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
+    lines.append(_fitted("settings in ", visible(run_dir), f"/{LAUNCH_FILE}", room))
+    return lines
+
+
+def _what(request: Request, plan: LaunchPlan, room: int) -> str:
+    """Say which of the job's processes start here, and what of."""
+    place = "this host"
+    if len(plan.nodes) > 1:
+        host = plan.nodes[plan.node_rank]
+        place = f"{host} (node rank {plan.node_rank} of {len(plan.nodes)} nodes)"
+    job = "" if request.job_id == "default" else f", job {request.job_id},"
+    said = f"{job} on {place}: {_who(plan)}"
+    return _fitted("starting ", visible(request.script.target), visible(said), room)
+
+
+def _who(plan: LaunchPlan) -> str:
+    """Name the processes of this host, and how many ranks the job has.
+
+    Ranks count over the whole job: `ranks 2-3 of 4`; other roles are told one after another.
+    """
+    groups: dict[str, list[int]] = {}
+    for process in plan.processes:
+        role, _, number = process.name.rpartition(".")
+        groups.setdefault(role or process.name, []).append(
+            process.rank.rank if process.rank is not None else int(number or 0)
+        )
+    if not groups:
+        return "nothing"
+    only_ranks = set(groups) == {_TRAINER}
+    parts = []
+    for role, numbers in groups.items():
+        name = "rank" if only_ranks else role
+        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}")
+    if only_ranks:
+        parts[0] += f" of {len(plan.ranks)}"
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
+    """Say which devices the processes get, and how they communicate."""
+    held = [p.rank.devices for p in plan.processes if p.rank is not None and p.rank.devices]
+    devices = [device for group in held for device in group]
+    shown = "none (CPU)"
+    if devices:
+        shown = "; ".join(_listed(kind, devices) for kind in dict.fromkeys(d.kind for d in devices))
+        most = max(map(len, held))
+        shown += f" ({most} for each process)" if most > 1 and len(held) > 1 else ""
+    backends = (p.env.get("PADDLE_DISTRI_BACKEND") for p in plan.processes)
+    backend = next((found for found in backends if found), request.backend)
+    return _fitted("devices ", visible(shown), f"; backend {visible(backend)}", room)
+
+
+def _listed(kind: str, devices: Sequence[Device]) -> str:
+    """Name the DEVICES of one KIND, each once, numbers as ranges."""
+    ids = list(dict.fromkeys(device.id for device in devices if device.kind == kind))
+    if all(each.isdecimal() for each in ids):
+        return f"{kind} {_ranges(map(int, ids))}"
+    return f"{kind} {', '.join(ids)}"
+
+
+def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
+    """Name the log files of this host's PROCESSES, as they can be opened."""
+    names: dict[str, list[str]] = {}
+    for process in processes:
+        names.setdefault(process.log.rstrip("0123456789"), []).append(process.log)
+    if not names:
+        return _fitted("logs in ", visible(folder), "", room)
+    if len(names) > 1:
+        shown = ", ".join(f"{start}N" for start in names)
+        return _fitted("logs in ", visible(folder), f"/ with {shown}", room)
+    (logs,) = names.values()
+    last = f" to {logs[-1]}" if len(logs) > 1 else ""
+    return _fitted("logs in ", visible(folder), f"/{logs[0]}{last}", room)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Write NUMBERS shortly.
+
+    >>> _ranges([0, 1, 2, 5, 7, 6])
+    '0-2, 5-7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def _short(path: str, cwd: str) -> str:
+    """Return PATH as it is typed in the folder CWD.
+
+    >>> _short("/job/log", "/job"), _short("/data/log", "/job")
+    ('log', '/data/log')
+    """
+    return path[len(cwd) + 1 :] if cwd != "/" and path.startswith(f"{cwd}/") else path
+
+
+def _fitted(before: str, value: str, after: str, room: int) -> str:
+    """Put VALUE between BEFORE and AFTER, shortened where the line takes more than ROOM columns."""
+    least = 12
+    line = before + elided(value, max(least, room - columns(before) - columns(after))) + after
+    return elided(line, room)

@@ -1,0 +1,62 @@
+"""Text that any terminal can show: control characters escaped, lines no wider than they may be."""
+
+from __future__ import annotations
+
+_DOTS = "..."
+
+
+def visible(text: str) -> str:
+    r"""Return TEXT with everything a terminal would act on, or could not show, as an escape.
+
+    >>> print(visible("a\nb\x1b[1m\udce9 é"))
+    a\nb\x1b[1m\xe9 é
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal TEXT takes.
+
+    >>> columns("job"), columns("训练")
+    (3, 4)
+    """
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # noqa: PLC0415 - most text is ASCII
+
+    return sum(
+        0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def elided(text: str, room: int) -> str:
+    """Return TEXT, or its beginning and its end around dots when it takes more than ROOM columns.
+
+    >>> elided("/home/me/a/very/long/way/log", 16)
+    '/home/...way/log'
+    """
+    if columns(text) <= room:
+        return text
+    kept = room - len(_DOTS)
+    # The end of a path says more than its beginning.
+    tail = _fitting(text[::-1], kept - kept // 2)[::-1]
+    return f"{_fitting(text, kept - columns(tail))}{_DOTS}{tail}"
+
+
+def _fitting(text: str, room: int) -> str:
+    """Return the longest beginning of TEXT that takes at most ROOM columns."""
+    length, taken = 0, 0
+    for char in text:
+        taken += columns(char)
+        if taken > room:
+            break
+        length += 1
+    return text[:length]

@@ -1,0 +1,80 @@
+"""`launch.txt` in the run directory: Paddle's tables of settings and environment, and our remarks.
+
+Attempts after the first one add the environment that is theirs. Only its owner may read it.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.plan.brief import LAUNCH_FILE
+from fleetrun.run.events import Restarting
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan, Request
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+
+# As the other chores of the run directory: when the ranks have had the processors for a while.
+_AFTER_S = 0.35
+
+
+class LaunchFile:
+    """Writes what `--banner=full` shows, whatever the console does."""
+
+    def __init__(self, plan: LaunchPlan, request: Request) -> None:
+        self._plan = plan
+        self._request = request
+        self._is_written = False
+
+    def prepare(self) -> None:
+        """Nothing is needed before the start."""
+
+    def open(self, waiting: Waiting) -> None:
+        """Write when nobody waits for us any more."""
+        waiting.alarm("launch file", time.monotonic() + _AFTER_S, self._write_first)
+
+    def tell(self, happening: Happening) -> None:
+        """Add what another attempt is given: it has other ports."""
+        if isinstance(happening, Restarting):
+            from fleetrun.plan import render  # noqa: PLC0415 - see below
+
+            self._write_first()
+            self._append(render.again(happening.plan))
+
+    def is_busy(self) -> bool:
+        """Leave nothing to wait for: `close` does what is left."""
+        return False
+
+    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
+        """Nothing is shown here."""
+        return False
+
+    def close(self) -> None:
+        """Do what a short launch had no time for."""
+        self._write_first()
+
+    def _write_first(self) -> None:
+        if self._is_written:
+            return
+        from fleetrun.plan import render  # noqa: PLC0415 - no start waits for it
+
+        self._is_written = True
+        notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)
+        self._append(render.banner(self._request, self._plan) + notes)
+
+    def _append(self, text: str) -> None:
+        path = os.path.join(self._plan.cwd, self._plan.run_dir, LAUNCH_FILE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            rest = memoryview(text.encode(errors="surrogateescape"))
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        finally:
+            os.close(fd)

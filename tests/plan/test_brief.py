@@ -1,0 +1,153 @@
+"""The first lines on the console: at most five, as wide as a terminal, with all that counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import assert_golden, plan, request
+
+from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Script, Strategy
+from fleetrun.plan.brief import WIDTH, brief
+from fleetrun.plan.visible import columns
+
+HOSTS = ("10.0.0.1", "10.0.0.2")
+
+
+def said(made: LaunchPlan, **changes: object) -> list[str]:
+    return brief(request(**changes), made)
+
+
+def with_devices(made: LaunchPlan, *groups: tuple[Device, ...]) -> LaunchPlan:
+    processes = tuple(
+        process._replace(rank=process.rank._replace(devices=devices))
+        for process, devices in zip(made.processes, groups, strict=True)
+        if process.rank is not None
+    )
+    return made._replace(processes=processes)
+
+
+def with_roles(made: LaunchPlan, *roles: tuple[str, str, int]) -> LaunchPlan:
+    """Make MADE start processes of these roles, logs and ranks."""
+    template = made.processes[0]
+    processes = tuple(
+        template._replace(
+            name=f"{role}.{rank}",
+            log=f"{log}.{rank}",
+            rank=RankSpec(role.upper(), rank, rank, 0, (), Endpoint("127.0.0.1", 6170 + rank)),
+        )
+        for role, log, rank in roles
+    )
+    return made._replace(processes=processes, mode="ps")
+
+
+def test_banner_is_what_it_was() -> None:
+    assert_golden("banner.txt", "\n".join(said(plan())) + "\n")
+
+
+def test_banner_of_a_host_among_several_says_which_of_the_ranks_are_its_own() -> None:
+    first, *_ = said(plan(hosts=HOSTS, node=1))
+    assert first == "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4"
+
+
+def test_banner_names_a_job_that_has_a_name() -> None:
+    assert said(plan(), job_id="exp7")[0].startswith("starting train.py, job exp7, on this host")
+
+
+def test_banner_counts_the_roles_of_parameter_servers() -> None:
+    roles = (("server", "serverlog", 0), ("trainer", "workerlog", 0), ("trainer", "workerlog", 1))
+    lines = said(with_roles(plan(), *roles))
+    assert lines[0] == "starting train.py on this host: server 0 and trainers 0-1"
+    assert "logs in log/ with serverlog.N, workerlog.N" in lines
+
+
+@pytest.mark.parametrize(
+    ("groups", "shown"),
+    [
+        (((), ()), "none (CPU)"),
+        (((Device("gpu", "0", 0),), (Device("gpu", "1", 1),)), "gpu 0-1"),
+        (((Device("gpu", "GPU-1f", 0),), (Device("gpu", "GPU-2e", 1),)), "gpu GPU-1f, GPU-2e"),
+        (
+            (
+                (Device("gpu", "0", 0), Device("gpu", "1", 1)),
+                (Device("gpu", "2", 2), Device("gpu", "5", 3)),
+            ),
+            "gpu 0-2, 5 (2 for each process)",
+        ),
+    ],
+)
+def test_banner_says_devices_and_backend(
+    groups: tuple[tuple[Device, ...], ...], shown: str
+) -> None:
+    made = with_devices(plan(env={"PADDLE_DISTRI_BACKEND": "nccl"}), *groups)
+    assert said(made)[1] == f"devices {shown}; backend nccl"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "line"),
+    [
+        (
+            Strategy(("comm_fusion", "--set"), ()),
+            "strategy comm_fusion, --set; the script's settings win",
+        ),
+        (Strategy(("my.yaml",), (), mode="override"), "strategy my.yaml; it wins"),
+    ],
+)
+def test_banner_names_the_strategy_and_who_wins(strategy: Strategy, line: str) -> None:
+    assert said(plan(strategy=strategy))[2] == line
+
+
+def test_banner_names_files_that_exist_where_links_do_not() -> None:
+    run_dir = "log/runs/20261121T040700Z-default"
+    lines = brief(request(), plan(), has_links=False)
+    assert lines[-2:] == [
+        f"logs in {run_dir}/workerlog.0 to workerlog.1",
+        f"settings in {run_dir}/launch.txt",
+    ]
+
+
+def test_banner_shows_paths_as_they_are_typed_in_the_job_s_folder() -> None:
+    run_dir = "/home/me/job/log/runs/x"
+    lines = said(plan(log_dir="/home/me/job/log", run_dir=run_dir))
+    assert lines[-2:] == [
+        "logs in log/workerlog.0 to workerlog.1",
+        "settings in log/runs/x/launch.txt",
+    ]
+
+
+def test_banner_of_a_host_without_processes_says_so() -> None:
+    assert said(plan(processes=()))[0] == "starting train.py on this host: nothing"
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
+
+
+@given(
+    target=TEXT,
+    job=TEXT,
+    folder=TEXT,
+    host=st.text(max_size=80),
+    names=st.lists(TEXT, min_size=2, max_size=6),
+)
+def test_banner_fits_whatever_is_in_it(
+    target: str,
+    job: str,
+    folder: str,
+    host: str,
+    names: list[str],
+) -> None:
+    made = plan(
+        hosts=("a", host),
+        node=1,
+        log_dir=folder,
+        run_dir=f"{folder}/runs/x",
+        strategy=Strategy(tuple(names[2:]), ()),
+    )
+    made = with_devices(made, *((Device("gpu", each, 0),) for each in names[:2]))
+    wanted = request(script=Script("file", target, ()), job_id=job)
+    lines = brief(wanted, made)
+    assert len(lines) <= 5
+    lines += brief(wanted, made, has_links=False)
+    for line in lines:
+        assert columns(f"fleetrun: {line}") <= WIDTH
+        assert line.isprintable()

@@ -1,0 +1,102 @@
+"""Requests and plans made by hand, to be shown in every form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fleetrun.model import (
+    Device,
+    Endpoint,
+    LaunchPlan,
+    ProcessSpec,
+    RankSpec,
+    Request,
+    Rules,
+    Script,
+    Setting,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def request(**changes: object) -> Request:
+    made = Request(
+        script=Script("file", "train.py", ("--lr", "0.1")),
+        nproc_per_node=2,
+        settings=(
+            Setting("nproc_per_node", "2", "command line"),
+            Setting("log_level", "debug", "$PADDLE_LOG_LEVEL"),
+            Setting("ips", "", "default"),
+            Setting("log_dir", "log", "default"),
+            Setting("max_restart", "0", "default"),
+        ),
+    )
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def plan(
+    *,
+    hosts: tuple[str, ...] = ("127.0.0.1",),
+    node: int = 0,
+    per_node: int = 2,
+    argv: tuple[str, ...] = ("/usr/bin/python3", "-u", "train.py", "--lr", "0.1"),
+    env: dict[str, str] | None = None,
+    cwd: str = "/home/me/job",
+    **changes: object,
+) -> LaunchPlan:
+    ranks = tuple(
+        RankSpec(
+            role="trainer",
+            rank=at * per_node + local,
+            local_rank=local,
+            node_rank=at,
+            devices=(Device("gpu", str(4 + local), local),),
+            endpoint=Endpoint(host, 6070 + local),
+        )
+        for at, host in enumerate(hosts)
+        for local in range(per_node)
+    )
+    endpoints = ",".join(str(rank.endpoint) for rank in ranks)
+    processes = tuple(
+        ProcessSpec(
+            name=f"trainer.{rank.rank}",
+            argv=argv,
+            env={
+                "PADDLE_TRAINER_ID": str(rank.rank),
+                "PADDLE_CURRENT_ENDPOINT": str(rank.endpoint),
+                "PADDLE_TRAINERS_NUM": str(len(ranks)),
+                "PADDLE_TRAINER_ENDPOINTS": endpoints,
+                "FLAGS_selected_gpus": str(rank.local_rank),
+                **(env or {}),
+            },
+            unset=("PADDLE_MASTER",),
+            log=f"workerlog.{rank.local_rank}",
+            rank=rank,
+        )
+        for rank in ranks
+        if rank.node_rank == node
+    )
+    made = LaunchPlan(
+        job_id="default",
+        mode="collective",
+        engine="static" if len(hosts) > 1 else "local",
+        generation=0,
+        node_rank=node,
+        nodes=hosts,
+        ranks=ranks,
+        processes=processes,
+        rules=Rules(),
+        cwd=cwd,
+        log_dir="log",
+        run_dir="log/runs/20261121T040700Z-default",
+    )
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def assert_golden(name: str, text: str) -> None:
+    """Compare TEXT with tests/golden/NAME; `UPDATE_GOLDEN=1` writes it anew, on purpose."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()

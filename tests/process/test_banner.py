@@ -1,0 +1,72 @@
+"""What stands before a script's first line, and where the rest of it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ARGUMENTS = "-----------  Configuration Arguments -----------"
+ENVIRONMENT = "Distributed Envs"
+
+
+def launched(folder: Path, *options: str, script: str = "echo first") -> tuple[list[str], str]:
+    """Return what a launch says on standard error, and what it leaves in launch.txt."""
+    job = Command(folder, script, *options)
+    if "--quiet" not in options:
+        job.argv.remove("--quiet")
+    done = job.run()
+    assert (done.code, done.out) == (0, b"first\n")
+    return done.said.splitlines(), (folder / "log" / "latest" / "launch.txt").read_text()
+
+
+def test_at_most_five_lines_stand_before_the_scripts_first(tmp_path: Path) -> None:
+    said, kept = launched(tmp_path, "--env=MY_TOKEN=hush-hush", "--check_ranks=-1")
+    *banner, note = said
+    assert "no GPU driver" in note
+    assert 3 <= len(banner) <= 5
+    assert max(map(len, banner)) <= 80
+    assert all(line.startswith("fleetrun: ") for line in banner)
+    assert banner[0].endswith(" on this host: ranks 0-1 of 2")
+    assert ARGUMENTS in kept
+    assert ENVIRONMENT in kept
+    assert "no GPU driver" in kept
+    assert "env.MY_TOKEN: ***" in kept
+    assert "hush-hush" not in kept
+
+
+def test_the_tables_are_for_their_owner_alone(tmp_path: Path) -> None:
+    launched(tmp_path)
+    path = tmp_path / "log" / "latest" / "launch.txt"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_full_banner_has_paddles_tables(tmp_path: Path) -> None:
+    said, kept = launched(tmp_path, "--banner=full")
+    assert said[0] == ARGUMENTS
+    assert kept.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"), [(["--banner=none"], 1), (["--banner=full", "--quiet"], 0)]
+)
+def test_without_a_banner_the_tables_are_kept_all_the_same(
+    options: list[str], lines: int, tmp_path: Path
+) -> None:
+    said, kept = launched(tmp_path, *options)
+    assert len(said) == lines
+    assert ARGUMENTS in kept
+
+
+def test_servers_and_trainers_are_counted_in_the_banner(tmp_path: Path) -> None:
+    options = ("--server_num=1", "--worker_num=1")
+    job = Command(tmp_path, "exit 0", *options)
+    del job.argv[3:5]
+    done = job.run()
+    assert done.code == 0, done.said
+    assert "on this host: server 0 and trainer 0\n" in done.said
+    assert max(map(len, done.said.splitlines()[:4])) <= 80
