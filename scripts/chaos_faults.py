@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HUP, INT, QUIT, TERM = signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
 USR1, USR2, KILL, SEGV = signal.SIGUSR1, signal.SIGUSR2, signal.SIGKILL, signal.SIGSEGV
 STOP, CONT = signal.SIGSTOP, signal.SIGCONT
+WITHIN_S = 1.0
 
 
 class Fault(NamedTuple):
@@ -40,6 +41,10 @@ class Fault(NamedTuple):
     # Draw at least one rank that ignores polite signals, and a short grace.
     needs_deaf: bool = False
     needs_root: bool = False
+    # Seconds from the fault to the end that an idle machine may take, a short grace aside.
+    within_s: float = WITHIN_S
+    # Ranks that save a checkpoint when they are asked to end have the time to do it.
+    saves: bool = False
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -366,17 +371,17 @@ def full_disk(job: Job) -> None:
 
 FAULTS = (
     Fault("nothing", end_well),
-    Fault("rank: kill -KILL", signal_a_rank(KILL), weight=4),
-    Fault("rank: kill -SEGV", signal_a_rank(SEGV), weight=3),
-    Fault("rank: kill -ABRT", signal_a_rank(signal.SIGABRT)),
-    Fault("rank: kill -BUS", signal_a_rank(signal.SIGBUS)),
-    Fault("rank: exit with a code", exit_a_rank, weight=3),
-    Fault("rank: exception", raise_in_a_rank),
+    Fault("rank: kill -KILL", signal_a_rank(KILL), weight=4, saves=True),
+    Fault("rank: kill -SEGV", signal_a_rank(SEGV), weight=3, saves=True),
+    Fault("rank: kill -ABRT", signal_a_rank(signal.SIGABRT), saves=True),
+    Fault("rank: kill -BUS", signal_a_rank(signal.SIGBUS), saves=True),
+    Fault("rank: exit with a code", exit_a_rank, weight=3, saves=True),
+    Fault("rank: exception", raise_in_a_rank, saves=True),
     Fault("rank: fails, peers deaf", exit_a_rank, needs_deaf=True),
     Fault("rank: -STOP, -CONT", pause_a_rank),
     Fault("rank: -STOP, job: -TERM", stop_a_rank_and_job, needs_deaf=True),
     Fault("rank: ends well early", one_ends_early),
-    Fault("two ranks fail together", exit_two_ranks),
+    Fault("two ranks fail together", exit_two_ranks, saves=True),
     Fault("all ranks: kill -KILL", signal_all_ranks),
     Fault("restart", restart, prepare=allow_restart, weight=3),
     Fault("restart, launcher: -TERM", signal_between_attempts(TERM), prepare=allow_restart),
@@ -403,10 +408,10 @@ FAULTS = (
     Fault("pkill -KILL -f fleetrun", kill_by_name, without=("lost",)),
     Fault("launcher: -STOP, -CONT", pause_launcher),
     Fault("launcher: -TSTP, -CONT", suspend_job),
-    Fault("launcher: -TERM", signal_launcher(TERM), weight=4),
+    Fault("launcher: -TERM", signal_launcher(TERM), weight=4, saves=True),
     Fault("launcher: -TERM, ranks deaf", signal_launcher(TERM), needs_deaf=True),
-    Fault("launcher: -INT", signal_launcher(INT), weight=3),
-    Fault("launcher: -HUP", signal_launcher(HUP)),
+    Fault("launcher: -INT", signal_launcher(INT), weight=3, saves=True),
+    Fault("launcher: -HUP", signal_launcher(HUP), saves=True),
     Fault("launcher: -TERM twice", signal_launcher(TERM, TERM), needs_deaf=True),
     Fault("launcher: -INT twice", signal_launcher(INT, INT), needs_deaf=True),
     Fault("launcher: -TERM, -INT", signal_launcher(TERM, INT), needs_deaf=True),
@@ -414,7 +419,7 @@ FAULTS = (
     Fault("launcher: -USR1 twice", warn_launcher(USR1, USR1)),
     Fault("launcher: -USR2", warn_launcher(USR2)),
     Fault("launcher: -QUIT", ask_for_stacks),
-    Fault("launcher: -TERM, rank: -KILL", term_and_kill_a_rank),
+    Fault("launcher: -TERM, rank: -KILL", term_and_kill_a_rank, saves=True),
     Fault("guard: -KILL", kill_guard),
     Fault("starting: -TERM", signal_early(TERM), weight=4, is_early=True),
     Fault("starting: -INT", signal_early(INT), is_early=True),
@@ -425,7 +430,7 @@ FAULTS = (
     Fault("stdout full", end_well, prepare=fill_output),
     Fault("reader goes", read_a_little, prepare=pipe_output),
     Fault("reader is late", read_late, prepare=pipe_output),
-    Fault("reader stops", read_never, prepare=pipe_output, weight=1),
+    Fault("reader stops", read_never, prepare=pipe_output, weight=1, within_s=12.0),
     Fault("disk fills up", end_on_full_disk, prepare=small_disk("160k"), needs_root=True),
     Fault("disk is full", start_on_full_disk, prepare=full_disk, is_early=True, needs_root=True),
 )

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Sequence
 
+    from chaos_pace import Pace
+
 WORKER = Path(__file__).with_name("chaos_worker.py")
 _PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
 # What does not happen by then on a busy machine has not happened.
 PATIENCE_S = 30.0
 _LOOK_AGAIN_S = 0.005
+# How long it may take on an idle machine until a rank hears of a stop.
+_HEARD_S = 0.5
 
 
 class Lost(Exception):  # noqa: N818 - it is what happened to a launch
@@ -77,7 +81,10 @@ def own_mounts() -> bool:
 class Job:
     """A launch in FOLDER, whose name is unique; every random choice is drawn from `draw`."""
 
-    def __init__(self, folder: Path, traits: Sequence[str], draw: random.Random) -> None:
+    def __init__(
+        self, folder: Path, traits: Sequence[str], draw: random.Random, pace: Pace
+    ) -> None:
+        self.pace = pace
         self.folder = folder
         self.mark = folder.name
         self.traits = traits
@@ -91,6 +98,8 @@ class Job:
         self.output: bytes | None = None
         self.reader = -1
         self.struck_at = 0.0
+        # The ranks that a fault has hit.
+        self.struck: set[int] = set()
         self.is_whole = True
         self.attempts = 1
         # Ranks and their children, once they are ready.
@@ -137,6 +146,7 @@ class Job:
     def strike(self, pid: int, signum: int) -> None:
         """Send SIGNUM to PID and remember when."""
         self.struck_at = time.monotonic()
+        self.struck |= {rank for rank, pids in enumerate(self.pids) if pid == pids[0]}
         os.kill(pid, signum)
 
     def tell_launcher(self, signum: int) -> None:
@@ -146,6 +156,7 @@ class Job:
 
     def order(self, rank: int, words: str) -> None:
         """Let RANK do as it is told: `exit CODE` or `raise MESSAGE`."""
+        self.struck.add(rank)
         self.struck_at = time.monotonic()
         pipe = os.open(self.folder / f"orders.{rank}", os.O_RDWR)
         os.write(pipe, words.encode())
@@ -163,8 +174,14 @@ class Job:
 
     # What must hold -----------------------------------------------------------------------------
 
-    def finish(self, codes: Sequence[int]) -> float:
-        """Wait for the end, check everything, and return the seconds from the fault to the end."""
+    def finish(
+        self, codes: Sequence[int], within_s: float, *, saves: bool = False
+    ) -> tuple[float, float]:
+        """Wait for the end and check everything; return the seconds from the fault to the end.
+
+        And how many were allowed, WITHIN_S on an idle machine. If the job SAVES, every rank that
+        can save a checkpoint has, as soon as it could hear of the end.
+        """
         code = self.await_end()
         took = time.monotonic() - self.struck_at
         if code < 0:
@@ -180,7 +197,27 @@ class Job:
         self._check_logs()
         self._check_events(code)
         self._check_console(code)
-        return took
+        slowdown = self.pace.slowdown(self.struck_at)
+        if saves:
+            self._check_saved(_HEARD_S * slowdown)
+        allowed = within_s * slowdown
+        if took > allowed:
+            raise Lost(f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed")
+        return took, allowed
+
+    def _check_saved(self, allowed: float) -> None:
+        """Each rank that saves a checkpoint when it is asked to end was asked, and in time."""
+        for rank, traits in enumerate(self.traits):
+            if "saver" not in traits.split("+") or rank in self.struck or not self.pids:
+                continue
+            try:
+                text = (self.folder / f"saved.{rank}").read_text()
+            except FileNotFoundError:
+                raise Lost(f"rank {rank} was not asked to end, and saved nothing") from None
+            took = float(text) - self.struck_at
+            if took > allowed:
+                said = f"rank {rank} was asked to end {took:.1f} s after the fault"
+                raise Lost(f"{said}, {allowed:.1f} s are allowed")
 
     def await_end(self) -> int:
         """Wait until the launcher ends and return its code."""

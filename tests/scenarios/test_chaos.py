@@ -9,14 +9,24 @@ import pytest
 from commandline import ROOT
 
 
-@pytest.mark.slow
-def test_chaos_loses_nothing() -> None:
-    few = ["--launches=25", "--seed=7", "--seconds=20"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "chaos_main.py", *few],
+def chaos(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "scripts" / "chaos_main.py", *words],
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_chaos_counts_an_end_that_comes_late_as_lost() -> None:
+    done = chaos("--launches=1", "--seed=7", "--fault=launcher: -TERM", "--allow=0")
+    assert done.returncode == 1
+    assert "after the fault, 0.0 s are allowed" in done.stdout
+
+
+@pytest.mark.slow
+def test_chaos_loses_nothing() -> None:
+    done = chaos("--launches=25", "--seed=7", "--seconds=20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing lost" in done.stdout
