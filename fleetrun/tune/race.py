@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,8 @@ _MEANINGFUL = (
 # Sums in another order differ by this share, and repeats of the same by so many times less.
 _SAME_LOSS = 1e-3
 _NOISE = 3.0
+_ONE_IS_WRONG = "one of them does not compute what the other does"
+_NOBODY_KNOWS = "nobody can say which is right"
 
 
 class Trial(NamedTuple):
@@ -106,6 +109,7 @@ def run(
     """Let the candidates race; TRIAL runs one for so many updates. The best comes first."""
     places = {candidate: place for place, candidate in enumerate(wanted.candidates)}
     standings: dict[Candidate, Standing] = {}
+    rounds_run: list[list[Standing]] = []
     left = list(wanted.candidates)
     for number, steps in enumerate(rounds(len(left), wanted.steps, wanted.warmup), 1):
         tell(f"Round {number}: {len(left)} candidates, {steps} updates")
@@ -121,6 +125,7 @@ def run(
                 tell(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
         for candidate, runs in trials.items():
             standings[candidate] = Standing(candidate, number, steps, tuple(runs))
+        rounds_run.append([standings[candidate] for candidate in trials])
         left = sorted(
             (one for one in left if not standings[one].fault),
             key=lambda one: -standings[one].speed,
@@ -130,18 +135,26 @@ def run(
         if not left:
             break
     ranked = sorted(standings.values(), key=lambda one: (bool(one.fault), -one.round, -one.speed))
-    return with_remarks(ranked)
+    return with_remarks(ranked, rounds_run)
 
 
-def with_remarks(ranked: Sequence[Standing]) -> list[Standing]:
-    """Add what is not in effect, and whose loss is not that of others that compute the same."""
-    groups: dict[object, list[Standing]] = {}
-    for one in ranked:
-        if not one.fault:
-            meaning = tuple(v for v in one.candidate.values if v[0].startswith(_MEANINGFUL))
-            # After another number of updates the loss is another.
-            groups.setdefault((meaning, one.steps), []).append(one)
-    strange = {one.candidate: text for group in groups.values() for one, text in _strange(group)}
+def with_remarks(
+    ranked: Sequence[Standing], rounds_run: Sequence[Sequence[Standing]]
+) -> list[Standing]:
+    """Add what is not in effect, and whose loss is not that of others that compute the same.
+
+    Losses are compared within each of ROUNDS_RUN, because other numbers of updates give others.
+    """
+    strange: dict[Candidate, str] = {}
+    for standings in rounds_run:
+        groups: dict[object, list[Standing]] = {}
+        for one in standings:
+            # Who is not like the rest once is no measure for others later.
+            if not one.fault and one.candidate not in strange:
+                meaning = tuple(v for v in one.candidate.values if v[0].startswith(_MEANINGFUL))
+                groups.setdefault(meaning, []).append(one)
+        for group in groups.values():
+            strange |= _strange(group)
     remarked = []
     for one in ranked:
         remarks = list(dict.fromkeys(text for trial in one.trials for text in trial.idle))
@@ -150,20 +163,39 @@ def with_remarks(ranked: Sequence[Standing]) -> list[Standing]:
     return remarked
 
 
-def _strange(group: Sequence[Standing]) -> list[tuple[Standing, str]]:
-    """Return those of GROUP whose loss is not the group's, each with a sentence."""
-    losses = [
-        (one, [trial.loss for trial in one.trials if trial.loss is not None]) for one in group
-    ]
-    known = [(one, found) for one, found in losses if found]
-    if len(known) < _FINALISTS:
-        return []
-    usual = median(median(found) for _, found in known)
-    noise = max(max(found) - min(found) for _, found in known)
-    allowed = max(_SAME_LOSS * abs(usual), _NOISE * noise)
-    return [
-        (one, f"its loss is {median(found):.6g}, that of the others {usual:.6g}")
-        for one, found in known
-        # NaN is not near anything.
-        if not abs(median(found) - usual) <= allowed
-    ]
+def _strange(group: Sequence[Standing]) -> dict[Candidate, str]:
+    """Return a sentence for each of GROUP whose loss is not the others'."""
+    found = {
+        one.candidate: [trial.loss for trial in one.trials if trial.loss is not None]
+        for one in group
+    }
+    losses = {candidate: median(each) for candidate, each in found.items() if each}
+    # Of a training that has diverged nothing can be compared.
+    said = {one: f"its loss is {loss:g}" for one, loss in losses.items() if not isfinite(loss)}
+    losses = {one: loss for one, loss in losses.items() if one not in said}
+    if len(losses) < _FINALISTS:
+        return said
+    noise = max(max(found[one]) - min(found[one]) for one in losses)
+
+    def agree(one: float, other: float) -> bool:
+        return abs(one - other) <= max(
+            _SAME_LOSS * abs(one), _SAME_LOSS * abs(other), _NOISE * noise
+        )
+
+    # Not a median: of two it is nobody's, of several that disagree anybody's.
+    like = {
+        one: [each for each in losses if agree(loss, losses[each])] for one, loss in losses.items()
+    }
+    usual = max(like, key=lambda one: len(like[one]))
+    rest = [one for one in losses if one not in like[usual]]
+    if len(like[usual]) > max((len(like[one]) for one in rest), default=0):
+        theirs = f"that of {len(like[usual])} others {losses[usual]:.6g}"
+        return said | {one: f"its loss is {losses[one]:.6g}, {theirs}" for one in rest}
+    for one, loss in losses.items():
+        others = [each for each in losses if each != one]
+        listed = ", ".join(f"{losses[each]:.6g}" for each in others)
+        if len(others) == 1:
+            said[one] = f"its loss is {loss:.6g}, that of {others[0]} is {listed}: {_ONE_IS_WRONG}"
+        else:
+            said[one] = f"its loss is {loss:.6g}, those of the others {listed}: {_NOBODY_KNOWS}"
+    return said

@@ -110,3 +110,59 @@ def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
 
     standings = race.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
     assert not any(one.remarks for one in standings)
+
+
+def raced(losses: dict[str, list[float]], *, steps: int = 8) -> dict[str, str]:
+    """Return what is remarked on candidates whose runs end with these losses."""
+
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        return Trial(1.0, loss=losses[candidate.values[0][1]][int(name.rpartition("-")[2])])
+
+    repeats = len(next(iter(losses.values())))
+    few = wanted(f"a={','.join(losses)}", repeats=repeats)._replace(steps=steps)
+    standings = race.run(few, trial, tell=lambda _: None)
+    return {one.candidate.values[0][1]: "; ".join(one.remarks) for one in standings if one.remarks}
+
+
+def test_two_candidates_that_disagree_are_told_each_others_loss() -> None:
+    assert raced({"1": [1.0], "2": [1.5]}) == {
+        "1": "its loss is 1, that of a=2 is 1.5: one of them does not compute what the other does",
+        "2": "its loss is 1.5, that of a=1 is 1: one of them does not compute what the other does",
+    }
+
+
+def test_two_candidates_that_agree_are_not_remarked() -> None:
+    assert raced({"1": [1.0], "2": [1.0001]}) == {}
+
+
+def test_the_loss_of_most_is_the_usual_one() -> None:
+    # Also where the first round leaves two of which one was not like the rest.
+    remarks = raced({"1": [9.0], "2": [1.0], "3": [1.0], "4": [8.0]})
+    assert remarks == {
+        "1": "its loss is 9, that of 2 others 1",
+        "4": "its loss is 8, that of 2 others 1",
+    }
+
+
+def test_no_candidate_is_right_where_none_has_the_loss_of_another() -> None:
+    remarks = raced({"1": [1.0], "2": [2.0], "3": [3.0]})
+    assert remarks["1"] == "its loss is 1, those of the others 2, 3: nobody can say which is right"
+    assert len(remarks) == 3
+    assert len(raced({"1": [1.0], "2": [1.0], "3": [3.0], "4": [3.0]})) == 4
+
+
+def test_a_candidate_that_is_dropped_early_is_compared_with_those_that_stay() -> None:
+    def trial(candidate: Candidate, steps: int, name: str) -> Trial:
+        # Losses fall with the updates; the slowest computes something else.
+        return Trial(value(candidate), loss=10.0 / steps + (value(candidate) == 1))
+
+    standings = race.run(wanted("a=1,2,3"), trial, tell=lambda _: None)
+    assert [one.steps for one in standings] == [40, 40, 20]
+    assert [bool(one.remarks) for one in standings] == [False, False, True]
+
+
+@pytest.mark.parametrize("losses", [(math.nan, math.nan), (math.nan, 1.0), (math.inf, 1.0)])
+def test_a_loss_that_is_no_number_is_told_as_such(losses: tuple[float, float]) -> None:
+    remarks = raced({"1": [losses[0]], "2": [losses[1]]})
+    assert remarks["1"] == f"its loss is {losses[0]:g}"
+    assert ("2" in remarks) == math.isnan(losses[1])
