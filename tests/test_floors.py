@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -232,6 +233,16 @@ def test_what_decides_uses_of_os_what_works_on_text() -> None:
             if used.startswith("os.") and used not in TEXT_ONLY | TEXT_ONLY_PATH:
                 breaches.append(f"{name} uses {used}")
     assert not breaches, breaches
+
+
+def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:
+    # Else what only newer ones have, such as typing.assert_never, goes unseen.
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    told = {
+        name: re.findall(rf'(?m)^{name} = "\D*(\d)\.?(\d+)"', project)
+        for name in ("requires-python", "target-version", "python_version", "pythonVersion")
+    }
+    assert told == {key: [("3", "10")] for key in told}
 
 
 def loaded_by(code: str) -> set[str]:

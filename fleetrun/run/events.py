@@ -3,7 +3,7 @@
 Events go into `policy.step`, actions come out; watchers are told of both.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from fleetrun.model import ExitStatus, LaunchPlan
 
@@ -291,3 +291,9 @@ Event: TypeAlias = (
 Action: TypeAlias = Spawn | Await | SignalAll | Sweep | Finish
 # What watchers hear of.
 Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Close a `match` over all events or actions; Python 3.10 has no `typing.assert_never`."""
+    message = f"this case should not exist: {value!r}"
+    raise AssertionError(message)

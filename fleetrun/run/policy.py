@@ -5,7 +5,7 @@ before anything else, and asks `stands` before it performs a Spawn that had to w
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias
 
 from fleetrun.model import Rules
 from fleetrun.run.events import (
@@ -26,6 +26,7 @@ from fleetrun.run.events import (
     Spawn,
     Started,
     Sweep,
+    assert_never,
 )
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
@@ -144,7 +145,7 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - o
         case PeersDone() | PeerFailed():
             return _heard(state, event, rules)
         case _:  # pragma: no cover - there are no others
-            assert_never(event)
+            return assert_never(event)
 
 
 def _started(state: State, event: Started) -> Step:

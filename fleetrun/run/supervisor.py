@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.errors import FleetrunError
 from fleetrun.model import ExitStatus
@@ -38,6 +38,7 @@ from fleetrun.run.events import (
     StacksWanted,
     Started,
     Sweep,
+    assert_never,
     signal_name,
 )
 from fleetrun.run.guard import Guard

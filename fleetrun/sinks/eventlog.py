@@ -45,7 +45,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from fleetrun.run.events import (
     Elapsed,
@@ -63,6 +63,7 @@ from fleetrun.run.events import (
     SignalAll,
     StacksWanted,
     Started,
+    assert_never,
     signal_name,
 )
 
