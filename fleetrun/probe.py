@@ -96,6 +96,11 @@ def read(
 ) -> Facts:
     """Look at this host, as far as planning REQUEST needs to know."""
     cwd = os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+    if environ.get(ASSUME) and request.dry_run is None:
+        raise UsageError(
+            f"{ASSUME}={environ[ASSUME]}: devices are assumed only for --dry-run; unset it to "
+            "start on those that are here."
+        )
     counts, ids = _devices(environ, root, nvml)
     facts = Facts(
         environ=environ,

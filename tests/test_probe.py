@@ -201,13 +201,22 @@ def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
 )
 def test_devices_can_be_assumed(root: Path, assumed: str, expected: dict[str, int]) -> None:
     (root / "dev/nvidiactl").touch()
-    assert read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}).device_counts == expected
+    dry = a_request(dry_run="table")
+    found = read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
+    assert found.device_counts == expected
+
+
+@pytest.mark.parametrize("assumed", ["gpu:8", "cpu", "nonsense"])
+def test_nothing_is_started_on_devices_that_are_only_assumed(root: Path, assumed: str) -> None:
+    with pytest.raises(UsageError, match=f"FLEETRUN_ASSUME_DEVICES={assumed}: .* --dry-run"):
+        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed})
 
 
 @pytest.mark.parametrize("assumed", ["8", "gpu", "gpu:x", "tpu:8", "gpu:-1", "gpu:8,"])
 def test_what_cannot_be_assumed_is_a_usage_error(root: Path, assumed: str) -> None:
+    dry = a_request(dry_run="table")
     with pytest.raises(UsageError, match="give KIND:NUMBER"):
-        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed})
+        read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed}, request=dry)
 
 
 def test_infiniband_counts_with_an_active_port(root: Path) -> None:
