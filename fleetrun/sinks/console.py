@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run.events import Finished, Started
+from fleetrun.run.events import Finished, Restarting, Started
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.worker import label, log_path
 from fleetrun.sinks.outlet import Outlet
@@ -53,6 +53,8 @@ class Feed:
 
     def __init__(self, path: str, prefix: bytes) -> None:
         self.path = path
+        # Nobody writes to it any more: another attempt has begun.
+        self.is_final = False
         self._prefix = prefix
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0
@@ -180,6 +182,9 @@ class Console:
         """Follow each process that starts; at the end show all that is left."""
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
+        elif isinstance(happening, Restarting):
+            for feed in self._feeds:
+                feed.is_final = True
         elif isinstance(happening, Finished):
             self._is_last = True
             self._progress_at = time.monotonic()
@@ -241,6 +246,13 @@ class Console:
 
     def _fetch(self) -> bool:
         """Take the next piece from the feeds in turn; False if there is none."""
+        # First what earlier attempts have left, half lines too.
+        while self._feeds and self._feeds[0].is_final:
+            piece = self._feeds[0].take(is_last=True)
+            if piece:
+                self._pending = memoryview(piece)
+                return True
+            self._feeds.pop(0).close()
         for _ in range(len(self._feeds)):
             self._turn = (self._turn + 1) % len(self._feeds)
             piece = self._feeds[self._turn].take(is_last=self._is_last)

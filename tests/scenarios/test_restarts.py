@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,7 @@ from commandline import Command
 from waiting import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import subprocess
 
 COUNT = "echo try $PADDLE_RESTART_COUNT of $R at $PADDLE_TRAINER_ENDPOINTS; "
 
@@ -79,3 +80,28 @@ def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> 
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143
+
+
+def logs_open_in(launcher: subprocess.Popen[bytes]) -> list[str]:
+    """Return the names of the log files that LAUNCHER has open."""
+    links = Path(f"/proc/{launcher.pid}/fd").iterdir()
+    return sorted(path.name for link in links if "log." in (path := link.readlink()).name)
+
+
+def test_an_attempts_output_is_shown_whole_and_closed_before_the_next_ones(tmp_path: Path) -> None:
+    script = """
+if [ $PADDLE_RESTART_COUNT = 2 ]; then echo now; until [ -e go ]; do sleep 0.01; done; exit; fi
+[ $R = 1 ] && exec sleep 60
+printf half; exit $((5 + PADDLE_RESTART_COUNT))"""
+    job = Command(tmp_path, script, "--max_restart=2", "--tee")
+    launcher = job.start()
+    until((tmp_path / "log/latest/workerlog.1.attempt2").exists)
+    try:
+        until(lambda: logs_open_in(launcher) == ["workerlog.0.attempt2", "workerlog.1.attempt2"])
+    finally:
+        (tmp_path / "go").touch()
+        done = job.finish(launcher)
+    assert done.code == 0
+    shown = done.out.splitlines()
+    assert shown[:2] == [b"[rank 0] half"] * 2
+    assert sorted(shown[2:]) == [b"[rank 0] now", b"[rank 1] now"]
