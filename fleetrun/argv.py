@@ -81,7 +81,8 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Head:
             return Head(tuple(settings), tuple(notes), at)
         at += 1
         typed, equals, raw = word.partition("=")
-        option = names["help"] if word == "-h" else _match(typed, names, notes)
+        value = raw if equals or at == len(words) else words[at]
+        option = names["help"] if word == "-h" else _match(typed, names, notes, value)
         if not equals:
             if at < len(words) and _is_value(option, words[at]):
                 raw = words[at]
@@ -146,8 +147,8 @@ def _is_value(option: Option, word: str) -> bool:
     return options.takes_next(option, word)
 
 
-def _match(typed: str, names: dict[str, Option], notes: list[str]) -> Option:
-    """Find the option that TYPED names, whole or by the start of only one."""
+def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -> Option:
+    """Find the option that TYPED names, whole or by the start of only one; VALUE follows it."""
     name = typed[2:].replace("-", "_") if typed.startswith("--") else ""
     if name in names:
         return names[name]
@@ -161,18 +162,23 @@ def _match(typed: str, names: dict[str, Option], notes: list[str]) -> Option:
         listed = ", ".join(f"--{known}" for known in starting)
         meant = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
         raise UsageError(f"no such option: {typed}; {meant}")
-    raise UsageError(f"no such option: {typed}{suggest(typed, names)}")
+    raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
 
 
-def suggest(typed: str, names: Iterable[str], prefix: str = "--") -> str:
+def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "") -> str:
     """End a sentence with the name most like TYPED, or with where to look.
 
     >>> suggest("--nporc_per_node", options.by_name())
     '; did you mean --nproc_per_node?'
     """
-    # Only a mistake pays for difflib.
+    # Only a mistake pays for these.
     from difflib import get_close_matches  # noqa: PLC0415
 
+    from fleetrun import hints  # noqa: PLC0415
+
+    hint = hints.find(typed if prefix else f"--{typed}", value)
+    if hint is not None:
+        return f"; {hint}"
     name = typed.lstrip("-").replace("-", "_").lower()
     close = get_close_matches(name, list(names), n=1)
     if close:

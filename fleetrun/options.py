@@ -27,7 +27,10 @@ _OFF = frozenset(("", "-1", "none", *_NO))
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
 _ELASTIC = "this version keeps the hosts it started with; until then name them with --ips."
 _TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
-_TUNER = f"this version tunes nothing; until then use {_PADDLE_LAUNCHER}."
+_TUNER = (
+    "this version searches no parallel layouts: `fleetrun tune` measures the fields of a strategy; "
+    f"for Paddle's tuner use {_PADDLE_LAUNCHER}."
+)
 _FLEET_SIZE = "no job is elastic, and hosts are waited for by no one."
 
 
@@ -805,7 +808,16 @@ TABLE: tuple[Option, ...] = (
         status="later",
         reason=_ELASTIC,
     ),
-    Option("np", "text", LATER, "Elastic size.", "N", status="later", reason=_ELASTIC),
+    Option(
+        "np",
+        "text",
+        LATER,
+        "Elastic size.",
+        "N",
+        status="later",
+        reason="processes are counted with --nproc_per_node here; elastic jobs, whose size Paddle "
+        "calls --np, are not in this version.",
+    ),
     # Where ranks go, and tuning.
     Option(
         "cluster_topo_path",

@@ -27,6 +27,7 @@ FLOORS = (
         "fleetrun.run.causes",
         "fleetrun.options",
         "fleetrun.argv",
+        "fleetrun.hints",
         "fleetrun.request",
         "fleetrun.manifest",
         "fleetrun.strategy",

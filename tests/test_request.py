@@ -534,7 +534,7 @@ def test_a_bad_file_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: this version keeps the hosts"),
+        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: processes are counted with --nproc_per_node"),
         ("env: [A]\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=2: give KEY=VALUE"),

@@ -1,0 +1,157 @@
+"""What words of other launchers are called here; only a mistake on the command line loads it."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from typing import NamedTuple
+
+_PROCESSES = "nproc_per_node"
+
+
+class Hint(NamedTuple):
+    """What stands here for another launcher's word.
+
+    `option` is ours that takes the same kind of value; `says` is a sentence of its own, or what is
+    to be known besides.
+    """
+
+    option: str = ""
+    says: str = ""
+
+
+_PER_HOST = Hint(_PROCESSES, "it counts the processes of this host")
+_IPS = "name the hosts with --ips=A,B and run the same command on each"
+_NO_MEETING = Hint(says=f"hosts do not find each other by themselves yet: {_IPS}.")
+_NEEDLESS = "leave it out: "
+_SCRIPTS_OWN = "that is the script's own business here"
+
+_ROWS: tuple[tuple[str, Hint], ...] = (
+    # How many processes: mpirun, horovodrun, torchrun, accelerate, deepspeed, srun.
+    (
+        """
+        n np num_proc num_procs num_processes nprocs num_gpus ngpus nproc_per_host npernode ppn
+        ntasks_per_node tasks_per_node ntasks procs_per_node processes_per_node
+        """,
+        _PER_HOST,
+    ),
+    ("gpu_ids gpu_id device cuda_devices visible_devices i", Hint("gpus")),
+    ("gpus_per_node gpus_per_task", _PER_HOST),
+    ("include", Hint("gpus", "it names GPUs of this host; hosts are named with --ips")),
+    ("exclude", Hint("gpus", "it names the GPUs to use; none can be left out yet")),
+    ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
+    ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
+    ("tpu", Hint(says="there is no word for it: fleetrun knows GPUs, XPUs and NPUs.")),
+    # Which hosts, and which of them this is.
+    (
+        "node_rank machine_rank noderank",
+        Hint("rank", "it is this host's place among those of --ips"),
+    ),
+    (
+        "num_nodes num_machines nodes N nnode",
+        Hint("nnodes", "it follows from --ips, which names the hosts"),
+    ),
+    ("H hosts host_list hostlist", Hint("ips", "run the same command on each host")),
+    (
+        "hostfile machinefile default_hostfile hostsfile",
+        Hint(says=f"there is no option for a file of hosts yet: {_IPS}."),
+    ),
+    (
+        "master_addr main_process_ip rdzv_endpoint rdzv_backend rdzv_conf same_network",
+        _NO_MEETING,
+    ),
+    ("rdzv_id run_id", Hint("job_id")),
+    (
+        "master_port main_process_port",
+        Hint("start_port", "free ports are found without it on one host"),
+    ),
+    ("local_addr node_addr", Hint("host", "it is this host's own address")),
+    ("standalone", Hint(says=f"{_NEEDLESS}a job is on this host alone unless --ips names others.")),
+    (
+        "network_interface network_interfaces nics",
+        Hint(says="write --nccl SOCKET_IFNAME=eth0 (it is set by itself with --ips)."),
+    ),
+    (
+        "ssh_port ssh_identity_file launcher launcher_args pdsh mpi_args",
+        Hint(says=f"fleetrun does not start other hosts yet: {_IPS}."),
+    ),
+    # What is run.
+    ("module", Hint(says="write -m package.module in the script's place.")),
+    (
+        "no_python no_local_rank",
+        Hint(says=f"{_NEEDLESS}what is no .py file is executed as it is."),
+    ),
+    (
+        "x genv genvlist export",
+        Hint(says="write --env NAME=VALUE; what you export reaches every rank without it."),
+    ),
+    ("wdir workdir chdir D", Hint(says="there is none yet: ranks start in the current folder.")),
+    # How it goes.
+    ("max_restarts restarts", Hint("max_restart")),
+    ("monitor_interval", Hint(says=f"{_NEEDLESS}an exit is noticed at once.")),
+    ("start_method", Hint(says=f"{_NEEDLESS}every rank is a program of its own.")),
+    (
+        "start_timeout elastic_launch_timeout timeout",
+        Hint("hang_timeout", "it ends a job in which nothing happens for so many seconds"),
+    ),
+    (
+        "min_np max_np host_discovery_script min_nodes max_nodes slots_per_host",
+        Hint(says=f"elastic jobs are not in this version: {_IPS}."),
+    ),
+    # What is shown and kept.
+    ("t local_ranks_filter tag_output l prepend_rank label", Hint("tee", "it takes ranks, or all")),
+    ("r redirects output_filename output o", Hint("log_dir", "every rank has its own file there")),
+    ("v verbose", Hint(says="write --log_level=debug.")),
+    ("q silent", Hint(says="write --quiet.")),
+    ("V", Hint(says="write --version.")),
+    ("config_file f", Hint("config")),
+    ("dryrun print_only", Hint(says="write --dry-run.")),
+    # Tuning and binding.
+    ("bind_to map_by bind_cores_to_rank cpu_bind bind_core_list", Hint(says="write --bind=cores.")),
+    ("numa_binding", Hint(says="write --bind=numa.")),
+    ("autotuning", Hint(says="write `fleetrun tune --vary FIELD=A,B train.py`.")),
+    (
+        "fusion_threshold_mb",
+        Hint(says="write --set fuse_grad_size_in_MB=N."),
+    ),
+    (
+        "mixed_precision fp16 bf16 amp dynamo_backend",
+        Hint(says=f"{_SCRIPTS_OWN} (paddle.amp)."),
+    ),
+    (
+        "use_deepspeed deepspeed deepspeed_config use_fsdp use_megatron_lm zero_stage",
+        Hint(says=f"{_SCRIPTS_OWN}; --strategy has what Paddle's fleet.DistributedStrategy has."),
+    ),
+    (
+        "allow_run_as_root use_hwthread_cpus mpi gloo nccl_backend mca mpi_version",
+        Hint(says=f"{_NEEDLESS}fleetrun needs none of it."),
+    ),
+)
+
+TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.split()}
+
+
+def find(typed: str, value: str = "") -> str | None:
+    """Say what TYPED, a word of another launcher, is here; VALUE is what was given to it.
+
+    >>> find("-np", "4")
+    'here that is --nproc_per_node=4: it counts the processes of this host.'
+    >>> find("-n4") == find("-np", "4"), find("--standalone")[:13], find("--nonsense")
+    (True, 'leave it out:', None)
+    """
+    name = typed.lstrip("-").replace("-", "_")
+    hint = TABLE.get(name)
+    if hint is None and not typed.startswith("--"):
+        # -n4
+        bare = name.rstrip("0123456789")
+        hint, value = TABLE.get(bare), name[len(bare) :]
+        if not value:
+            return None
+    if hint is None:
+        return None
+    if not hint.option:
+        return hint.says
+    # Only what looks like one is repeated: it may be the script, or hold a secret.
+    number = value if value[:1].isdigit() and not value.strip("0123456789,.") else ""
+    if hint.option != _PROCESSES or number.isdigit():
+        written = f"--{hint.option}={number}" if number else f"--{hint.option}"
+    else:
+        written = f"--{hint.option}"
+    return f"here that is {written}" + (f": {hint.says}." if hint.says else ".")

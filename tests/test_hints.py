@@ -1,0 +1,78 @@
+"""Words of other launchers: each is answered with the word that works here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fleetrun import argv, hints, options
+from fleetrun.errors import UsageError
+
+
+def refusal(*words: str) -> str:
+    """Return what is said to a command line that cannot be."""
+    with pytest.raises(UsageError) as error:
+        argv.split([*words, "train.py"])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-n", "4"], "no such option: -n; here that is --nproc_per_node=4: it counts the "),
+        (["-n4"], "no such option: -n4; here that is --nproc_per_node=4: it counts the "),
+        (["-np", "2"], "no such option: -np; here that is --nproc_per_node=2: it counts the "),
+        (["--num_processes=8"], "--nproc_per_node=8"),
+        (["--num-processes", "8"], "--nproc_per_node=8"),
+        (["--num_gpus=2"], "--nproc_per_node=2"),
+        (["--node_rank=1"], "--rank=1"),
+        (["--node-rank", "1"], "--rank=1"),
+        (["-H", "a:4,b:4"], "--ips"),
+        (["--hosts=10.0.0.1,10.0.0.2"], "--ips=10.0.0.1,10.0.0.2"),
+        (["--hostfile=hosts"], "no option for a file of hosts yet: name the hosts with --ips"),
+        (["-x", "API_TOKEN=hunter2"], "write --env NAME=VALUE"),
+        (["--module", "pkg.train"], "write -m package.module"),
+        (["--no-python"], "leave it out: what is no .py file is executed"),
+        (["--no_python"], "leave it out"),
+        (["--standalone"], "leave it out: a job is on this host alone"),
+        (["--include=localhost:0,1"], "--gpus"),
+        (["--rdzv-backend=c10d"], "not find each other by themselves yet: name the hosts"),
+        (["--rdzv_id=7"], "--job_id=7"),
+        (["--master_addr=a"], "name the hosts with --ips"),
+        (["--master_port=29500"], "--start_port=29500"),
+        (["--max_restarts=3"], "--max_restart=3"),
+        (["--multi_gpu"], "all visible GPUs are used"),
+        (["--mixed_precision=fp16"], "paddle.amp"),
+        (["--bind-to", "core"], "--bind=cores"),
+        (["-i"], "--gpus"),
+    ],
+)
+def test_a_word_of_another_launcher_is_answered_with_ours(words: list[str], says: str) -> None:
+    said = refusal(*words)
+    assert said.startswith("no such option: ")
+    assert says in said
+    assert "hunter2" not in said
+
+
+def test_what_counts_processes_elsewhere_and_hosts_in_paddle_is_told_apart() -> None:
+    """Paddle's --np is the number of hosts of an elastic job; mpirun's that of processes."""
+    assert "--nproc_per_node" in options.find("np").reason
+
+
+def test_spellings_of_our_own_need_no_hint() -> None:
+    parsed = argv.split(["--nproc-per-node=2", "train.py"])
+    assert [given.option.name for given in parsed.settings] == ["nproc_per_node"]
+
+
+def test_a_hint_names_options_that_there_are() -> None:
+    known = {*options.by_name(), *(option.flag[2:] for option in options.TABLE), "vary"}
+    for word, hint in hints.TABLE.items():
+        assert not hint.option or hint.option in known, word
+        assert set(re.findall(r"--([a-z][\w-]+)", hint.says)) <= known, word
+        assert hint.option or hint.says.endswith("."), word
+
+
+def test_a_word_that_is_ours_is_no_hint() -> None:
+    """It would never be read."""
+    assert not hints.TABLE.keys() & options.by_name().keys() - {"np"}
