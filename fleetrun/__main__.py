@@ -16,9 +16,21 @@ def run() -> None:
     except OSError:
         # The reader is gone; main has dealt with what that means.
         pass
+    if _is_watched():
+        # Coverage and profilers write down what they saw when the interpreter ends.
+        sys.exit(code)
     # Taking the interpreter apart takes 10 ms and more, which everybody waiting for the job's exit
     # code would wait too. Nothing is left to take apart: the job is over and its files are closed.
     os._exit(code)
+
+
+def _is_watched() -> bool:
+    """Whether somebody traces or profiles this process: coverage, cProfile, a debugger."""
+    # Since Python 3.12 tools may be here instead.
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is not None and any(monitoring.get_tool(tool) for tool in range(6)):
+        return True
+    return sys.gettrace() is not None or sys.getprofile() is not None
 
 
 if __name__ == "__main__":

@@ -156,7 +156,9 @@ def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | N
     if os.path.isdir(path):  # noqa: PTH112
         raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
     if not os.path.exists(path):  # noqa: PTH110
-        raise EnvironmentFault(f"There is no script {target} (looked in {cwd}).")
+        raise EnvironmentFault(
+            f"There is no script {target} (looked in {cwd}){_meant(target, cwd, '.')}"
+        )
     if interpreted:
         if not os.access(path, os.R_OK):
             raise EnvironmentFault(f"The script {target} cannot be read; give yourself the right.")
@@ -184,10 +186,18 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
             f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
             f"with the program that reads it, as in `fleetrun bash {name}`."
         )
+    hint = _meant(name, cwd, "; a Python script ends in .py, a module needs -m.")
     raise EnvironmentFault(
-        f"There is no program {name} in $PATH, nor a file of that name in {cwd}; a Python script "
-        "ends in .py, a module needs -m."
+        f"There is no program {name} in $PATH, nor a file of that name in {cwd}{hint}"
     )
+
+
+def _meant(target: str, cwd: str, otherwise: str) -> str:
+    """End a sentence with the file that TARGET, which is none, nearly names, or OTHERWISE."""
+    from fleetrun import nearby  # noqa: PLC0415 - only a mistake pays for it
+
+    meant = nearby.find(target, cwd)
+    return otherwise if meant is None else f"; did you mean {meant}?"
 
 
 def _devices(

@@ -367,3 +367,44 @@ def test_other_shells_accept_the_script(shell: str, capsys: pytest.CaptureFixtur
     assert cli.main(["completion", shell], environ={}) == 0
     script = capsys.readouterr().out
     subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("tool", "left", "code"),
+    [
+        (["coverage", "run", "-p"], ".coverage.*", 7),
+        # Which knows no exit codes but 0.
+        (["cProfile", "-o", "profile.out"], "profile.out", 0),
+    ],
+)
+def test_tools_that_watch_the_launcher_get_to_write_their_findings(
+    elsewhere: Path, tool: list[str], left: str, code: int
+) -> None:
+    (elsewhere / "fails.sh").write_text("#!/bin/sh\nexit 7\n")
+    (elsewhere / "fails.sh").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", *tool, "-m", "fleetrun", "--quiet", "./fails.sh"],
+        # Of this test run's own coverage.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_PROCESS_START": ""},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code
+    assert [path for path in elsewhere.glob(left) if path.stat().st_size]
+
+
+@pytest.mark.parametrize("options", [["--tee=5"], ["--tee=5", "--dry-run"]])
+def test_a_rank_that_is_not_there_is_refused_before_anything_starts(
+    elsewhere: Path, options: list[str]
+) -> None:
+    (elsewhere / "train.py").touch()
+    done = fleetrun(*options, "train.py", CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fleetrun: --tee=5: there is no rank 5; the job has only rank 0.\n"
+    assert not (elsewhere / "log").exists()
+
+
+def test_a_script_may_have_a_hyphen_before_its_name(elsewhere: Path) -> None:
+    (elsewhere / "-dash.py").write_text("import sys; print(sys.argv)")
+    done = fleetrun("--quiet", "--", "-dash.py", "-x", CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout) == (0, "['./-dash.py', '-x']\n")

@@ -33,7 +33,7 @@ FLOORS = (
         "fleetrun.strategy",
     ),
     # What of run/ is not named elsewhere is a tool of the supervisor, and does one thing.
-    ("fleetrun.engines", "fleetrun.run", "fleetrun.probe", "fleetrun.paddles"),
+    ("fleetrun.engines", "fleetrun.run", "fleetrun.probe", "fleetrun.nearby", "fleetrun.paddles"),
     ("fleetrun.sinks", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),
     (

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 def argv(request: Request, facts: Facts) -> tuple[str, ...]:
     """Return the command line of every rank; what follows the script stays as typed."""
     script = request.script
+    # Python would take a name that starts with a hyphen for an option of its own.
+    path = f"./{script.target}" if script.target.startswith("-") else script.target
     coverage: tuple[str, ...] = ()
     if facts.environ.get("WITH_COVERAGE") == "ON":
         coverage = ("-m", "coverage", "run", "--branch", "-p")
@@ -18,7 +20,7 @@ def argv(request: Request, facts: Facts) -> tuple[str, ...]:
         # Not buffered, so that a log is complete up to the moment of a crash.
         return (facts.python, "-u", *coverage, "-m", script.target, *script.args)
     if script.target.endswith(".py"):
-        return (facts.python, "-u", *coverage, script.target, *script.args)
+        return (facts.python, "-u", *coverage, path, *script.args)
     if script.target.endswith(".pyxes"):
-        return (facts.python, script.target, *script.args)
+        return (facts.python, path, *script.args)
     return (facts.program or script.target, *script.args)

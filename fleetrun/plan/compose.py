@@ -27,6 +27,8 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
     run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
     cast = _cast(request, facts, share, roster)
+    if not cast.keeps_identity:
+        _check_ranks(request, "tee", (request.tee or "").split(","), cast)
     strategy, ranks = _strategy(request, cast)
     env = environment.variables(
         request, facts, share, roster, cast=cast, run_dir=run_dir, strategy=strategy
@@ -77,6 +79,17 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
         strategy=strategy,
         peers=cast.peers,
     )
+
+
+def _check_ranks(request: Request, option: str, words: Sequence[str], cast: Cast) -> None:
+    """Complain about an OPTION that names trainers' ranks which the job does not have."""
+    there = [spec.rank for spec in cast.ranks if spec.role == collective.ROLE]
+    missing = [word for word in words if word.isdigit() and int(word) not in there]
+    if missing and there:
+        have = "only rank 0" if len(there) == 1 else f"ranks {there[0]}-{there[-1]}"
+        raise UsageError(
+            f"{origin.option(request, option)}: there is no rank {missing[0]}; the job has {have}."
+        )
 
 
 def _strategy(request: Request, cast: Cast) -> tuple[Strategy | None, Topology | None]:

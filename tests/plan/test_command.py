@@ -22,6 +22,9 @@ AWKWARD = ("", "--", "-m", "--gpus=0", "a b", "ünïcode\n", "$HOME")
         ("file", "./run.sh", "./run.sh", ("./run.sh",)),
         ("file", "bash", "/usr/bin/bash", ("/usr/bin/bash",)),
         ("file", "./run.sh", None, ("./run.sh",)),
+        ("file", "-dash.py", "-dash.py", (PYTHON, "-u", "./-dash.py")),
+        ("file", "-dash.pyxes", "-dash.pyxes", (PYTHON, "./-dash.pyxes")),
+        ("file", "-dash.sh", "./-dash.sh", ("./-dash.sh",)),
     ],
 )
 def test_scripts_modules_and_programs(

@@ -46,6 +46,27 @@ def test_a_plan_holds_everything() -> None:
     assert plan.processes[1].argv == ("/usr/bin/python3", "-u", "train.py", "--lr", "0.1")
 
 
+@pytest.mark.parametrize(
+    ("each", "tee", "says"),
+    [
+        (1, "5", "--tee=5: there is no rank 5; the job has only rank 0."),
+        (2, "0,4,5", "--tee=0,4,5: there is no rank 4; the job has ranks 0-3."),
+    ],
+)
+def test_a_rank_that_the_job_does_not_have_cannot_be_shown(each: int, tee: str, says: str) -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), each) if each > 1 else a_roster(each=1)
+    made = Share("gpu", roster.members[0].groups, "nccl")
+    with pytest.raises(UsageError) as caught:
+        compose(a_request(tee=tee), some_facts(8), made, roster)
+    assert str(caught.value) == says
+
+
+def test_a_rank_of_another_host_may_be_shown_there() -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), 2)
+    made = Share("gpu", roster.members[0].groups, "nccl")
+    assert compose(a_request(tee="3"), some_facts(8), made, roster).processes
+
+
 def run_name(job_id: str) -> str:
     """Return the run directory's own name for a job."""
     roster = a_roster()

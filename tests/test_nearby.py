@@ -1,0 +1,62 @@
+"""A script that is not there: the file that was probably meant is named."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun import nearby, probe
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a folder with scripts."""
+    for name in ("train.py", "train.py.orig", "eval.py", "run.sh", "data.csv", "scripts/train.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "package.py").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("tarin.py", "train.py"),
+        ("Train.py", "train.py"),
+        ("train", "train.py"),
+        ("run", "run.sh"),
+        ("./tarin.py", "./train.py"),
+        ("scriqts/train.py", "scripts/train.py"),
+        ("scripts/tarin.py", "scripts/train.py"),
+        ("scripts//tran.py", "scripts/train.py"),
+        ("ruun.sh", "run.sh"),
+        # A folder is no script, and another word is no slip.
+        ("packaje.py", None),
+        ("finetune.py", None),
+        ("nowhere/train.py", None),
+        ("data.py", None),
+    ],
+)
+def test_the_file_that_was_meant_is_found(folder: Path, typed: str, meant: str | None) -> None:
+    assert nearby.find(typed, str(folder)) == meant
+    absolute = None if meant is None else str(folder / meant)
+    assert nearby.find(str(folder / typed), str(folder)) == absolute
+
+
+@pytest.mark.parametrize("typed", ["tarin.py", "./tarin", "tarin"])
+def test_the_refusal_of_a_script_names_it(folder: Path, typed: str) -> None:
+    meant = re.escape("./train.py" if typed[0] == "." else "train.py")
+    with pytest.raises(EnvironmentFault, match=rf"; did you mean {meant}\?$"):
+        probe.find_script(Script("file", typed, ()), str(folder), {"PATH": "/bin"})
+
+
+def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> None:
+    assert nearby.find("gone/train.py", str(tmp_path / "gone")) is None
