@@ -306,7 +306,7 @@ TABLE: tuple[Option, ...] = (
         "list",
         STRATEGY,
         "Turn on what this preset or YAML file says, in a script that knows nothing of it "
-        "(repeatable, later ones win); `fleetrun strategy list` shows presets and fields.",
+        "(repeatable, later ones win); `fleetrun strategy list` shows the presets.",
         metavar="NAME|FILE",
         env=("FLEETRUN_STRATEGY",),
         path="file",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
-from fleetrun.strategy import fields, load, schema, verdicts
+from fleetrun.strategy import fields, load, page, schema, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,9 @@ def main(words: list[str]) -> int:
         return int(end.code or 0)
     match asked.command:
         case "list":
-            return _say(listed())
+            return _say(listed_fields() if asked.fields else listed())
         case "show":
-            return _say(shown(asked.name))
+            return _show(asked.name)
         case "validate":
             return _validate(asked.files)
         case "schema":
@@ -61,7 +61,10 @@ def _parser() -> _Parser:
         "of it.",
     )
     views = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    views.add_parser("list", help="presets, and every field with its type and default")
+    view = views.add_parser("list", help="all presets; --fields: every field that there is")
+    view.add_argument(
+        "--fields", action="store_true", help="every field with its type, range and default"
+    )
     view = views.add_parser("show", help="a preset as it is written, or all about one field")
     view.add_argument("name", metavar="PRESET|FIELD")
     view = views.add_parser("validate", help="check files; exit code 2 when one is wrong")
@@ -81,22 +84,46 @@ def _say(text: str) -> int:
     return 0
 
 
+def _show(name: str) -> int:
+    """Print what NAME is; a preset alone, so that it can be kept as a file."""
+    code = _say(shown(name))
+    if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
+        print(
+            f"fleetrun: {name} is a field, too: `fleetrun strategy show strategy.{name}`.",
+            file=sys.stderr,
+        )
+    return code
+
+
 # -- list and show ---------------------------------------------------------------------------------
 
 
 def listed() -> str:
-    """Return all presets, and all fields with type, unit, range and default."""
+    """Return all presets, each with what it is for."""
     width = max(map(len, load.PRESETS)) + 2
     lines = ["Presets"]
     lines += [f"  {name:<{width}}{_title(name)}" for name in load.PRESETS]
-    for section in fields.FIELD_SECTIONS:
-        lines += ["", f"Fields of {section}"]
-        for field in fields.TABLE:
-            if field.section == section:
-                lines += _listed(field, "  ")
     lines += [
         "",
+        "fleetrun --strategy NAME train.py     turns one on; several add up, later ones win",
+        "fleetrun strategy show NAME           what is in it",
+        "fleetrun strategy list --fields       every field that a strategy can have",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def listed_fields() -> str:
+    """Return all fields with type, unit, range and default, section by section."""
+    lines: list[str] = []
+    for section in fields.FIELD_SECTIONS:
+        lines += [f"Fields of {section}"]
+        for field in fields.TABLE:
+            if field.section == section:
+                lines += page.listed(field, "  ")
+        lines.append("")
+    lines += [
         "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",
+        "All about a field, with an example: fleetrun strategy show FIELD",
     ]
     return "\n".join(lines) + "\n"
 
@@ -111,39 +138,32 @@ def _title(preset: str) -> str:
     return comment.strip().partition(". ")[0].rstrip(".") + "."
 
 
-def _listed(field: fields.Field, indent: str) -> list[str]:
-    lines = [f"{indent}{field.name}: {_kind(field)}", f"{indent}    {schema.describe(field)}"]
-    for key in field.keys:
-        lines += _listed(key, indent + "    ")
-    return lines
-
-
-def _kind(field: fields.Field) -> str:
-    """Say FIELD's type, range and default in a few words."""
-    if field.kind == "configs":
-        return "with these parts"
-    said = fields.wanted(field).removeprefix("give ")
-    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-    return said + ("" if default in ("", ()) else f" [default: {default}]")
-
-
 def shown(name: str) -> str:
     """Return the preset or the file NAME as it is written, or all about the field NAME."""
-    # amp and gradient_merge are fields, too; `list` tells about those.
+    # amp and gradient_merge are fields, too, and are told about as strategy.amp.
     if name in load.PRESETS:
         return _text(load.preset_path(name))
-    for section in fields.FIELD_SECTIONS:
-        known = fields.by_name(section)
-        if name in known:
-            field = known[name]
-            lines = _listed(field, "")
-            if field.aliases:
-                lines.append(f"    Also written {', '.join(field.aliases)}.")
-            return "\n".join([f"{field.section}:", *(f"  {line}" for line in lines)]) + "\n"
-    configs = [field for field in fields.TABLE if _has_part(field, name)]
-    if configs:
-        return "".join(shown(field.name) for field in configs)
-    return _text(load.find(name))
+    if name in fields.VARIABLE_SECTIONS:
+        return page.variables(name)
+    section, dot, rest = name.partition(".")
+    if dot and section in fields.VARIABLE_SECTIONS:
+        return page.variables(section)
+    for kind, prefix in fields.PREFIXES.items():
+        if prefix and name.startswith(prefix):
+            return page.variables(kind)
+    found = _fields(rest if dot and section in fields.FIELD_SECTIONS else name)
+    if not found:
+        return _text(load.find(name))
+    presets = {preset: load.read(preset) for preset in load.PRESETS}
+    return "\n".join(page.page(field, presets) for field in found)
+
+
+def _fields(name: str) -> list[fields.Field]:
+    """Return the field called NAME, or all that have a part of this name."""
+    known = fields.by_name(fields.STRATEGY)
+    if name in known:
+        return [known[name]]
+    return [field for field in fields.TABLE if _has_part(field, name)]
 
 
 def _has_part(field: fields.Field, name: str) -> bool:
@@ -244,20 +264,5 @@ def _explained(knob: Knob, at: tuple[str, str], places: list[tuple[str, str, str
     value = str(knob.value).lower() if isinstance(knob.value, bool) else str(knob.value)
     is_part = "." in knob.name
     lines = [name if is_part else f"{name}: {value}"]
-    found: dict[verdicts.Verdict, list[str]] = {}
-    for paddle, graph, device in places:
-        one = verdicts.verdict(
-            name,
-            is_off=knob.value is False and not is_part,
-            section=section,
-            only=field.only,
-            paddle=paddle,
-            graph=graph,
-            device=device,
-        )
-        found.setdefault(one, []).append(f"{graph} {paddle} {device}")
-    for one, where in found.items():
-        everywhere = len(found) == 1 and len(places) > 1
-        lines.append(f"  {one.status}: {one.reason}")
-        lines.append("    " + ("everywhere" if everywhere else ", ".join(where)))
-    return lines
+    is_off = knob.value is False and not is_part
+    return lines + page.comes_to(section, name, field.only, places, is_off=is_off)

@@ -71,6 +71,7 @@ PURE_MODULES = (
     "fleetrun.run.events",
     "fleetrun.run.policy",
     "fleetrun.strategy.fields",
+    "fleetrun.strategy.page",
     "fleetrun.strategy.resolve",
     "fleetrun.strategy.document",
     "fleetrun.strategy.reach",

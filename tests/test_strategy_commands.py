@@ -35,11 +35,19 @@ def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     return Said(code, said.out, said.err)
 
 
-def test_list_has_every_preset_and_field(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_has_every_preset_and_no_field(capsys: pytest.CaptureFixture[str]) -> None:
     said = say(capsys, "list")
     assert said.code == 0
     for name in load.PRESETS:
         assert f"\n  {name} " in said.out
+    assert "nccl_comm_num" not in said.out
+    assert "--fields" in said.out
+    assert len(said.out.splitlines()) < 24
+
+
+def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "list", "--fields")
+    assert said.code == 0
     for field in fields.TABLE:
         assert f"\n  {field.name}: " in said.out
     assert "from 1 to 65536, or auto [default: 32]" in said.out
@@ -58,6 +66,45 @@ def test_show_tells_all_about_a_field(capsys: pytest.CaptureFixture[str]) -> Non
     assert said.out.startswith("execution_strategy:\n  num_threads: a whole number of threads")
     assert "Also written thread_num." in said.out
     assert "k_steps" in say(capsys, "show", "gradient_merge_configs").out
+
+
+def test_show_says_what_a_field_comes_to_why_that_is_known_and_how_it_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = say(capsys, "show", "nccl_comm_num").out
+    assert "auto: 1 on one host, 2 on several." in out
+    assert "  effective: fleetrun sends the gradients itself, over communicators in turn\n" in out
+    assert "GPU" in out.partition("How that is known")[2]
+    assert "\n  overlap (nccl_comm_num: " in out
+    assert "\n  strategy:\n    nccl_comm_num: 2    # or auto\n" in out
+    assert "fleetrun --set nccl_comm_num=2 train.py" in out
+    assert "DistributedStrategy_en.html" in out
+    assert "and if it is false" in say(capsys, "show", "sync_nccl_allreduce").out
+
+
+def test_show_tells_of_a_preset_that_is_a_field_too(capsys: pytest.CaptureFixture[str]) -> None:
+    said = say(capsys, "show", "gradient_merge")
+    assert "`fleetrun strategy show strategy.gradient_merge`" in said.err
+    out = say(capsys, "show", "strategy.gradient_merge").out
+    assert out.startswith("strategy:\n  gradient_merge: true or false")
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("flags", "flags"),
+        ("flags.FLAGS_x", "flags"),
+        ("FLAGS_x", "flags"),
+        ("NCCL_DEBUG", "nccl"),
+        ("env.A", "env"),
+    ],
+)
+def test_show_tells_of_the_sections_of_variables(
+    name: str, section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = say(capsys, "show", name)
+    assert said.out.startswith(f"{section}: environment variables of every rank.")
+    assert f"fleetrun --set {section}." in said.out
 
 
 def test_show_tells_of_a_part_by_what_it_is_part_of(capsys: pytest.CaptureFixture[str]) -> None:

@@ -349,7 +349,7 @@ def _listed_keys(field: Field) -> str:
 
 
 def _suggest(
-    name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list` shows all."
+    name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
 ) -> str:
     """End a sentence with the name most like NAME."""
     # Only a mistake pays for difflib.

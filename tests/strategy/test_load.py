@@ -111,7 +111,10 @@ def test_every_knob_knows_its_line() -> None:
             "strategy:\n  fuse_grad_size_in_BM: 1",
             "my.yaml:2: no such field: fuse_grad_size_in_BM; did you mean fuse_grad_size_in_MB?",
         ),
-        ("strategy: {qqqq: 1}", "no such field: qqqq; `fleetrun strategy list` shows all."),
+        (
+            "strategy: {qqqq: 1}",
+            "no such field: qqqq; `fleetrun strategy list --fields` shows all.",
+        ),
         (
             "strategy: {avg: true}",
             "my.yaml:1: avg is a part: did you mean gradient_merge_configs.avg?",

@@ -1,0 +1,214 @@
+"""All that is known of a strategy's field, as a page to read; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.strategy import fields, schema, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import KnobValue, Layer
+    from fleetrun.strategy.fields import Field
+
+    Place = tuple[str, str, str]
+
+_DOCS = "https://www.paddlepaddle.org.cn/documentation/docs/en/"
+LINKS = {
+    fields.STRATEGY: f"{_DOCS}api/paddle/distributed/fleet/DistributedStrategy_en.html",
+    fields.BUILD: f"{_DOCS}api/paddle/static/BuildStrategy_en.html",
+    fields.EXECUTION: f"{_DOCS}api/paddle/static/ExecutionStrategy_en.html",
+    fields.FLAGS: f"{_DOCS}guides/flags/flags_en.html",
+    fields.NCCL: "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+}
+_SAMPLES: dict[str, KnobValue] = {
+    "ints": (1, 2),
+    "floats": (0.5, 0.9),
+    "texts": ("name_0", "name_1"),
+    "text": "name",
+}
+# Of a feature with many parts an example shows so many.
+_PARTS = 2
+EVIDENCE = (
+    "On CPUs it was measured with both Paddles (tests/train/test_verdicts.py measures it again).",
+    verdicts.GPUS,
+    verdicts.LEGACY_IR,
+    "In a job, the table after the first update and log/latest/strategy.N.json say what it was.",
+)
+VARIABLES = {
+    fields.FLAGS: ("FLAGS_*: Paddle's own flags.", "FLAGS_cudnn_exhaustive_search: 1"),
+    fields.NCCL: ("NCCL_*: settings of NCCL.", "NCCL_DEBUG: INFO"),
+    fields.ENV: ("Any other variable.", "OMP_NUM_THREADS: 4"),
+}
+
+
+def page(field: Field, presets: Mapping[str, Layer]) -> str:
+    """Return what FIELD is, what it comes to and why that is known, and how it is written.
+
+    PRESETS are all there are, to say which of them use it.
+    """
+    lines = [f"{field.section}:", *(f"  {line}" for line in listed(field, ""))]
+    if field.aliases:
+        lines.append(f"      Also written {', '.join(field.aliases)}.")
+    places = [
+        (p, g, d) for g in verdicts.GRAPHS for p in verdicts.PADDLES for d in verdicts.DEVICES
+    ]
+    lines += ["", "What it comes to, by kind of graph, Paddle and device"]
+    lines += comes_to(field.section, field.name, field.only, places)
+    if field.kind == "bool":
+        lines.append("  and if it is false:")
+        off = comes_to(field.section, field.name, field.only, places, is_off=True)
+        lines += [f"  {line}" for line in off]
+    lines += ["", "How that is known", *(f"  {line}" for line in EVIDENCE)]
+    using = _using(field, presets)
+    if using:
+        lines += ["", "Presets that set it", *(f"  {line}" for line in using)]
+    lines += ["", "Example", *(f"  {line}" for line in example(field))]
+    words = " ".join(f"--set {word}" for word in sets(field))
+    lines += [f"  # or: fleetrun {words} train.py"]
+    lines += ["", "See also", f"  {LINKS[field.section]}"]
+    return "\n".join(lines) + "\n"
+
+
+def variables(section: str) -> str:
+    """Return what there is to say of the SECTION whose names are environment variables."""
+    meaning, line = VARIABLES[section]
+    lines = [
+        f"{section}: environment variables of every rank. {meaning}",
+        "  What is exported already wins, and a line says so.",
+        "",
+        "Example",
+        f"  {section}:",
+        f"    {line}",
+        f"  # or: fleetrun --set {section}.{line.replace(': ', '=')} train.py",
+    ]
+    link = LINKS.get(section)
+    lines += ["", "See also", f"  {link}"] if link else []
+    return "\n".join(lines) + "\n"
+
+
+def listed(field: Field, indent: str) -> list[str]:
+    """Return FIELD with type, unit, range, default and meaning, and so each of its parts."""
+    lines = [f"{indent}{field.name}: {kind(field)}", f"{indent}    {schema.describe(field)}"]
+    for key in field.keys:
+        lines += listed(key, indent + "    ")
+    return lines
+
+
+def kind(field: Field) -> str:
+    """Say FIELD's type, range and default in a few words."""
+    if field.kind == "configs":
+        return "with these parts"
+    said = fields.wanted(field).removeprefix("give ")
+    return said + ("" if field.default in ("", ()) else f" [default: {written(field.default)}]")
+
+
+def comes_to(
+    section: str, name: str, only: str, places: Sequence[Place], *, is_off: bool = False
+) -> list[str]:
+    """Return what becomes of a field in PLACES (Paddle, graph, device), alike ones together."""
+    found: dict[verdicts.Verdict, list[str]] = {}
+    for paddle, graph, device in places:
+        one = verdicts.verdict(
+            name,
+            is_off=is_off,
+            section=section,
+            only=only,
+            paddle=paddle,
+            graph=graph,
+            device=device,
+        )
+        found.setdefault(one, []).append(f"{graph} {paddle} {device}")
+    lines = []
+    for one, where in found.items():
+        everywhere = len(found) == 1 and len(places) > 1
+        lines.append(f"  {one.status}: {one.reason}")
+        lines.append("    " + ("everywhere" if everywhere else ", ".join(where)))
+    return lines
+
+
+def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
+    """Say which of PRESETS set FIELD, or parts of it, to what."""
+    found = []
+    for name, layer in presets.items():
+        said = [
+            f"{knob.name}: {written(knob.value)}"
+            for knob in layer.knobs
+            if knob.section == field.section and knob.name.partition(".")[0] == field.name
+        ]
+        if said:
+            found.append(f"{name} ({', '.join(said)})")
+    return found
+
+
+# -- how it is written -----------------------------------------------------------------------------
+
+
+def example(field: Field) -> list[str]:
+    """Return a strategy file, line by line, that sets FIELD to what it is not by itself."""
+    lines = [f"{field.section}:"]
+    for name, value in _settings(field).items():
+        if isinstance(value, dict):
+            lines.append(f"  {name}:")
+            lines += [f"    {part}: {written(each)}" for part, each in value.items()]
+        else:
+            hint = "    # or auto" if field.auto and name == field.name else ""
+            lines.append(f"  {name}: {written(value)}{hint}")
+    return lines
+
+
+def sets(field: Field) -> list[str]:
+    """Return the same as --set takes it."""
+    prefix = "" if field.section == fields.STRATEGY else f"{field.section}."
+    words = []
+    for name, value in _settings(field).items():
+        if isinstance(value, dict):
+            words += [f"{prefix}{name}.{part}={_word(each)}" for part, each in value.items()]
+        else:
+            words.append(f"{prefix}{name}={_word(value)}")
+    return words
+
+
+def _settings(field: Field) -> dict[str, KnobValue | dict[str, KnobValue]]:
+    """Return what turns FIELD on: with parts, also the switch that they belong to."""
+    if field.kind != "configs":
+        return {field.name: other_than_default(field)}
+    # A switch among the parts is mostly best as it is.
+    shown = [key for key in field.keys if key.kind != "bool"][:_PARTS] or field.keys[:1]
+    parts: dict[str, KnobValue] = {key.name: other_than_default(key) for key in shown}
+    switch = fields.by_name(field.section).get(field.name.removesuffix("_configs"))
+    if switch is None or switch.kind != "bool" or switch.refused is not None:
+        return {field.name: parts}
+    return {switch.name: True, field.name: parts}
+
+
+def other_than_default(field: Field) -> KnobValue:
+    """Return a value of FIELD that is allowed: another than the default, unless that is refused."""
+    if field.kind in _SAMPLES:
+        return _SAMPLES[field.kind]
+    if field.kind == "choice":
+        return next(word for word in field.words if word != field.default)
+    if field.kind == "bool":
+        value = not field.default
+        is_refused = field.refused is not None and field.refused[0] == value
+        return field.default if is_refused else value
+    number = field.default if isinstance(field.default, int | float) else 0
+    doubled = number * 2 if number > 0 else 1
+    return doubled if field.maximum is None else min(doubled, int(field.maximum))
+
+
+def written(value: KnobValue) -> str:
+    """Write VALUE as YAML.
+
+    >>> written(True), written(("a", "b")), written(0.5)
+    ('true', '[a, b]', '0.5')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else str(value)
+
+
+def _word(value: KnobValue) -> str:
+    """Write VALUE as one word for a shell."""
+    return f"'{written(value)}'" if isinstance(value, tuple) else written(value)
