@@ -162,3 +162,19 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
     }
     text = said("import paddle; print('on')", SITE, str(tmp_path), **env)
     assert text.startswith("on\nfleetrun: this paddle cannot be changed as the strategy needs it:")
+
+
+def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_path: Path) -> None:
+    # Debian's and Ubuntu's Pythons do, and it is loaded before pytest meets ours.
+    (tmp_path / "sitecustomize.py").write_text("")
+    collect = "import pytest, sys; sys.exit(pytest.main(['--collect-only', 'fleetrun/inject']))"
+    done = subprocess.run(
+        [sys.executable, "-c", collect],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # 5: nothing to collect.
+    assert done.returncode in {0, 5}, done.stdout

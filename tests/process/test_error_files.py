@@ -45,7 +45,9 @@ def test_s20_an_exception_without_a_text_is_written_down(tmp_path: Path) -> None
     said = error(job)
     assert said is not None
     assert (said.kind, said.message) == ("Odd", "its text cannot be had (KeyError)")
-    assert "<exception str() failed>" in said.stack
+    # As the interpreter has it; the first is Python 3.10's.
+    placeholder = ("Odd: <unprintable Odd object>\n", "Odd: <exception str() failed>\n")
+    assert said.stack.endswith(placeholder)
 
 
 def test_the_log_is_as_if_nobody_had_looked(tmp_path: Path) -> None:
