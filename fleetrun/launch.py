@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import engines, probe
 from fleetrun.plan import compose, devices
+from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
@@ -79,16 +80,22 @@ def _run(
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    # One for all: whoever writes into it means the folder that was made.
+    folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
     messages = Messages(lambda: _preface(plan, request))
     console = Console(plan, _shown(plan, request), say=messages.say)
     sinks: tuple[Sink, ...] = (
         messages,
         RunDirectory(
-            plan, keep=request.log_keep, overwrite=request.log_overwrite, say=messages.say
+            plan,
+            keep=request.log_keep,
+            overwrite=request.log_overwrite,
+            say=messages.say,
+            folder=folder,
         ),
-        EventLog(plan),
-        Manifest(plan, request, environ),
-        LaunchFile(plan, request),
+        EventLog(plan, folder),
+        Manifest(plan, request, environ, folder),
+        LaunchFile(plan, request, folder),
         console,
         *_rotation(plan, request, console, messages),
         Watch(
@@ -111,7 +118,7 @@ def _run(
             declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
         ),
     )
-    supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan)
+    supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan, folder=folder)
     return supervisor.run().exit_code
 
 

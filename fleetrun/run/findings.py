@@ -5,13 +5,12 @@ and `evidence`; `earlier` has what ended the attempts before. Nothing of any env
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH105, PTH108, PTH118, PTH120, PTH123
+# ruff: noqa: PTH120
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run import causes, evidence, lastwords, worker
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.run.causes import KnownFailure
     from fleetrun.run.events import Outcome
     from fleetrun.run.evidence import Baseline
+    from fleetrun.run.folder import Folder
 
     Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 
@@ -141,7 +141,7 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
 # For programs ------------------------------------------------------------------------------------
 
 
-def write(plan: LaunchPlan, outcome: Outcome, findings: Findings) -> None:
+def write(folder: Folder, plan: LaunchPlan, outcome: Outcome, findings: Findings) -> None:
     """Write report.json into the run directory, whole or not at all; OSError if that fails."""
     import json  # noqa: PLC0415 - only after a failure
 
@@ -159,18 +159,8 @@ def write(plan: LaunchPlan, outcome: Outcome, findings: Findings) -> None:
         "evidence": list(findings.culprit.evidence) if findings.culprit else [],
         "earlier": [one.describe() for one in outcome.earlier],
     }
-    path = os.path.join(plan.cwd, plan.run_dir, NAME)
     # ASCII: whatever bytes a name or a message has, any reader can take it.
-    text = json.dumps(document, indent=1)
-    try:
-        with open(f"{path}.new", "w", encoding="ascii") as file:
-            file.write(f"{text}\n")
-        os.replace(f"{path}.new", path)
-    except OSError:
-        # A full disk made half a file, or the whole folder has vanished.
-        with suppress(FileNotFoundError):
-            os.unlink(f"{path}.new")
-        raise
+    folder.write(NAME, json.dumps(document, indent=1) + "\n")
 
 
 def _told(plan: LaunchPlan, culprit: Culprit) -> dict[str, Value]:

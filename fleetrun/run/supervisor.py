@@ -1,7 +1,7 @@
 """The loop: performs what the policy decides, and tells the watchers."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH119, PTH121
+# ruff: noqa: PTH118, PTH119, PTH121
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
+from fleetrun.run.folder import Folder
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import READABLE, Loop
 from fleetrun.run.progress import read_step
@@ -105,8 +106,10 @@ class Supervisor:
         sinks: Sequence[Sink] = (),
         say: Callable[[str], None],
         replan: Callable[[int], LaunchPlan] | None = None,
+        folder: Folder | None = None,
     ) -> None:
         self._plan = plan
+        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._replan = replan
         self._planned_attempt = 0
         self._sinks = list(sinks)
@@ -200,7 +203,7 @@ class Supervisor:
             self._say(f"The cause could not be looked into ({error!r}).")
             found = findings.Findings()
         try:
-            findings.write(self._plan, outcome, found)
+            findings.write(self._folder, self._plan, outcome, found)
         except OSError as error:
             self._say(f"{findings.NAME} could not be written ({error.strerror}).")
         return found
@@ -443,6 +446,7 @@ class Supervisor:
             log=worker.log_path(self._plan, spec, attempt),
             default_signals=self._default_signals,
             files=self._files,
+            folder=self._folder,
         )
         now = time.monotonic()
         if isinstance(started, worker.Refusal):

@@ -1,7 +1,7 @@
 """Starting one process of a plan, and the handle on it."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH103, PTH110, PTH118, PTH120
+# ruff: noqa: PTH110, PTH118, PTH119
 
 import errno
 import os
@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.run import sweep
 from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.folder import SHARED, Folder
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
@@ -136,17 +137,23 @@ def spawn(
     log: str,
     default_signals: Sequence[int],
     files: FileLimit,
+    folder: Folder,
 ) -> Worker | Refusal:
-    """Start SPEC in a session of its own, its output appended to LOG."""
+    """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER."""
+    try:
+        if attempt:
+            # Somebody may have removed it since the first attempt.
+            folder.revive()
+        log_fd = folder.append(os.path.basename(log), SHARED)
+    except OSError as error:
+        return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+        (os.POSIX_SPAWN_DUP2, log_fd, 1),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
     if not takes_our_stdin(spec, index):
         # In a session of its own it could not read a terminal anyway.
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    if attempt:
-        _make_folder(log)
     ours = _move_to(spec.cpus)
     files.restore()
     try:
@@ -160,8 +167,9 @@ def spawn(
             setsigdef=default_signals,
         )
     except (OSError, ValueError) as error:
-        return _refusal(spec, log, error)
+        return _refusal(spec, error)
     finally:
+        os.close(log_fd)
         files.lift()
         _move_to(ours)
     try:
@@ -169,16 +177,7 @@ def spawn(
     except OSError as error:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        return _refusal(spec, log, error)
-
-
-def _make_folder(log: str) -> None:
-    """Make the folder of LOG again, should somebody have removed it since the first attempt."""
-    try:
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-    except OSError:
-        # The refusal of the start says why.
-        return
+        return _refusal(spec, error)
 
 
 def _move_to(cpus: Collection[int]) -> Collection[int]:
@@ -197,16 +196,12 @@ def _move_to(cpus: Collection[int]) -> Collection[int]:
     return before
 
 
-def _refusal(spec: ProcessSpec, log: str, error: OSError | ValueError) -> Refusal:
+def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
     """Say what stood in the way; the system's number alone names no culprit."""
     program = spec.argv[0]
     if isinstance(error, ValueError):
         return Refusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
     reason = os.strerror(error.errno or 0)
-    try:
-        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
-    except OSError as trouble:
-        return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({trouble.strerror}).")
     match error.errno:
         case errno.ENOENT if os.path.exists(program):
             why = f"the interpreter named in the first line of {program} does not exist."

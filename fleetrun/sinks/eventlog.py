@@ -66,6 +66,7 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
+from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,9 +85,9 @@ NAME = "events.jsonl"
 class EventLog:
     """Writes down what the supervisor tells."""
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: LaunchPlan, folder: Folder | None = None) -> None:
         self._plan = plan
-        self._path = os.path.join(plan.cwd, plan.run_dir, NAME)
+        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._fd = -1
 
     def prepare(self) -> None:
@@ -94,8 +95,7 @@ class EventLog:
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
         """Begin the file."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o644)
+        self._fd = self._folder.append(NAME)
         plan = self._plan
         self._write(
             "launched",

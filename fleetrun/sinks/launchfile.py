@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.plan.brief import LAUNCH_FILE
 from fleetrun.run.events import Restarting
+from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan, Request
@@ -27,8 +28,9 @@ _AFTER_S = 0.35
 class LaunchFile:
     """Writes what `--banner=full` shows, whatever the console does."""
 
-    def __init__(self, plan: LaunchPlan, request: Request) -> None:
+    def __init__(self, plan: LaunchPlan, request: Request, folder: Folder | None = None) -> None:
         self._plan = plan
+        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._request = request
         self._is_written = False
 
@@ -69,9 +71,7 @@ class LaunchFile:
         self._append(render.banner(self._request, self._plan) + notes)
 
     def _append(self, text: str) -> None:
-        path = os.path.join(self._plan.cwd, self._plan.run_dir, LAUNCH_FILE)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, 0o600)
+        fd = self._folder.append(LAUNCH_FILE)
         try:
             rest = memoryview(text.encode(errors="surrogateescape"))
             while rest:

@@ -26,7 +26,7 @@ when git has answered, in one step each time; only its owner may read it (mode 0
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH105, PTH118, PTH120, PTH208
+# ruff: noqa: PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ import os
 import sys
 import time
 from typing import TYPE_CHECKING
+
+from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +53,15 @@ _MARKER = "FLEETRUN_JOB"
 class Manifest:
     """Writes down what REQUEST, made in ENVIRON, has led to."""
 
-    def __init__(self, plan: LaunchPlan, request: Request, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        request: Request,
+        environ: Mapping[str, str],
+        folder: Folder | None = None,
+    ) -> None:
         self._plan = plan
+        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._request = request
         self._environ = environ
         self._started = time.time()
@@ -97,7 +106,7 @@ class Manifest:
 
         own = self._plan.processes[0].env.get(_MARKER) if self._plan.processes else None
         self._question = Question(
-            self._folder(),
+            self._place(),
             self._waiting,
             self._on_answer,
             marker={} if own is None else {_MARKER: own},
@@ -111,9 +120,9 @@ class Manifest:
     def _read_revision(self) -> Revision | None:
         from fleetrun.sinks import git  # noqa: PLC0415 - the start is over when this runs
 
-        return git.read(self._folder())
+        return git.read(self._place())
 
-    def _folder(self) -> str:
+    def _place(self) -> str:
         """Return the script's folder; ours for a module or a program of the system."""
         script = self._request.script
         is_here = script.form == "file" and ("/" in script.target or script.target.endswith(".py"))
@@ -128,16 +137,7 @@ class Manifest:
         from fleetrun.manifest import NAME  # noqa: PLC0415 - see above
 
         text = json.dumps(self._document(revision), indent=1) + "\n"
-        path = os.path.join(self._plan.cwd, self._plan.run_dir, NAME)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        fd = os.open(f"{path}.new", flags, 0o600)
-        try:
-            rest = memoryview(text.encode())
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
-        os.replace(f"{path}.new", path)
+        self._folder.write(NAME, text)
         self._is_written = True
 
     def _document(self, revision: Revision | None) -> dict[str, object]:
@@ -157,7 +157,7 @@ class Manifest:
             "git": None
             if revision is None
             else {
-                "folder": self._folder(),
+                "folder": self._place(),
                 "commit": revision.commit,
                 "branch": revision.branch,
                 "dirty": revision.is_dirty,

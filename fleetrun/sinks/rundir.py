@@ -5,19 +5,21 @@ are replaced in one step, so `tail -F` goes on with the next launch.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH102, PTH103, PTH105, PTH106, PTH108, PTH114, PTH115, PTH118, PTH120, PTH208, PTH211
+# ruff: noqa: PTH103, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Restarting, Started
+from fleetrun.run.folder import SHARED, Folder, enter, remove
 from fleetrun.run.worker import log_path
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
+# Marks a folder as a launch's: who made it, and under which name.
 _LOCK = "lock"
+_RUNS = "runs"
 _LATEST = "latest"
 _ENDPOINTS = "endpoints.log"
 _SCHEMA = 1
@@ -40,27 +44,42 @@ class RunDirectory:
     """Makes the run directory of PLAN and keeps at most KEEP of them."""
 
     def __init__(
-        self, plan: LaunchPlan, *, keep: int, overwrite: bool, say: Callable[[str], None]
+        self,
+        plan: LaunchPlan,
+        *,
+        keep: int,
+        overwrite: bool,
+        say: Callable[[str], None],
+        folder: Folder | None = None,
     ) -> None:
         self._plan = plan
         self._keep = 1 if overwrite else max(1, keep)
         self._say = say
         self._log_dir = _join(plan.cwd, plan.log_dir)
         self._run_dir = _join(plan.cwd, plan.run_dir)
-        self._lock_fd = -1
+        self._folder = folder or Folder(self._run_dir)
+        self._log_fd = self._runs_fd = self._lock_fd = -1
         self._has_complained = False
         self._chores: list[Callable[[], None]] = []
 
     def prepare(self) -> None:
         """Make the folder and what the ranks need in it; a full or read-only disk shows here."""
         try:
-            os.makedirs(os.path.dirname(self._run_dir), exist_ok=True)
-            os.mkdir(self._run_dir, 0o755)
-            self._lock_fd = os.open(
-                _join(self._run_dir, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            try:
+                self._log_fd = enter(self._log_dir)
+            except FileNotFoundError:
+                os.makedirs(self._log_dir, exist_ok=True)
+                self._log_fd = enter(self._log_dir)
+            with suppress(FileExistsError):
+                os.mkdir(_RUNS, dir_fd=self._log_fd)
+            self._runs_fd = enter(_RUNS, self._log_fd)
+            self._folder.make(self._runs_fd)
+            self._lock_fd = self._folder.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            # Not only the file systems that know no owners say the same of both.
+            if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
+                raise PermissionError(errno.EPERM, "another user has put his own folder there")
             _is_locked(self._lock_fd)
-            os.write(self._lock_fd, b"%d\n" % os.getpid())
+            os.write(self._lock_fd, _mark(os.getpid(), os.path.basename(self._run_dir)))
             self._write_files()
         except OSError as error:
             raise EnvironmentFault(
@@ -103,7 +122,8 @@ class RunDirectory:
         """Do what a short launch had no time for, and give up the claim to the folder."""
         for chore in list(self._chores):
             self._do(chore)
-        os.close(self._lock_fd)
+        for fd in (self._lock_fd, self._runs_fd, self._log_fd):
+            os.close(fd)
 
     def _do(self, chore: Callable[[], None]) -> None:
         if chore in self._chores:
@@ -112,32 +132,47 @@ class RunDirectory:
 
     def _write_files(self) -> None:
         for path, text in self._plan.files.items():
-            _write(_join(self._plan.cwd, path), text)
+            self._folder.write(os.path.basename(path), text)
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
         lines = "\n".join(str(rank.endpoint) for rank in self._plan.ranks if rank.role == "TRAINER")
-        path = _join(self._run_dir, _ENDPOINTS)
-        _write(path, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}")
-        return path
+        self._folder.write(_ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
+        return _join(self._run_dir, _ENDPOINTS)
 
     # Names --------------------------------------------------------------------------------------
 
     def _link(self, name: str, target: str) -> None:
         """Let NAME in the log folder be a link to TARGET, in one step, losing nobody's file."""
         path = _join(self._log_dir, name)
-        draft = _join(self._log_dir, f".{name}.{os.getpid()}")
+        draft = f".{name}.{os.getpid()}"
+        fd = self._log_fd
         try:
-            # Paddle's own launcher leaves a file of this name.
-            if not os.path.islink(path) and os.path.lexists(path):
-                _keep_old(path)
-            os.symlink(os.path.relpath(target, self._log_dir), draft)
-            os.replace(draft, path)
+            self._keep_old(name)
+            os.symlink(os.path.relpath(target, self._log_dir), draft, dir_fd=fd)
+            os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
         except OSError as error:
             # Once: on a disk that is full it is the same for every rank.
             if not self._has_complained:
                 self._has_complained = True
                 self._say(f"{path} could not be made to point to {target} ({error.strerror}).")
+
+    def _keep_old(self, name: str) -> None:
+        """Give a file NAME, which Paddle's own launcher leaves, a second name that nobody has."""
+        fd = self._log_fd
+        try:
+            if stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                return
+        except FileNotFoundError:
+            return
+        for number in range(1, 10_000):
+            other = f"{name}.old" if number == 1 else f"{name}.old.{number}"
+            try:
+                # Unlike a rename, this cannot hit a file that another launch has just saved.
+                os.link(name, other, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
+            except FileExistsError:
+                continue
+            return
 
     # Chores -------------------------------------------------------------------------------------
 
@@ -182,63 +217,107 @@ class RunDirectory:
                 for spec in plan.processes
             ],
         }
-        _write_at_once(_join(self._run_dir, "plan.json"), json.dumps(document, indent=1) + "\n")
+        self._folder.write("plan.json", json.dumps(document, indent=1) + "\n")
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""
-        runs, ours = os.path.split(self._run_dir)
-        others = sorted((name for name in os.listdir(runs) if name != ours), reverse=True)
+        ours = os.path.basename(self._run_dir)
+        others = sorted(
+            (name for name in os.listdir(self._runs_fd) if name != ours and self._is_launch(name)),
+            reverse=True,
+        )
         for name in others[self._keep - 1 :]:
-            _remove_run(_join(runs, name))
-        for name in os.listdir(self._log_dir):
-            self._forget_name(name, runs)
+            self._remove(name)
+        for name in os.listdir(self._log_fd):
+            self._forget_name(name)
 
-    def _forget_name(self, name: str, runs: str) -> None:
-        """Remove a link NAME into an earlier launch that is over: this one has no such file."""
-        path = _join(self._log_dir, name)
-        if not os.path.islink(path):
+    def _is_launch(self, name: str) -> bool:
+        """Whether fleetrun made the folder NAME for the user that we are, and under that name."""
+        fd = self._open_lock(name)
+        if fd is None:
+            return False
+        try:
+            pid = os.pread(fd, len(_mark(2**22, name)), 0).split(b" ")[1:2]
+            marked = bool(pid) and pid[0].isdigit() and _mark(int(pid[0]), name)
+            return marked == os.pread(fd, len(marked or b"") + 1, 0)
+        finally:
+            os.close(fd)
+
+    def _open_lock(self, name: str) -> int | None:
+        """Open what marks the folder NAME; None if that is no folder of ours."""
+        try:
+            folder = os.open(
+                name,
+                os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                dir_fd=self._runs_fd,
+            )
+        except OSError:
+            return None
+        try:
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(_LOCK, flags, dir_fd=folder)
+            found, own = os.fstat(fd), os.fstat(self._lock_fd)
+            if (
+                stat.S_ISREG(found.st_mode)
+                and found.st_uid == os.fstat(folder).st_uid == own.st_uid
+                and found.st_dev == own.st_dev
+            ):
+                return fd
+            os.close(fd)
+        except OSError:
+            return None
+        finally:
+            os.close(folder)
+        return None
+
+    def _is_over(self, name: str) -> bool:
+        """Whether NAME is an earlier launch of ours that has ended."""
+        fd = self._open_lock(name)
+        if fd is None:
+            return False
+        try:
+            return not _is_locked(fd)
+        finally:
+            os.close(fd)
+
+    def _remove(self, name: str) -> None:
+        """Remove the launch NAME, if it is over."""
+        fd = self._open_lock(name)
+        if fd is None:
             return
-        run_dir, log = os.path.split(_join(self._log_dir, os.readlink(path)))
-        is_earlier = os.path.dirname(run_dir) == runs and run_dir < self._run_dir
-        if is_earlier and log.startswith(name) and not _is_alive(run_dir):
-            os.unlink(path)
+        try:
+            if not _is_locked(fd):
+                remove(name, self._runs_fd)
+        except OSError:
+            # What cannot be removed today stays.
+            return
+        finally:
+            os.close(fd)
+
+    def _forget_name(self, name: str) -> None:
+        """Remove a link NAME into an earlier launch that is over: this one has no such file."""
+        try:
+            target = os.readlink(name, dir_fd=self._log_fd)
+        except OSError:
+            # It is no link.
+            return
+        runs, ours = os.path.split(self._run_dir)
+        run_dir, log = os.path.split(_join(self._log_dir, target))
+        earlier = os.path.basename(run_dir)
+        if os.path.dirname(run_dir) != runs or earlier >= ours or not log.startswith(name):
+            return
+        is_gone = not os.path.lexists(run_dir)
+        if is_gone or (self._is_launch(earlier) and self._is_over(earlier)):
+            os.unlink(name, dir_fd=self._log_fd)
 
 
 def _join(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, path))
 
 
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        rest = memoryview(os.fsencode(text))
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-    finally:
-        os.close(fd)
-
-
-def _write_at_once(path: str, text: str) -> None:
-    """Let TEXT appear as the file PATH as a whole, or not at all on a disk that is full."""
-    draft = f"{path}.new"
-    try:
-        _write(draft, text)
-        os.replace(draft, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
-
-
-def _keep_old(path: str) -> None:
-    """Give the file PATH a second name that nobody has, so that the first can be taken."""
-    for number in range(1, 10_000):
-        try:
-            # Unlike a rename, this cannot hit a file that another launch has just saved.
-            os.link(path, f"{path}.old" if number == 1 else f"{path}.old.{number}")
-        except FileExistsError:
-            continue
-        return
+def _mark(pid: int, name: str) -> bytes:
+    """Return what the launcher PID writes into the folder NAME: a copy has another name."""
+    return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
 
 
 def _is_locked(fd: int) -> bool:
@@ -248,46 +327,3 @@ def _is_locked(fd: int) -> bool:
     except OSError:
         return True
     return False
-
-
-def _is_alive(run_dir: str) -> bool:
-    """Whether the launch of RUN_DIR goes on."""
-    fd = _open_lock(run_dir)
-    if fd is None:
-        return False
-    try:
-        return _is_locked(fd)
-    finally:
-        os.close(fd)
-
-
-def _open_lock(run_dir: str) -> int | None:
-    try:
-        return os.open(_join(run_dir, _LOCK), os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ENOTDIR}:
-            return None
-        raise
-
-
-def _remove_run(run_dir: str) -> None:
-    """Remove the folder of a launch that is over; what is not a launch's folder stays."""
-    fd = _open_lock(run_dir)
-    if fd is None:
-        return
-    try:
-        if not _is_locked(fd):
-            _remove_tree(run_dir)
-    finally:
-        os.close(fd)
-
-
-def _remove_tree(folder: str) -> None:
-    # Not shutil: it takes longer to import than this takes to run.
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _remove_tree(entry.path)
-            else:
-                os.unlink(entry.path)
-    os.rmdir(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -224,3 +225,105 @@ def test_no_launch_takes_the_folder_of_another(tmp_path: Path) -> None:
     begin(plan(tmp_path, "1"))
     with pytest.raises(EnvironmentFault, match="File exists"):
         RunDirectory(plan(tmp_path, "1"), keep=1, overwrite=False, say=refuse).prepare()
+
+
+def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
+    tmp_path: Path,
+) -> None:
+    private = ("plan.json", "list", "lock")
+    for umask, folder, log in ((0o022, 0o755, 0o644), (0o002, 0o775, 0o664), (0o077, 0o700, 0o600)):
+        before = os.umask(umask)
+        try:
+            run = f"{umask:03o}"
+            launch(plan(tmp_path, run, files={f"log/runs/{run}/list": "a"}))
+        finally:
+            os.umask(before)
+        run_dir = tmp_path / "log/runs" / run
+        assert {stat.S_IMODE((run_dir / name).stat().st_mode) for name in private} == {0o600}
+        assert stat.S_IMODE(run_dir.stat().st_mode) == folder
+        assert stat.S_IMODE((run_dir / "endpoints.log").stat().st_mode) == log
+
+
+def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
+    for run in "12":
+        launch(plan(tmp_path, run))
+    moved = tmp_path / "large-disk"
+    (tmp_path / "log/runs/1").rename(moved)
+    (moved / "checkpoint").write_text("weeks")
+    (tmp_path / "log/runs/1").symlink_to(moved)
+    launch(plan(tmp_path, "3"), overwrite=True)
+    assert (moved / "checkpoint").read_text() == "weeks"
+    assert (tmp_path / "log/runs/1").is_symlink()
+    assert runs(tmp_path) == ["1", "3"]
+
+
+def test_links_in_an_earlier_launch_go_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1"))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "checkpoint").write_text("weeks")
+    (tmp_path / "log/runs/1/folder").symlink_to(kept)
+    (tmp_path / "log/runs/1/file").symlink_to(kept / "checkpoint")
+    launch(plan(tmp_path, "2"), overwrite=True)
+    assert runs(tmp_path) == ["2"]
+    assert (kept / "checkpoint").read_text() == "weeks"
+
+
+def test_copies_and_folders_with_a_file_called_lock_stay(tmp_path: Path) -> None:
+    launch(plan(tmp_path, "1"))
+    where = tmp_path / "log/runs"
+    shutil.copytree(where / "1", where / "0-best")
+    (where / "0-mine").mkdir()
+    (where / "0-mine/lock").write_text("4711\n")
+    (where / "0-link").mkdir()
+    (where / "0-link/lock").symlink_to(where / "1/lock")
+    (where / "0-pipe").mkdir()
+    os.mkfifo(where / "0-pipe/lock")
+    launch(plan(tmp_path, "2"), overwrite=True)
+    assert runs(tmp_path) == ["0-best", "0-link", "0-mine", "0-pipe", "2"]
+
+
+def test_what_is_no_launch_does_not_count(tmp_path: Path) -> None:
+    for run in "12":
+        launch(plan(tmp_path, run))
+    for name in "789":
+        (tmp_path / "log/runs" / name).mkdir()
+    launch(plan(tmp_path, "3"), keep=3)
+    assert runs(tmp_path) == ["1", "2", "3", "7", "8", "9"]
+
+
+def test_a_log_folder_may_be_a_link_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "disk/runs").mkdir(parents=True)
+    (tmp_path / "log").symlink_to("disk")
+    launch(plan(tmp_path, "1"))
+    assert (tmp_path / "disk/runs/1/plan.json").exists()
+    assert (tmp_path / "log/latest/plan.json").exists()
+
+
+def test_what_somebody_puts_in_the_way_of_a_file_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    made = plan(tmp_path, "1")
+    rundir = RunDirectory(made, keep=1, overwrite=False, say=refuse)
+    rundir.prepare()
+    run_dir = tmp_path / "log/runs/1"
+    for name in ("plan.json", "plan.json.new", "endpoints.log"):
+        (run_dir / name).symlink_to(victim)
+    rundir.open(Patience())
+    rundir.close()
+    assert victim.read_text() == "mine"
+    assert not (run_dir / "plan.json").is_symlink()
+
+
+def test_the_folder_that_was_made_is_written_to_whatever_takes_its_place(tmp_path: Path) -> None:
+    made = plan(tmp_path, "1")
+    rundir = RunDirectory(made, keep=1, overwrite=False, say=refuse)
+    rundir.prepare()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (tmp_path / "log/runs/1").rename(tmp_path / "aside")
+    (tmp_path / "log/runs/1").symlink_to(victim)
+    rundir.open(Patience())
+    rundir.close()
+    assert list(victim.iterdir()) == []
+    assert (tmp_path / "aside/plan.json").exists()

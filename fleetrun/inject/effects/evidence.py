@@ -120,7 +120,10 @@ class Evidence:
             return
         draft = f"{self._path}.{self._pid}"
         try:
-            with open(draft, "w", encoding="utf-8") as file:  # noqa: PTH123 - see wish.read
+            # Its owner's alone, from its first byte; a link that somebody has put there is in
+            # the way.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
             os.replace(draft, self._path)  # noqa: PTH105
             self._written = text

@@ -122,8 +122,10 @@ def _write(path, error):
         else stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :],
     }
     draft = "%s.%d" % (path, os.getpid())
+    # Its owner's alone, from its first byte; a link that somebody has put there is in the way.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(draft, "w") as file:
+        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
             json.dump(record, file)
         os.rename(draft, path)
     except OSError:

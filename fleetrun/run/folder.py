@@ -1,0 +1,147 @@
+"""The run directory as an open folder: what is made in it is made there, whatever its path becomes.
+
+In a folder that others may write to, a name can be a link by the time it is used. So nothing here
+follows one, and files are found by the folder's descriptor, not by its path.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH103, PTH119, PTH120
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+
+# What tells of a launch is its owner's alone; what ranks print follows the umask.
+PRIVATE = 0o600
+SHARED = 0o666
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class Folder:
+    """One folder at PATH, opened when it is first used."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+
+    @property
+    def fd(self) -> int:
+        """The folder's descriptor; OSError where there is no such folder."""
+        if self._fd < 0:
+            self._fd = os.open(self.path, _OPEN | os.O_NOFOLLOW)
+        return self._fd
+
+    def make(self, parent: int) -> None:
+        """Make the folder in the one of descriptor PARENT; FileExistsError if it is there."""
+        name = os.path.basename(self.path)
+        os.mkdir(name, 0o777, dir_fd=parent)
+        self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
+
+    def revive(self) -> None:
+        """Make the folder again, should somebody have removed it."""
+        if os.fstat(self.fd).st_nlink == 0:
+            os.makedirs(self.path, exist_ok=True)
+            self.close()
+
+    def open(self, name: str, flags: int, mode: int = PRIVATE) -> int:
+        """Open the file NAME of the folder, never through a link."""
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
+
+    def append(self, name: str, mode: int = PRIVATE) -> int:
+        """Open NAME for appending: a new file, or one that can only be ours."""
+        try:
+            return self.open(name, _CREATE | os.O_APPEND, mode)
+        except FileExistsError:
+            # Not waiting for the reader of a pipe that somebody has put there.
+            fd = self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        found, own = os.fstat(fd), os.fstat(self.fd)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == own.st_uid and found.st_nlink == 1:
+            return fd
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "another user may have put it there")
+
+    def write(self, name: str, text: str, mode: int = PRIVATE) -> None:
+        """Let TEXT appear as the file NAME as a whole, or not at all on a disk that is full."""
+        draft = f"{name}.new"
+        # Of a launcher that was killed.
+        with suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=self.fd)
+        fd = self.open(draft, _CREATE, mode)
+        try:
+            try:
+                rest = memoryview(text.encode(errors="surrogateescape"))
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            finally:
+                os.close(fd)
+            os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=self.fd)
+            raise
+
+    def close(self) -> None:
+        """Close the folder; the next use opens it anew."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def enter(path: str, dir_fd: int | None = None) -> int:
+    """Open the folder PATH (in DIR_FD); a link counts only if who may decide there has made it.
+
+    As the kernel's protected_symlinks has it, but in every folder: the link is ours, root's, or
+    belongs to the owner of the folder that it stands in.
+    """
+    try:
+        return os.open(path, _OPEN | os.O_NOFOLLOW, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
+            raise
+    above = os.path.dirname(path) or "."
+    parent = os.open(above, os.O_PATH | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        link = os.open(
+            os.path.basename(path), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
+        )
+        try:
+            found = os.fstat(link)
+            if not stat.S_ISLNK(found.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            if found.st_uid not in {0, os.geteuid(), os.fstat(parent).st_uid}:
+                raise PermissionError(
+                    errno.EPERM, f"{path} is a link that another user has put there"
+                )
+            # Of the link that was looked at, not of one that takes its place.
+            target = os.readlink("", dir_fd=link)
+        finally:
+            os.close(link)
+        return os.open(target, _OPEN, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def remove(name: str, parent: int) -> None:
+    """Remove the folder NAME of PARENT with all that is in it; no link is followed.
+
+    What is mounted in it stays, and so does the folder then.
+    """
+    # Not shutil: it takes longer to import than this takes to run.
+    fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        if os.fstat(fd).st_dev != os.fstat(parent).st_dev:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    remove(entry.name, fd)
+                else:
+                    os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
