@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 SCRIPT = Path(__file__).parent / "models" / "kinds.py"
-# What Paddle's own reducer refuses or leaves out, and the kind that it is equal to.
-TWINS = {"reentrant": "recomputed", "thawed": "refrozen"}
+# What Paddle's own reducer refuses, leaves out or gets wrong, and the kind that it is equal to.
+TWINS = {"reentrant": "recomputed", "strided": "straight", "thawed": "refrozen"}
 MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"
 
 
@@ -206,7 +206,7 @@ build_strategy: {fuse_all_optimizer_ops: true}
     assert [len(sizes) for sizes in ranks[0]["accumulated"]["summed"]] == ([0] * 7 + [2]) * 2
 
 
-FOUR = "--kinds=transformer,tied,frozen,sparse"
+FOUR = "--kinds=transformer,tied,strided,frozen,sparse"
 
 
 def test_groups_of_two_and_two_communicators_give_the_same(

@@ -60,3 +60,25 @@ def test_layers_in_two_models_are_averaged_as_those_in_one_and_models_go(
         for way, model in rank.items():
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
             assert model["weights"] == ranks[0][way]["weights"], way
+
+
+# The first of these are one allreduce of two gradients or more; the second one for each.
+@pytest.mark.parametrize("fused", [{"fuse_all_reduce_ops": True}, {"fuse_all_reduce_ops": False}])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_strided_gradients_are_averaged_as_what_they_stand_for(
+    version: str, fused: dict[str, bool], tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "strided.py", tmp_path / "ours", fused)
+    for rank in ranks:
+        for name, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][name]["weights"], name
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_paddles_own_reducer_gets_strided_gradients_wrong_as_the_readme_says(
+    version: str, tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "strided.py", tmp_path / "paddles", None)
+    first, second = (rank["adapted"]["weights"] for rank in ranks)
+    assert max(abs(one - other) for one, other in zip(first, second, strict=True)) > 0.1

@@ -20,8 +20,8 @@ KINDS = {
     **{
         name: getattr(shapes, name)
         for name in (
-            *("cnn", "transformer", "recomputed", "tied", "sparse", "frozen", "refrozen"),
-            *("sometimes", "penalty", "compiled", "accumulated", "two"),
+            *("cnn", "transformer", "recomputed", "tied", "straight", "sparse", "frozen"),
+            *("refrozen", "sometimes", "penalty", "compiled", "accumulated", "two"),
         )
     },
     **{
@@ -32,10 +32,11 @@ KINDS = {
         )
     },
 }
-# What Paddle's own reducer cannot train, or trains apart.
+# What Paddle's own reducer cannot train, trains apart, or gets wrong.
 MORE = {
     "adversaries": shapes.adversaries,
     "reentrant": lambda: shapes.recomputed("reentrant", reentrant=True),
+    "strided": lambda: shapes.straight("strided", transposes=True),
     "thawed": lambda: shapes.refrozen("thawed", begins_frozen=True),
 }
 chosen = options.kinds.split(",") if options.kinds else KINDS

@@ -92,6 +92,34 @@ def tied() -> None:
     learn("tied", net, Momentum(0.1, parameters=net.parameters()), words(20))
 
 
+class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Multiplies by matrices as they are, or by transposed ones, whose gradients are strided."""
+
+    def __init__(self, *, transposes: bool) -> None:
+        super().__init__()
+        self.transposes = transposes
+        self.down, self.up = self.create_parameter([3, 6]), self.create_parameter([8, 3])
+        self.heads, self.last = self.create_parameter([2, 8, 4]), nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        if self.transposes:
+            hidden = paddle.tanh(x @ self.down.T @ self.up.T)
+            heads = hidden @ self.heads.transpose([1, 0, 2]).reshape([8, 8])
+        else:
+            multiply: Any = paddle.matmul
+            hidden = multiply(x, self.down, transpose_y=True)
+            hidden = paddle.tanh(multiply(hidden, self.up, transpose_y=True))
+            by_head: Any = paddle.einsum("bi,hio->bho", hidden, self.heads)
+            heads = by_head.flatten(1)
+        return self.last(heads)
+
+
+def straight(name: str = "straight", *, transposes: bool = False) -> None:
+    paddle.seed(5)
+    net = Adapted(transposes=transposes)
+    learn(name, net, Momentum(0.1, parameters=net.parameters()), batches(6))
+
+
 def sparse() -> None:
     """With gradients of the rows that occur only."""
     paddle.seed(5)

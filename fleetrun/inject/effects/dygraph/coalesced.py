@@ -43,11 +43,13 @@ class Block:
         Returns that tensor, and for each parameter without a gradient where its own would be. What
         is done to the tensor is done to the gradients: nothing has to be copied back.
         """
-        if self._flat is not None:
+        if self._flat is not None and _addresses(self._parameters) == self._addresses:
             return self._flat, []
+        # Or backward has put new tensors in their place after all: what is here is old.
         flat, absent = _gathered(self._parameters)
-        if self._stays and not absent and len(self._parameters) > 1:
-            self._flat, self._addresses = flat, _addresses(self._parameters)
+        stays = self._stays and not absent and len(self._parameters) > 1
+        self._flat = flat if stays else None
+        self._addresses = _addresses(self._parameters) if stays else []
         return flat, absent
 
 
@@ -59,11 +61,26 @@ def _addresses(parameters: Sequence[Any]) -> list[int]:
     return [0 if each is None else each.data_ptr() for each in gradients]
 
 
+def contiguous_gradient(parameter: Any) -> Any:  # noqa: ANN401 - a tensor
+    """Return the dense gradient of PARAMETER, laid out as its shape says; None if there is none.
+
+    The gradient of a weight that is used transposed has the layout of the transposed weight.
+    Whoever takes its memory for the rows of its shape mixes up its numbers, as Paddle's own
+    reducer does, and gloo's allreduce in Paddle 2.6.2; that of 3.3.1 refuses it.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.is_contiguous():
+        return gradient
+    # Paddle's `contiguous` works in place; one that returns a copy would be no less right.
+    parameter._set_grad_ivar(gradient.contiguous())  # noqa: SLF001 - `grad =` copies
+    return parameter.grad
+
+
 def _gathered(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     import paddle
 
     with paddle.no_grad():
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [contiguous_gradient(parameter) for parameter in parameters]
         if len(gradients) == 1 and gradients[0] is not None:
             return gradients[0], []
         sources = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import backward
+from . import backward, coalesced
 
 
 def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - tensor, ProcessGroup
@@ -16,6 +16,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - 
     with paddle.no_grad():
         if gradient is not None and not gradient.is_selected_rows():
             # The layer is sparse, but the weight is used elsewhere, too.
+            gradient = coalesced.contiguous_gradient(parameter)
             gradient.scale_(1.0 / nranks)
             group.all_reduce(gradient, ReduceOp.SUM, True).wait()  # noqa: FBT003 - C++
             return

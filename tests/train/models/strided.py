@@ -1,0 +1,123 @@
+"""Trains models whose gradients are strided, each as it is used: beside one process with all rows.
+
+Reports the weights of each, and those of the one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+paddle.distributed.init_parallel_env()
+
+
+class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """A frozen layer, and beside it two small ones that are trained; the second begins with 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.head = nn.Linear(8, 6), nn.Linear(6, 2)
+        for each in self.base.parameters():
+            each.stop_gradient = True
+        zeros = nn.initializer.Constant(0.0)
+        self.down = self.create_parameter([4, 8])
+        self.up = self.create_parameter([6, 4], default_initializer=zeros)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return self.head(self.base(x) + x @ self.down.T @ self.up.T)
+
+
+class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """One matrix, which is used in the way that it was given."""
+
+    def __init__(self, use: Callable[[Any, Any], Any], *shape: int) -> None:
+        super().__init__()
+        self.use, self.bias = use, self.create_parameter([1], is_bias=True)
+        self.weight = self.create_parameter(list(shape))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return self.use(x, self.weight) + self.bias
+
+
+class Tabled(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """A table with sparse gradients that only ever gets dense ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.table = nn.Linear(8, 4), nn.Embedding(6, 4, sparse=True)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return self.hidden(x) @ self.table.weight.T
+
+
+def unlike(x: Any, weight: Any) -> Any:  # noqa: ANN401
+    """Transpose in one rank only: the gradients of the other lie otherwise."""
+    multiply: Any = paddle.matmul
+    return x @ weight.T if rank else multiply(x, weight, transpose_y=True)
+
+
+def contract(x: Any, weight: Any) -> Any:  # noqa: ANN401
+    """Multiply by the transpose of a transpose."""
+    found: Any = paddle.einsum("bi,io->ob", x, weight.T)
+    return found.T
+
+
+def hooked() -> Any:  # noqa: ANN401 - a layer
+    """Return a layer whose gradient is every second row of something larger."""
+    net = Weighted(lambda x, weight: x @ weight, 8, 2)
+
+    def every_second(gradient: Any) -> Any:  # noqa: ANN401
+        twice: Any = paddle.stack([gradient, -gradient], axis=1)
+        return twice[:, 0]
+
+    net.weight.register_hook(every_second)
+    return net
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "adapted": Adapted,
+    "permuted": lambda: Weighted(
+        lambda x, weight: x @ weight.transpose([1, 0, 2]).reshape([8, 6]), 2, 8, 3
+    ),
+    "contracted": lambda: Weighted(contract, 3, 8),
+    "sliced": lambda: Weighted(lambda x, weight: x @ weight[:3, ::2].T, 5, 16),
+    "unlike": lambda: Weighted(unlike, 3, 8),
+    "hooked": hooked,
+    "tabled": Tabled,
+}
+
+
+def train(model: Any, ranks: list[int]) -> list[float]:  # noqa: ANN401
+    """Train with the rows of RANKS; return the weights."""
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
+    numbers = [np.random.RandomState(rank) for rank in ranks]
+    for step in range(5):
+        rows = np.concatenate([each.randn(4, 8) for each in numbers], dtype="float32")
+        (model(paddle.to_tensor(rows)) ** 2).mean().backward()
+        optimizer.step()
+        # Of zeros, or none at all.
+        optimizer.clear_grad(set_to_zero=step != 1)
+    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
+
+
+report: dict[str, Any] = {}
+for name, make in KINDS.items():
+    paddle.seed(5)
+    net, alone = make(), make()
+    alone.set_state_dict(net.state_dict())
+    if name == "tabled" and "FLEETRUN_STRATEGY_FILE" not in os.environ:
+        # Paddle's own takes it for sparse, and ends.
+        continue
+    weights = train(paddle.DataParallel(net), [rank])
+    report[name] = {"weights": weights, "alone": train(alone, [0, 1])}
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
