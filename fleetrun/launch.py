@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
+    from fleetrun.run.asking import Question
     from fleetrun.run.events import Judged, PeerFailed, PeersDone, Refuted
     from fleetrun.run.supervisor import Sink
 
@@ -103,7 +104,7 @@ def _run(
             say=messages.say,
             declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - it is made below
             hang_timeout_s=request.hang_timeout_s,
-            is_gpu_busy=_gpu_watch(plan),
+            ask_gpus=_gpu_watch(plan),
         ),
         # The last ones: what they make of an exit, the others hear after the exit.
         *_proof(
@@ -167,8 +168,8 @@ def _peers(
     return (peers.Assembly(plan, plan.peers, say=messages.say, declare=declare),)
 
 
-def _gpu_watch(plan: LaunchPlan) -> Callable[[], bool] | None:
-    """Return what tells whether any of our GPUs computes; nothing where there are none."""
+def _gpu_watch(plan: LaunchPlan) -> Callable[[], Question] | None:
+    """Return what asks whether any of our GPUs computes; nothing where there are none."""
     gpus = tuple(
         device.id
         for process in plan.processes
@@ -176,7 +177,13 @@ def _gpu_watch(plan: LaunchPlan) -> Callable[[], bool] | None:
         for device in process.rank.devices
         if device.kind == "gpu"
     )
-    return (lambda: probe.is_any_busy(gpus)) if gpus else None
+
+    def ask() -> Question:
+        from fleetrun import nvml  # noqa: PLC0415 - only before a job is called hung
+
+        return nvml.ask_whether_busy(gpus)
+
+    return ask if gpus else None
 
 
 def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:

@@ -187,6 +187,10 @@ class Facts(NamedTuple):
     paddle_without_servers: str | None = None
     paddle_without_rpc: str | None = None
     script_imports_paddle: bool = False
+    # Why none of the GPUs that are here can be used.
+    without_gpus: str = ""
+    # What else the user should know of this host.
+    notes: tuple[str, ...] = ()
 
 
 class Endpoint(NamedTuple):

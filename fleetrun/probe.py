@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, Facts, Processors
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import Request, Script
+    from fleetrun.nvml import Inquiry, Nvml, Survey
 
 ASSUME = "FLEETRUN_ASSUME_DEVICES"
 
 # Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+
+_MASK = "CUDA_VISIBLE_DEVICES"
 
 # Devices that show as numbered files under /dev.
 _DEVICE_FILES = {"npu": "davinci", "xpu": "xpu"}
@@ -32,59 +35,10 @@ _EXEC_CEILING = 6 * 1024 * 1024
 _EPHEMERAL = (32768, 60999)
 
 
-class PciInfo(Protocol):
-    """Where a GPU is plugged in."""
-
-    @property
-    def busId(self) -> str | bytes: ...  # noqa: N802, D102 - pynvml's name
-
-
-class Nvml(Protocol):
-    """The part of pynvml that we use."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...  # noqa: N802, D102
-    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...  # noqa: N802, D102
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
-        self,
-        handle: object,
-        index: int,
-        /,
-    ) -> object: ...
-
-
-class Utilization(Protocol):
-    """The part of pynvml that tells whether a GPU computes."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlShutdown(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
-
-
-class Rates(Protocol):
-    """NVML's answer: percentages of the last second."""
-
-    @property
-    def gpu(self) -> int: ...  # noqa: D102
-
-
-def _pynvml() -> Nvml:
-    """Return the real NVML; imported only where there is a driver, it takes 100 ms."""
-    import pynvml  # noqa: PLC0415
-
-    # Its structures have their fields only at run time.
-    nvml: Nvml = pynvml  # pyright: ignore[reportAssignmentType]
-    return nvml
+def _remark(text: str) -> None:
+    """Say TEXT to the user at once."""
+    if sys.stderr is not None:
+        print(f"fleetrun: {text}", file=sys.stderr, flush=True)
 
 
 def read(
@@ -92,16 +46,22 @@ def read(
     environ: Mapping[str, str],
     *,
     root: str = "/",
-    nvml: Callable[[], Nvml] = _pynvml,
+    nvml: Callable[[], Nvml] | None = None,
+    say: Callable[[str], None] = _remark,
+    patience_s: float = 30.0,
 ) -> Facts:
-    """Look at this host, as far as planning REQUEST needs to know."""
-    cwd = os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
-    if environ.get(ASSUME) and request.dry_run is None:
+    """Look at this host, as far as planning REQUEST needs to know.
+
+    NVIDIA's driver is asked beside the rest; SAY gets a line when that takes long, and after
+    PATIENCE_S seconds it counts as stuck.
+    """
+    assumed = environ.get(ASSUME)
+    if assumed and request.dry_run is None:
         raise UsageError(
-            f"{ASSUME}={environ[ASSUME]}: devices are assumed only for --dry-run; unset it to "
-            "start on those that are here."
+            f"{ASSUME}={assumed}: devices are assumed only for --dry-run; unset it to start on "
+            "those that are here."
         )
-    counts, ids = _devices(environ, root, nvml)
+    cwd = os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
     facts = Facts(
         environ=environ,
         cwd=cwd,
@@ -110,38 +70,42 @@ def read(
         pid=os.getpid(),
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),
-        device_counts=counts,
-        device_ids=ids,
+        device_counts=_assumed(assumed) if assumed else _device_files(root),
         program=find_script(request.script, cwd, environ),
         exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
     )
-    if counts.get("gpu"):
+    inquiry = None if assumed else _ask_driver(request, root, nvml)
+    facts = _with_network(request, _with_paddle(request, facts), environ)
+    near: dict[str, int] = {}
+    if inquiry is not None:
+        survey = inquiry.result(say, patience_s=patience_s)
+        facts = _with_gpus(facts, survey, root)
+        near = _near(root, survey)
+    if facts.device_counts.get("gpu"):
         hcas, rdma = _rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
-        has_gpus = bool(ids) and request.nproc_per_node != "cpu"
-        near = _near(root, nvml) if has_gpus else {}
         facts = facts._replace(processors=_processors(root, near))
+    return facts
+
+
+def _with_paddle(request: Request, facts: Facts) -> Facts:
+    """Complete FACTS with what the Paddle here cannot do, where that matters."""
     if request.run_mode in hosts.SERVER_MODES:
         from fleetrun import paddles  # noqa: PLC0415 - only for parameter servers
 
-        facts = facts._replace(
+        return facts._replace(
             paddle_without_servers=paddles.without_servers(sys.path),
-            script_imports_paddle=paddles.imports_paddle(request.script, cwd),
+            script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
         )
-    elif request.run_mode == "rpc":
+    if request.run_mode == "rpc":
         from fleetrun import paddles  # noqa: PLC0415 - only for remote calls
 
-        facts = facts._replace(
+        return facts._replace(
             paddle_without_rpc=paddles.without_rpc(sys.path),
-            script_imports_paddle=paddles.imports_paddle(request.script, cwd),
+            script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
         )
-    names = hosts.named(request, environ)
-    if not names and request.host is not None:
-        names = (request.host,)
-    if all(hosts.is_loopback(name) for name in names):
-        return facts
-    return _with_network(facts, names)
+    return facts
 
 
 def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -200,21 +164,68 @@ def _meant(target: str, cwd: str, otherwise: str) -> str:
     return otherwise if meant is None else f"; did you mean {meant}?"
 
 
-def _devices(
-    environ: Mapping[str, str], root: str, nvml: Callable[[], Nvml]
-) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-    """Count the devices of each kind, and read their UUIDs where they have some."""
-    assumed = environ.get(ASSUME)
-    if assumed:
-        return _assumed(assumed), {}
-    counts: dict[str, int] = {}
-    ids: dict[str, tuple[str, ...]] = {}
-    if any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
-        count, ids = _gpus(root, nvml)
-        counts["gpu"] = count
-    for kind, prefix in _DEVICE_FILES.items():
-        counts[kind] = _numbered(root, prefix)
-    return {kind: count for kind, count in counts.items() if count}, ids
+def _device_files(root: str) -> dict[str, int]:
+    """Count the devices that show as files, but for GPUs, which their driver knows better."""
+    counts = {kind: _numbered(root, prefix) for kind, prefix in _DEVICE_FILES.items()}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _ask_driver(request: Request, root: str, nvml: Callable[[], Nvml] | None) -> Inquiry | None:
+    """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
+    if request.nproc_per_node == "cpu" or request.device_kind not in {None, "gpu"}:
+        return None
+    if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
+        return None
+    from fleetrun.nvml import Inquiry, pynvml_module  # noqa: PLC0415 - only where a driver is
+
+    return Inquiry(nvml or pynvml_module, wants_bus=request.bind != "none")
+
+
+def _with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
+    """Complete FACTS with the GPUs of SURVEY; where it failed, with what their files tell."""
+    if survey.is_stuck:
+        mask = facts.environ.get(_MASK, "all").strip()
+        if mask == "all":
+            raise EnvironmentFault(
+                f"The NVIDIA driver is stuck: {survey.trouble}. Look at `nvidia-smi` and `dmesg`; "
+                f"often only a reboot helps. To start without asking it, name the GPUs in {_MASK}, "
+                "or train on the CPU with --nproc_per_node=cpu."
+            )
+        note = f"The NVIDIA driver is stuck: {survey.trouble}; {_MASK}={mask} is believed."
+        count = _numbered(root, "nvidia") or len(mask.split(","))
+    elif survey.trouble:
+        # A driver and a library that disagree: the device files still tell how many there are.
+        count = _numbered(root, "nvidia")
+        note = f"NVML does not work ({survey.trouble}): GPUs are counted by their files in /dev."
+    else:
+        return _with_working_gpus(facts, survey)
+    counts = {"gpu": count, **facts.device_counts} if count else facts.device_counts
+    return facts._replace(
+        device_counts=counts, notes=(*facts.notes, note) if count else facts.notes
+    )
+
+
+def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
+    """Complete FACTS with the GPUs that work, and say which do not."""
+    lost = [f"GPU {index} does not work ({why})" for index, why in survey.lost]
+    barred = [f"GPU {index} may not be opened ({why})" for index, why in survey.barred]
+    trouble = "; ".join((*lost, *barred))
+    if not survey.gpus:
+        if lost:
+            raise EnvironmentFault(
+                f"No GPU of this host can be used: {trouble}. Look at `nvidia-smi` and `dmesg`; "
+                "to train on the CPU, give --nproc_per_node=cpu."
+            )
+        return facts._replace(without_gpus=trouble)
+    uuids = tuple(gpu.uuid for gpu in survey.gpus)
+    instances = tuple(uuid for gpu in survey.gpus for uuid in gpu.instances)
+    ids = {"gpu": uuids} | ({"mig": instances} if instances else {})
+    note = f"{trouble}: left out, and the others are numbered without, as CUDA numbers them."
+    return facts._replace(
+        device_counts={"gpu": len(uuids), **facts.device_counts},
+        device_ids=ids,
+        notes=(*facts.notes, note) if trouble else facts.notes,
+    )
 
 
 def _assumed(text: str) -> dict[str, int]:
@@ -233,70 +244,20 @@ def _assumed(text: str) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-def _gpus(root: str, nvml: Callable[[], Nvml]) -> tuple[int, dict[str, tuple[str, ...]]]:
-    """Count the GPUs that NVML knows, and read the UUIDs of GPUs and MIG instances."""
-    try:
-        lib = nvml()
-    except ImportError:
-        return _numbered(root, "nvidia"), {}
-    try:
-        lib.nvmlInit()
-    except lib.NVMLError:
-        # A driver and a library that disagree: the device files still tell how many there are.
-        return _numbered(root, "nvidia"), {}
-    try:
-        handles = [
-            lib.nvmlDeviceGetHandleByIndex(index) for index in range(lib.nvmlDeviceGetCount())
-        ]
-        uuids = tuple(lib.nvmlDeviceGetUUID(handle) for handle in handles)
-        instances = tuple(uuid for handle in handles for uuid in _instances(lib, handle))
-    finally:
-        lib.nvmlShutdown()
-    ids = {"gpu": uuids}
-    return len(uuids), ids | {"mig": instances} if instances else ids
-
-
-def _instances(lib: Nvml, handle: object) -> list[str]:
-    """Return the UUIDs of a GPU's MIG instances."""
-    found = []
-    try:
-        for index in range(lib.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            found.append(lib.nvmlDeviceGetUUID(instance))
-    except lib.NVMLError:
-        # Not a GPU that can be divided, or no further instance on it.
-        return found
-    return found
-
-
-def _near(root: str, nvml: Callable[[], Nvml]) -> dict[str, int]:
+def _near(root: str, survey: Survey) -> dict[str, int]:
     """Return the NUMA node of each GPU, under its number and the UUIDs of it and its instances."""
     near: dict[str, int] = {}
-    lib = nvml()
-    try:
-        lib.nvmlInit()
-    except lib.NVMLError:
-        return near
-    try:
-        for index in range(lib.nvmlDeviceGetCount()):
-            handle = lib.nvmlDeviceGetHandleByIndex(index)
-            node = _numa_node(root, lib.nvmlDeviceGetPciInfo(handle).busId)
-            if node is not None:
-                names = (str(index), lib.nvmlDeviceGetUUID(handle), *_instances(lib, handle))
-                near |= dict.fromkeys(names, node)
-    except lib.NVMLError:
-        # Binding is a help: what the driver will not tell, we do without.
-        return near
-    finally:
-        lib.nvmlShutdown()
+    for index, gpu in enumerate(survey.gpus):
+        node = _numa_node(root, gpu.bus) if gpu.bus else None
+        if node is not None:
+            near |= dict.fromkeys((str(index), gpu.uuid, *gpu.instances), node)
     return near
 
 
-def _numa_node(root: str, bus: str | bytes) -> int | None:
+def _numa_node(root: str, bus: str) -> int | None:
     """Return the NUMA node of the device at BUS; None where the machine does not say."""
-    text = bus.decode() if isinstance(bus, bytes) else bus
     # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
-    domain, _, rest = text.lower().partition(":")
+    domain, _, rest = bus.lower().partition(":")
     device = f"{domain[-4:]}:{rest}"
     node = _text(os.path.join(root, "sys/bus/pci/devices", device, "numa_node")).strip()  # noqa: PTH118
     return int(node) if node.isdigit() else None
@@ -377,8 +338,13 @@ def _text(path: str) -> str:
         return ""
 
 
-def _with_network(facts: Facts, names: Sequence[str]) -> Facts:
-    """Complete FACTS with our addresses, what NAMES resolve to, and the way to the peers."""
+def _with_network(request: Request, facts: Facts, environ: Mapping[str, str]) -> Facts:
+    """Complete FACTS with our addresses, what the hosts' names are, and the way to the peers."""
+    names = hosts.named(request, environ)
+    if not names and request.host is not None:
+        names = (request.host,)
+    if all(hosts.is_loopback(name) for name in names):
+        return facts
     facts = facts._replace(addresses=addresses())
     if facts.hostname in names:
         # The name says it: only the first peer is looked up, for the way there.
@@ -485,37 +451,3 @@ def _described(pid: int) -> str:
     except psutil.Error:
         return f"pid {pid}"
     return f"pid {pid} ({command})" if command else f"pid {pid}"
-
-
-def is_any_busy(gpus: Sequence[str], *, nvml: Callable[[], Utilization] | None = None) -> bool:
-    """Whether one of GPUS, named by numbers or UUIDs, computes just now, as far as NVML tells."""
-    try:
-        if nvml is None:
-            import pynvml  # noqa: PLC0415 - only before a job is called hung
-
-            # As in _pynvml.
-            lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
-        else:
-            lib = nvml()
-    except ImportError:
-        return False
-    try:
-        lib.nvmlInit()
-    except lib.NVMLError:
-        return False
-    try:
-        return any(_is_busy(lib, gpu) for gpu in gpus)
-    finally:
-        lib.nvmlShutdown()
-
-
-def _is_busy(lib: Utilization, gpu: str) -> bool:
-    try:
-        if gpu.isdecimal():
-            handle = lib.nvmlDeviceGetHandleByIndex(int(gpu))
-        else:
-            handle = lib.nvmlDeviceGetHandleByUUID(gpu)
-        return lib.nvmlDeviceGetUtilizationRates(handle).gpu > 0
-    except lib.NVMLError:
-        # It fell off the bus, or is a part of a GPU, for which there are no rates.
-        return False

@@ -2,49 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
 
 import pytest
+from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 
-from fleetrun import probe
+from fleetrun import nvml
+from fleetrun.run.asking import Answer
 
-
-class Rates(NamedTuple):
-    """Percentages."""
-
-    gpu: int
-
-
-class FakeNvml:
-    """Two GPUs, the second one busy; a third one has no rates."""
-
-    class NVMLError(Exception):
-        """NVML's own."""
-
-    def __init__(self, *, has_driver: bool = True) -> None:
-        self.open = 0
-        self._has_driver = has_driver
-
-    def nvmlInit(self) -> None:  # noqa: D102, N802 - pynvml's names
-        if not self._has_driver:
-            raise self.NVMLError
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: D102, N802
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object:  # noqa: D102, N802
-        if index > 2:
-            raise self.NVMLError
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object:  # noqa: D102, N802
-        return {"GPU-a": 0, "GPU-b": 1, "MIG-c": 2}[uuid]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates:  # noqa: D102, N802
-        if handle == 2:
-            raise self.NVMLError
-        return Rates(37 if handle == 1 else 0)
+# Two GPUs, the second one busy; a third one has no rates.
+GPUS = (("GPU-a",), ("GPU-b",), ("GPU-c", "MIG-c"))
+LOADS = {"GPU-a": 0, "GPU-b": 37}
 
 
 @pytest.mark.parametrize(
@@ -55,14 +23,35 @@ class FakeNvml:
         (("GPU-b",), True),
         (("GPU-a", "MIG-c"), False),
         (("9", "2"), False),
+        (("GPU-gone",), False),
         ((), False),
     ],
 )
 def test_only_our_gpus_count(gpus: tuple[str, ...], busy: bool) -> None:  # noqa: FBT001
-    fake = FakeNvml()
-    assert probe.is_any_busy(gpus, nvml=lambda: fake) is busy
-    assert fake.open == 0
+    assert nvml.is_any_busy(FakeNvml(*GPUS, loads=LOADS), gpus) is busy
 
 
-def test_without_a_driver_nobody_is_busy() -> None:
-    assert not probe.is_any_busy(("0",), nvml=lambda: FakeNvml(has_driver=False))
+def test_gpus_are_numbered_without_those_that_may_not_be_opened() -> None:
+    lib = FakeNvml(*GPUS, loads=LOADS, trouble={0: NoPermission()})
+    assert nvml.is_any_busy(lib, ("0",))
+    assert not nvml.is_any_busy(lib, ("1",))
+
+
+def test_the_answer_comes_from_a_child() -> None:
+    lib = FakeNvml(*GPUS, loads=LOADS)
+    question = nvml.ask_whether_busy(("1",), lambda: lib)
+    assert question.wait(time.monotonic() + 10.0) == Answer(value=True)
+
+
+def test_a_broken_driver_is_no_answer() -> None:
+    question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(broken=True))
+    answer = question.wait(time.monotonic() + 10.0)
+    assert answer == Answer(trouble="FakeNvmlError: Driver/library version mismatch")
+    assert issubclass(FakeNvmlError, Exception)
+
+
+def test_a_driver_that_hangs_is_left() -> None:
+    question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang))
+    assert question.wait(time.monotonic() + 0.05) is None
+    assert question.abandon().startswith(f"process {question.pid}, state ")
+    assert not question.is_left

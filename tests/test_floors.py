@@ -33,7 +33,14 @@ FLOORS = (
         "fleetrun.strategy",
     ),
     # What of run/ is not named elsewhere is a tool of the supervisor, and does one thing.
-    ("fleetrun.engines", "fleetrun.run", "fleetrun.probe", "fleetrun.nearby", "fleetrun.paddles"),
+    (
+        "fleetrun.engines",
+        "fleetrun.run",
+        "fleetrun.nearby",
+        "fleetrun.nvml",
+        "fleetrun.probe",
+        "fleetrun.paddles",
+    ),
     ("fleetrun.sinks", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),
     (
@@ -55,7 +62,7 @@ ISLAND = "fleetrun.inject"
 OUTSIDE = {
     "click": ("fleetrun.cli", "fleetrun.help", "fleetrun.commands"),
     "psutil": ("fleetrun.probe", "fleetrun.sinks.metrics"),
-    "pynvml": ("fleetrun.probe", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.nvml", "fleetrun.sinks.metrics"),
     "yaml": ("fleetrun.request", "fleetrun.strategy.load"),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "paddle": (ISLAND, "fleetrun.commands"),

@@ -1,22 +1,24 @@
 """What probe reads of the world, from made-up worlds and from this one."""
 
-# ruff: noqa: N802, D102 - the names are pynvml's
-
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
 
-from fleetrun import probe
+from fleetrun import nvml, probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Processors, Script
+from fleetrun.run import proc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,68 +26,10 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Request
 
 
-class Bus(NamedTuple):
-    """Where a GPU is plugged in."""
-
-    busId: str | bytes  # noqa: N815 - pynvml's name
-
-
-class FakeNvmlError(Exception):
-    """What NVML raises."""
-
-
-class FakeNvml:
-    """An NVML with GPUS, each a UUID and its MIG instances; what it does not know, it refuses."""
-
-    NVMLError = FakeNvmlError
-
-    def __init__(self, *gpus: tuple[str, ...], broken: bool = False) -> None:
-        self._gpus = gpus
-        self._broken = broken
-        self.open = False
-
-    def nvmlInit(self) -> None:
-        if self._broken:
-            raise FakeNvmlError
-        self.open = True
-
-    def nvmlShutdown(self) -> None:
-        assert self.open
-        self.open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        assert self.open
-        return len(self._gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:
-        assert self.open
-        return self._gpus[index]
-
-    def nvmlDeviceGetPciInfo(self, handle: object) -> probe.PciInfo:
-        message = f"where is {handle}?"
-        raise FakeNvmlError(message)
-
-    def nvmlDeviceGetUUID(self, handle: object) -> str:
-        assert self.open
-        return handle[0] if isinstance(handle, tuple) else str(handle)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object) -> int:
-        assert isinstance(handle, tuple)
-        if len(handle) == 1:
-            raise FakeNvmlError
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int) -> object:
-        assert isinstance(handle, tuple)
-        if index + 1 >= len(handle):
-            raise FakeNvmlError
-        return handle[index + 1]
-
-
 def no_nvml() -> NoReturn:
-    """Stand for an NVML that must not be imported."""
-    message = "NVML was imported without a driver"
-    raise AssertionError(message)
+    """Stand for an NVML that must not be asked, not even in a child."""
+    os.kill(os.getppid(), signal.SIGABRT)
+    raise AssertionError
 
 
 @pytest.fixture
@@ -100,16 +44,18 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def read(
     root: Path,
-    nvml: FakeNvml | None = None,
+    lib: FakeNvml | None = None,
     environ: Mapping[str, str] | None = None,
     request: Request | None = None,
+    patience_s: float = 10.0,
 ) -> Facts:
     """Read the machine under ROOT."""
     return probe.read(
         request or a_request(),
         environ or {},
         root=str(root),
-        nvml=no_nvml if nvml is None else lambda: nvml,
+        nvml=no_nvml if lib is None else lambda: lib,
+        patience_s=patience_s,
     )
 
 
@@ -131,11 +77,10 @@ def test_a_bare_machine(root: Path) -> None:
 def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     (root / sign).parent.mkdir(parents=True, exist_ok=True)
     (root / sign).touch()
-    nvml = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"))
-    facts = read(root, nvml)
+    facts = read(root, FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2")))
     assert facts.device_counts == {"gpu": 2}
     assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b"), "mig": ("MIG-1", "MIG-2")}
-    assert not nvml.open
+    assert facts.notes == ()
 
 
 def test_gpus_that_cannot_be_divided_have_no_instances(root: Path) -> None:
@@ -167,10 +112,106 @@ def test_device_files_count_where_nvml_does_not_work(root: Path) -> None:
     assert (facts.device_counts, facts.device_ids) == ({"gpu": 2}, {})
 
 
+# -- a driver in trouble --------------------------------------------------------------------------
+
+
+def with_driver(root: Path, gpus: int) -> None:
+    """Put the device files of GPUS GPUs under ROOT."""
+    for name in ("nvidiactl", *(f"nvidia{index}" for index in range(gpus))):
+        (root / "dev" / name).touch()
+
+
+def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
+    with_driver(root, 2)
+    with pytest.raises(EnvironmentFault) as caught:
+        read(root, FakeNvml(init=hang), patience_s=0.2)
+    said = str(caught.value)
+    assert re.search(
+        r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", said
+    )
+    assert "CUDA_VISIBLE_DEVICES" in said
+    assert "--nproc_per_node=cpu" in said
+    assert mine() == []
+
+
+@pytest.mark.parametrize(("mask", "count"), [("0,1", 2), ("", 2), ("GPU-x", 2)])
+def test_a_mask_is_believed_where_the_driver_does_not_answer(
+    root: Path, mask: str, count: int
+) -> None:
+    with_driver(root, 2)
+    environ = {"CUDA_VISIBLE_DEVICES": mask}
+    facts = read(root, FakeNvml(init=hang), environ, patience_s=0.2)
+    assert facts.device_counts == {"gpu": count}
+    assert f"CUDA_VISIBLE_DEVICES={mask} is believed" in facts.notes[0]
+
+
+def test_nobody_asks_a_driver_for_a_job_on_the_cpu(root: Path) -> None:
+    with_driver(root, 2)
+    assert read(root, None, request=a_request(nproc_per_node="cpu")).device_counts == {}
+    assert read(root, None, request=a_request(device_kind="npu")).device_counts == {}
+
+
+def test_who_waits_for_a_driver_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "REMARK_S", 0.05)
+    with_driver(root, 1)
+    said: list[str] = []
+    lib = FakeNvml(init=hang)
+    with pytest.raises(EnvironmentFault):
+        probe.read(
+            a_request(), {}, root=str(root), nvml=lambda: lib, say=said.append, patience_s=0.2
+        )
+    assert said == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_driver_that_crashes_whoever_asks_leaves_the_device_files(root: Path) -> None:
+    with_driver(root, 2)
+    facts = read(root, FakeNvml(("GPU-a",), init=crash))
+    assert facts.device_counts == {"gpu": 2}
+    died = "the process that asks it was killed by SIGSEGV"
+    assert facts.notes == (
+        f"NVML does not work ({died}): GPUs are counted by their files in /dev.",
+    )
+
+
+def test_a_gpu_that_may_not_be_opened_or_is_lost_is_left_out_with_a_word(root: Path) -> None:
+    with_driver(root, 4)
+    trouble = {1: NoPermission("Insufficient Permissions"), 3: FakeNvmlError("GPU is lost")}
+    gpus = (("GPU-a",), ("GPU-b",), ("GPU-c",), ("GPU-d",))
+    facts = read(root, FakeNvml(*gpus, trouble=trouble))
+    assert facts.device_counts == {"gpu": 2}
+    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-c")}
+    (note,) = facts.notes
+    assert note.startswith("GPU 3 does not work (GPU is lost); GPU 1 may not be opened (Insuff")
+
+
+def test_a_host_whose_every_gpu_is_barred_has_none_and_says_why(root: Path) -> None:
+    with_driver(root, 1)
+    lib = FakeNvml(("GPU-a",), trouble={0: NoPermission("Insufficient Permissions")})
+    facts = read(root, lib)
+    assert facts.device_counts == {}
+    assert facts.without_gpus == "GPU 0 may not be opened (Insufficient Permissions)"
+
+
+def test_a_host_whose_only_gpu_is_lost_does_not_train_on_the_cpu_unasked(root: Path) -> None:
+    with_driver(root, 1)
+    with pytest.raises(EnvironmentFault, match=r"GPU 0 does not work \(GPU is lost\)"):
+        read(root, FakeNvml(("GPU-a",), trouble={0: FakeNvmlError("GPU is lost")}))
+
+
+def mine() -> list[int]:
+    """Return the children of this process that live."""
+    return [one.pid for one in proc.everybody() if one.parent == os.getpid()]
+
+
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
     import pynvml  # noqa: PLC0415 - where it is not installed, only this fails
 
-    used = [name for name in vars(probe.Nvml) if name.lower().startswith("nvml")]
+    protocols = (nvml.Nvml, nvml.Utilization)
+    used = [name for one in protocols for name in vars(one) if name.lower().startswith("nvml")]
     assert used
     assert all(hasattr(pynvml, name) for name in used)
     # Here it finds no driver's library, or the GPUs that are really there.
@@ -380,21 +421,6 @@ def test_the_holder_of_a_port_is_named() -> None:
     assert probe.port_holder(port) is None
 
 
-class PluggedNvml(FakeNvml):
-    """An NVML that also knows where its GPUs are plugged in, by their UUIDs."""
-
-    def __init__(self, buses: Mapping[str, str | bytes], *gpus: tuple[str, ...]) -> None:
-        super().__init__(*gpus)
-        self._buses = buses
-
-    def nvmlDeviceGetPciInfo(self, handle: object) -> probe.PciInfo:
-        assert self.open
-        uuid = self.nvmlDeviceGetUUID(handle)
-        if uuid not in self._buses:
-            raise FakeNvmlError
-        return Bus(busId=self._buses[uuid])
-
-
 def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:
     """Write what the kernel would show of NUMA nodes and threads of a core."""
     system = root / "sys/devices/system"
@@ -432,10 +458,9 @@ def plugged(root: Path, **fields: object) -> Mapping[str, int]:
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{node}\n")
     buses: dict[str, str | bytes] = {"GPU-a": "00000000:3B:00.0", "GPU-b": b"00000001:86:00.0"}
-    nvml = PluggedNvml(buses, ("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",))
-    found = read(root, nvml, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
+    lib = FakeNvml(("GPU-a", "MIG-1"), ("GPU-b",), ("GPU-c",), buses=buses)
+    found = read(root, lib, request=a_request(bind="cores")._replace(**fields)).processors  # type: ignore[arg-type]
     assert found is not None
-    assert not nvml.open
     return found.near
 
 
@@ -445,13 +470,3 @@ def test_nvml_tells_which_node_a_gpu_is_near(root: Path) -> None:
 
 def test_nobody_asks_where_gpus_are_that_are_not_used(root: Path) -> None:
     assert plugged(root, nproc_per_node="cpu") == {}
-
-
-def test_a_driver_that_does_not_answer_is_near_nothing(root: Path) -> None:
-    (root / "dev/nvidiactl").touch()
-    answers = iter((FakeNvml(("GPU-a",)), FakeNvml(broken=True)))
-    found = probe.read(
-        a_request(bind="cores"), {}, root=str(root), nvml=lambda: next(answers)
-    ).processors
-    assert found is not None
-    assert found.near == {}

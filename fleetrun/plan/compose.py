@@ -69,6 +69,7 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
         files=_files(env, strategy, ranks, run_dir),
         notes=(
             *request.notes,
+            *facts.notes,
             *share.notes,
             *roster.notes,
             *env.notes,

@@ -152,7 +152,8 @@ def _visible(facts: Facts, kind: str) -> tuple[_Visible, str]:
     count = facts.device_counts.get(kind, 0)
     name, text = _mask(facts, kind)
     if not count:
-        return _Visible((), name), f"this host has no {NAMES[kind]} driver"
+        broken = facts.without_gpus if kind == "gpu" else ""
+        return _Visible((), name), broken or f"this host has no {NAMES[kind]} driver"
     uuids = facts.device_ids.get(kind, ())
     if name is None or text == "all":
         devices = tuple(Device(kind, str(index), index) for index in range(count))

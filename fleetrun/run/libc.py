@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # For `fallocate`: take a range out of a file, or give its space back and keep the length.

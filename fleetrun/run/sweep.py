@@ -51,14 +51,26 @@ def sweep(spare: AbstractSet[int], seconds: float) -> list[int]:
     """Kill every descendant but SPARE and return those that did not die within SECONDS."""
     deadline = time.monotonic() + seconds
     while True:
-        doomed = [pid for pid in children() if pid not in spare]
+        doomed = [pid for pid in children() if pid not in spare and not _is_ours(pid)]
         if not doomed:
             return []
         for pid in doomed:
             _signal(pid)
         reaped = [_reap(pid, deadline) for pid in doomed]
         if not all(reaped):
-            return [pid for pid in children() if pid not in spare]
+            return [pid for pid in children() if pid not in spare and not _is_ours(pid)]
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether PID is in the launcher's own session, in which no process of the job can be.
+
+    The launcher may have been a shell before it was `exec`ed, with children in the background; or
+    it is a child that a stuck driver keeps, for which nobody waits.
+    """
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except OSError:
+        return False
 
 
 def _signal(pid: int) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run import hang
+    from fleetrun.run.asking import Question
     from fleetrun.run.events import Happening
     from fleetrun.run.hang import Clock, Comparison
     from fleetrun.run.loop import Waiting
@@ -65,7 +66,8 @@ class Watch:
         say: Callable[[str], None],
         declare: Callable[[Hung | Noticed], None],
         hang_timeout_s: float = 0.0,
-        is_gpu_busy: Callable[[], bool] | None = None,
+        ask_gpus: Callable[[], Question] | None = None,
+        driver_s: float = 10.0,
         pace_s: float = 5.0,
         window_s: float = 30.0,
     ) -> None:
@@ -73,7 +75,11 @@ class Watch:
         self._say = say
         self._declare = declare
         self._timeout_s = hang_timeout_s
-        self._is_gpu_busy = is_gpu_busy
+        self._ask_gpus = ask_gpus
+        self._driver_s = driver_s
+        self._question: Question | None = None
+        # Why the driver is not asked any more.
+        self._is_driver_stuck = False
         self._pace_s = pace_s
         self._window_s = window_s
         self._labels = [label(spec) for spec in plan.processes]
@@ -146,6 +152,11 @@ class Watch:
 
     def _end(self) -> None:
         self._is_ending = True
+        if self._question is not None:
+            question = self._question
+            how = self._leave_driver()
+            if question.is_left:
+                self._say(f"The NVIDIA driver does not answer ({how}).")
         if self._collection is not None:
             self._collection.cancel()
             self._collection = None
@@ -206,6 +217,8 @@ class Watch:
         if self._clock is None:
             self._clock = hang.Clock(self._timeout_s)
         self._waiting.alarm("hang", now + self._clock.period_s, self._look_for_hang)
+        if self._question is not None:
+            return
         if self._is_ending or self._collection is not None or not self._ranks:
             self._clock.revive(now)
             return
@@ -222,14 +235,61 @@ class Watch:
         self._clock.look_closer(self._depths(), now)
         if not self._clock.is_hung(now):
             return
-        if not self._clock.has_beats and self._is_gpu_busy is not None and self._is_gpu_busy():
-            self._clock.revive(now)
-            return
         silence_s = self._clock.silent_s(now)
-        self._collect(
-            f"nothing has happened for {silence_s:.0f} s",
-            lambda texts: self._conclude(texts, signs, silence_s),
-        )
+
+        def conclude() -> None:
+            self._collect(
+                f"nothing has happened for {silence_s:.0f} s",
+                lambda texts: self._conclude(texts, signs, silence_s),
+            )
+
+        if self._clock.has_beats or self._ask_gpus is None or self._is_driver_stuck:
+            conclude()
+        else:
+            self._ask_driver(self._ask_gpus, conclude)
+
+    def _ask_driver(self, ask: Callable[[], Question], conclude: Callable[[], None]) -> None:
+        """Go on to CONCLUDE unless a GPU computes; what hangs may be the driver itself."""
+        try:
+            question = self._question = ask()
+        except OSError as error:
+            self._say(f"Whether a GPU computes cannot be asked ({error.strerror}).")
+            conclude()
+            return
+
+        def on_answer() -> None:
+            answer = question.read()
+            if answer is None:
+                return
+            self._waiting.unwatch(question.fd)
+            self._waiting.alarm("driver", None, give_up)
+            question.close()
+            self._question = None
+            if answer.value and self._clock is not None:
+                self._clock.revive(time.monotonic())
+            else:
+                conclude()
+
+        def give_up() -> None:
+            self._is_driver_stuck = True
+            how = self._leave_driver()
+            self._say(
+                f"The NVIDIA driver did not say within {self._driver_s:g} s whether a GPU "
+                f"computes ({how})."
+            )
+            conclude()
+
+        self._waiting.watch(question.fd, on_answer)
+        self._waiting.alarm("driver", time.monotonic() + self._driver_s, give_up)
+
+    def _leave_driver(self) -> str:
+        """Ask no more, and say how the driver's answer stood; nothing if there is no question."""
+        question, self._question = self._question, None
+        if question is None:
+            return ""
+        self._waiting.unwatch(question.fd)
+        self._waiting.alarm("driver", None, self._look_for_hang)
+        return question.abandon()
 
     def _depths(self) -> dict[int, hang.Depth]:
         from fleetrun.run import hang, proc  # noqa: PLC0415 - see _look

@@ -11,8 +11,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from nvmls import FakeNvml, hang
 
+from fleetrun import nvml
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run import proc
 from fleetrun.run.events import Hung, Noticed, SignalAll, Started
 from fleetrun.run.hang import Comparison
 from fleetrun.run.loop import Loop
@@ -21,6 +24,8 @@ from fleetrun.sinks.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from fleetrun.run.asking import Question
 
 BUSY = "while True: pass"
 IDLE = "import time\ntime.sleep(60)"
@@ -180,20 +185,71 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     assert isinstance(here.declared[0], Hung)
 
 
+def watched(folder: Path, **watch: object) -> Room:
+    """Make a room whose rank is silent, and which asks a driver that WATCH tells of."""
+    return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
+
+
 def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def is_busy() -> bool:
+    def ask() -> Question:
         asked.append(1)
-        return len(asked) < 3
+        load = 0 if len(asked) == 3 else 50
+        lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
+        return nvml.ask_whether_busy(("0",), lambda: lib)
 
-    here = Room(tmp_path, IDLE, hang_timeout_s=0.2, is_gpu_busy=is_busy)  # type: ignore[arg-type]
+    here = watched(tmp_path, ask_gpus=ask)
     try:
         here.until(lambda: here.declared)
     finally:
         here.close()
     assert len(asked) == 3
     assert isinstance(here.declared[0], Hung)
+
+
+def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
+    here = watched(
+        tmp_path,
+        ask_gpus=lambda: nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)),
+        driver_s=0.3,
+    )
+    try:
+        here.until(lambda: here.declared)
+    finally:
+        here.close()
+    assert here.said[0].startswith("The NVIDIA driver did not say within 0.3 s whether a GPU")
+    assert isinstance(here.declared[0], Hung)
+
+
+def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(tmp_path: Path) -> None:
+    asked: list[Question] = []
+
+    def ask() -> Question:
+        asked.append(nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)))
+        return asked[0]
+
+    here = watched(tmp_path, ask_gpus=ask)
+    try:
+        here.until(lambda: asked)
+    finally:
+        here.close()
+    assert proc.stat(asked[0].pid) is None
+    assert here.said == []
+
+
+def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path) -> None:
+    def refuse() -> Question:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    here = watched(tmp_path, ask_gpus=refuse)
+    try:
+        here.until(lambda: here.declared)
+    finally:
+        here.close()
+    assert here.said[0] == (
+        "Whether a GPU computes cannot be asked (Resource temporarily unavailable)."
+    )
 
 
 def test_watching_64_quiet_ranks_costs_less_than_a_thousandth_of_a_core(

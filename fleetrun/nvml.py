@@ -1,0 +1,219 @@
+"""What NVML, the library of NVIDIA's driver, says of the GPUs; it is asked in a child process."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.run.asking import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # GPUs as `Gpu` has them, those that are barred, those that are lost.
+    _Numbered = tuple[tuple[int, str], ...]
+    _Found = tuple[tuple[tuple[str, tuple[str, ...], str], ...], _Numbered, _Numbered]
+
+# After this many seconds, say what is waited for.
+REMARK_S = 5.0
+
+
+class PciInfo(Protocol):
+    """Where a GPU is plugged in."""
+
+    @property
+    def busId(self) -> str | bytes: ...  # noqa: N802, D102 - pynvml's name
+
+
+class Nvml(Protocol):
+    """The part of pynvml that we use."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...  # noqa: N802, D102
+    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...  # noqa: N802, D102
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
+        self,
+        handle: object,
+        index: int,
+        /,
+    ) -> object: ...
+
+
+class Utilization(Protocol):
+    """The part of pynvml that tells whether a GPU computes."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
+
+
+class Rates(Protocol):
+    """NVML's answer: percentages of the last second."""
+
+    @property
+    def gpu(self) -> int: ...  # noqa: D102
+
+
+def pynvml_module() -> Nvml:
+    """Return the real NVML; only the child imports it, which takes 100 ms."""
+    import pynvml  # noqa: PLC0415
+
+    # Its structures have their fields only at run time.
+    nvml: Nvml = pynvml  # pyright: ignore[reportAssignmentType]
+    return nvml
+
+
+def utilization_module() -> Utilization:
+    """Return the real NVML for its other part."""
+    import pynvml  # noqa: PLC0415 - as above
+
+    lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
+    return lib
+
+
+class Gpu(NamedTuple):
+    """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in."""
+
+    uuid: str
+    instances: tuple[str, ...] = ()
+    bus: str = ""
+
+
+class Survey(NamedTuple):
+    """The GPUs that can be used, and why each of the others cannot, by NVML's number of it.
+
+    `trouble` says why there is no answer; `is_stuck` that the driver may never give one.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    barred: tuple[tuple[int, str], ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    trouble: str = ""
+    is_stuck: bool = False
+
+
+class Inquiry:
+    """A survey on its way: the driver is asked from here on, and `result` waits for the answer."""
+
+    def __init__(self, nvml: Callable[[], Nvml] = pynvml_module, *, wants_bus: bool) -> None:
+        self._began = time.monotonic()
+        try:
+            self._question = Question(lambda: survey(nvml(), wants_bus=wants_bus))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The GPUs cannot be looked for: no process can be started ({error.strerror}); "
+                "look at `ulimit -u`, `ulimit -n` and the limits of the container."
+            ) from None
+
+    def result(self, say: Callable[[str], None], *, patience_s: float) -> Survey:
+        """Return the answer; without one after PATIENCE_S seconds, the survey is stuck."""
+        answer = self._question.wait(self._began + min(REMARK_S, patience_s))
+        if answer is None and patience_s > REMARK_S:
+            say(f"Waiting up to {patience_s:g} s for the NVIDIA driver to answer.")
+            answer = self._question.wait(self._began + patience_s)
+        if answer is None:
+            standing = self._question.abandon()
+            why = f"it has not answered within {patience_s:g} s ({standing})"
+            return Survey(trouble=why, is_stuck=True)
+        if answer.trouble:
+            return Survey(trouble=answer.trouble)
+        gpus, barred, lost = cast("_Found", answer.value)
+        return Survey(tuple(Gpu(*gpu) for gpu in gpus), barred, lost)
+
+
+def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
+    """Return the GPUs, those that may not be opened, and those that do not work."""
+    lib.nvmlInit()
+    gpus: list[tuple[str, tuple[str, ...], str]] = []
+    barred: list[tuple[int, str]] = []
+    lost: list[tuple[int, str]] = []
+    for index in range(lib.nvmlDeviceGetCount()):
+        try:
+            handle = lib.nvmlDeviceGetHandleByIndex(index)
+            uuid = lib.nvmlDeviceGetUUID(handle)
+        except lib.NVMLError as error:
+            (barred if _is_barred(error) else lost).append((index, str(error)))
+            continue
+        bus = _bus(lib, handle) if wants_bus else ""
+        gpus.append((_text(uuid), tuple(_instances(lib, handle)), bus))
+    return tuple(gpus), tuple(barred), tuple(lost)
+
+
+def _is_barred(error: Exception) -> bool:
+    """Whether a device cgroup (of a container, a batch system) keeps a GPU from us."""
+    return "NoPermission" in type(error).__name__
+
+
+def _instances(lib: Nvml, handle: object) -> list[str]:
+    """Return the UUIDs of a GPU's MIG instances."""
+    found: list[str] = []
+    try:
+        for index in range(lib.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            found.append(_text(lib.nvmlDeviceGetUUID(instance)))
+    except lib.NVMLError:
+        # Not a GPU that can be divided, or no further instance on it.
+        return found
+    return found
+
+
+def _bus(lib: Nvml, handle: object) -> str:
+    """Return where a GPU is plugged in; nothing if the driver does not tell."""
+    try:
+        return _text(lib.nvmlDeviceGetPciInfo(handle).busId)
+    except lib.NVMLError:
+        # Binding is a help: what the driver will not tell, we do without.
+        return ""
+
+
+def _text(answer: str | bytes) -> str:
+    """Return what pynvml says as text; older ones give bytes."""
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def is_any_busy(lib: Utilization, gpus: Sequence[str]) -> bool:
+    """Whether one of GPUS, named by numbers or UUIDs, computes just now, as far as NVML tells."""
+    lib.nvmlInit()
+    numbered = _usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
+    return any(_is_busy(lib, gpu, numbered) for gpu in gpus)
+
+
+def _usable(lib: Utilization) -> list[object]:
+    """Return the GPUs in the order in which `survey` numbers them."""
+    handles = []
+    for index in range(lib.nvmlDeviceGetCount()):
+        with suppress(lib.NVMLError):
+            handles.append(lib.nvmlDeviceGetHandleByIndex(index))
+    return handles
+
+
+def _is_busy(lib: Utilization, gpu: str, numbered: Sequence[object]) -> bool:
+    try:
+        if not gpu.isdecimal():
+            handle = lib.nvmlDeviceGetHandleByUUID(gpu)
+        elif int(gpu) < len(numbered):
+            handle = numbered[int(gpu)]
+        else:
+            return False
+        return lib.nvmlDeviceGetUtilizationRates(handle).gpu > 0
+    except lib.NVMLError:
+        # It fell off the bus, or is a part of a GPU, for which there are no rates.
+        return False
+
+
+def ask_whether_busy(
+    gpus: Sequence[str], nvml: Callable[[], Utilization] = utilization_module
+) -> Question:
+    """Ask whether one of GPUS computes; the value of the answer is a truth."""
+    return Question(lambda: is_any_busy(nvml(), gpus))

@@ -1,0 +1,128 @@
+"""A fake NVML: GPUs that work, hang, are lost or barred; what it does not know, it refuses."""
+
+# ruff: noqa: N802, D102 - the names are pynvml's
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.nvml import PciInfo, Rates
+
+
+class Bus(NamedTuple):
+    """Where a GPU is plugged in."""
+
+    busId: str | bytes  # noqa: N815 - pynvml's name
+
+
+class Load(NamedTuple):
+    """Percentages of the last second."""
+
+    gpu: int
+
+
+class FakeNvmlError(Exception):
+    """What NVML raises."""
+
+
+class NoPermission(FakeNvmlError):  # noqa: N818 - pynvml's NVMLError_NoPermission
+    """What it raises for a GPU that a device cgroup keeps from us."""
+
+
+def nothing() -> None:
+    """Work."""
+
+
+def hang() -> None:
+    """Never return, as a driver that is stuck."""
+    while True:
+        select.select([], [], [])
+
+
+class FakeNvml:
+    """An NVML with GPUS, each a UUID and its MIG instances.
+
+    LOADS are the percentages of some of them, BUSES their places, TROUBLE what is raised for the
+    one of a number.
+    """
+
+    NVMLError = FakeNvmlError
+
+    def __init__(
+        self,
+        *gpus: tuple[str, ...],
+        broken: bool = False,
+        init: Callable[[], None] = nothing,
+        loads: Mapping[str, int] | None = None,
+        buses: Mapping[str, str | bytes] | None = None,
+        trouble: Mapping[int, FakeNvmlError] | None = None,
+    ) -> None:
+        self._gpus = gpus
+        self._broken = broken
+        self._init = init
+        self._loads = loads or {}
+        self._buses = buses or {}
+        self._trouble = trouble or {}
+        self._is_open = False
+
+    def nvmlInit(self) -> None:
+        self._init()
+        if self._broken:
+            message = "Driver/library version mismatch"
+            raise FakeNvmlError(message)
+        self._is_open = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        assert self._is_open
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object:
+        assert self._is_open
+        assert 0 <= index < len(self._gpus)
+        if index in self._trouble:
+            raise self._trouble[index]
+        return self._gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object:
+        assert self._is_open
+        for gpu in self._gpus:
+            if uuid in gpu:
+                return gpu if uuid == gpu[0] else uuid
+        message = "Not Found"
+        raise FakeNvmlError(message)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates:
+        uuid = self.nvmlDeviceGetUUID(handle)
+        if uuid not in self._loads:
+            message = "Not Supported"
+            raise FakeNvmlError(message)
+        return Load(self._loads[uuid])
+
+    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo:
+        uuid = self.nvmlDeviceGetUUID(handle)
+        if uuid not in self._buses:
+            message = "Unknown Error"
+            raise FakeNvmlError(message)
+        return Bus(self._buses[uuid])
+
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str:
+        assert self._is_open
+        return handle[0] if isinstance(handle, tuple) else str(handle)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int:
+        assert isinstance(handle, tuple)
+        if len(handle) == 1:
+            message = "Not Supported"
+            raise FakeNvmlError(message)
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object:
+        assert isinstance(handle, tuple)
+        if index + 1 >= len(handle):
+            message = "Not Found"
+            raise FakeNvmlError(message)
+        return handle[index + 1]

@@ -1,0 +1,125 @@
+"""A driver that is stuck holds nobody up: real processes, and a fake NVML in a /dev of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+from processes import assert_no_survivors
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# A /dev like ours, with the files of a driver and of one GPU.
+OTHER_DEV = """
+mount -t tmpfs none "$0" && cd "$0" && touch nvidiactl nvidia0 null zero urandom random tty
+mkdir shm pts; chmod 1777 shm
+for one in null zero urandom random tty shm; do mount --bind /dev/$one $one; done
+mount --move . /dev; cd "$OLDPWD"; exec "$@"
+"""
+NAMESPACE = ("unshare", "--mount", "sh", "-c", OTHER_DEV)
+
+# One GPU; what hangs is the function that $HANGS names.
+FAKE = """
+import os, select
+class NVMLError(Exception): pass
+def perhaps(name):
+    if os.environ["HANGS"] == name:
+        with open("asked.new", "w") as file: file.write(str(os.getpid()))
+        os.rename("asked.new", "asked")
+        if os.environ.get("AS_NOBODY"): os.setresuid(65534, 65534, 65534)
+        while True: select.select([], [], [])
+def nvmlInit(): perhaps("nvmlInit")
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return "GPU-a"
+def nvmlDeviceGetUUID(handle): return "GPU-a"
+def nvmlDeviceGetMaxMigDeviceCount(handle): return 0
+def nvmlDeviceGetUtilizationRates(handle): perhaps("nvmlDeviceGetUtilizationRates")
+"""
+
+
+def can_have_another_dev(folder: Path) -> bool:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    done = subprocess.run([*NAMESPACE, str(folder), "true"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+@pytest.fixture
+def dev(tmp_path: Path) -> tuple[str, ...]:
+    """Return what stands before a command that shall see a driver, and put a fake NVML there."""
+    (tmp_path / "dev").mkdir()
+    if not can_have_another_dev(tmp_path / "dev"):
+        pytest.skip("only root may give a command a /dev of its own")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/pynvml.py").write_text(FAKE)
+    return (*NAMESPACE, str(tmp_path / "dev"))
+
+
+def environ(folder: Path, **more: str) -> Mapping[str, str]:
+    return {"PYTHONPATH": f"{folder / 'lib'}:{ROOT}", "CUDA_VISIBLE_DEVICES": "0", **more}
+
+
+def test_term_ends_a_launcher_whose_driver_never_answers(
+    tmp_path: Path, dev: tuple[str, ...]
+) -> None:
+    job = Command(tmp_path, "true", ranks=1)
+    launcher = job.start(dev, environ(tmp_path, HANGS="nvmlInit"))
+    job.wait_for("asked")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(10.0) == -signal.SIGTERM
+    # The child of a launcher that is gone goes, too.
+    job.finish(launcher)
+
+
+def test_term_ends_a_job_whose_driver_hangs_when_asked_whether_a_gpu_computes(
+    tmp_path: Path, dev: tuple[str, ...]
+) -> None:
+    job = Command(tmp_path, "touch up; exec sleep 60", "--hang_timeout=1", ranks=1)
+    launcher = job.start(dev, environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates"))
+    job.wait_for("asked")
+    launcher.send_signal(signal.SIGTERM)
+    done = job.finish(launcher, 10.0)
+    assert done.code == 143
+    assert "asked rank 0 to stop" in done.said
+
+
+# Without CAP_KILL root may not end the processes of others.
+NOBODY = 65534
+DROP = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL, 0, 0, 0) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+NO_KILL = (sys.executable, "-c", DROP)
+
+
+def test_a_child_that_not_even_sigkill_ends_is_left_behind_with_a_line(
+    tmp_path: Path, dev: tuple[str, ...]
+) -> None:
+    job = Command(tmp_path, "exec sleep 60", "--hang_timeout=1", ranks=1)
+    env = environ(tmp_path, HANGS="nvmlDeviceGetUtilizationRates", AS_NOBODY="1")
+    launcher = job.start((*dev, *NO_KILL), env)
+    job.wait_for("asked")
+    left = int((tmp_path / "asked").read_text())
+    until(lambda: Path(f"/proc/{left}").stat().st_uid == NOBODY)
+    try:
+        launcher.send_signal(signal.SIGTERM)
+        _, said = launcher.communicate(timeout=10.0)
+        assert Path(f"/proc/{left}").exists()
+    finally:
+        launcher.kill()
+        os.kill(left, signal.SIGKILL)
+        assert_no_survivors(job.marker)
+    assert launcher.returncode == 143
+    assert f"The NVIDIA driver does not answer (process {left}, state S" in said.decode()
+    assert "left behind as SIGKILL does not end it" in said.decode()
