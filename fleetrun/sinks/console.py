@@ -39,10 +39,20 @@ _QUIET_PACE_S = 0.5
 _SLOWER = 1.25
 # The loop gets its turn after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
+# What is shown beside other ranks' lines waits this long for the end of its own: a prompt, a bar.
+_UNFINISHED_S = 0.2
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
 # At the end: how long a reader may take nothing at all.
 _PATIENCE_S = 10.0
+
+
+# A piece of a letter or of a colour at the end of what a rank has written so far.
+_CUT_SHORT = (
+    rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;?]*)?)\Z"
+)
+# After it the rank writes over its line, where the prefix stands.
+_REDRAW = rb"\r(?![\r\n])(?!\Z)"
 
 
 class Feed:
@@ -65,38 +75,95 @@ class Feed:
         self._moved = 0
         self._archives: list[tuple[int, int, int]] = []
 
-    def take(self, *, is_last: bool) -> bytes:
-        """Return what to show next; with a prefix, only whole lines until `is_last`."""
+    # When what is unfinished is to be shown all the same.
+    due_at: float | None = None
+    # What was shown last: the beginning of a line, or one that the rank will write over.
+    _is_open = False
+    _is_rewound = False
+
+    def take(self, *, is_last: bool, now: float, cursor: Feed | None) -> bytes:
+        """Return what to show next; with a prefix, whole lines and what stays unfinished.
+
+        CURSOR is the feed whose line the console's cursor stands in.
+        """
         size = self._base + os.fstat(self._fd).st_size
-        if size == self._seen and not is_last and self._prefix and self._is_in_a_line:
+        is_due = self.due_at is not None and self.due_at <= now
+        if (
+            size == self._seen
+            and not is_last
+            and self._prefix
+            and self._is_in_a_line
+            and not is_due
+        ):
             return b""
         self._seen = size
         if size < self._offset:
             # Somebody emptied the file; the rank goes on at its start.
             self._offset = self._moved = self._base
             self._forget(len(self._archives))
-        shown, length = self._cut(is_last=is_last) if size > self._offset else (b"", 0)
-        self._is_in_a_line = not length
-        self._offset += length
+        shown = b""
+        self._is_in_a_line = True
+        while not shown and size > self._offset:
+            body = self._cut(is_last=is_last, now=now)
+            if not body:
+                break
+            self._offset += len(body)
+            self._is_in_a_line = False
+            self.due_at = None
+            shown = self._prefixed(body, cursor) if self._prefix else body
         return shown
 
     _is_in_a_line = False
 
-    def _cut(self, *, is_last: bool) -> tuple[bytes, int]:
-        """Return the next piece as it is shown, and how much of the file that is."""
+    def _cut(self, *, is_last: bool, now: float) -> bytes:
+        """Return the next piece, as the rank wrote it; nothing if it is to wait for its end."""
         chunk = self._read(_CHUNK)
         if not self._prefix:
-            return chunk, len(chunk)
+            return chunk
         end = chunk.rfind(b"\n") + 1
-        if not end and (len(chunk) == _CHUNK or is_last):
+        if not end and len(chunk) == _CHUNK:
             chunk = self._read(_LONGEST_LINE)
             end = chunk.find(b"\n") + 1
-            if not end and (len(chunk) == _LONGEST_LINE or is_last):
-                return self._prefix + chunk + b"\n", len(chunk)
-        if not end:
-            return b"", 0
-        body = chunk[: end - 1].replace(b"\n", b"\n" + self._prefix)
-        return self._prefix + body + b"\n", end
+            if not end and len(chunk) == _LONGEST_LINE:
+                return chunk
+        end = end or chunk.rfind(b"\r") + 1
+        if end or is_last:
+            return chunk[: end or len(chunk)]
+        import re  # noqa: PLC0415 - only for those who want it
+
+        whole = re.sub(_CUT_SHORT, b"", chunk)
+        if self.due_at is None or not whole:
+            self.due_at = now + _UNFINISHED_S if whole else None
+            return b""
+        return whole if self.due_at <= now else b""
+
+    def _prefixed(self, body: bytes, cursor: Feed | None) -> bytes:
+        """Return BODY with the prefix before each line, and before what is written over one."""
+        before = b""
+        goes_on = self._is_open and cursor is self
+        if cursor is not None and cursor is not self:
+            before = b"\n"
+        if self._is_open and not goes_on and body.startswith(b"\n"):
+            # The line that it ends was ended by somebody else's.
+            self._is_open, body = False, body[1:]
+        if not goes_on and not body.strip(b"\r"):
+            return b""
+        inner = body.replace(b"\n", b"\n" + self._prefix, body.count(b"\n", 0, -1))
+        if b"\r" in body:
+            import re  # noqa: PLC0415 - see above
+
+            inner = re.sub(_REDRAW, b"\r" + self._prefix, inner)
+        begins = not body.startswith((b"\r", b"\n")) if goes_on else body[:1] != b"\r"
+        if begins and (not goes_on or self._is_rewound):
+            before += self._prefix
+        self._is_open = not body.endswith(b"\n")
+        self._is_rewound = body.endswith(b"\r")
+        return before + inner
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what was shown last has no end yet."""
+        return bool(self._prefix) and self._is_open
 
     def _read(self, length: int) -> bytes:
         """Read what comes next, from the archives and from the file."""
@@ -153,6 +220,8 @@ class Console:
         self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
+        # Whose unfinished line the cursor stands in, when lines have prefixes.
+        self._cursor: Feed | None = None
         self._turn = 0
         # What the outlet has not taken yet.
         self._pending = memoryview(b"")
@@ -248,18 +317,26 @@ class Console:
         """Take the next piece from the feeds in turn; False if there is none."""
         # First what earlier attempts have left, half lines too.
         while self._feeds and self._feeds[0].is_final:
-            piece = self._feeds[0].take(is_last=True)
-            if piece:
-                self._pending = memoryview(piece)
+            if self._take(self._feeds[0], is_last=True):
                 return True
             self._feeds.pop(0).close()
         for _ in range(len(self._feeds)):
             self._turn = (self._turn + 1) % len(self._feeds)
-            piece = self._feeds[self._turn].take(is_last=self._is_last)
-            if piece:
-                self._pending = memoryview(piece)
+            if self._take(self._feeds[self._turn], is_last=self._is_last):
                 return True
+        if self._is_last and self._cursor is not None:
+            self._pending, self._cursor = memoryview(b"\n"), None
+            return True
         return False
+
+    def _take(self, feed: Feed, *, is_last: bool) -> bool:
+        """Take the next piece from FEED; False if there is none."""
+        piece = feed.take(is_last=is_last, now=time.monotonic(), cursor=self._cursor)
+        if not piece:
+            return False
+        self._pending = memoryview(piece)
+        self._cursor = feed if feed.is_open else None
+        return True
 
     def _write(self) -> int:
         """Write from what is pending; return how much, or -1 when we must wait or are done."""
@@ -313,7 +390,9 @@ class Console:
         else:
             self._pace_s = min(_SLOWER * self._pace_s, _QUIET_PACE_S)
         self._recent_bytes = 0
-        self._waiting.alarm("pace", time.monotonic() + self._pace_s, self._pump)
+        now = time.monotonic()
+        due = [feed.due_at for feed in self._feeds if feed.due_at is not None]
+        self._waiting.alarm("pace", min((now + self._pace_s, *due)), self._pump)
 
     def _give_up(self, why: str) -> None:
         """Say where the output is, and leave it there."""

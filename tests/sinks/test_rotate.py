@@ -94,7 +94,7 @@ class Rank:
     def show(self, *, is_last: bool = True) -> bytes:
         """Return all that the console would show now."""
         pieces = []
-        while piece := self.feed.take(is_last=is_last):
+        while piece := self.feed.take(is_last=is_last, now=0.0, cursor=None):
             pieces.append(piece)
         return b"".join(pieces)
 

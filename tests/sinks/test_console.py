@@ -1,0 +1,211 @@
+"""What several ranks write at once, as a person at the console sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetrun.sinks.console import Feed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LONG_ENOUGH = 1.0
+
+
+class Ranks:
+    """Two ranks that write, and the console that reads them when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = [folder / f"workerlog.{rank}" for rank in range(2)]
+        for path in self.paths:
+            path.write_bytes(b"")
+        self.feeds = [Feed(str(path), b"[%d] " % rank) for rank, path in enumerate(self.paths)]
+        self.shown = b""
+        self.now = 0.0
+        self._cursor: Feed | None = None
+
+    def write(self, rank: int, text: bytes) -> None:
+        """Let RANK write TEXT, and the console look."""
+        with self.paths[rank].open("ab") as file:
+            file.write(text)
+        self.look()
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Let the console look until there is no more."""
+        for feed in self.feeds:
+            while piece := feed.take(is_last=is_last, now=self.now, cursor=self._cursor):
+                self.shown += piece
+                self._cursor = feed if feed.is_open else None
+
+    def wait(self) -> None:
+        """Let so much time go by that nothing is held back any more."""
+        self.now += LONG_ENOUGH
+        self.look()
+
+    def close(self) -> None:
+        """Close the files."""
+        for feed in self.feeds:
+            feed.close()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    made = Ranks(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_piece_that_ends_in_a_return_is_shown_at_once(ranks: Ranks) -> None:
+    ranks.write(0, b"10%\r")
+    assert ranks.shown == b"[0] 10%\r"
+    ranks.write(0, b"20%\r")
+    ranks.write(0, b"done\n")
+    assert ranks.shown == b"[0] 10%\r[0] 20%\r[0] done\n"
+
+
+def test_a_bar_that_returns_before_it_is_drawn_keeps_its_prefix(ranks: Ranks) -> None:
+    # As tqdm does.
+    for share in (b"\r 10%|#", b"\r 20%|##"):
+        ranks.write(0, share)
+        ranks.wait()
+    ranks.write(0, b"\n")
+    assert ranks.shown == b"[0]  10%|#\r[0]  20%|##\n"
+
+
+def test_a_piece_without_an_end_is_shown_after_a_while(ranks: Ranks) -> None:
+    ranks.write(0, b"name? ")
+    assert ranks.shown == b""
+    ranks.wait()
+    assert ranks.shown == b"[0] name? "
+    ranks.write(0, b"thanks\nnext\n")
+    assert ranks.shown == b"[0] name? thanks\n[0] next\n"
+
+
+def test_a_line_that_is_written_in_pieces_is_shown_whole(ranks: Ranks) -> None:
+    for piece in (b"loss", b" 0.5", b"\n"):
+        ranks.write(0, piece)
+        ranks.write(1, b"x\n")
+    assert ranks.shown == b"[1] x\n[1] x\n[0] loss 0.5\n[1] x\n"
+
+
+def test_another_ranks_line_stands_on_a_line_of_its_own(ranks: Ranks) -> None:
+    ranks.write(0, b"name? ")
+    ranks.wait()
+    ranks.write(1, b"hello\n")
+    ranks.write(0, b"thanks\n")
+    assert ranks.shown == b"[0] name? \n[1] hello\n[0] thanks\n"
+
+
+def test_a_bar_goes_on_below_another_ranks_line(ranks: Ranks) -> None:
+    ranks.write(0, b"10%\r")
+    ranks.write(1, b"hello\n")
+    ranks.write(0, b"20%\r")
+    assert ranks.shown == b"[0] 10%\r\n[1] hello\n[0] 20%\r"
+
+
+@pytest.mark.parametrize(("before", "rest"), [(b"10%\r", b"\nnext\n"), (b"10%", b"\nnext\n")])
+def test_the_end_of_an_interrupted_line_is_no_line_of_its_own(
+    ranks: Ranks, before: bytes, rest: bytes
+) -> None:
+    ranks.write(0, before)
+    ranks.wait()
+    ranks.write(1, b"hello\n")
+    ranks.write(0, rest)
+    assert ranks.shown == b"[0] " + before + b"\n[1] hello\n[0] next\n"
+
+
+def test_a_return_and_a_newline_end_one_line(ranks: Ranks) -> None:
+    ranks.write(0, b"a\r\nb\r")
+    ranks.write(0, b"\nc\n\nd\n")
+    assert ranks.shown == b"[0] a\r\n[0] b\r\n[0] c\n[0] \n[0] d\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "held", "rest"),
+    [
+        (b"caf", "é".encode()[:1], "é".encode()[1:]),
+        (b"go ", "🚀".encode()[:3], "🚀".encode()[3:]),
+        (b"", b"\x1b[3", b"1mred"),
+    ],
+)
+def test_half_a_letter_and_half_a_colour_wait(
+    ranks: Ranks, first: bytes, held: bytes, rest: bytes
+) -> None:
+    ranks.write(0, first + held)
+    ranks.wait()
+    assert ranks.shown == (b"[0] " + first if first else b"")
+    ranks.write(0, rest)
+    ranks.wait()
+    assert ranks.shown == b"[0] " + first + held + rest
+
+
+def test_what_is_held_back_is_shown_at_the_end(ranks: Ranks) -> None:
+    ranks.write(0, b"end \xc3")
+    ranks.look(is_last=True)
+    assert ranks.shown == b"[0] end \xc3"
+
+
+def seen(shown: bytes) -> list[bytes]:
+    """Return the lines that a terminal shows; what is written over is gone."""
+    lines = []
+    for line in shown.split(b"\n"):
+        screen = bytearray()
+        for part in line.split(b"\r"):
+            screen[: len(part)] = part
+        lines.append(bytes(screen))
+    return lines
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.text("ab\r\né", max_size=5).map(str.encode),
+        st.booleans(),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(pieces=PIECES)
+def test_every_line_on_the_screen_has_the_prefix_of_who_wrote_it(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, bytes, bool]]
+) -> None:
+    made = Ranks(tmp_path_factory.mktemp("ranks"))
+    try:
+        for rank, text, waits in pieces:
+            made.write(rank, text)
+            if waits:
+                made.wait()
+        made.look(is_last=True)
+    finally:
+        made.close()
+    for rank, path in enumerate(made.paths):
+        own = b"[%d] " % rank
+        mine = [line for line in seen(made.shown) if line.startswith(own)]
+        letters = b"".join(made.shown.split()).replace(b"[0]", b"\0").replace(b"[1]", b"\1")
+        # Every letter that the rank wrote is shown, in its order, behind its prefix.
+        wrote = b"".join(path.read_bytes().split())
+        by = b"".join(
+            part[1:]
+            for part in letters.replace(b"\0", b"|\0").replace(b"\1", b"|\1").split(b"|")
+            if part[:1] == b"%c" % rank
+        )
+        assert by == wrote
+        assert all(line for line in mine)
+    for line in filter(None, seen(made.shown)):
+        assert line.startswith((b"[0] ", b"[1] ")), made.shown
+
+
+def test_one_rank_alone_is_shown_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "workerlog.0"
+    path.write_bytes(b"name? \r\xc3")
+    feed = Feed(str(path), b"")
+    assert feed.take(is_last=False, now=0.0, cursor=None) == b"name? \r\xc3"
+    assert not feed.is_open
+    feed.close()
