@@ -185,7 +185,7 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
         return f"; did you mean {prefix}{close[0]}?"
     if prefix and not typed.startswith("--"):
         return "; for Python's own options write `fleetrun [options] python -u train.py`."
-    return "; `fleetrun --help` lists them all."
+    return "; `fleetrun --help=all` lists them all."
 
 
 def _script(words: Sequence[str]) -> Script:

@@ -52,7 +52,7 @@ def main(
     try:
         return _dispatch(words, variables, launch)
     except FleetrunError as error:
-        print(f"fleetrun: {error}", file=sys.stderr)
+        print(f"{_prefix(words, variables)}{error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -84,17 +84,26 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
         return view.complete(environ[COMPLETE_VARIABLE])
     if words and words[0] in COMMANDS:
         return _command(words[0])(words[1:])
-    from fleetrun import argv, request  # noqa: PLC0415 - see main
+    if words in (["--help"], ["-h"]):
+        from fleetrun import usage  # noqa: PLC0415 - a launch lacks it
+
+        return usage.show("screen", "auto", environ)
+    from fleetrun import argv  # noqa: PLC0415 - see main
 
     parsed = argv.split(words)
     if parsed.asks("help"):
-        from fleetrun import help as view  # noqa: PLC0415 - click is slow, a launch lacks it
-
-        return _say(view.text())
+        return _help(parsed, environ)
     if parsed.asks("version"):
         from fleetrun import __version__  # noqa: PLC0415 - keeps it beside its use
 
         return _say(f"fleetrun {__version__}\n")
+    return _launch(parsed, environ, launch)
+
+
+def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | None) -> int:
+    """Launch what PARSED asks for."""
+    from fleetrun import request  # noqa: PLC0415 - see main
+
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
     if parsed.asks("from_manifest"):
@@ -111,6 +120,30 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
     from fleetrun.launch import launch as start  # noqa: PLC0415 - usage errors need none of it
 
     return start(wanted, environ)
+
+
+def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
+    """Show the help text that PARSED asks for."""
+    from fleetrun import colors, options, usage  # noqa: PLC0415 - a launch lacks them
+    from fleetrun.errors import UsageError  # noqa: PLC0415 - see main
+
+    given = next(given for given in parsed.settings if given.option.name == "help")
+    try:
+        section = str(options.parse(given.option, given.raw))
+    except ValueError as error:
+        raise UsageError(given.blame(str(error))) from None
+    # --color may stand behind --help, where nothing is looked at otherwise.
+    choice = colors.choice([word for word in parsed.words if word != given.typed])
+    return usage.show(section, choice, environ)
+
+
+def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Return what an error begins with, in colour where that is wanted."""
+    from fleetrun import colors  # noqa: PLC0415 - only for an error
+
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    is_coloured = colors.is_wanted(colors.choice(words), environ, is_terminal=is_terminal)
+    return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 
 def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:

@@ -25,9 +25,10 @@ _EXAMPLES = (
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
     ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
+    ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),
     ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
 )
-_EXIT_CODES = (
+EXIT_CODES = (
     ("0", "every process ended well"),
     ("N", "the exit code of the process that failed first"),
     ("128+N", "signal N killed the process that failed first"),
@@ -37,6 +38,12 @@ _EXIT_CODES = (
     ("2", "the command line, a variable or the config file asks for what cannot be"),
     ("3", "the host is not as the command needs it: device, port, script, system"),
     ("4", "hosts did not find each other"),
+    ("5", "--strategy_strict: something asked for is not in effect; the report says what"),
+)
+_SWITCHES = (
+    ("bash", 'eval "$(fleetrun completion bash)" in ~/.bashrc'),
+    ("zsh", 'eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit'),
+    ("fish", "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"),
 )
 _NOTES = (
     "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
@@ -47,27 +54,39 @@ _NOTES = (
 class Command(click.Command):
     """A command whose help has examples, groups and exit codes."""
 
+    # One of options.SECTIONS, codes, or all.
+    section = "all"
+
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the whole help text."""
-        formatter.write_usage(ctx.command_path, _USAGE)
-        formatter.write_paragraph()
-        formatter.write_text(self.help or "")
-        with formatter.section("Examples"):
-            formatter.write_dl(_EXAMPLES, col_max=45)
-        shown = dict(zip(options.TABLE, self.params, strict=True))
-        for group in options.GROUPS:
-            with formatter.section(group):
-                rows = [_row(option, shown[option]) for option in shown if option.group == group]
-                if group == options.LATER:
-                    # Only so that people find the name they know; no use can be made of it yet.
-                    formatter.write_text(", ".join(name for name, _ in rows))
-                else:
-                    formatter.write_dl(rows)
-        with formatter.section("Exit codes"):
-            formatter.write_dl(_EXIT_CODES)
+        """Write the whole help text, or one section of it."""
+        if self.section == "all":
+            formatter.write_usage(ctx.command_path, _USAGE)
+            formatter.write_paragraph()
+            formatter.write_text(self.help or "")
+            with formatter.section("Examples"):
+                formatter.write_dl(_EXAMPLES, col_max=45)
+        groups = options.SECTIONS.get(self.section)
+        for group in options.GROUPS if self.section == "all" else filter(None, (groups,)):
+            self._format_group(group, formatter)
+        if self.section in {"all", "codes"}:
+            with formatter.section("Exit codes"):
+                formatter.write_dl(EXIT_CODES)
+        if self.section == "all":
+            with formatter.section("Completion by Tab"):
+                formatter.write_dl(_SWITCHES)
         formatter.write_paragraph()
         for note in _NOTES:
             formatter.write_text(note)
+
+    def _format_group(self, group: str, formatter: click.HelpFormatter) -> None:
+        shown = dict(zip(options.TABLE, self.params, strict=True))
+        with formatter.section(group):
+            rows = [_row(option, shown[option]) for option in shown if option.group == group]
+            if group == options.LATER:
+                # Only so that people find the name they know; no use can be made of it yet.
+                formatter.write_text(", ".join(name for name, _ in rows))
+            else:
+                formatter.write_dl(rows)
 
 
 def command() -> Command:
@@ -86,9 +105,11 @@ def command() -> Command:
     )
 
 
-def text() -> str:
-    """Return the help text, as wide as the terminal."""
-    with click.Context(command(), info_name=_PROGRAM, max_content_width=_WIDTH) as ctx:
+def text(section: str = "all") -> str:
+    """Return the help text, or the SECTION of it, as wide as the terminal."""
+    shown = command()
+    shown.section = section
+    with click.Context(shown, info_name=_PROGRAM, max_content_width=_WIDTH) as ctx:
         return ctx.get_help() + "\n"
 
 
@@ -270,8 +291,4 @@ def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:
 
 def _how_to_source() -> str:
     """Say what to write into which shell's start-up file."""
-    return (
-        'bash: eval "$(fleetrun completion bash)" in ~/.bashrc\n'
-        'zsh:  eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit\n'
-        "fish: fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"
-    )
+    return "\n".join(f"{shell + ':':<6}{what}" for shell, what in _SWITCHES)

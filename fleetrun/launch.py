@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from fleetrun import engines, probe
+from fleetrun import colors, engines, probe
 from fleetrun.plan import compose, devices
 from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
@@ -83,7 +83,9 @@ def _run(
             os.environ[name] = value
     # One for all: whoever writes into it means the folder that was made.
     folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
-    messages = Messages(lambda: _preface(plan, request))
+    is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
+    prefix = colors.prefix(is_coloured=is_coloured)
+    messages = Messages(lambda: _preface(plan, request, prefix), is_coloured=is_coloured)
     console = Console(plan, _shown(plan, request), say=messages.say)
     sinks: tuple[Sink, ...] = (
         messages,
@@ -206,14 +208,14 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
     )
 
 
-def _preface(plan: LaunchPlan, request: Request) -> str:
-    """Return what people see first: the banner and our remarks."""
+def _preface(plan: LaunchPlan, request: Request, prefix: str) -> str:
+    """Return what people see first: the banner and our remarks, each line after PREFIX."""
     if request.quiet or request.log_level in {"warning", "error"}:
         return ""
-    return _banner(plan, request) + "".join(f"fleetrun: {note}\n" for note in plan.notes)
+    return _banner(plan, request, prefix) + "".join(f"{prefix}{note}\n" for note in plan.notes)
 
 
-def _banner(plan: LaunchPlan, request: Request) -> str:
+def _banner(plan: LaunchPlan, request: Request, prefix: str) -> str:
     if request.banner == "none":
         return ""
     if request.banner == "full":
@@ -222,4 +224,4 @@ def _banner(plan: LaunchPlan, request: Request) -> str:
         return render.banner(request, plan)
     from fleetrun.plan import brief  # noqa: PLC0415 - see above
 
-    return "".join(f"fleetrun: {line}\n" for line in brief.brief(request, plan))
+    return "".join(f"{prefix}{line}\n" for line in brief.brief(request, plan))

@@ -105,6 +105,8 @@ class Request(NamedTuple):
     quiet: bool = False
     # brief, full or none.
     banner: str = "brief"
+    # auto, always or never.
+    color: str = "auto"
     dry_run: str | None = None
     # Jobs with parameter servers: how many of each role, or their endpoints; `;` between stages.
     server_num: int | None = None

@@ -16,6 +16,18 @@ SERVERS = "Parameter servers and heterogeneous trainers"
 ABOUT = "About"
 PADDLE = "Taken from Paddle's command lines, without effect here"
 LATER = "Not in this version: each answers with one sentence and exit code 2"
+# By what they are called in --help=.
+SECTIONS = {
+    "common": COMMON,
+    "strategy": STRATEGY,
+    "devices": DEVICES,
+    "hosts": HOSTS,
+    "job": JOB,
+    "servers": SERVERS,
+    "about": ABOUT,
+    "paddle": PADDLE,
+    "later": LATER,
+}
 GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 
 _HYPHENATED = ("dry_run", "from_manifest")
@@ -133,6 +145,9 @@ def takes_next(option: Option, word: str) -> bool:
         return is_word_for_bool(word)
     if option.name == "tee":
         return is_rank_list(word)
+    if option.name == "help":
+        # What follows is not looked at, so no script can be meant.
+        return word in option.words
     return option.bare is None
 
 
@@ -697,7 +712,26 @@ TABLE: tuple[Option, ...] = (
         maximum=65535,
     ),
     Option("version", "flag", ABOUT, "Print the version.", bare="true", in_file=False),
-    Option("help", "flag", ABOUT, "Print this text (also -h).", bare="true", in_file=False),
+    Option(
+        "color",
+        "choice",
+        ABOUT,
+        "Colour fleetrun's own lines; auto: on a terminal, unless $NO_COLOR is set.",
+        metavar="auto|always|never",
+        default="auto",
+        words=("auto", "always", "never"),
+    ),
+    Option(
+        "help",
+        "choice",
+        ABOUT,
+        "Print one screen (also -h), with all this text, or a section of it: "
+        "common, strategy, devices, hosts, job, servers, about, paddle, later, codes.",
+        metavar="all|SECTION",
+        words=("screen", "all", *SECTIONS, "codes"),
+        bare="screen",
+        in_file=False,
+    ),
     # Taken so that Paddle's command lines go on working.
     Option(
         "legacy",

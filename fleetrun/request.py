@@ -133,6 +133,7 @@ def resolve(
         tee=_tee(chosen["tee"]),
         quiet=chosen["quiet"].value is True,
         banner=_text(chosen["banner"]) or "brief",
+        color=_text(chosen["color"]) or "auto",
         dry_run=_text(chosen["dry_run"]),
         server_num=_whole(chosen["server_num"]),
         servers=_list(chosen["servers"]),

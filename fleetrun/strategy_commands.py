@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from fleetrun import colors, usage
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.strategy import fields, load, page, schema, verdicts
@@ -34,7 +36,10 @@ def main(words: list[str]) -> int:
         return int(end.code or 0)
     match asked.command:
         case "list":
-            return _say(listed_fields() if asked.fields else listed())
+            # The presets fit on any screen.
+            return usage.page(
+                listed_fields() if asked.fields else listed(), colors.NEVER, os.environ
+            )
         case "show":
             return _show(asked.name)
         case "validate":
@@ -185,7 +190,7 @@ def _validate(files: list[str]) -> int:
     for name in files:
         layer, faults = _checked(name)
         for fault in faults:
-            print(f"fleetrun: {fault}", file=sys.stderr)
+            print(f"{_fault_prefix()}{fault}", file=sys.stderr)
             worst = fault.exit_code
         if layer is None or faults:
             continue
@@ -194,6 +199,11 @@ def _validate(files: list[str]) -> int:
         count = len(layer.knobs)
         print(f"{name}: well, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
+
+
+def _fault_prefix() -> str:
+    is_coloured = colors.is_wanted(colors.AUTO, os.environ, is_terminal=sys.stderr.isatty())
+    return colors.prefix(is_coloured=is_coloured, is_fault=True)
 
 
 def _checked(name: str) -> tuple[Layer | None, list[UsageError]]:

@@ -118,7 +118,7 @@ def test_an_abbreviation_is_read_and_said() -> None:
             ["--nporc_per_node=4", "t.py"],
             "no such option: --nporc_per_node; did you mean --nproc_per_node?",
         ),
-        (["--foo=1", "t.py"], "no such option: --foo; `fleetrun --help` lists them all."),
+        (["--foo=1", "t.py"], "no such option: --foo; `fleetrun --help=all` lists them all."),
         (["-gpus=0", "t.py"], "no such option: -gpus; did you mean --gpus?"),
         (["--back-end=x", "t.py"], "no such option: --back-end; did you mean --backend?"),
         (["--xpu=0", "t.py"], "no such option: --xpu; did you mean --xpus?"),

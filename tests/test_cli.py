@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
+import re
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,22 +159,166 @@ def test_the_real_launch_is_behind_it(elsewhere: Path, capsys: pytest.CaptureFix
 # -- help --
 
 
-def test_help_begins_with_examples_and_the_ten_options_people_use(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"], environ={}) == 0
     text = capsys.readouterr().out
+    assert cli.main(["-h"], environ={}) == 0
+    assert capsys.readouterr().out == text
+    lines = text.splitlines()
+    # The prompt needs the last line.
+    assert len(lines) <= 23
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in text
+    places = [text.index(each) for each in ("Usage:", "Examples:", "Most used:", "Exit codes:")]
+    assert places == sorted(places)
+    assert "--help=all" in text
+    for name in cli.COMMANDS:
+        assert name in text
+    assert 'eval "$(fleetrun completion bash)"' in text
+
+
+def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"], environ={}) == 0
+    text = capsys.readouterr().out
+    known = options.by_name()
+    flags = set(re.findall(r"--([a-z][\w-]*)", text)) - {"epochs"}
+    assert len(flags) > 10
+    for flag in flags:
+        assert flag.replace("-", "_") in known
+    codes = text.partition("Exit codes:")[2].partition("More:")[0]
+    for code, _ in help.EXIT_CODES:
+        # Those of signals are 128 + N.
+        for one in {*code.split(", ")} - {"129", "130", "143"}:
+            assert re.search(rf"\b{re.escape(one)}\b", codes), one
+
+
+def test_all_of_the_help_has_every_option_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help=all"], environ={}) == 0
+    text = capsys.readouterr().out
     order = ["Usage: fleetrun [OPTIONS]", "Examples:", *(f"{g}:" for g in options.GROUPS)]
-    places = [text.index(each) for each in [*order, "Exit codes:"]]
+    places = [text.index(each) for each in [*order, "Exit codes:", "Completion by Tab:"]]
     assert places == sorted(places)
     for option in options.TABLE:
         assert option.flag in text
+    assert "\n  5  " in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("words", [["--help=devices"], ["--help", "devices"], ["-h", "devices"]])
+def test_help_has_sections(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words, environ={}) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Devices:\n")
+    assert "--backend" in text
+    assert "--max_restart" not in text
+
+
+@pytest.mark.parametrize("section", [*options.SECTIONS, "codes"])
+def test_every_section_of_the_help_can_be_asked_for(
+    section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(options.SECTIONS.values()) == set(options.GROUPS)
+    assert cli.main([f"--help={section}"], environ={}) == 0
+    assert capsys.readouterr().out.startswith(f"{options.SECTIONS.get(section, 'Exit codes')}:")
+
+
+def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help=gpus"], environ={}) == 2
+    assert "--help=gpus: give one of screen, all, common" in capsys.readouterr().err
 
 
 def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, help.text().splitlines())) <= 80
+
+
+def test_help_loads_neither_click_nor_the_options() -> None:
+    program = (
+        "import sys; from fleetrun.cli import main; main(['--help']); "
+        "print(*sorted({'click', 'fleetrun.options', 'fleetrun.request'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines()[-1] == ""
+
+
+# -- colour and the pager --
+
+
+def on_terminal(*words: str, lines: int = 24, **variables: str) -> str:
+    """Return what the command shows on a terminal of so many lines."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 80, 0, 0))
+    unset = ("NO_COLOR", "PAGER", "LESS", "TERM", "COLUMNS", "LINES")
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fleetrun", *words],
+        env={**environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **variables},
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    # The end of a terminal that nobody holds any more is an error to read.
+    with contextlib.suppress(OSError):
+        while piece := os.read(leader, 65536):
+            shown += piece
+    os.close(leader)
+    process.wait(60)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_help_is_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
+    assert "\x1b[1mExamples:\x1b[0m" in on_terminal("--help")
+    assert "\x1b" not in on_terminal("--help", NO_COLOR="1")
+    assert "\x1b" not in on_terminal("--help", TERM="dumb")
+    assert "\x1b" not in on_terminal("--color=never", "--help")
+    assert "\x1b" not in fleetrun("--help", TERM="xterm").stdout
+    assert "\x1b" in fleetrun("--help", "--color=always", NO_COLOR="1").stdout
+
+
+def test_errors_are_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
+    assert on_terminal("--nonsense").startswith("\x1b[1;31mfleetrun:\x1b[0m no such option")
+    assert "\x1b" not in on_terminal("--nonsense", NO_COLOR="1")
+    assert "\x1b" not in on_terminal("--color", "never", "--nonsense")
+    assert "\x1b" not in fleetrun("--nonsense", TERM="xterm").stderr
+    assert "\x1b" in fleetrun("--color=always", "--nonsense").stderr
+    assert on_terminal("strategy", "validate", "nope").startswith("\x1b[1;31mfleetrun:")
+
+
+def test_the_banner_and_the_verdict_are_coloured_on_a_terminal(elsewhere: Path) -> None:
+    (elsewhere / "train.py").write_text("raise SystemExit(3)\n")
+    words = ("--nproc_per_node=1", "train.py")
+    shown = on_terminal(*words, CUDA_VISIBLE_DEVICES="")
+    assert shown.startswith("\x1b[1mfleetrun:\x1b[0m starting train.py")
+    assert "\x1b[1;31mfleetrun:\x1b[0m rank 0 exited with 3" in shown
+    assert "\x1b" not in on_terminal(*words, CUDA_VISIBLE_DEVICES="", NO_COLOR="1")
+
+
+def test_long_help_goes_through_the_pager_of_a_terminal() -> None:
+    paged = on_terminal("--help=all", PAGER="sed s/^/paged:/", NO_COLOR="1")
+    assert paged.startswith("paged:Usage:")
+    assert paged.endswith("\n")
+    assert "paged:  5  " in paged
+    assert "paged:" not in on_terminal("--help", PAGER="sed s/^/paged:/")
+    assert "paged:" not in on_terminal("--help=all", PAGER="sed s/^/paged:/", lines=1000)
+    assert "paged:" not in on_terminal("--help=all", PAGER="sed s/^/paged:/", TERM="dumb")
+    assert "paged:" not in fleetrun("--help=all", PAGER="sed s/^/paged:/").stdout
+
+
+@pytest.mark.parametrize("pager", ["no-such-pager -R", "", "cat", "true"])
+def test_a_pager_that_is_none_leaves_nobody_without_help(pager: str) -> None:
+    shown = on_terminal("--help=all", PAGER=pager)
+    # One that reads nothing is what was asked for; it is no error either.
+    assert ("Usage:" in shown) == (pager != "true")
+    assert "Traceback" not in shown
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ FLOORS = (
         "fleetrun.run.causes",
         "fleetrun.options",
         "fleetrun.argv",
+        "fleetrun.colors",
         "fleetrun.hints",
         "fleetrun.request",
         "fleetrun.manifest",
@@ -46,6 +47,7 @@ FLOORS = (
     (
         "fleetrun.cli",
         "fleetrun.help",
+        "fleetrun.usage",
         "fleetrun.commands",
         "fleetrun.strategy_commands",
         "fleetrun.tune",

@@ -80,6 +80,7 @@ VALUES = {
     "tee": ("0", "1"),
     "quiet": ("true", "false"),
     "banner": ("full", "none"),
+    "color": ("always", "never"),
     "dry_run": ("json", "sh"),
     "strategy": ("amp", "comm_fusion"),
     "strategy_mode": ("override", "defaults"),
@@ -504,7 +505,7 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
     ("text", "message"),
     [
         ("gpu: 0\n", "fleetrun.yaml:1: no such option: gpu; did you mean gpus?"),
-        ("\nxyzzy: 0\n", "fleetrun.yaml:2: no such option: xyzzy; `fleetrun --help` lists"),
+        ("\nxyzzy: 0\n", "fleetrun.yaml:2: no such option: xyzzy; `fleetrun --help=all` lists"),
         ("[a]: 0\n", "fleetrun.yaml:1: no such option: "),
         ("nproc_per_node: abc\n", "fleetrun.yaml:1: nproc_per_node=abc: give a whole number"),
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),

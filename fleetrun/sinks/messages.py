@@ -6,6 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from fleetrun import colors
 from fleetrun.run.events import Finished
 from fleetrun.run.loop import WRITABLE
 from fleetrun.sinks.outlet import Outlet
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
-_NAME = "fleetrun: "
 # A reader that does not read loses the oldest lines beyond this.
 _MOST = 1000
 # How long the last words wait for a reader who takes nothing.
@@ -26,7 +26,9 @@ _PATIENCE_S = 2.0
 class Messages:
     """Says things to the user, and never waits for a terminal to take them."""
 
-    def __init__(self, preface: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, preface: Callable[[], str] | None = None, *, is_coloured: bool = False
+    ) -> None:
         self._outlet = Outlet(2)
         # Made when everything is started, so that nobody waits for it.
         self._preface = preface
@@ -34,11 +36,15 @@ class Messages:
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
         self._is_last = False
+        self._is_coloured = is_coloured
+        # The job has not ended well: what is said from now on is why.
+        self._is_fault = False
 
     def say(self, text: str) -> None:
         """Tell the user TEXT, one line or several."""
         # Paths may hold bytes that are no text; they come out as they came in.
-        self._queue.append(f"{_NAME}{text}\n".encode(errors="surrogateescape"))
+        prefix = colors.prefix(is_coloured=self._is_coloured, is_fault=self._is_fault)
+        self._queue.append(f"{prefix}{text}\n".encode(errors="surrogateescape"))
         self._pump()
 
     def _pump(self) -> None:
@@ -84,7 +90,9 @@ class Messages:
 
     def tell(self, happening: Happening) -> None:
         """Only the end matters here: from then on somebody may be waiting for us."""
-        self._is_last = self._is_last or isinstance(happening, Finished)
+        if isinstance(happening, Finished):
+            self._is_last = True
+            self._is_fault = happening.outcome.cause is not None
 
     def is_busy(self) -> bool:
         """Whether the last words are not out yet."""

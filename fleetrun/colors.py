@@ -1,0 +1,71 @@
+"""Whether fleetrun's own lines are coloured, and how; pure."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Mapping, Sequence
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+NAME = "fleetrun: "
+_HEADING, _OPTION, _NAME, _FAULT, _END = "\x1b[1m", "\x1b[36m", "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
+# With something behind them in their line.
+_HEADINGS = ("Usage", "Exit codes", "More")
+
+
+def is_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Whether to colour, by --color, $NO_COLOR and $TERM.
+
+    >>> is_wanted("auto", {"TERM": "xterm"}, is_terminal=True)
+    True
+    >>> is_wanted("auto", {"TERM": "xterm", "NO_COLOR": "1"}, is_terminal=True)
+    False
+    """
+    if choice in {ALWAYS, NEVER}:
+        return choice == ALWAYS
+    return (
+        is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") not in {"", "dumb"}
+    )
+
+
+def choice(words: Sequence[str]) -> str:
+    """Return what --color says before the script, in a command line that may be wrong elsewhere.
+
+    >>> choice(["--gpus", "0", "--color=never", "train.py"]), choice(["train.py", "--color=never"])
+    ('never', 'auto')
+    """
+    from fleetrun import options  # noqa: PLC0415 - only for help and mistakes
+
+    names = options.by_name()
+    found = AUTO
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in {"--", "-m"}:
+        typed, equals, raw = words[at].partition("=")
+        name = typed.lstrip("-").replace("-", "_")
+        at += 1
+        option = None if equals or at == len(words) else names.get(name)
+        if option is not None and options.takes_next(option, words[at]):
+            raw = words[at]
+            at += 1
+        if name == "color" and raw in {AUTO, ALWAYS, NEVER}:
+            found = raw
+    return found
+
+
+def prefix(*, is_coloured: bool, is_fault: bool = False) -> str:
+    """Return what fleetrun's own lines begin with."""
+    if not is_coloured:
+        return NAME
+    return f"{_FAULT if is_fault else _NAME}{NAME.rstrip()}{_END} "
+
+
+def on_page(text: str) -> str:
+    """Return a help TEXT with colour for its headings, and the options and commands it is about."""
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(line: str) -> str:
+    heading, colon, rest = line.partition(":")
+    if colon and line[:1].isalpha() and (not rest or heading in _HEADINGS):
+        return f"{_HEADING}{heading}{colon}{_END}{rest}"
+    if line.startswith("  ") and not line.startswith("   "):
+        term, gap, rest = line[2:].partition("  ")
+        return f"  {_OPTION}{term}{_END}{gap}{rest}"
+    return line
