@@ -96,7 +96,8 @@ class Rank:
         pieces = []
         while piece := self.feed.take(is_last=is_last, now=0.0, cursor=None):
             pieces.append(piece)
-        return b"".join(pieces)
+        # As the console does at its end.
+        return b"".join(pieces) + (b"\n" if is_last and self.feed.is_open else b"")
 
     def parts(self) -> list[bytes]:
         """Return what the files hold, in order, without the hole."""
