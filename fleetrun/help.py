@@ -9,10 +9,79 @@ from click.shell_completion import CompletionItem
 from fleetrun import argv, options
 from fleetrun.cli import COMMANDS, COMPLETE_VARIABLE
 from fleetrun.errors import UsageError
-from fleetrun.strategy.load import PRESETS
+from fleetrun.strategy import fields, load
+from fleetrun.strategy_commands import OPTIONS as STRATEGY_OPTIONS
+from fleetrun.tune import wishes
 
 SHELLS = ("bash", "zsh", "fish")
-VIEWS = ("list", "show", "validate", "schema", "explain")
+
+# What the shells source. Unlike click's own: nothing is put behind a word that ends in =, the
+# command is run as it was typed (.venv/bin/fleetrun), and values may hold commas.
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' response type value
+    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+        %(complete_var)s=bash_complete $1 2>/dev/null)
+    for completion in $response; do
+        IFS=',' read -r type value <<< "$completion"
+        if [[ $type == dir ]]; then
+            compopt -o dirnames
+        elif [[ $type == file ]]; then
+            compopt -o default
+        elif [[ $type == plain ]]; then
+            COMPREPLY+=("$value")
+            if [[ $value == *= ]]; then compopt -o nospace; fi
+        fi
+    done
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+_ZSH = """\
+#compdef %(prog_name)s
+%(complete_func)s() {
+    local -a plain unfinished described response
+    local type key descr
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
+        %(complete_var)s=zsh_complete ${(Q)words[1]} 2>/dev/null)}")
+    for type key descr in ${response}; do
+        case $type in
+            plain)
+                if [[ $key == *= ]]; then unfinished+=("$key")
+                elif [[ $descr == _ ]]; then plain+=("$key")
+                else described+=("$key:$descr"); fi ;;
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+        esac
+    done
+    if (( $#described )); then _describe -V unsorted described -U; fi
+    if (( $#plain )); then compadd -U -V unsorted -a plain; fi
+    if (( $#unfinished )); then compadd -U -V unsorted -S '' -a unfinished; fi
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+_FISH = """\
+function %(complete_func)s
+    set -l typed (commandline -opc)
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
+        COMP_CWORD=(commandline -t) $typed[1] 2>/dev/null)
+    for completion in $response
+        set -l metadata (string split -m 1 "," $completion)
+        switch $metadata[1]
+            case dir
+                __fish_complete_directories $metadata[2]
+            case file
+                __fish_complete_path $metadata[2]
+            case plain
+                echo $metadata[2]
+        end
+    end
+end
+complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
 
 _PROGRAM = "fleetrun"
 _WIDTH = 100
@@ -49,6 +118,25 @@ _NOTES = (
     "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
     "What counts: command line, then environment, then config file, then default.",
 )
+
+
+class _Bash(shell_completion.BashComplete):
+    source_template = _BASH
+
+
+class _Zsh(shell_completion.ZshComplete):
+    source_template = _ZSH
+
+
+class _Fish(shell_completion.FishComplete):
+    source_template = _FISH
+
+
+_SHELL_CLASSES: dict[str, type[shell_completion.ShellComplete]] = {
+    "bash": _Bash,
+    "zsh": _Zsh,
+    "fish": _Fish,
+}
 
 
 class Command(click.Command):
@@ -127,13 +215,12 @@ def completion(words: list[str]) -> int:
 def complete(instruction: str) -> int:
     """Do what a shell asks for by INSTRUCTION, click's word for it: bash_complete, zsh_source."""
     shell, _, task = instruction.partition("_")
-    known = shell_completion.get_completion_class(shell) if shell in SHELLS else None
-    if known is None or task not in ("source", "complete"):
+    if shell not in _SHELL_CLASSES or task not in ("source", "complete"):
         raise UsageError(
             f"{COMPLETE_VARIABLE}={instruction}: give SHELL_source or SHELL_complete, "
             f"where SHELL is one of {', '.join(SHELLS)}."
         )
-    spoken = known(command(), {}, _PROGRAM, COMPLETE_VARIABLE)
+    spoken = _SHELL_CLASSES[shell](command(), {}, _PROGRAM, COMPLETE_VARIABLE)
     if task == "source":
         click.echo(spoken.source())
         return 0
@@ -156,40 +243,81 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
     >>> [item.value for item in candidates(["--gpus=0"], "--nproc")]
     ['--nproc_per_node']
     """
-    files = [CompletionItem(incomplete, type="file")]
     if words and words[0] in COMMANDS:
-        return _after(words, incomplete, files)
+        return _after(words[0], words[1:], incomplete)
+    files = [CompletionItem(incomplete, type="file")]
+    found = _launch(words, incomplete, options.TABLE)
+    if found is None and incomplete and not words:
+        return files + _words(tuple(COMMANDS), incomplete)
+    return files if found is None else found
+
+
+def _launch(
+    words: list[str], incomplete: str, table: tuple[options.Option, ...]
+) -> list[CompletionItem[str]] | None:
+    """Return options of TABLE or their values; None where a file or the script's words stand."""
     try:
-        head = argv.scan(words)
+        head = argv.scan(words, table)
     except UsageError:
         # A slip earlier in the line is no reason to fall silent; running it will tell.
         head = argv.Head((), (), None)
     if head.script_at is not None or words[-1:] == ["--"]:
-        return files
+        return None
     if head.pending is not None:
         return _values(head.pending.option, incomplete, "")
     typed, equals, value = incomplete.partition("=")
     if equals and typed.startswith("--"):
-        option = options.by_name().get(_normalize(typed[2:]))
+        option = options.by_name(table).get(_normalize(typed[2:]))
         return _values(option, value, f"{typed}=") if option else []
-    if incomplete.startswith("-"):
-        return _options(incomplete)
-    return files + (_words(tuple(COMMANDS), incomplete) if incomplete and not words else [])
+    return _options(incomplete, table) if incomplete.startswith("-") else None
 
 
-def _after(
-    words: list[str], incomplete: str, files: list[CompletionItem[str]]
-) -> list[CompletionItem[str]]:
-    """Return what may stand after WORDS, of which the first is a command."""
-    match words:
-        case ["completion", *others]:
-            return _words(() if others else SHELLS, incomplete)
-        case ["strategy"]:
-            return _words(VIEWS, incomplete)
-        case ["strategy", "show" | "explain"]:
-            return _words(PRESETS, incomplete) + files
+def _after(name: str, words: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Return what may stand after the command NAME and WORDS."""
+    files = [CompletionItem(incomplete, type="file")]
+    match name, words:
+        case "completion", []:
+            return _words((*SHELLS, "--help"), incomplete) if incomplete else _words(SHELLS, "")
+        case "completion", _:
+            return []
+        case "strategy", []:
+            views = (*STRATEGY_OPTIONS, *(("--help",) if incomplete else ()))
+            return _words(views, incomplete)
+        case "strategy", [view, *others]:
+            return _view(view, others, incomplete)
+        case "tune", _:
+            table = (*wishes.OWN, *options.TABLE)
+            found = _launch(words, incomplete, table)
+            return files if found is None else found
         case _:
-            return files
+            # Other commands take a launch's options.
+            found = _launch(words, incomplete, options.TABLE)
+            return files if found is None else found
+
+
+def _view(view: str, words: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Return what may stand after `fleetrun strategy VIEW` and WORDS."""
+    flags = {**STRATEGY_OPTIONS.get(view, {}), "--help": ()}
+    if words and flags.get(words[-1]):
+        return _words(flags[words[-1]], incomplete)
+    typed, equals, _ = incomplete.partition("=")
+    if equals:
+        return _words(tuple(f"{typed}={word}" for word in flags.get(typed, ())), incomplete)
+    if incomplete.startswith("-"):
+        return _words(tuple(flags), incomplete)
+    files = [CompletionItem(incomplete, type="file")]
+    match view:
+        case "show":
+            names = (*load.PRESETS, *_field_names(), *fields.VARIABLE_SECTIONS)
+            return files + _words(tuple(dict.fromkeys(names)), incomplete)
+        case "explain" | "validate":
+            return files + _words(load.PRESETS, incomplete)
+        case _:
+            return []
+
+
+def _field_names() -> tuple[str, ...]:
+    return tuple(field.name for field in fields.TABLE)
 
 
 def _normalize(name: str) -> str:
@@ -238,38 +366,73 @@ def _row(option: options.Option, parameter: click.Parameter) -> tuple[str, str]:
     return ", ".join(spellings) + value, "  ".join(shown)
 
 
-def _options(incomplete: str) -> list[CompletionItem[str]]:
+def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[CompletionItem[str]]:
     """Return the options that start as INCOMPLETE does, written with its kind of hyphen."""
     found = []
-    for option in options.TABLE:
+    for option in table:
         if option.status == "later":
             continue
         for name in (option.name, *option.aliases):
             flag = option.flag if name == option.name else f"--{name}"
             for spelling in dict.fromkeys((flag, f"--{name}", f"--{name.replace('_', '-')}")):
                 if spelling.startswith(incomplete):
-                    found.append(CompletionItem(spelling, help=option.help))
+                    found.append(CompletionItem(spelling, help=option.help or None))
                     break
     return found
 
 
 def _values(option: options.Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
     """Return what OPTION's value may be; BEFORE is what stands before it in the same word."""
-    if option.name == "strategy":
-        presets = _words(tuple(before + name for name in PRESETS), before + incomplete)
-        return [*presets, CompletionItem(before + incomplete, type=option.path)]
+    match option.name:
+        case "strategy":
+            # Files first: bash would forget what came before them.
+            earlier, comma, last = incomplete.rpartition(",")
+            found = _words(load.PRESETS, last, before=before + earlier + comma)
+            return [CompletionItem(before + incomplete, type=option.path), *found]
+        case "set":
+            return _knobs(incomplete, before)
+        case "vary":
+            key, equals, values = incomplete.partition("=")
+            earlier, comma, last = values.rpartition(",")
+            return _knobs(f"{key}{equals}{last}", before, between=earlier + comma)
     if option.path:
         return [CompletionItem(before + incomplete, type=option.path)]
     if option.kind in ("bool", "flag"):
         words: tuple[str, ...] = ("true", "false")
     else:
         words = option.words or ((option.bare,) if option.bare else ())
-    return _words(tuple(before + word for word in words), before + incomplete)
+    return _words(words, incomplete, before=before)
 
 
-def _words(words: tuple[str, ...], incomplete: str) -> list[CompletionItem[str]]:
-    """Return those of WORDS that start as INCOMPLETE does."""
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionItem[str]]:
+    """Return fields as KEY=, or the values of one; BETWEEN stands between its = and the last."""
+    key, equals, value = incomplete.partition("=")
+    known = _settable()
+    if not equals:
+        return _words(tuple(f"{name}=" for name in known), key, before=before)
+    field = known.get(key)
+    if field is None:
+        return []
+    words = {"bool": ("true", "false"), "choice": field.words}.get(field.kind, ())
+    words += ("auto",) if field.auto else ()
+    return _words(words, value, before=f"{before}{key}={between}")
+
+
+def _settable() -> dict[str, fields.Field]:
+    """Return what --set takes: fields, and parts of those that have parts."""
+    found: dict[str, fields.Field] = {}
+    for field in fields.TABLE:
+        # A field of the strategy's sections needs no name of its section.
+        parts = {f"{field.name}.{key.name}": key for key in field.keys}
+        found |= parts or {field.name: field}
+    return found
+
+
+def _words(
+    words: tuple[str, ...], incomplete: str, *, before: str = ""
+) -> list[CompletionItem[str]]:
+    """Return those of WORDS that start as INCOMPLETE does, after BEFORE in the same word."""
+    return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]
 
 
 def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:

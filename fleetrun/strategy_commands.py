@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 
 _PROGRAM = "fleetrun strategy"
 
+# Every view's options, each with the words that it takes.
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "list": {"--fields": ()},
+    "show": {},
+    "validate": {},
+    "schema": {},
+    "explain": {
+        "--paddle": verdicts.PADDLES,
+        "--graph": verdicts.GRAPHS,
+        "--device": verdicts.DEVICES,
+    },
+}
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -77,9 +90,8 @@ def _parser() -> _Parser:
     views.add_parser("schema", help="JSON Schema of strategy files, for editors")
     view = views.add_parser("explain", help="what each field comes to, before any run")
     view.add_argument("name", metavar="FILE|NAME")
-    view.add_argument("--paddle", choices=verdicts.PADDLES)
-    view.add_argument("--graph", choices=verdicts.GRAPHS)
-    view.add_argument("--device", choices=verdicts.DEVICES)
+    for flag, words in OPTIONS["explain"].items():
+        view.add_argument(flag, choices=words)
     return parser
 
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from fleetrun import __version__, cli, help, options  # noqa: A004 - the module is called that
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
+from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -374,6 +376,9 @@ def completed(*words: str) -> list[tuple[str, str]]:
     return [(item.type, item.value) for item in help.candidates(before, last)]
 
 
+_VARIED = "--vary=fuse_all_reduce_ops=true,false"
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
@@ -402,12 +407,53 @@ def completed(*words: str) -> list[tuple[str, str]]:
         (["comp"], [("file", "comp"), ("plain", "completion")]),
         (["completion", "z"], [("plain", "zsh")]),
         (["completion", "zsh", ""], []),
+        (["--help=dev"], [("plain", "--help=devices")]),
+        (["--color", "n"], [("plain", "never")]),
+        (
+            ["--strategy=amp,ov"],
+            [("file", "--strategy=amp,ov"), ("plain", "--strategy=amp,overlap")],
+        ),
+        (["--set", "nccl_c"], [("plain", "nccl_comm_num=")]),
+        (["--set=fuse_bn_act"], [("plain", "--set=fuse_bn_act_ops=")]),
+        (["--set", "gradient_merge_configs.k"], [("plain", "gradient_merge_configs.k_steps=")]),
+        (["--set", "fuse_all_reduce_ops=t"], [("plain", "fuse_all_reduce_ops=true")]),
+        (["--set", "nccl_comm_num="], [("plain", "nccl_comm_num=auto")]),
+        (
+            ["--set", "sharding_configs.sharding_segment_strategy=segment_a"],
+            [("plain", "sharding_configs.sharding_segment_strategy=segment_anchors")],
+        ),
+        (["--set", "no_such=t"], []),
+        (["tune", "--va"], [("plain", "--vary")]),
+        (["tune", "--nproc"], [("plain", "--nproc_per_node")]),
+        (["tune", "--vary", "nccl_c"], [("plain", "nccl_comm_num=")]),
+        (["tune", "--vary=fuse_all_reduce_ops=true,f"], [("plain", _VARIED)]),
+        (["tune", "--vary=a=1", "tr"], [("file", "tr")]),
+        (["strategy", "l"], [("plain", "list")]),
+        (["strategy", "list", "--f"], [("plain", "--fields")]),
+        (["strategy", "show", "nccl_c"], [("file", "nccl_c"), ("plain", "nccl_comm_num")]),
+        (["strategy", "validate", "over"], [("file", "over"), ("plain", "overlap")]),
+        (["strategy", "explain", "--gr"], [("plain", "--graph")]),
+        (["strategy", "explain", "--graph=d"], [("plain", "--graph=dygraph")]),
+        (["strategy", "explain", "--paddle", "2"], [("plain", "2.6.2")]),
+        (["strategy", "schema", ""], []),
     ],
 )
 def test_options_their_values_and_files_complete(
     words: list[str], found: list[tuple[str, str]]
 ) -> None:
     assert completed(*words) == found
+
+
+def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
+    keys = [value.removesuffix("=") for _, value in completed("--set", "")]
+    assert len(keys) > 100
+    for key in keys:
+        values = [value for _, value in completed("--set", f"{key}=")]
+        for value in values:
+            assert load.parse_set(value)
+        first, _, part = key.partition(".")
+        field = fields.by_name("strategy")[first]
+        assert not part or part in {each.name for each in field.keys}
 
 
 def test_what_works_or_is_taken_completes() -> None:
@@ -470,91 +516,111 @@ def test_each_shell_is_answered_in_its_own_words(
     assert capsys.readouterr().out.startswith(answer)
 
 
-_BASH = r"""
-eval "$(fleetrun completion bash)"
-compopt() { asked="$asked $1 $2"; }
-for line in "$@"; do
-    IFS=' ' read -r -a COMP_WORDS <<< "$line"
-    [[ $line == *" " ]] && COMP_WORDS+=("")
-    COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 )) COMPREPLY=() asked=""
-    _fleetrun_completion fleetrun
-    echo "${COMPREPLY[*]}$asked"
-done
-"""
+# What is typed, a Tab, an X; and what the line is then.
+TYPED = {
+    "fleetrun --nproc": "fleetrun --nproc_per_node X",
+    "fleetrun --backend gl": "fleetrun --backend gloo X",
+    "fleetrun --dry-run=j": "fleetrun --dry-run=json X",
+    "fleetrun --strategy=over": "fleetrun --strategy=overlap X",
+    "fleetrun --strategy comm_f": "fleetrun --strategy comm_fusion X",
+    "fleetrun --set fuse_grad_size_in_M": "fleetrun --set fuse_grad_size_in_MB=X",
+    "fleetrun --set=fuse_all_reduce_ops=f": "fleetrun --set=fuse_all_reduce_ops=false X",
+    "fleetrun --gpus=0 tra": "fleetrun --gpus=0 train.py X",
+    "fleetrun strategy show nccl_c": "fleetrun strategy show nccl_comm_num X",
+    "fleetrun strategy explain --gr": "fleetrun strategy explain --graph X",
+    "./fleetrun tune --vary a=1 --warm": "./fleetrun tune --vary a=1 --warmup X",
+}
+# Shows the line that was completed; Ctrl-A goes to its beginning.
+_SHOW = {"bash": "printf 'LINE:%s\\n' ", "zsh": "print -r -- LINE:", "fish": "echo LINE:"}
+_BEGIN = {
+    "bash": ["--norc", "--noprofile", "-i"],
+    "zsh": ["-f", "-i"],
+    "fish": ["--no-config", "-i"],
+}
+_READY = {
+    "bash": 'PS1="> "; eval "$(fleetrun completion bash)"',
+    "zsh": 'autoload -Uz compinit; compinit -u -D; PS1="> "; eval "$(fleetrun completion zsh)"',
+    "fish": "fleetrun completion fish | source",
+}
 
 
-def test_a_real_bash_completes(elsewhere: Path) -> None:
-    bash = shutil.which("bash")
-    assert bash is not None
+@pytest.fixture
+def installed(elsewhere: Path) -> Path:
+    """Make a folder with a script to run and a fleetrun in it, which is to be found first."""
+    (elsewhere / "train.py").touch()
     command = elsewhere / "fleetrun"
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
     command.chmod(0o755)
-    lines = {
-        "fleetrun --nproc": "--nproc_per_node",
-        "fleetrun --dry-run = j": "json",
-        "fleetrun --backend gl": "gloo",
-        "fleetrun --gpus=0 train.py --gp": " -o default",
-        "fleetrun --log_dir lo": " -o dirnames",
-        "fleetrun completion ": "bash zsh fish",
-    }
+    return elsewhere
+
+
+def shell_of(name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{name} is not installed")
+    return program
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_a_real_shell_completes(name: str, installed: Path) -> None:
+    program = shell_of(name)
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    process = subprocess.Popen(
+        [program, *_BEGIN[name]],
+        env={
+            "PATH": f"{installed}:{os.environ['PATH']}",
+            "HOME": str(installed),
+            "TERM": "dumb",
+            "LC_ALL": "C",
+            "INPUTRC": "/dev/null",
+        },
+        cwd=installed,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - a shell's own terminal
+    )
+    os.close(follower)
+    shown = b""
+
+    def read_until(mark: bytes) -> bytes:
+        nonlocal shown
+        while mark not in shown:
+            assert select.select([leader], [], [], 60)[0], shown.decode(errors="replace")
+            shown += os.read(leader, 65536)
+        before, _, shown = shown.partition(mark)
+        return before
+
+    try:
+        os.write(leader, f"{_READY[name]}; echo READY''NOW\n".encode())
+        read_until(b"READYNOW\r\n")
+        for typed, line in TYPED.items():
+            os.write(leader, f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
+            answer = read_until(b"END\r\n").decode(errors="replace")
+            assert answer.rpartition("LINE:")[2].rstrip() == line, answer
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def test_a_real_fish_completes(installed: Path) -> None:
+    program = shell_of("fish")
+    asked = "; ".join(f"complete -C '{typed}'; echo END" for typed in TYPED)
     done = subprocess.run(
-        [bash, "--norc", "-c", _BASH, "bash", *lines],
-        env={**os.environ, "PATH": f"{elsewhere}:{os.environ['PATH']}"},
+        [program, "--no-config", "-c", f"{_READY['fish']}; {asked}"],
+        env={**os.environ, "PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(installed)},
+        cwd=installed,
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == list(lines.values())
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_accept_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    program = shutil.which(shell)
-    if program is None:
-        pytest.skip(f"{shell} is not installed")
-    assert cli.main(["completion", shell], environ={}) == 0
-    script = capsys.readouterr().out
-    subprocess.run([program, "-n"], input=script, text=True, check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("tool", "left", "code"),
-    [
-        (["coverage", "run", "-p"], ".coverage.*", 7),
-        # Which knows no exit codes but 0.
-        (["cProfile", "-o", "profile.out"], "profile.out", 0),
-    ],
-)
-def test_tools_that_watch_the_launcher_get_to_write_their_findings(
-    elsewhere: Path, tool: list[str], left: str, code: int
-) -> None:
-    (elsewhere / "fails.sh").write_text("#!/bin/sh\nexit 7\n")
-    (elsewhere / "fails.sh").chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", *tool, "-m", "fleetrun", "--quiet", "./fails.sh"],
-        # Of this test run's own coverage.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_PROCESS_START": ""},
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == code
-    assert [path for path in elsewhere.glob(left) if path.stat().st_size]
-
-
-@pytest.mark.parametrize("options", [["--tee=5"], ["--tee=5", "--dry-run"]])
-def test_a_rank_that_is_not_there_is_refused_before_anything_starts(
-    elsewhere: Path, options: list[str]
-) -> None:
-    (elsewhere / "train.py").touch()
-    done = fleetrun(*options, "train.py", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "fleetrun: --tee=5: there is no rank 5; the job has only rank 0.\n"
-    assert not (elsewhere / "log").exists()
-
-
-def test_a_script_may_have_a_hyphen_before_its_name(elsewhere: Path) -> None:
-    (elsewhere / "-dash.py").write_text("import sys; print(sys.argv)")
-    done = fleetrun("--quiet", "--", "-dash.py", "-x", CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, done.stdout) == (0, "['./-dash.py', '-x']\n")
+    answers = [each.strip().split("\n") for each in done.stdout.split("END\n")[:-1]]
+    for (typed, line), answer in zip(TYPED.items(), answers, strict=True):
+        # What fish offers is a whole word; after one that ends in = it puts no blank.
+        words = [each.partition("\t")[0] for each in answer]
+        assert line.removesuffix("X").rstrip().rpartition(" ")[2] in words, (typed, answer)

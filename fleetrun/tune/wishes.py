@@ -33,7 +33,7 @@ The script is launched as it is, with the launch options and one --set KEY=VALUE
 FEWEST_TIMED = 3
 
 _GROUP = "Tune"
-_OWN = (
+OWN = (
     Option("vary", "text", _GROUP, "", metavar="KEY=A,B"),
     Option("steps", "int", _GROUP, "", default="30", minimum=2),
     Option("warmup", "int", _GROUP, "", default="5", minimum=0),
@@ -41,7 +41,7 @@ _OWN = (
     Option("timeout", "float", _GROUP, "", default="600", minimum=1),
     Option("out", "text", _GROUP, "", default="tune", metavar="DIR"),
 )
-_NAMES = frozenset(option.name for option in _OWN)
+_NAMES = frozenset(option.name for option in OWN)
 # Runs are to be told apart by what tune gives them.
 _TAKEN = {
     "log_dir": "the logs of every run are kept under --out",
@@ -83,7 +83,7 @@ def parse(words: Sequence[str]) -> Wanted | None:
     >>> wanted.launch, wanted.script
     (('--gpus=0,1',), ('train.py', '--steps=3'))
     """
-    head = argv.scan(words, (*options.TABLE, *_OWN))
+    head = argv.scan(words, (*options.TABLE, *OWN))
     if any(given.option.name == "help" for given in head.settings):
         return None
     if head.pending is not None:
@@ -98,7 +98,7 @@ def parse(words: Sequence[str]) -> Wanted | None:
     given_values = {given.option.name: given for given in head.settings}
     numbers = {
         option.name: _number(option, given_values.get(option.name))
-        for option in _OWN
+        for option in OWN
         if option.kind in {"int", "float"}
     }
     steps, warmup = int(numbers["steps"]), int(numbers["warmup"])
