@@ -36,8 +36,6 @@ class Fault(NamedTuple):
     weight: int = 2
     # Strikes at any moment of the start, rather than when all ranks are ready.
     is_early: bool = False
-    # Children that nobody can find when the launcher is killed, as nobody else is related to them.
-    without: tuple[str, ...] = ()
     # Draw at least one rank that ignores polite signals, and a short grace.
     needs_deaf: bool = False
     needs_root: bool = False
@@ -389,23 +387,19 @@ FAULTS = (
         "restart, launcher: -KILL",
         signal_between_attempts(KILL),
         prepare=allow_restart,
-        # Those of the ranks that ended before the launcher.
-        without=("lost", "bare"),
     ),
     Fault("child: kill -KILL", signal_a_child(KILL), weight=3),
     Fault("child: kill -SEGV", signal_a_child(SEGV)),
     Fault("child: kill -STOP", signal_a_child(STOP)),
-    Fault("launcher: -KILL", signal_launcher(KILL), weight=5, without=("lost",)),
-    Fault("launcher: -SEGV", signal_launcher(SEGV), without=("lost",)),
-    Fault("launcher: -STOP, -KILL", kill_stopped_launcher, without=("lost",)),
+    Fault("launcher: -KILL", signal_launcher(KILL), weight=5),
+    Fault("launcher: -SEGV", signal_launcher(SEGV)),
+    Fault("launcher: -STOP, -KILL", kill_stopped_launcher),
     Fault(
         "launcher: -TERM, -KILL",
         kill_launcher_while_it_stops,
-        # Those of a rank that ended before the launcher.
-        without=("lost", "bare"),
         needs_deaf=True,
     ),
-    Fault("pkill -KILL -f fleetrun", kill_by_name, without=("lost",)),
+    Fault("pkill -KILL -f fleetrun", kill_by_name),
     Fault("launcher: -STOP, -CONT", pause_launcher),
     Fault("launcher: -TSTP, -CONT", suspend_job),
     Fault("launcher: -TERM", signal_launcher(TERM), weight=4, saves=True),
@@ -424,7 +418,7 @@ FAULTS = (
     Fault("starting: -TERM", signal_early(TERM), weight=4, is_early=True),
     Fault("starting: -INT", signal_early(INT), is_early=True),
     Fault("starting: -HUP", signal_early(HUP), is_early=True),
-    Fault("starting: -KILL", signal_early(KILL), weight=4, is_early=True, without=("lost",)),
+    Fault("starting: -KILL", signal_early(KILL), weight=4, is_early=True),
     Fault("stdout closed", end_well, prepare=close_output),
     Fault("stdin, stdout, stderr closed", end_well, prepare=close_all),
     Fault("stdout full", end_well, prepare=fill_output),

@@ -223,7 +223,7 @@ def _traits(draw: random.Random, fault: Fault) -> list[str]:
             words.append("chatty")
         if fault.needs_deaf and draw.random() < 0.5:  # noqa: PLR2004
             words.append("deaf")
-        found.append("+".join(word for word in words if word not in fault.without))
+        found.append("+".join(words))
     if fault.needs_deaf and not any("deaf" in words for words in found):
         found[draw.randrange(ranks)] += "+deaf"
     return found

@@ -1,236 +1,374 @@
-"""A small process that ends the job when the launcher dies without a word (`kill -9`).
+"""A small process between the launcher and the ranks: it starts them, reaps them, outlives us.
 
-It is forked before the first worker (0.4 ms) and sleeps on a pipe that only the launcher can
-write to. When that pipe ends it kills, until none is left, every process that carries the job's
-marker in its environment, belongs to a session of the job, or descends from such a one.
+It is the parent of all ranks and a child subreaper, so whatever descends from a rank, in whatever
+session and with whatever environment, descends from it. When the launcher dies without a word
+(`kill -9`) it kills them all. When somebody kills the guard itself, its children become ours, and
+the launcher does by itself what it asked the guard for.
 """
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH208
 
+from __future__ import annotations
+
+import _socket  # `socket` takes 40 ms to import, this one 1
+import errno
+import marshal
 import os
 import select
 import signal
+import sys
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fleetrun.run import libc
+from fleetrun.run import children, libc
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from fleetrun.run.children import Ended, Order, Swept
+    from fleetrun.run.descriptors import FileLimit
 
 # A process that does not die waits for a device; the guard shall not wait for ever with it.
 _SECONDS = 30.0
-_PAUSE_MS = 5
+# Orphans are reaped this much after the news, when the exits that came with it are dealt with.
+_ORPHANS_S = 0.1
+# A guard that somebody has stopped (`kill -STOP`) is told to go on after this long.
+_NUDGE_MS = 1000
+# What a sweep may take longer than it was told to.
+_MARGIN_S = 5.0
+_LENGTH = 8
+# The bytes of a C int.
+_INT = 4
+
+
+class _Lost(Exception):  # noqa: N818 - it is what happened to the guard
+    """The guard was killed; `was_heard` when it may have done what it was asked for."""
+
+    def __init__(self, *, was_heard: bool) -> None:
+        super().__init__()
+        self.was_heard = was_heard
 
 
 class Guard:
     """The launcher's end of it."""
 
-    def __init__(self, marker: str) -> None:
-        read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    def __init__(self, marker: str, files: FileLimit) -> None:
+        self._files = files
+        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        launcher = os.getpid()
         # A signal in between would be seen by both through the launcher's wake-up descriptor.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self.pid = os.fork()
         if self.pid == 0:
-            _be_guard(read_fd, os.fsencode(marker))
+            _be_guard(launcher, theirs, os.fsencode(marker), files)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(read_fd)
-        self._ended = False
+        theirs.close()
+        self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
+        self._has_ended = False
 
-    def note(self, pid: int) -> None:
-        """Remember the session that PID leads."""
-        self._write(b"+%d\n" % pid)
+    def start(self, order: Order) -> int:
+        """Start a process and return its id; OSError or ValueError if that cannot be."""
+        try:
+            self._ask("start", tuple(order), file=order.output)
+            kind, value = self._answer()
+        except _Lost as lost:
+            if lost.was_heard:
+                # It may run, and nobody knows its number: a second one must not run beside it.
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
+            self._files.restore()
+            try:
+                return children.start(order)
+            finally:
+                self._files.lift()
+        if kind == "refused":
+            raise OSError(value, os.strerror(value))
+        if kind == "impossible":
+            raise ValueError(value)
+        assert isinstance(value, int)  # noqa: S101 - see _obey
+        return value
 
-    def forget(self, pid: int) -> None:
-        """PID was reaped: its number may belong to a stranger soon."""
-        self._write(b"-%d\n" % pid)
+    def end(self, pid: int) -> Ended:
+        """Kill what is left of the group of PID, which has ended, reap it, and say how it was."""
+        try:
+            self._ask("end", pid)
+            how = self._answer()
+        except _Lost:
+            return children.end(pid)
+        try:
+            peak, left = self._answer()
+        except _Lost:
+            # It was killed just when it had told the first half.
+            return children.end(pid, children.Fate(*how))
+        return children.Ended(children.Fate(*how), peak, tuple(map(children.Left._make, left)))
+
+    def left_in(self, group: int) -> int | None:
+        """Return a living process of GROUP whose parent has ended."""
+        try:
+            self._ask("left", group)
+            (found,) = self._answer()
+        except _Lost:
+            return children.left_in(group)
+        return found if isinstance(found, int) else None
+
+    def sweep(self, ranks: AbstractSet[int], seconds: float) -> Swept:
+        """Kill all that outlived its rank, but RANKS themselves."""
+        own = ranks | self.pids
+        ended: tuple[children.Left, ...] = ()
+        try:
+            self._ask("sweep", sorted(ranks), seconds)
+            stuck, left = self._answer(seconds + _MARGIN_S)
+        except _Lost:
+            stuck = ()
+        else:
+            ended = tuple(map(children.Left._make, left))
+        mine = children.sweep(own, seconds)
+        return children.Swept((*stuck, *mine.stuck), (*ended, *mine.ended))
 
     def dismiss(self) -> None:
-        """Let it go: the job is over."""
-        if not self.has_ended():
+        """Let it go; what it has not swept becomes our own."""
+        self._take_over()
+        self._socket.close()
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return its process, as long as there is one."""
+        if not self._has_ended:
+            self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return frozenset() if self._has_ended else frozenset((self.pid,))
+
+    def _take_over(self) -> None:
+        """Be the parent of its children, from now on."""
+        if self.pids:
             # Not reaped yet, so the id is its own even if somebody else kills it just now.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-        os.close(self._write_fd)
+            self._has_ended = True
 
-    def has_ended(self) -> bool:
-        """Whether somebody killed it; the job goes on without."""
-        if not self._ended:
-            self._ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        return self._ended
+    def _ask(self, *words: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
+        if self._has_ended:
+            raise _Lost(was_heard=False)
+        text = marshal.dumps(words)
+        rest = memoryview(len(text).to_bytes(_LENGTH, "little") + text)
+        ready = select.poll()
+        ready.register(self._socket, select.POLLOUT)
+        while rest:
+            if not ready.poll(_NUDGE_MS):
+                self._nudge()
+                continue
+            try:
+                rest = rest[_send(self._socket, rest, file) :]
+            except BlockingIOError:
+                continue
+            except ConnectionError:
+                self._take_over()
+                raise _Lost(was_heard=False) from None
+            file = None
 
-    def _write(self, line: bytes) -> None:
-        try:
-            os.write(self._write_fd, line)
-        except BlockingIOError:
-            # Thousands of workers fill the pipe; the marker finds the rest.
-            return
-        except BrokenPipeError:
-            # Somebody killed the guard.
-            return
+    def _answer(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - each order's own
+        """Return what it says; take over when it is gone, or says nothing for SECONDS."""
+        length = int.from_bytes(self._read(_LENGTH, seconds), "little")
+        return marshal.loads(self._read(length, seconds))  # noqa: S302 - our own child's
+
+    def _read(self, length: int, seconds: float | None) -> bytes:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        text = b""
+        while len(text) < length:
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            if not ready.poll(_NUDGE_MS):
+                self._nudge()
+                continue
+            try:
+                part = self._socket.recv(length - len(text))
+            except ConnectionError:
+                break
+            if not part:
+                break
+            text += part
+        else:
+            return text
+        self._take_over()
+        raise _Lost(was_heard=True)
+
+    def _nudge(self) -> None:
+        """Let it go on, should somebody have stopped it."""
+        if self.pids:
+            os.kill(self.pid, signal.SIGCONT)
 
 
-def _be_guard(read_fd: int, marker: bytes) -> None:
+def _be_guard(launcher: int, orders: _socket.socket, marker: bytes, files: FileLimit) -> NoReturn:
     """Be the guard; never return into the launcher's code."""
     try:
         os.setsid()
-        for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-            signal.signal(one, signal.SIG_IGN)
-        signal.set_wakeup_fd(-1)
+        woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            # Caught and not ignored: what it starts shall not inherit that.
+            if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
+                signal.signal(one, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         # `pkill -9 -f fleetrun`, or -f train.py, shall find the launcher and not us.
         libc.prctl(libc.PR_SET_NAME, b"rank-guard")
-        libc.set_command(b"rank-guard of %d" % os.getppid())
-        # Whoever reads the launcher's output shall see its end when the launcher ends.
-        os.closerange(0, read_fd)
-        os.closerange(read_fd + 1, os.sysconf("SC_OPEN_MAX"))
-        os.chdir("/")
-        # Without POLLIN: notes pile up in the pipe unread, and only its end wakes us.
-        pipe = select.poll()
-        pipe.register(read_fd, 0)
-        pipe.poll()
-        hunt(marker, sessions(_read_all(read_fd)), _SECONDS)
+        libc.set_command(b"rank-guard of %d" % launcher)
+        _close_all_but((orders.fileno(), woken, waker))
+        files.restore()
+        children.become_subreaper()
+        guarded = os.pidfd_open(launcher)
+        if os.getppid() == launcher:
+            _Service(orders, guarded, woken).run()
+        # The launcher is no more.
+        children.sweep(frozenset(), _SECONDS)
+        # Of those that it started beside the ranks, too.
+        from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
+
+        hunt.hunt(marker, frozenset(), _SECONDS)
     finally:
         os._exit(0)
 
 
-def _read_all(fd: int) -> bytes:
-    parts = []
-    while part := os.read(fd, 65536):
-        parts.append(part)
-    return b"".join(parts)
+def _close_all_but(own: tuple[int, ...]) -> None:
+    """Close what is the launcher's own; what was given to it is for the ranks.
 
-
-def sessions(notes: bytes) -> frozenset[int]:
-    r"""Return the sessions noted and not forgotten.
-
-    >>> sorted(sessions(b"+7\n+8\n-7\n+9\n"))
-    [8, 9]
+    Whoever reads the launcher's output shall see its end when the launcher ends.
     """
-    found: set[int] = set()
-    for line in notes.split():
-        pid = int(line[1:])
-        if line[:1] == b"+":
-            found.add(pid)
-        else:
-            found.discard(pid)
-    return frozenset(found)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in own:  # noqa: PLR2004 - the standard ones
+            _close_ours(fd)
 
 
-class Process(NamedTuple):
-    """What /proc says of one process."""
-
-    pid: int
-    parent: int
-    group: int
-    session: int
-    started: int
-    is_marked: bool
+def _close_ours(fd: int) -> None:
+    try:
+        if not os.get_inheritable(fd):
+            os.close(fd)
+    except OSError:
+        # The one that listed them.
+        return
 
 
-def doomed(
-    processes: list[Process], leaders: frozenset[int], spare: frozenset[int]
-) -> list[Process]:
-    """Return the processes of the job: marked, in a session of LEADERS, or born of such."""
-    found = {p.pid: p for p in processes if p.is_marked or p.session in leaders}
-    grown = True
-    while grown:
-        more = {p.pid: p for p in processes if p.parent in found and p.pid not in found}
-        found |= more
-        grown = bool(more)
-    return [process for pid, process in found.items() if pid not in spare]
+class _Service:
+    """Does what the launcher asks for, as long as there is one."""
 
+    def __init__(self, orders: _socket.socket, guarded: int, woken: int) -> None:
+        self._orders = orders
+        self._guarded = guarded
+        self._woken = woken
+        # Those that the launcher has not asked to be reaped yet.
+        self._ranks: set[int] = set()
 
-def hunt(marker: bytes, leaders: frozenset[int], seconds: float) -> bool:
-    """Kill every process of the job until none is left; say whether that came true."""
-    deadline = time.monotonic() + seconds
-    spare = frozenset((os.getpid(),))
-    pause = select.poll()
-    while time.monotonic() < deadline:
-        targets = doomed(_look_around(marker), leaders, spare)
-        if not targets:
-            return True
-        for process in targets:
-            _kill(process)
-        pause.poll(_PAUSE_MS)
-    return False
+    def run(self) -> None:
+        """Return when the launcher has ended."""
+        ready = select.poll()
+        for fd in (self._orders.fileno(), self._guarded, self._woken):
+            ready.register(fd, select.POLLIN)
+        orphans_at: float | None = None
+        while True:
+            timeout = None
+            if orphans_at is not None:
+                timeout = max(0.0, orphans_at - time.monotonic()) * 1000
+            fds = [fd for fd, _ in ready.poll(timeout)]
+            if self._guarded in fds:
+                return
+            if self._woken in fds:
+                _drain(self._woken)
+                if orphans_at is None:
+                    orphans_at = time.monotonic() + _ORPHANS_S
+            if self._orders.fileno() in fds and not self._serve():
+                return
+            if orphans_at is not None and orphans_at <= time.monotonic():
+                orphans_at = None
+                children.reap_orphans(self._ranks)
 
-
-def _look_around(marker: bytes) -> list[Process]:
-    """Read every living process from /proc, and kill those with the marker at once.
-
-    The newest come first: a process that forks and exits all the time (a "hopper") has a new
-    number by the time that older ones are read.
-    """
-    # Who dies with its group before it is read was somebody's parent, and its children are
-    # nobody's by then.
-    before = [one for pid in _pids() if (one := _read_process(pid, b"")) is not None]
-    seen = []
-    for pid in _pids():
-        process = _read_process(pid, marker)
-        if process is not None:
-            seen.append(process)
-            if process.is_marked:
-                _kill_group(process)
-    groups = {process.group for process in seen if process.is_marked}
-    return [*seen, *(one._replace(is_marked=one.group in groups) for one in before)]
-
-
-def _pids() -> list[int]:
-    """Return all processes, the newest first, as far as numbers tell."""
-    return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
-
-
-def _kill_group(process: Process) -> None:
-    """Kill the process group of a marked process: a fork cannot get away from that.
-
-    The group is the job's own, as ranks lead sessions of theirs and groups never span sessions.
-    """
-    if process.group not in {0, os.getpgrp()}:
+    def _serve(self) -> bool:
+        """Do one thing that is asked for; False when nobody asks any more."""
+        fds: list[int] = []
         try:
-            os.killpg(process.group, signal.SIGKILL)
-        except OSError:
-            # Gone already, or only a set-user-id program is left.
-            return
+            head = self._read(_LENGTH, fds)
+            text = head and self._read(int.from_bytes(head, "little"), fds)
+            if not text:
+                return False
+            word, *values = marshal.loads(text)  # noqa: S302 - the launcher's own
+            self._obey(word, values, fds)
+        except ConnectionError:
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _obey(self, word: str, values: list[Any], fds: list[int]) -> None:
+        match word, values:
+            case "start", [order]:
+                try:
+                    pid = children.start(children.Order._make(order)._replace(output=fds[0]))
+                except OSError as error:
+                    self._say(("refused", error.errno))
+                except ValueError as error:
+                    self._say(("impossible", str(error)))
+                else:
+                    self._ranks.add(pid)
+                    self._say(("started", pid))
+            case "end", [pid]:
+                fate = children.fate(pid)
+                self._say(tuple(fate))
+                ended = children.end(pid, fate)
+                self._ranks.discard(pid)
+                self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
+            case "left", [group]:
+                self._say((children.left_in(group),))
+            case "sweep", [ranks, seconds]:
+                swept = children.sweep(frozenset(ranks), seconds)
+                self._say((swept.stuck, [tuple(one) for one in swept.ended]))
+            case _:  # pragma: no cover - there are no others
+                raise AssertionError(word)
+
+    def _read(self, length: int, fds: list[int]) -> bytes:
+        """Read so many bytes, and what files come with them; none if the launcher ends before."""
+        ready = select.poll()
+        ready.register(self._orders, select.POLLIN)
+        ready.register(self._guarded, select.POLLIN)
+        text = b""
+        while len(text) < length:
+            if self._orders.fileno() not in [fd for fd, _ in ready.poll()]:
+                return b""
+            part, more = _receive(self._orders, length - len(text))
+            fds += more
+            if not part:
+                return b""
+            text += part
+        return text
+
+    def _say(self, answer: tuple[Any, ...]) -> None:
+        text = marshal.dumps(answer)
+        self._orders.sendall(len(text).to_bytes(_LENGTH, "little") + text)
 
 
-def _read_process(pid: int, marker: bytes) -> Process | None:
-    """Return how PID is, without a look for a MARKER that is empty; None when it is no more."""
-    stat = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    if not stat or stat[0] in b"ZX":
-        return None
-    environ = b"\0" + _content(f"/proc/{pid}/environ") if marker else b""
-    return Process(
-        pid=pid,
-        parent=int(stat[1]),
-        group=int(stat[2]),
-        session=int(stat[3]),
-        started=int(stat[19]),
-        is_marked=b"\0" + marker + b"\0" in environ,
-    )
+def _send(to: _socket.socket, text: memoryview, file: int | None) -> int:
+    """Send of TEXT what can be taken now, and the open FILE with it; return how much it was."""
+    if file is None:
+        return to.send(text)
+    number = file.to_bytes(_INT, sys.byteorder)
+    return to.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, number)])
 
 
-def _content(path: str) -> bytes:
+def _receive(sender: _socket.socket, length: int) -> tuple[bytes, list[int]]:
+    """Return up to LENGTH bytes, and the open files that came with them."""
+    space, flags = _socket.CMSG_SPACE(_INT), _socket.MSG_CMSG_CLOEXEC
+    text, more, _, _ = sender.recvmsg(length, space, flags)
+    return text, [
+        int.from_bytes(data[:_INT], sys.byteorder)
+        for level, kind, data in more
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+    ]
+
+
+def _drain(fd: int) -> None:
     try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return b""
-    try:
-        return _read_all(fd)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def _kill(process: Process) -> None:
-    """Kill exactly the process that was seen, not a later one with its number."""
-    try:
-        pidfd = os.pidfd_open(process.pid)
-    except OSError:
+        os.read(fd, 4096)
+    except BlockingIOError:
         return
-    try:
-        now = _read_process(process.pid, b"")
-        if now is not None and now.started == process.started:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except OSError:
-        return
-    finally:
-        os.close(pidfd)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.errors import FleetrunError
 from fleetrun.model import ExitStatus
-from fleetrun.run import causes, descriptors, policy, report, sweep, worker
+from fleetrun.run import causes, children, descriptors, policy, report, worker
 from fleetrun.run.events import (
     Action,
     Await,
@@ -142,17 +142,17 @@ class Supervisor:
         descriptors.hold_standard()
         _enter(self._plan.cwd)
         self._files = descriptors.FileLimit(len(self._plan.processes))
-        sweep.become_subreaper()
+        children.become_subreaper()
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
-        self._guard = Guard(f"{_MARKER}={self._marker}")
+        self._guard = Guard(f"{_MARKER}={self._marker}", self._files)
         try:
             return self._supervise()
         finally:
             # Nothing is left by now, unless this launcher itself has failed.
-            sweep.sweep({self._guard.pid}, _SWEEP_S)
             self._guard.dismiss()
+            children.sweep(frozenset(), _SWEEP_S)
             self._signals.close()
             self._loop.close()
             self._files.restore()
@@ -243,11 +243,9 @@ class Supervisor:
         self._signal_all(signal.SIGCONT)
 
     def _reap_orphans(self) -> None:
+        # Our own, unless the guard was killed.
         ours = {one.pid for one in self._workers.values()}
-        if not self._guard.has_ended():
-            ours.add(self._guard.pid)
-        if not sweep.reap_orphans(ours):
-            self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
+        children.reap_orphans(ours | self._guard.pids)
 
     def _on_exit(self, one: worker.Worker) -> None:
         self._loop.unwatch(one.pidfd)
@@ -267,7 +265,6 @@ class Supervisor:
         if status.exit_code and self._plan.rules.max_restarts and self._state.cause is None:
             exited = self._with_prospects(exited, one)
         del self._workers[one.index]
-        self._guard.forget(one.pid)
         self._feed(exited)
         # Not after the turn: the others shall hear of it now.
         self._work()
@@ -353,8 +350,7 @@ class Supervisor:
                 self._tell(action)
                 self._explain(signum)
             case Sweep():
-                ours = {one.pid for one in self._workers.values()} | {self._guard.pid}
-                sweep.sweep(ours, _SWEEP_S)
+                self._guard.sweep({one.pid for one in self._workers.values()}, _SWEEP_S)
             case Finish(outcome=outcome):
                 self._outcome = outcome
             case _:  # pragma: no cover - there are no others
@@ -445,7 +441,7 @@ class Supervisor:
             env=worker.environment(self._base_env, spec, {_MARKER: self._marker}),
             log=worker.log_path(self._plan, spec, attempt),
             default_signals=self._default_signals,
-            files=self._files,
+            guard=self._guard,
             folder=self._folder,
         )
         now = time.monotonic()
@@ -453,7 +449,6 @@ class Supervisor:
             return Exited(
                 index, self._labels[index], started.status, now, attempt=attempt, fault=started.why
             )
-        self._guard.note(started.pid)
         self._workers[index] = started
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))
         return Started(index, self._labels[index], started.pid, now, attempt)

@@ -7,13 +7,13 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
-from fleetrun.run import sweep
-from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.children import Left, Order
 from fleetrun.run.folder import SHARED, Folder
+from fleetrun.run.guard import Guard
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
@@ -31,15 +31,17 @@ class Refusal(NamedTuple):
 class Worker:
     """One running process, the leader of its own session and process group."""
 
-    def __init__(self, index: int, attempt: int, pid: int, pidfd: int) -> None:
+    def __init__(self, index: int, attempt: int, pid: int, pidfd: int, guard: Guard) -> None:
         self.index = index
         self.attempt = attempt
         self.pid = pid
         self.pidfd = pidfd
         self.started_at = time.monotonic()
+        self._guard = guard
         # Known when it is reaped.
         self.peak_bytes: int | None = None
         self.has_core = False
+        self.left: tuple[Left, ...] = ()
 
     def signal(self, signum: int) -> None:
         """Send SIGNUM to the whole group."""
@@ -54,37 +56,14 @@ class Worker:
 
     def left_behind(self) -> int | None:
         """Return a member of the group that outlives its leader, which has ended."""
-        # The children of the dead are ours now. A wrapper shell dies of the TERM at which the
-        # Python in it saves its checkpoint.
-        for pid in sweep.children():
-            if pid != self.pid and _group(pid) == self.pid and not _ended(pid):
-                return pid
-        return None
+        return self._guard.left_in(self.pid)
 
     def reap(self) -> ExitStatus:
         """Kill what is left of the group of a worker that ended, and say how it ended."""
-        # The zombie still pins the group id.
-        self.signal(signal.SIGKILL)
-        _, status, usage = os.wait4(self.pid, 0)
+        (code, status), self.peak_bytes, self.left = self._guard.end(self.pid)
         os.close(self.pidfd)
-        # The kernel counts in KiB.
-        self.peak_bytes = usage.ru_maxrss * 1024
-        self.has_core = os.WCOREDUMP(status)
-        if os.WIFSIGNALED(status):
-            return ExitStatus(signum=os.WTERMSIG(status))
-        return ExitStatus(code=os.WEXITSTATUS(status))
-
-
-def _group(pid: int) -> int | None:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
-
-
-def _ended(pid: int) -> bool:
-    """Whether our child PID has ended; then it is reaped."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+        self.has_core = code == os.CLD_DUMPED
+        return ExitStatus(code=status) if code == os.CLD_EXITED else ExitStatus(signum=status)
 
 
 def label(spec: ProcessSpec) -> str:
@@ -136,7 +115,7 @@ def spawn(
     env: Mapping[bytes, bytes],
     log: str,
     default_signals: Sequence[int],
-    files: FileLimit,
+    guard: Guard,
     folder: Folder,
 ) -> Worker | Refusal:
     """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER."""
@@ -147,53 +126,27 @@ def spawn(
         log_fd = folder.append(os.path.basename(log), SHARED)
     except OSError as error:
         return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
-    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
-        (os.POSIX_SPAWN_DUP2, log_fd, 1),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-    ]
-    if not takes_our_stdin(spec, index):
+    order = Order(
+        argv=tuple(spec.argv),
+        env=dict(env),
+        output=log_fd,
         # In a session of its own it could not read a terminal anyway.
-        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
-    ours = _move_to(spec.cpus)
-    files.restore()
+        takes_our_stdin=takes_our_stdin(spec, index),
+        default_signals=tuple(map(int, default_signals)),
+        cpus=tuple(spec.cpus),
+    )
     try:
-        pid = os.posix_spawnp(
-            spec.argv[0],
-            spec.argv,
-            env,
-            file_actions=actions,
-            setsid=True,
-            setsigmask=(),
-            setsigdef=default_signals,
-        )
+        pid = guard.start(order)
     except (OSError, ValueError) as error:
         return _refusal(spec, error)
     finally:
         os.close(log_fd)
-        files.lift()
-        _move_to(ours)
     try:
-        return Worker(index, attempt, pid, os.pidfd_open(pid))
+        return Worker(index, attempt, pid, os.pidfd_open(pid), guard)
     except OSError as error:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        guard.end(pid)
         return _refusal(spec, error)
-
-
-def _move_to(cpus: Collection[int]) -> Collection[int]:
-    """Move the launcher to CPUS, if any are named, and return where it could run before.
-
-    What is started meanwhile inherits them, so not one of its instructions runs elsewhere.
-    """
-    if not cpus:
-        return ()
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError:
-        # They were taken from us since the plan was made: better unbound than not at all.
-        return ()
-    return before
 
 
 def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
@@ -201,8 +154,13 @@ def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
     program = spec.argv[0]
     if isinstance(error, ValueError):
         return Refusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
-    reason = os.strerror(error.errno or 0)
-    match error.errno:
+    status = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE
+    return Refusal(status, _why(program, error.errno))
+
+
+def _why(program: str, number: int | None) -> str:
+    """Say what the system means by NUMBER when it does not start PROGRAM."""
+    match number:
         case errno.ENOENT if os.path.exists(program):
             why = f"the interpreter named in the first line of {program} does not exist."
         case errno.ENOENT:
@@ -215,8 +173,10 @@ def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
             why = "its command and environment are larger than the system takes."
         case errno.EAGAIN:
             why = "no more processes are allowed (ulimit -u, or the pids limit of the container)."
+        case errno.ECANCELED:
+            why = "the guard, which was about to start it, was killed."
         case errno.EMFILE | errno.ENFILE:
             why = "no more files may be open (ulimit -n)."
         case _:
-            why = f"{program}: {reason}."
-    return Refusal(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE, why)
+            why = f"{program}: {os.strerror(number or 0)}."
+    return why

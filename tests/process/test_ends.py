@@ -234,9 +234,13 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
         # No marker in the environment any more, in a session of its own.
         "env -i setsid sleep 61.0625 & env -i sleep 61.0625 & touch ready1; sleep 60",
         IGNORE_TERM.format(rank=2),
+        # Its parent is gone, too: nothing shows any more that it is of this job.
+        "for i in 1 2 3 4 5 6; do (env -i setsid sleep 61.0625 &); done; touch ready3; sleep 60",
+        # A rank that has ended leaves such ones.
+        "(env -i setsid sleep 61.0625 &); touch ready4",
     )
     launcher = job.start(stdout=None, stderr=None)
-    job.wait_for("ready0", "ready1", "ready2")
+    job.wait_for("ready0", "ready1", "ready2", "ready3", "ready4")
     launcher.kill()
     launcher.wait()
     assert_no_survivors(job.marker, 5)
@@ -403,12 +407,8 @@ def test_orphans_that_end_are_reaped_while_the_job_runs(tmp_path: Path) -> None:
     job.wait_for("ready0")
     (event,) = started(job, 1)
 
-    def adopted() -> set[str]:
-        with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:  # noqa: PTH123 - one line
-            return set(file.read().split())
-
-    # The rank and the guard are left.
-    until(lambda: len(adopted()) == 2 and str(event["pid"]) in adopted())
+    guard = the_guard(launcher.pid)
+    until(lambda: children(guard) == {event["pid"]})
     (tmp_path / "go").touch()
     assert job.finish(launcher).returncode == 0
 
@@ -417,12 +417,43 @@ def test_the_guard_may_be_killed(tmp_path: Path) -> None:
     job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start()
     job.wait_for("ready0")
-    (event,) = started(job, 1)
-    with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:  # noqa: PTH123 - one line
-        (guard,) = set(file.read().split()) - {str(event["pid"])}
-    os.kill(int(guard), signal.SIGKILL)
+    os.kill(the_guard(launcher.pid), signal.SIGKILL)
     (tmp_path / "go").touch()
     assert job.finish(launcher).returncode == 0
+
+
+def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path) -> None:
+    # Another attempt, what is left of the first one, and codes all come through the launcher then.
+    script = "(setsid sleep 60 &); touch ready0; until [ -e go ]; do sleep 0.01; done; exit 7"
+    job = Launch(tmp_path, script, max_restarts=1)
+    launcher = job.start()
+    job.wait_for("ready0")
+    os.kill(the_guard(launcher.pid), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert done.returncode == 7
+    assert (tmp_path / "log" / "latest" / "workerlog.0.attempt1").exists()
+
+
+def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "(setsid sleep 60 &); touch ready0; sleep 60")
+    launcher = job.start()
+    job.wait_for("ready0")
+    guard = the_guard(launcher.pid)
+    os.kill(guard, signal.SIGSTOP)
+    until(lambda: state(guard) == "T")
+    launcher.terminate()
+    assert job.finish(launcher).returncode == 143
+
+
+def the_guard(launcher: int) -> int:
+    (guard,) = children(launcher)
+    return guard
+
+
+def children(pid: int) -> set[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123 - one line
+        return set(map(int, file.read().split()))
 
 
 def test_s28_sigkill_while_starting_leaves_nobody(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Whom the guard hits, and whom it must not."""
+"""Whom the hunt hits, and whom it must not."""
 
 from __future__ import annotations
 
-from fleetrun.run.guard import Process, doomed
+from fleetrun.run.hunt import Process, doomed
 
 
 def process(pid: int, parent: int, session: int, *, is_marked: bool = False) -> Process:

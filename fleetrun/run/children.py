@@ -1,0 +1,250 @@
+"""Our own children: starting them, reaping them, killing what outlived its rank.
+
+The guard is a child subreaper, and so is the launcher above it: a descendant whose parent dies
+becomes a child of the nearest one. Only direct children are killed, round after round: nobody else
+can reap them, so their ids cannot be reused.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run import libc, proc
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+_KILL = 9
+# Who is not dead by then, waits for a device; others may have come in the meantime.
+_ROUND_S = 0.05
+
+
+class Order(NamedTuple):
+    """A process to be started in a session of its own, as `posix_spawnp` wants it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[bytes, bytes]
+    # The file that its output goes to; only the process that starts it knows it by this number.
+    output: int
+    takes_our_stdin: bool
+    default_signals: Sequence[int]
+    # Where it may run; anywhere if there are none.
+    cpus: Sequence[int]
+
+
+class Fate(NamedTuple):
+    """How a process ended, as `waitid` tells it."""
+
+    code: int
+    status: int
+
+
+class Left(NamedTuple):
+    """A process that outlived its rank and was killed."""
+
+    pid: int
+    command: str
+
+
+class Ended(NamedTuple):
+    """A process that was reaped: its end, the most memory it had, who was left in its group."""
+
+    fate: Fate
+    # None if nobody was there to see.
+    peak_bytes: int | None
+    left: tuple[Left, ...] = ()
+
+
+class Swept(NamedTuple):
+    """What became of those that outlived their ranks: some not even SIGKILL ends."""
+
+    stuck: tuple[int, ...]
+    ended: tuple[Left, ...]
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant that loses its parent."""
+    libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Return the processes whose parent we are, zombies too."""
+    try:
+        with open("/proc/thread-self/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:
+        # A kernel without CONFIG_PROC_CHILDREN.
+        us = str(os.getpid())
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == us]
+
+
+def _parent(pid: str) -> str:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in brackets may hold anything, a bracket too.
+            return file.read().rpartition(b")")[2].split()[1].decode()
+    except OSError:
+        return ""
+
+
+def start(order: Order) -> int:
+    """Start a process and return its id; OSError or ValueError if that cannot be."""
+    actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
+        (os.POSIX_SPAWN_DUP2, order.output, 1),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    if not order.takes_our_stdin:
+        actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
+    before = _move_to(order.cpus)
+    try:
+        return os.posix_spawnp(
+            order.argv[0],
+            order.argv,
+            order.env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=order.default_signals,
+        )
+    finally:
+        _move_to(before)
+
+
+def _move_to(cpus: Collection[int]) -> Collection[int]:
+    """Move to CPUS, if any are named, and return where we could run before.
+
+    What is started meanwhile inherits them, so not one of its instructions runs elsewhere.
+    """
+    if not cpus:
+        return ()
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:
+        # They were taken from us since the plan was made: better unbound than not at all.
+        return ()
+    return before
+
+
+def fate(pid: int) -> Fate:
+    """Return how our child PID, which has ended, did; it stays a zombie."""
+    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert seen is not None  # noqa: S101 - only with WNOHANG
+    return Fate(seen.si_code, seen.si_status)
+
+
+def end(pid: int, how: Fate | None = None) -> Ended:
+    """Reap our child PID, which has ended (if known: HOW), and kill what is left of its group."""
+    how = how or fate(pid)
+    left: tuple[Left, ...] = ()
+    if how == (os.CLD_EXITED, 0):
+        left = tuple(Left(one, proc.command(one)) for one in _members(pid))
+    # The zombie still pins the group id.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        # A set-user-id program is out of our reach.
+        os.killpg(pid, _KILL)
+    try:
+        usage = os.wait4(pid, 0)[2]
+    except ChildProcessError:
+        return Ended(how, None, left)
+    # The kernel counts in KiB.
+    return Ended(how, usage.ru_maxrss * 1024, left)
+
+
+def left_in(group: int) -> int | None:
+    """Return a member of GROUP that outlives its leader, which has ended."""
+    # The children of the dead are ours now. A wrapper shell dies of the TERM at which the Python
+    # in it saves its checkpoint.
+    return next(iter(_members(group)), None)
+
+
+def _members(group: int) -> Iterator[int]:
+    """Return our living children that are in GROUP, but its leader."""
+    for pid in children():
+        if pid != group and _group(pid) == group and not _reap_if_ended(pid):
+            yield pid
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _reap_if_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
+
+
+def sweep(spare: AbstractSet[int], seconds: float) -> Swept:
+    """Kill every descendant but SPARE; some may not die within SECONDS."""
+    deadline = time.monotonic() + seconds
+    ended: dict[int, Left] = {}
+    while True:
+        doomed = [pid for pid in children() if pid not in spare and not _is_ours(pid)]
+        if not doomed or time.monotonic() >= deadline:
+            return Swept(tuple(doomed), tuple(one for one in ended.values() if one.command))
+        for pid in doomed:
+            ended.setdefault(pid, Left(pid, proc.command(pid)))
+            _signal(pid)
+        until = min(deadline, time.monotonic() + _ROUND_S)
+        for pid in doomed:
+            _reap(pid, until)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether PID is in our own session, in which no process of the job can be.
+
+    The launcher may have been a shell before it was `exec`ed, with children in the background; or
+    it is a child that a stuck driver keeps, for which nobody waits.
+    """
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except OSError:
+        return False
+
+
+def _signal(pid: int) -> None:
+    try:
+        os.kill(pid, _KILL)
+    except ProcessLookupError:
+        # Under a kernel that reaps for us (SIGCHLD inherited as ignored) it may be gone.
+        return
+    except PermissionError:
+        # A set-user-id program is out of our reach.
+        return
+
+
+def _reap(pid: int, deadline: float) -> None:
+    """Wait for PID to end, and reap it if it does."""
+    try:
+        if _reap_if_ended(pid):
+            return
+        pidfd = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        finally:
+            os.close(pidfd)
+        _reap_if_ended(pid)
+    except (ChildProcessError, ProcessLookupError):
+        return
+
+
+def reap_orphans(spare: AbstractSet[int]) -> None:
+    """Reap what has ended of our children, but SPARE."""
+    for pid in children():
+        if pid not in spare:
+            try:
+                _reap_if_ended(pid)
+            except ChildProcessError:
+                continue

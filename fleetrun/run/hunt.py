@@ -1,0 +1,126 @@
+"""Finding and killing, over all of /proc, what carries a job's marker or descends from such.
+
+What the guard is not the parent of, in whatever generation, is found no other way.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH208
+
+import os
+import select
+import signal
+import time
+from typing import NamedTuple
+
+from fleetrun.run import proc
+
+_PAUSE_MS = 5
+
+
+class Process(NamedTuple):
+    """What /proc says of one process."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    started: int
+    is_marked: bool
+
+
+def doomed(
+    processes: list[Process], leaders: frozenset[int], spare: frozenset[int]
+) -> list[Process]:
+    """Return the processes of the job: marked, in a session of LEADERS, or born of such."""
+    found = {p.pid: p for p in processes if p.is_marked or p.session in leaders}
+    grown = True
+    while grown:
+        more = {p.pid: p for p in processes if p.parent in found and p.pid not in found}
+        found |= more
+        grown = bool(more)
+    return [process for pid, process in found.items() if pid not in spare]
+
+
+def hunt(marker: bytes, leaders: frozenset[int], seconds: float) -> bool:
+    """Kill every process of the job until none is left; say whether that came true."""
+    deadline = time.monotonic() + seconds
+    spare = frozenset((os.getpid(),))
+    pause = select.poll()
+    while time.monotonic() < deadline:
+        targets = doomed(_look_around(marker), leaders, spare)
+        if not targets:
+            return True
+        for process in targets:
+            _kill(process)
+        pause.poll(_PAUSE_MS)
+    return False
+
+
+def _look_around(marker: bytes) -> list[Process]:
+    """Read every living process from /proc, and kill those with the marker at once.
+
+    The newest come first: a process that forks and exits all the time (a "hopper") has a new
+    number by the time that older ones are read.
+    """
+    # Who dies with its group before it is read was somebody's parent, and its children are
+    # nobody's by then.
+    before = [one for pid in _pids() if (one := _read_process(pid, b"")) is not None]
+    seen = []
+    for pid in _pids():
+        process = _read_process(pid, marker)
+        if process is not None:
+            seen.append(process)
+            if process.is_marked:
+                _kill_group(process)
+    groups = {process.group for process in seen if process.is_marked}
+    return [*seen, *(one._replace(is_marked=one.group in groups) for one in before)]
+
+
+def _pids() -> list[int]:
+    """Return all processes, the newest first, as far as numbers tell."""
+    return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+
+
+def _kill_group(process: Process) -> None:
+    """Kill the process group of a marked process: a fork cannot get away from that.
+
+    The group is the job's own, as ranks lead sessions of theirs and groups never span sessions.
+    """
+    if process.group not in {0, os.getpgrp()}:
+        try:
+            os.killpg(process.group, signal.SIGKILL)
+        except OSError:
+            # Gone already, or only a set-user-id program is left.
+            return
+
+
+def _read_process(pid: int, marker: bytes) -> Process | None:
+    """Return how PID is, without a look for a MARKER that is empty; None when it is no more."""
+    stat = proc.content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if not stat or stat[0] in b"ZX":
+        return None
+    environ = b"\0" + proc.content(f"/proc/{pid}/environ") if marker else b""
+    return Process(
+        pid=pid,
+        parent=int(stat[1]),
+        group=int(stat[2]),
+        session=int(stat[3]),
+        started=int(stat[19]),
+        is_marked=b"\0" + marker + b"\0" in environ,
+    )
+
+
+def _kill(process: Process) -> None:
+    """Kill exactly the process that was seen, not a later one with its number."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return
+    try:
+        now = _read_process(process.pid, b"")
+        if now is not None and now.started == process.started:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        return
+    finally:
+        os.close(pidfd)
