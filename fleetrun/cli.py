@@ -42,7 +42,8 @@ def main(
     """Run the command line ARGV and return its exit code."""
     problem = unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None:
-        print(f"fleetrun: {problem}", file=sys.stderr)
+        if sys.stderr is not None:
+            print(f"fleetrun: {problem}", file=sys.stderr)
         return UNFIT
     words = sys.argv[1:] if argv is None else list(argv)
     variables = dict(os.environ) if environ is None else environ
@@ -52,7 +53,10 @@ def main(
     try:
         return _dispatch(words, variables, launch)
     except FleetrunError as error:
-        print(f"{_prefix(words, variables)}{error}", file=sys.stderr)
+        from fleetrun.plan.visible import visible  # noqa: PLC0415 - see above
+
+        if sys.stderr is not None:
+            print(f"{_prefix(words, variables)}{visible(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

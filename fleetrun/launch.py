@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, probe
 from fleetrun.plan import compose, devices
+from fleetrun.plan.visible import visible
 from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
@@ -121,7 +122,9 @@ def _run(
             declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
         ),
     )
-    supervisor = Supervisor(plan, sinks=sinks, say=messages.say, replan=replan, folder=folder)
+    supervisor = Supervisor(
+        plan, sinks=sinks, say=messages.say, show=messages.show, replan=replan, folder=folder
+    )
     return supervisor.run().exit_code
 
 
@@ -156,7 +159,11 @@ def _proof(
 
     if proof.find(plan) is None:
         return ()
-    return (proof.Proof(plan, say=messages.say, declare=declare, is_quiet=request.quiet),)
+    return (
+        proof.Proof(
+            plan, say=messages.say, show=messages.show, declare=declare, is_quiet=request.quiet
+        ),
+    )
 
 
 def _peers(
@@ -212,7 +219,8 @@ def _preface(plan: LaunchPlan, request: Request, prefix: str) -> str:
     """Return what people see first: the banner and our remarks, each line after PREFIX."""
     if request.quiet or request.log_level in {"warning", "error"}:
         return ""
-    return _banner(plan, request, prefix) + "".join(f"{prefix}{note}\n" for note in plan.notes)
+    notes = "".join(f"{prefix}{visible(note)}\n" for note in plan.notes)
+    return _banner(plan, request, prefix) + notes
 
 
 def _banner(plan: LaunchPlan, request: Request, prefix: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, Facts, Processors
 from fleetrun.plan import hosts
+from fleetrun.plan.visible import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ _EPHEMERAL = (32768, 60999)
 def _remark(text: str) -> None:
     """Say TEXT to the user at once."""
     if sys.stderr is not None:
-        print(f"fleetrun: {text}", file=sys.stderr, flush=True)
+        print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def read(

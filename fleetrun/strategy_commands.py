@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fleetrun import colors, usage
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
+from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.strategy import fields, load, page, schema, verdicts
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _parser() -> _Parser:
 
 def _say(text: str) -> int:
     """Print TEXT at once, so that a closed pipe shows up here."""
-    print(text, end="", flush=True)
+    print(visible_lines(text), end="", flush=True)
     return 0
 
 
@@ -202,14 +203,14 @@ def _validate(files: list[str]) -> int:
     for name in files:
         layer, faults = _checked(name)
         for fault in faults:
-            print(f"{_fault_prefix()}{fault}", file=sys.stderr)
+            print(f"{_fault_prefix()}{visible(str(fault))}", file=sys.stderr)
             worst = fault.exit_code
         if layer is None or faults:
             continue
         for note in load.combine([layer]).notes:
-            print(f"fleetrun: {note}", file=sys.stderr)
+            print(f"fleetrun: {visible(note)}", file=sys.stderr)
         count = len(layer.knobs)
-        print(f"{name}: well, {count} {'setting' if count == 1 else 'settings'}.")
+        print(f"{visible(name)}: well, {count} {'setting' if count == 1 else 'settings'}.")
     return worst
 
 

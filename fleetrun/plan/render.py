@@ -63,7 +63,7 @@ def banner(request: Request, plan: LaunchPlan) -> str:
             f"and everything about this run is in {plan.run_dir}."
         ),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible, lines)) + "\n"
 
 
 def again(plan: LaunchPlan) -> str:
@@ -144,7 +144,7 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     lines += [f"  {name} is removed" for name in sorted(unset)]
     for place, plan in enumerate(plans):
         lines += ["", *_node_lines(plan, common, unset, here=place == here)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(visible, lines)) + "\n"
 
 
 def _strategy_lines(plan: LaunchPlan) -> list[str]:

@@ -16,6 +16,16 @@ def visible(text: str) -> str:
     return "".join(char if char.isprintable() else _escape(char) for char in text)
 
 
+def visible_lines(text: str) -> str:
+    r"""Return TEXT with each of its lines made visible, tabs as blanks.
+
+    >>> print(visible_lines("a\tb\n\x1b[1m"))
+    a       b
+    \x1b[1m
+    """
+    return "\n".join(visible(line.expandtabs()) for line in text.split("\n"))
+
+
 def _escape(char: str) -> str:
     if "\udc80" <= char <= "\udcff":
         return f"\\x{ord(char) - 0xDC00:02x}"

@@ -97,7 +97,7 @@ class Sink(Protocol):
 
 
 class Supervisor:
-    """Runs one plan to its end; `say` gets the launcher's own lines for the user."""
+    """Runs one plan to its end; `say` gets the launcher's own lines, `show` its longer texts."""
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Supervisor:
         *,
         sinks: Sequence[Sink] = (),
         say: Callable[[str], None],
+        show: Callable[[str], None],
         replan: Callable[[int], LaunchPlan] | None = None,
         folder: Folder | None = None,
     ) -> None:
@@ -114,6 +115,7 @@ class Supervisor:
         self._planned_attempt = 0
         self._sinks = list(sinks)
         self._say = say
+        self._show = show
         self._state, actions = policy.begin(
             [spec.essential for spec in plan.processes],
             [index for index, spec in enumerate(plan.processes) if spec.awaits],
@@ -175,7 +177,7 @@ class Supervisor:
         if self._outcome.cause is not None:
             shown = [i for i in range(len(self._labels)) if any(s.shows(i) for s in self._sinks)]
             findings = self._investigate(self._outcome)
-            self._say(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
+            self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
             self._deliver()

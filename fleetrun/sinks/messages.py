@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from fleetrun import colors
+from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Finished
 from fleetrun.run.loop import WRITABLE
 from fleetrun.sinks.outlet import Outlet
@@ -41,10 +42,16 @@ class Messages:
         self._is_fault = False
 
     def say(self, text: str) -> None:
-        """Tell the user TEXT, one line or several."""
-        # Paths may hold bytes that are no text; they come out as they came in.
+        """Tell the user TEXT, one line; no value in it can make it another, or move the cursor."""
+        self._put(visible(text))
+
+    def show(self, text: str) -> None:
+        """Tell the user the lines of TEXT."""
+        self._put(visible_lines(text))
+
+    def _put(self, text: str) -> None:
         prefix = colors.prefix(is_coloured=self._is_coloured, is_fault=self._is_fault)
-        self._queue.append(f"{prefix}{text}\n".encode(errors="surrogateescape"))
+        self._queue.append(f"{prefix}{text}\n".encode())
         self._pump()
 
     def _pump(self) -> None:
@@ -85,7 +92,7 @@ class Messages:
         """Say the preface, and what could not be said yet."""
         self._waiting = waiting
         if self._preface is not None:
-            self._queue.appendleft(self._preface().encode(errors="surrogateescape"))
+            self._queue.appendleft(self._preface().encode(errors="backslashreplace"))
         self._pump()
 
     def tell(self, happening: Happening) -> None:

@@ -89,6 +89,7 @@ class Proof:
         plan: LaunchPlan,
         *,
         say: Callable[[str], None],
+        show: Callable[[str], None],
         declare: Callable[[Judged | Refuted], None],
         is_quiet: bool = False,
         width: int | None = None,
@@ -97,6 +98,7 @@ class Proof:
     ) -> None:
         self._plan = plan
         self._say = say
+        self._show_lines = show
         self._declare = declare
         self._is_quiet = is_quiet
         self._width = width
@@ -263,7 +265,7 @@ class Proof:
             )
             if not (self._is_quiet and is_fine):
                 width = self._columns()
-                self._say(overview_table.table(asked, heard, judged, silence, width))
+                self._show_lines(overview_table.table(asked, heard, judged, silence, width))
         elif not self._is_quiet:
             for note in overview_table.notes(heard):
                 if note not in self._noted:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import TYPE_CHECKING
+
+from fleetrun.plan.visible import visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,16 +24,19 @@ def command(words: Sequence[str]) -> int:
         return 0
     wanted = wishes.settle(wanted, os.environ)
     track = trial.Track(wanted)
+
     # A pipe is read while it runs.
-    tell = functools.partial(print, flush=True)
+    def tell(text: str) -> None:
+        print(visible_lines(text), flush=True)
+
     tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     standings = race.run(wanted, track.run, tell=tell)
-    print(result.table(standings))
+    tell(result.table(standings))
     best = result.write(wanted, standings)
     if best is None:
         print("No candidate works, so there is nothing to choose.")
         return 1
     for doubt in result.doubts(standings):
-        print(doubt)
-    print(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{result.BEST}.")
+        tell(doubt)
+    tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{result.BEST}.")
     return 0

@@ -127,10 +127,10 @@ def main(path: str) -> int:
     if strategy:
         # The supervisor is made below.
         declare = lambda one: supervisors[0].declare(one)  # noqa: E731, PLW0108
-        sinks.append(Proof(plan, say=messages.say, declare=declare))
+        sinks.append(Proof(plan, say=messages.say, show=messages.show, declare=declare))
     if wanted.get("interrupt_between_deaths"):
         sinks.append(InterruptBetweenDeaths(folder))
-    supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say))
+    supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say, show=messages.show))
     try:
         return supervisors[0].run().exit_code
     except FleetrunError as error:

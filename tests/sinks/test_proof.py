@@ -115,6 +115,7 @@ class Room:
         self.proof = Proof(
             self.plan,
             say=self.said.append,
+            show=self.said.append,
             declare=self.declared.append,
             **{"width": 0, "first_s": 0.01, **proof},
         )
@@ -468,7 +469,7 @@ def test_strict_refutes_when_it_cannot_judge(tmp_path: Path) -> None:
     def broken(text: str) -> None:
         raise ValueError(text)
 
-    here.proof._say = broken  # noqa: SLF001 - how else would it fail
+    here.proof._show_lines = broken  # noqa: SLF001 - how else would it fail
     here.leave(0, evidence(GOOD))
     here.exit(0)
     assert here.refuted is not None

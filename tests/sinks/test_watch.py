@@ -195,7 +195,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 
     def ask() -> Question:
         asked.append(1)
-        load = 0 if len(asked) == 3 else 50
+        load = 0 if len(asked) >= 3 else 50
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
         return nvml.ask_whether_busy(("0",), lambda: lib)
 
@@ -204,7 +204,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
         here.until(lambda: here.declared)
     finally:
         here.close()
-    assert len(asked) == 3
+    assert len(asked) >= 3
     assert isinstance(here.declared[0], Hung)
 
 

@@ -1,0 +1,86 @@
+"""Nothing that a file, a rank or another host says can move the cursor of fleetrun's reader."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Clear the screen; a window's title; C1's CSI; right to left; a line of somebody else's.
+EVIL = "\x1b[2J \x1b]0;title\x07 \x9b31m \u202egnp \x7f\x08"
+FORGED = "\nfleetrun: all is well"
+
+
+def assert_harmless(said: bytes) -> None:
+    """Fail if anything in SAID is more than text in lines."""
+    for line in said.decode().split("\n"):
+        assert line.isprintable(), line
+
+
+def fleetrun(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "fleetrun", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env},
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"--nproc_per_node={EVIL}{FORGED}", "train.py"),
+        (f"--{EVIL}{FORGED}=1", "train.py"),
+        (f"no{EVIL}{FORGED}.py",),
+        (f"--config={EVIL}{FORGED}", "train.py"),
+        (f"--strategy={EVIL}{FORGED}", "train.py"),
+        ("strategy", "validate", f"{EVIL}{FORGED}"),
+        ("strategy", "show", f"{EVIL}{FORGED}"),
+    ],
+)
+def test_an_error_shows_what_it_quotes_as_text(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = fleetrun(tmp_path, *words)
+    assert done.returncode in {2, 3}
+    assert_harmless(done.stderr)
+    assert b"\nfleetrun: all is well" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_dry_run_and_the_banner_show_names_as_text(tmp_path: Path) -> None:
+    script = tmp_path / f"a{EVIL}{FORGED}.sh"
+    script.write_text("#!/bin/sh\nexit 0\n")
+    script.chmod(0o755)
+    words = (f"--env=A={EVIL}{FORGED}", f"./{script.name}", EVIL)
+    dry = fleetrun(tmp_path, "--dry-run", *words)
+    full = fleetrun(tmp_path, "--banner=full", *words)
+    brief = fleetrun(tmp_path, *words)
+    for done in (dry, full, brief):
+        assert done.returncode == 0, done.stderr
+        assert_harmless(done.stdout + done.stderr)
+        assert b"\nfleetrun: all is well" not in done.stdout + done.stderr
+
+
+def test_a_report_shows_an_exception_as_text_and_the_console_the_rank_as_it_is(
+    tmp_path: Path,
+) -> None:
+    code = f"print({EVIL!r}, flush=True)\nif rank == 1: raise ValueError({EVIL + FORGED!r})\n"
+    done = Command.python(tmp_path, code + "time.sleep(60)").run()
+    assert done.code == 1
+    assert "\\x1b[2J" in done.said
+    assert_harmless(done.said.encode())
+    assert EVIL.encode() in done.out
+
+
+def test_what_other_programs_say_of_a_start_is_text(tmp_path: Path) -> None:
+    job = Command(tmp_path, "exit 3", f"--log_dir={tmp_path}/l{EVIL}", ranks=1)
+    done = job.run()
+    assert done.code == 3
+    assert_harmless(done.said.encode())
