@@ -18,7 +18,7 @@ settings.register_profile("explore", patient, derandomize=False)
 settings.load_profile("explore" if os.environ.get("FLEETRUN_TEST_EXPLORE") else "same")
 
 # Programs for ranks: they import Paddle.
-collect_ignore = ["train/models"]
+collect_ignore = ["warm", "train/models"]
 
 # Helpers beside the tests (waiting.py, processes.py) are plain modules.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from warming import WARM, warm
+
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
 SITE = ROOT / "fleetrun" / "inject" / "site"
@@ -32,7 +34,8 @@ def alone(
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(SITE),
+            **warm(PYTHONS[version]),
+            "PYTHONPATH": f"{SITE}:{WARM}",
             "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
             "FLEETRUN_STRATEGY_EVIDENCE": str(folder / "proof.json"),
         },
@@ -64,7 +67,8 @@ def train(
         "PADDLE_TRAINERS_NUM": "2",
         "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
         "PADDLE_DISTRI_BACKEND": "gloo",
-        "PYTHONPATH": str(SITE),
+        **warm(python),
+        "PYTHONPATH": f"{SITE}:{WARM}",
         "OMP_NUM_THREADS": "1",
         "OUTPUT": str(folder / "report"),
     }

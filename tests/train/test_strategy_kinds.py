@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from training import PYTHONS
+from warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ def launch(
         cwd=folder,
         env={
             **{name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"},
+            **warm(python),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "OUTPUT": str(folder / "report"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS
+from warming import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +145,7 @@ def train(
     done = subprocess.run(
         [python, "-m", "fleetrun", f"--nproc_per_node={ranks}", *words, "train.py"],
         cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, **warm(PYTHONS[version]), "CUDA_VISIBLE_DEVICES": ""},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from training import PYTHONS
+from warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +109,12 @@ def launch(setup: Setup, folder: Path) -> Done:
     run = subprocess.run(
         [PYTHONS[setup.version], "-m", "fleetrun", *words, SCRIPT, *arguments],
         cwd=folder,
-        env={**environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env={
+            **environ,
+            **warm(PYTHONS[setup.version]),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from training import PYTHONS
+from warming import warm
 
 pytestmark = pytest.mark.train
 
@@ -81,7 +82,12 @@ def train(
             json.dumps({"merged": merged, "local": local, "cases": cases}),
         ],
         cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            **warm(python),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from training import PYTHONS
+from warming import warm
 
 from fleetrun.errors import UsageError
 from fleetrun.strategy import fields, load, verdicts
@@ -151,7 +152,13 @@ def run(
     return subprocess.run(
         [PYTHONS[version], *argv],
         cwd=folder,
-        env={**environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more},
+        env={
+            **environ,
+            **warm(PYTHONS[version]),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            **more,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

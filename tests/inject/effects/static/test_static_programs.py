@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS, ROOT
+from warming import warm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +86,12 @@ def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
         done = subprocess.run(
             [python, ROOT / "tests" / "train" / "models" / "static_programs.py"],
             input=json.dumps({name: SCENARIOS[name] for name in names}),
-            env={**os.environ, "FLAGS_enable_pir_api": pir, "CUDA_VISIBLE_DEVICES": ""},
+            env={
+                **os.environ,
+                **warm(python),
+                "FLAGS_enable_pir_api": pir,
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             cwd=folder,
             capture_output=True,
             text=True,

@@ -1,0 +1,56 @@
+"""Lets a rank be forked by tests/warm/server.py instead of starting from nothing.
+
+On the PYTHONPATH of a test's launch. A Python that is to run a script stays as a stand-in for the
+one that is forked, and ends as it does.
+"""
+
+from __future__ import annotations
+
+import _socket
+
+# Only what a Python has at once: each of them waits for this.
+import marshal
+import os
+import signal
+import sys
+
+
+def _script() -> int | None:
+    """Return where the script stands on our command line; None if it is no plain script."""
+    place = 1
+    while sys.orig_argv[place : place + 1] and sys.orig_argv[place] in ("-u", "-W"):
+        place += 1 + (sys.orig_argv[place] == "-W")
+    words = sys.orig_argv[place:]
+    return place if words and words[0].endswith(".py") else None
+
+
+def _stand_in(path: str, place: int) -> None:
+    argv = sys.orig_argv
+    text = marshal.dumps(
+        {
+            "argv": argv,
+            "words": argv[place:],
+            "ignores_warnings": "ignore" in argv[:place],
+            "folder": os.getcwd(),  # noqa: PTH109 - see above
+            "environ": dict(os.environ),
+        }
+    )
+    caller = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    caller.connect(path)
+    descriptors = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)]
+    text = len(text).to_bytes(4, "big") + text
+    sent = caller.sendmsg([text], rights)
+    while sent < len(text):
+        sent += caller.send(text[sent:])
+    code = int.from_bytes(caller.recv(2) or b"\0\1", "big", signed=True)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+_place = _script() if "FLEETRUN_TEST_WARM" in os.environ else None
+if _place is not None:
+    # Those whom the rank starts by itself start as always.
+    _stand_in(os.environ.pop("FLEETRUN_TEST_WARM"), _place)
