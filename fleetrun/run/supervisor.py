@@ -64,6 +64,8 @@ _REMARK_S = 5.0
 _HEARTBEAT = "FLEETRUN_HEARTBEAT"
 # After this many seconds of waiting for ranks to end, say for whom.
 _SILENCE_S = 1.0
+# A Python that is about to start may swallow an INT; it has nothing to save, and gets TERM then.
+_SWALLOWED_S = 1.0
 # Killed descendants that are not gone by then wait for a device.
 _SWEEP_S = 5.0
 # Orphans are reaped this much after the news, when the exits that came with it are dealt with.
@@ -456,8 +458,21 @@ class Supervisor:
         return Started(index, self._labels[index], started.pid, now, attempt)
 
     def _signal_all(self, signum: int) -> None:
+        starting = []
         for one in self._workers.values():
+            if signum == signal.SIGINT and worker.is_starting(one, self._plan.processes[one.index]):
+                starting.append(one)
             one.signal(signum)
+        if starting:
+            self._loop.alarm(
+                "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._insist, starting)
+            )
+
+    def _insist(self, starting: Sequence[worker.Worker]) -> None:
+        """Send TERM to those of STARTING that INT did not end."""
+        for one in starting:
+            if self._workers.get(one.index) is one:
+                one.signal(signal.SIGTERM)
 
     def _explain(self, signum: int) -> None:
         """Tell the user what we wait for."""

@@ -6,11 +6,14 @@
 import errno
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
+from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.run import proc
 from fleetrun.run.children import Left, Order
 from fleetrun.run.folder import SHARED, Folder
 from fleetrun.run.guard import Guard
@@ -19,6 +22,8 @@ _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
 # What a shell says when it is the wrapper that cannot run a command.
 SHELL_REFUSALS = frozenset((126, 127))
+# How the command of a rank begins that is a Python script or module.
+_INTERPRETER = (sys.executable, "-u")
 
 
 class Refusal(NamedTuple):
@@ -91,6 +96,19 @@ def environment(
     for more in (spec.env, extra):
         env.update((os.fsencode(name), os.fsencode(value)) for name, value in more.items())
     return env
+
+
+def is_starting(one: Worker, spec: ProcessSpec) -> bool:
+    """Whether a rank is a Python of ours that has not come to the user's script.
+
+    Our `sitecustomize` catches STACK_SIGNAL just before that. Of other programs nothing is known.
+    """
+    if spec.argv[:2] != _INTERPRETER or not spec.env.get("FLEETRUN_STACK_SIGNAL"):
+        return False
+    words = b"".join(os.fsencode(word) + b"\0" for word in spec.argv)
+    # It may have become another program by now.
+    is_itself = proc.content(f"/proc/{one.pid}/cmdline") == words
+    return is_itself and not proc.catches(one.pid, STACK_SIGNAL)
 
 
 def takes_our_stdin(spec: ProcessSpec, index: int) -> bool:

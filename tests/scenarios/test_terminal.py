@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import termios
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import Command
+from commandline import ROOT, Command
 from processes import assert_no_survivors
 from waiting import until
 
@@ -175,3 +176,44 @@ def state(pid: int) -> str:
 def stat_of(pid: int) -> list[str]:
     with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
         return file.read().rpartition(b")")[2].decode().split()
+
+
+# Stands for what swallows a KeyboardInterrupt while Python starts; rank 0 comes to its script.
+SWALLOW = """
+import os, time
+if os.environ.get("PADDLE_TRAINER_ID") == "1":
+    try:
+        open("starting1", "w").close()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(60)
+"""
+
+SAVE = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: open("termed", "w").close())
+try:
+    open("working0", "w").close()
+    time.sleep(60)
+except KeyboardInterrupt:
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    open("saved", "w").close()
+"""
+
+
+def test_a_rank_that_has_not_begun_its_script_gets_term_after_int_and_others_their_grace(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/sitecustomize.py").write_text(SWALLOW)
+    job = Command.python(tmp_path, SAVE, "--grace=60")
+    launcher = job.start(env={"PYTHONPATH": f"{tmp_path / 'lib'}:{ROOT}"})
+    job.wait_for("starting1", "working0")
+    launcher.send_signal(signal.SIGINT)
+    until(lambda: [one["rank"] for one in job.events() if one["event"] == "exited"] == [1])
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert done.code == 130
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "termed").exists()
