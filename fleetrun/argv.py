@@ -13,7 +13,9 @@ from fleetrun.options import Given, Option
 _SHORTEST_PREFIX = 4
 # Options that end the command line: nothing after them is looked at.
 _ENDING = ("help", "version")
-_LONG_DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
+# En dash, em dash and minus. By number: names would import unicodedata when this is compiled, and
+# a Ctrl-C in that moment becomes a SyntaxError.
+_LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 
 
 class ParsedCommand(NamedTuple):

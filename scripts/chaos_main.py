@@ -97,6 +97,8 @@ def main() -> int:
     seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
     # Who started us in the background ignores Ctrl-C, and so would every launch.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Under nohup we go on ignoring this one, but launches shall not inherit that.
+    signal.signal(signal.SIGHUP, lambda *_: None)
     is_root = own_mounts()
     faults = [
         fault

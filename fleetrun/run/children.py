@@ -51,7 +51,7 @@ class Left(NamedTuple):
     """A process that outlived its rank and was killed."""
 
     pid: int
-    command: str
+    words: tuple[str, ...]
 
 
 class Ended(NamedTuple):
@@ -146,7 +146,7 @@ def end(pid: int, how: Fate | None = None) -> Ended:
     how = how or fate(pid)
     left: tuple[Left, ...] = ()
     if how == (os.CLD_EXITED, 0):
-        left = tuple(Left(one, proc.command(one)) for one in _members(pid))
+        left = tuple(Left(one, proc.words(one)) for one in _members(pid))
     # The zombie still pins the group id.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         # A set-user-id program is out of our reach.
@@ -191,9 +191,9 @@ def sweep(spare: AbstractSet[int], seconds: float) -> Swept:
     while True:
         doomed = [pid for pid in children() if pid not in spare and not _is_ours(pid)]
         if not doomed or time.monotonic() >= deadline:
-            return Swept(tuple(doomed), tuple(one for one in ended.values() if one.command))
+            return Swept(tuple(doomed), tuple(one for one in ended.values() if one.words))
         for pid in doomed:
-            ended.setdefault(pid, Left(pid, proc.command(pid)))
+            ended.setdefault(pid, Left(pid, proc.words(pid)))
             _signal(pid)
         until = min(deadline, time.monotonic() + _ROUND_S)
         for pid in doomed:

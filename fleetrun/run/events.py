@@ -114,7 +114,7 @@ class StacksWanted(NamedTuple):
 class Noticed(NamedTuple):
     """Something worth a line, with no consequences: `what` is its name, `labels` whom it is about.
 
-    `what` is one of stopped, continued, straggler, stacks, went on.
+    `what` is one of stopped, continued, straggler, stacks, went on, ended.
     """
 
     what: str

@@ -114,16 +114,14 @@ class Guard:
     def sweep(self, ranks: AbstractSet[int], seconds: float) -> Swept:
         """Kill all that outlived its rank, but RANKS themselves."""
         own = ranks | self.pids
-        ended: tuple[children.Left, ...] = ()
         try:
             self._ask("sweep", sorted(ranks), seconds)
             stuck, left = self._answer(seconds + _MARGIN_S)
         except _Lost:
-            stuck = ()
-        else:
-            ended = tuple(map(children.Left._make, left))
-        mine = children.sweep(own, seconds)
-        return children.Swept((*stuck, *mine.stuck), (*ended, *mine.ended))
+            return children.sweep(own, seconds)
+        # Of our own there are only those that the launcher asked something, such as git.
+        mine = children.sweep(own, seconds).stuck
+        return children.Swept((*stuck, *mine), tuple(map(children.Left._make, left)))
 
     def dismiss(self) -> None:
         """Let it go; what it has not swept becomes our own."""

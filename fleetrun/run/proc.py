@@ -1,7 +1,7 @@
 """Reading other processes: what /proc says of them, cheaply and without ever failing."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH115, PTH119, PTH208
+# ruff: noqa: PTH110, PTH115, PTH119, PTH208
 
 from __future__ import annotations
 
@@ -45,6 +45,28 @@ def content(path: str) -> bytes:
         return whole
     finally:
         os.close(fd)
+
+
+def trouble() -> str:
+    """Say why /proc does not show us the processes that we start; nothing if it does.
+
+    One of another PID namespace has other numbers for ours, and ours for others.
+    """
+    status = content("/proc/self/status")
+    numbers = [line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")]
+    # Kernels before 4.1 do not tell.
+    if status and (not numbers or len(numbers[0]) == 1) and _is_self(b"%d" % os.getpid()):
+        return ""
+    if status or os.path.exists("/proc/version"):
+        return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
+    return "no /proc is mounted, without which fleetrun cannot see its processes"
+
+
+def _is_self(number: bytes) -> bool:
+    try:
+        return os.readlink(b"/proc/self") == number
+    except OSError:
+        return False
 
 
 def standing(pid: int) -> str:
@@ -126,6 +148,12 @@ def catches(pid: int, signum: int) -> bool:
         if line.startswith(b"SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
+
+
+def words(pid: int) -> tuple[str, ...]:
+    """Return the words of PID's command line; none of a process that has ended."""
+    line = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace")
+    return tuple(line.split("\0")) if line else ()
 
 
 def command(pid: int) -> str:

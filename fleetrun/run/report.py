@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import LaunchPlan
+    from fleetrun.run.children import Left
     from fleetrun.run.events import Outcome
     from fleetrun.run.findings import Culprit, Findings, Victim
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _PLACES = 8
 # Of what is not in effect, so many things are told one by one.
 _FAULTS = 12
+# Of what was left running, so many are named, each with so many characters.
+_LEFT = 5
+_LINE = 120
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -70,6 +74,30 @@ def verdict(
             if killed:
                 lines.append(f"{_sentence(listed(killed))} had to be killed.")
     return "\n".join((*lines, *_attempts(outcome, labels)))
+
+
+def left_running(left: Sequence[Left]) -> str:
+    """Say what of a job that ended well had to be ended; nothing if there was nothing.
+
+    >>> from fleetrun.run.children import Left
+    >>> left_running([Left(7, ("serve", "--password=hush"))])
+    'The job is done; ended what it had left running: pid 7 (serve --password=***).'
+    """
+    # That one ends by itself when it sees that its parent has.
+    told = [one for one in left if one.words and "resource_tracker" not in " ".join(one.words)]
+    if not told:
+        return ""
+    from fleetrun.plan.arguments import conceal  # noqa: PLC0415 - rare
+
+    parts = []
+    for pid, words in told[:_LEFT]:
+        # A title, or a shell's own script, has several words in one.
+        line = " ".join(conceal(" ".join(words).split())[0])
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
+    if len(told) > _LEFT:
+        parts.append(f"and {len(told) - _LEFT} more")
+    return f"The job is done; ended what it had left running: {', '.join(parts)}."
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:

@@ -11,9 +11,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from fleetrun.errors import FleetrunError
+from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
-from fleetrun.run import causes, children, descriptors, policy, report, worker
+from fleetrun.run import causes, children, descriptors, policy, proc, report, worker
 from fleetrun.run.events import (
     Action,
     Await,
@@ -135,12 +135,20 @@ class Supervisor:
         own = plan.processes[0].env.get(_MARKER) if plan.processes else None
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
         self._outcome: Outcome | None = None
+        # What ranks that ended well have left running, and was ended.
+        self._left: list[children.Left] = []
         self._in_a_hurry = False
         self._corners: dict[int, _Corner] = {}
         self._warned: set[str | None] = set()
 
     def run(self) -> Outcome:
         """Start everything, watch it, and return when nothing of the job runs any more."""
+        trouble = proc.trouble()
+        if trouble:
+            raise EnvironmentFault(
+                f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, "
+                "or `mount -t proc proc /proc`."
+            )
         for sink in self._sinks:
             sink.prepare()
         descriptors.hold_standard()
@@ -190,8 +198,6 @@ class Supervisor:
 
     def _say_where_it_stands(self, index: int) -> None:
         """Say what holds a process that even SIGKILL did not end; only its kernel knows."""
-        from fleetrun.run import proc  # noqa: PLC0415 - rare
-
         one = self._workers.get(index)
         if one is not None:
             who = f"{self._labels[index]}, pid {one.pid}"
@@ -263,6 +269,7 @@ class Supervisor:
                 self._wait_for_group(one, left)
                 return
         status = one.reap()
+        self._left += one.left
         at = time.monotonic()
         exited = Exited(one.index, self._labels[one.index], status, at, one.pid, one.attempt)
         exited = exited._replace(peak_bytes=one.peak_bytes, has_core=one.has_core)
@@ -354,11 +361,22 @@ class Supervisor:
                 self._tell(action)
                 self._explain(signum)
             case Sweep():
-                self._guard.sweep({one.pid for one in self._workers.values()}, _SWEEP_S)
+                ranks = {one.pid for one in self._workers.values()}
+                self._left += self._guard.sweep(ranks, _SWEEP_S).ended
+                self._say_what_was_left()
             case Finish(outcome=outcome):
                 self._outcome = outcome
             case _:  # pragma: no cover - there are no others
                 assert_never(action)
+
+    def _say_what_was_left(self) -> None:
+        """Name what was ended after a success: somebody may have wanted it to stay."""
+        is_well = self._state.phase == policy.FINISHED and self._state.cause is None
+        said = report.left_running(self._left) if is_well else ""
+        if said:
+            self._say(said)
+            self._tell(Noticed("ended", said, time.monotonic()))
+        self._left = []
 
     def _await(self, action: Await) -> None:
         """Let a process wait until those whom it needs listen; not for ever."""

@@ -310,6 +310,31 @@ def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None
     )
 
 
+def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
+    tmp_path: Path,
+) -> None:
+    daemon = "(setsid sh -c 'sleep 60.25; : --password=hush' &); until pgrep -f 60.25; do :; done"
+    done = Launch(tmp_path, f"{daemon} >/dev/null; exit 0", "sleep 60.5 & exit 0").run()
+    assert done.returncode == 0
+    assert "ended what it had left running: pid " in text(done.stderr)
+    assert "sleep 60.25; : --password=***)" in text(done.stderr)
+    assert "(sleep 60.5)" in text(done.stderr)
+    assert b"hush" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a PID namespace")
+def test_a_proc_of_another_pid_namespace_is_a_sentence(tmp_path: Path) -> None:
+    # Its numbers are those of other processes here.
+    job = Launch(tmp_path, "sleep 60 & touch ready0")
+    done = job.finish(job.start(prefix=["unshare", "--pid", "--fork"]))
+    assert done.returncode == 3
+    assert "/proc shows the processes of another PID namespace" in text(done.stderr)
+    assert not (tmp_path / "ready0").exists()
+    own = Launch(tmp_path, "sleep 60.5 & exit 0")
+    launcher = own.start(prefix=["unshare", "--pid", "--fork", "--mount-proc"])
+    assert own.finish(launcher).returncode == 0
+
+
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
     inner = "trap 'touch told; exit 0' TERM; touch ready0; while :; do sleep 0.02; done"
     job = Launch(tmp_path, f'sh -c "{inner}"; true')
