@@ -1,0 +1,366 @@
+"""scripts/setup and scripts/quickstart, by the commands they run: nothing here is really installed.
+
+The fakes of `python`, `pip`, `nvidia-smi` and `apt-get` raise on whatever they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[1]
+INDEX = "https://www.paddlepaddle.org.cn/packages/stable"
+
+# Every fake is this one program, under its name; what the machine is like stands in $FAKE_MACHINE.
+FAKE = r"""
+import json, os, pathlib, shutil, sys
+
+me = pathlib.Path(sys.argv[0])
+words = sys.argv[1:]
+home = pathlib.Path(os.environ["FAKE_MACHINE"])
+machine = json.loads((home / "machine.json").read_text())
+
+
+def log(*said):
+    with (home / "commands.log").open("a") as file:
+        print(*said, file=file)
+
+
+def save():
+    (home / "machine.json").write_text(json.dumps(machine))
+
+
+def unknown():
+    sys.exit(f"the fake {me} does not know {words}")
+
+
+def nvidia_smi():
+    if not machine["gpus"]:
+        sys.exit("no devices were found")
+    rows = {
+        "-L": [f"GPU {i}: NVIDIA Fake (UUID: GPU-{i})" for i in range(machine["gpus"])],
+        "--query-gpu=driver_version --format=csv,noheader": [machine["driver"]] * machine["gpus"],
+        "--query-gpu=compute_cap --format=csv,noheader": [machine["capability"]] * machine["gpus"],
+    }
+    print(*rows.get(" ".join(words)) or unknown(), sep="\n")
+
+
+def apt_get():
+    log("apt-get", *words)
+    if "update" in words:
+        return
+    before, _, packages = " ".join(words).partition("--no-install-recommends ")
+    if not packages or "install -y" not in before:
+        unknown()
+    machine["has"] += [package for package in packages.split() if package in machine["apt"]]
+    save()
+
+
+def python():
+    venv = me.parent.name == "bin" and me.parents[1].name.startswith(".venv")
+    match words:
+        case ["--version"]:
+            print("Python 3.11.2")
+        case ["-c", code] if "sys.version_info" in code:
+            sys.exit(not eval(code.partition("not ")[2][:-1], {"sys": FakeSys}))
+        case ["-c", "import venv, ensurepip"]:
+            sys.exit("python3-venv" not in machine["has"])
+        case ["-c", code] if "libgomp.so.1" in code:
+            sys.exit("libgomp1" not in machine["has"])
+        case ["-m", "venv", "--clear", folder]:
+            (pathlib.Path(folder) / "bin").mkdir(parents=True)
+            shutil.copy(me, pathlib.Path(folder) / "bin" / "python")
+        case ["-c", code] if "m.version(" in code and venv:
+            sys.exit(code.split("'")[1] not in machine["installed"])
+        case ["-c", code] if "m.distributions()" in code and venv:
+            print(*[f"{v} ({k})" for k, v in machine["installed"].items() if k[:3] == "pad"])
+        case ["-c", code] if "set_device" in code and venv:
+            if machine["installed"]["paddlepaddle-gpu"] not in machine["computes"]:
+                sys.exit("Traceback\nOSError: libcudnn.so.8: cannot open shared object file")
+        case ["-m", "pip", *asked] if venv:
+            pip(*asked)
+        case _:
+            unknown()
+
+
+class FakeSys:
+    version_info = tuple(machine["version"])
+
+
+def pip(verb, *asked):
+    log("pip", verb, *asked)
+    asked = list(asked)
+    site = me.parents[1] / "lib" / "python3.11" / "site-packages"
+    where = "default"
+    for option in ("--index-url", "--extra-index-url"):
+        if option in asked:
+            where = asked[asked.index(option) + 1]
+    offered = machine["indexes"].get(where, [])
+    if verb == "index":
+        if not offered:
+            sys.exit("ERROR: No matching distribution found for paddlepaddle-gpu")
+        print(f"paddlepaddle-gpu ({offered[0]})\nAvailable versions: {', '.join(offered)}")
+    elif verb == "uninstall":
+        machine["installed"].pop(asked[-1])
+        for record in site.glob(asked[-1].replace("-", "_") + "-*"):
+            record.rmdir()
+    elif verb == "install" and "-e" in asked:
+        fleetrun = me.with_name("fleetrun")
+        fleetrun.write_text('#!/bin/sh\n[ "$1" = --version ] && echo fleetrun 0.1.0 && exit\n'
+            'mkdir -p log; for i in 0 1; do echo test accuracy 0.9 >log/workerlog.$i; done\n'
+            'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\n')
+        fleetrun.chmod(0o755)
+    elif verb == "install" and asked[1].startswith("paddlepaddle"):
+        name, _, version = asked[1].partition("==")
+        if name == "paddlepaddle-gpu" and version not in offered:
+            sys.exit(f"ERROR: No matching distribution found for {asked[1]}")
+        machine["installed"][name] = version
+        (site / f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
+    else:
+        unknown()
+    save()
+
+
+def other():
+    match me.name, words:
+        case "id", ["-u"]:
+            print(machine["uid"])
+        case ("ldconfig", ["-p"]):
+            print("libgomp.so.1 (libc6,x86-64)" if "libgomp1" in machine["has"] else "")
+        case ("dnf" | "sudo"), _:
+            unknown()
+        case _:
+            unknown()
+
+
+fakes = {"nvidia-smi": nvidia_smi, "apt-get": apt_get, "python": python, "python3": python}
+fakes.get(me.name, other)()
+"""
+
+BARE: dict[str, Any] = {
+    "uid": 0,
+    "version": [3, 11],
+    "has": ["python3-venv", "libgomp1"],
+    "apt": ["python3-venv", "libgomp1"],
+    "gpus": 0,
+    "driver": "",
+    "capability": "8.0",
+    "indexes": {"default": ["2.6.2", "2.6.1"]},
+    "computes": ["3.3.1", "2.6.2"],
+    "installed": {},
+}
+ALL_BUILDS: dict[str, list[str]] = {
+    f"{INDEX}/{build}/": ["3.3.1"] for build in ("cu130", "cu129", "cu126", "cu118")
+}
+GPUS = {"gpus": 2, "driver": "580.95.05", "indexes": {**BARE["indexes"], **ALL_BUILDS}}
+
+
+class Ended(NamedTuple):
+    """How a script ended."""
+
+    code: int
+    said: str
+    ran: list[str]
+
+    def installed(self) -> list[str]:
+        """Return what pip was told to install, fleetrun itself apart."""
+        return [line for line in self.ran if line.startswith("pip install") and " -e " not in line]
+
+
+class Machine:
+    """A machine with a checkout's scripts, and with nothing that is not a fake or a plain tool."""
+
+    def __init__(self, folder: Path, **like: object) -> None:
+        self.folder = folder
+        (folder / "scripts").mkdir()
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        shutil.copy(ROOT / "scripts" / "quickstart", folder / "scripts")
+        text = (ROOT / "scripts" / "setup").read_text()
+        # The real ones are not to be found.
+        real = " /usr/bin/python3 python3.{13,12,11,10}"
+        assert text.count(real) == 1
+        (folder / "scripts" / "setup").write_text(text.replace(real, ""))
+        (folder / "scripts" / "setup").chmod(0o755)
+        (folder / "machine.json").write_text(json.dumps({**BARE, **like}))
+        (folder / "bin").mkdir()
+        for name in ("python3", "nvidia-smi", "apt-get", "id", "ldconfig"):
+            program = folder / "bin" / name
+            program.write_text(f"#!{sys.executable}\n{FAKE}")
+            program.chmod(0o755)
+        for name in _TOOLS.split():
+            found = shutil.which(name)
+            assert found, name
+            (folder / "bin" / name).symlink_to(found)
+
+    def run(self, script: str, *words: str, **env: str) -> Ended:
+        """Run a script of the checkout."""
+        done = subprocess.run(
+            [self.folder / "scripts" / script, *words],
+            env={"PATH": str(self.folder / "bin"), "FAKE_MACHINE": str(self.folder), **env},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = self.folder / "commands.log"
+        ran = log.read_text().splitlines() if log.exists() else []
+        return Ended(done.returncode, done.stderr + done.stdout, ran)
+
+
+Make: TypeAlias = "Callable[..., Machine]"
+_TOOLS = "bash sh env cat dirname grep sed sort head tail sha256sum mkdir"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Make:
+    def make(**like: object) -> Machine:
+        return Machine(tmp_path, **like)
+
+    return make
+
+
+def test_all_that_an_ordinary_user_lacks_is_said_at_once_with_the_line_to_type(
+    machine: Make,
+) -> None:
+    ended = machine(uid=1000, has=[]).run("setup")
+    assert ended.code == 3
+    assert (
+        "lacks: the venv module of Python 3.11.2; GCC's OpenMP library, libgomp.so.1." in ended.said
+    )
+    (line,) = re.findall(r"(?m)^    (.*)$", ended.said)
+    assert line == (
+        "su - -c 'apt-get update && apt-get install -y --no-install-recommends"
+        " python3-venv libgomp1'"
+    )
+    assert ended.ran == []
+
+
+def test_root_needs_to_type_nothing(machine: Make) -> None:
+    ended = machine(has=[]).run("setup")
+    assert ended.code == 0, ended.said
+    assert ended.ran[0].startswith("apt-get update")
+    assert ended.ran[1].endswith("python3-venv libgomp1")
+    assert "has fleetrun 0.1.0 and Paddle 3.3.1 (paddlepaddle)" in ended.said
+
+
+def test_what_apt_does_not_have_is_said_and_ends_it(machine: Make) -> None:
+    ended = machine(has=[], apt=["libgomp1"]).run("setup")
+    assert ended.code == 3
+    assert "lacks: the venv module of Python 3.11.2." in ended.said
+
+
+def test_a_python_that_paddle_has_no_wheel_for_is_said(machine: Make) -> None:
+    ended = machine(uid=1000, version=[3, 9]).run("setup")
+    assert ended.code == 3
+    assert "lacks: Python 3.10 to 3.13 (python3 is Python 3.11.2)." in ended.said
+    assert "PYTHON=/path/to/python scripts/setup" in ended.said
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "build"),
+    [
+        ("580.65.06", "9.0", "cu130"),
+        ("595.10", "12.0", "cu130"),
+        ("580.95.05", "7.0", "cu129"),  # CUDA 13 is not made for Volta
+        ("580.95.05", "[N/A]", "cu130"),
+        ("575.57.08", "9.0", "cu129"),
+        ("570.133.20", "8.0", "cu126"),
+        ("550.54.14", "8.0", "cu126"),
+        ("535.183.01", "8.0", "cu118"),
+        ("450.80.02", "7.0", "cu118"),
+    ],
+)
+def test_the_build_for_the_driver_comes_from_paddles_own_index(
+    machine: Make, driver: str, capability: str, build: str
+) -> None:
+    ended = machine(**{**GPUS, "driver": driver, "capability": capability}).run("setup")
+    assert ended.code == 0, ended.said
+    assert ended.installed() == [
+        f"pip install -q paddlepaddle-gpu==3.3.1 setuptools --extra-index-url {INDEX}/{build}/"
+    ]
+    assert f"the build for CUDA {build[2:4]}.{build[4:]} (driver {driver})" in ended.said
+    assert "Paddle 3.3.1 (paddlepaddle-gpu)" in ended.said
+
+
+def test_a_build_that_is_not_there_gives_way_to_the_next(machine: Make) -> None:
+    indexes = {key: value for key, value in ALL_BUILDS.items() if "cu130" not in key}
+    ended = machine(**{**GPUS, "indexes": indexes}).run("setup")
+    assert ended.installed()[0].endswith("cu129/")
+
+
+def test_without_paddles_index_the_older_gpu_build_of_the_default_one_is_taken(
+    machine: Make,
+) -> None:
+    ended = machine(**{**GPUS, "indexes": BARE["indexes"]}).run("setup")
+    assert ended.code == 0, ended.said
+    assert ended.installed() == [
+        "pip install -q paddlepaddle-gpu==2.6.2 numpy<2 protobuf>=4.21,<5 setuptools<81"
+    ]
+    assert f"{INDEX} cannot be reached" in ended.said
+    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.said
+    # What comes with fleetrun must not bring back a NumPy that crashes Paddle 2.6.
+    assert "numpy<2" in next(line for line in ended.ran if " -e " in line)
+
+
+def test_a_mirror_that_has_the_wanted_build_is_taken_before_an_older_one(machine: Make) -> None:
+    ended = machine(**{**GPUS, "indexes": {"default": ["3.3.1", "2.6.2"]}}).run("setup")
+    assert ended.installed() == ["pip install -q paddlepaddle-gpu==3.3.1 setuptools"]
+
+
+def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> None:
+    ended = machine(**{**GPUS, "indexes": BARE["indexes"], "computes": []}).run("setup")
+    assert ended.code == 0, ended.said
+    assert "does not compute on this GPU: OSError: libcudnn.so.8" in ended.said
+    assert ended.installed()[-1] == "pip install -q paddlepaddle==3.3.1 setuptools"
+    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+
+
+def test_a_driver_that_is_too_old_for_any_build_is_said(machine: Make) -> None:
+    ended = machine(**{**GPUS, "driver": "440.33.01", "computes": []}).run("setup")
+    assert "No build of Paddle 3.3.1 is for driver 440.33.01" in ended.said
+    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+
+
+def test_cpu_asks_no_index_for_a_gpu_build(machine: Make) -> None:
+    ended = machine(**GPUS).run("setup", "--cpu")
+    assert ended.installed() == ["pip install -q paddlepaddle==3.3.1 setuptools"]
+    assert "CPU BUILD" not in ended.said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mask", "ran"),
+    [
+        (0, None, "--nproc_per_node=2 scripts/train_resnet.py mask "),
+        (1, None, "--gpus=0 scripts/train_resnet.py mask none"),
+        (8, None, "--gpus=0,1 scripts/train_resnet.py mask none"),
+        (8, "4,5,6", "scripts/train_resnet.py mask 4,5"),
+        (8, "GPU-7", "scripts/train_resnet.py mask GPU-7"),
+        (8, "", "--nproc_per_node=2 scripts/train_resnet.py mask "),
+    ],
+)
+def test_quickstart_trains_on_the_gpus_that_are_to_be_seen(
+    machine: Make, gpus: int, mask: str | None, ran: str
+) -> None:
+    env = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    here = machine(**{**GPUS, "gpus": gpus})
+    assert here.run("setup").code == 0
+    ended = here.run("quickstart", **env)
+    assert ended.code == 0, ended.said
+    assert f"ran with {ran}\n" in ended.said
+
+
+def test_quickstart_trains_on_the_cpu_where_paddle_has_no_gpu_build(machine: Make) -> None:
+    here = machine(**{**GPUS, "computes": []})
+    assert here.run("setup").code == 0
+    ended = here.run("quickstart")
+    assert "two ranks on the CPU" in ended.said
