@@ -32,6 +32,9 @@ HUSH = "s3cr3t-Value"
         ("--token=X a --token=X", "--token=*** a --token=***", ["--token= TOKEN"] * 2),
         ("-c TOKEN=X;train", "-c TOKEN=***", ["TOKEN= TOKEN"]),
         ("--1.key=X", "--1.key=***", ["--1.key= FLEETRUN_1_KEY"]),
+        ('{"api_key":"X"}', '{"api_key":"***"}', [" FLEETRUN_ARG_0"]),
+        ("mysql -uroot -pX -p X", "mysql -uroot -p*** -p ***", ["-p P", " P"]),
+        ("curl -u me:X h", "curl -u me:*** h", ["me: USER_PASSWORD"]),
     ],
 )
 def test_secrets_are_hidden(words: str, shown: str, hidden: list[str]) -> None:
@@ -49,7 +52,7 @@ def test_secrets_are_hidden(words: str, shown: str, hidden: list[str]) -> None:
         "--max_token 512 --pad_token=<pad> --unk-token [UNK] --pad_token_id=0",
         "--use_auth_token --lr 0.1",
         "--tokenizer=bert --author me --use_token true",
-        '{"api_key":"a=b"} = == a=b',
+        '{"sort_key":"a=b"} = == a=b',
         "--password",
     ],
 )
