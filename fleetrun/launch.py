@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, probe
-from fleetrun.plan import compose, devices
+from fleetrun.plan import compose, devices, hosts
 from fleetrun.plan.visible import visible
+from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
+    from fleetrun.plan.devices import Share
     from fleetrun.run.asking import Question
     from fleetrun.run.events import Judged, PeerFailed, PeersDone, Refuted
     from fleetrun.run.supervisor import Sink
@@ -35,10 +37,13 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     """
     facts = probe.read(request, environ)
     share = devices.share(request, facts)
+    # Before ports are held, each of which is an open file; a dry run opens none.
+    is_real = request.dry_run is None
+    files = FileLimit(_most_processes(request, share)) if is_real else None
     engine = engines.choose(request, facts, dry=request.dry_run is not None)
     try:
         roster = engine.gather(request, facts, share.groups)
-        if request.dry_run is not None:
+        if files is None:
             plans = [
                 compose.compose(request, facts, share, roster._replace(me=node))
                 for node in range(len(roster.members))
@@ -52,9 +57,21 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
             again = engine.gather(request, facts, share.groups)._replace(generation=attempt)
             return compose.compose(request, facts, share, again)
 
-        return _run(compose.compose(request, facts, share, roster), request, environ, replan)
+        plan = compose.compose(request, facts, share, roster)
+        return _run(plan, request, environ, replan, files)
     finally:
         engine.close()
+        if files is not None:
+            files.restore()
+
+
+def _most_processes(request: Request, share: Share) -> int:
+    """Return how many processes may start here, at most."""
+    if request.run_mode not in hosts.SERVER_MODES:
+        return len(share.groups)
+    from fleetrun.plan import servers  # noqa: PLC0415 - only for parameter servers
+
+    return sum(map(len, servers.ports(servers.crew(request), request.start_port)))
 
 
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
@@ -74,6 +91,7 @@ def _run(
     request: Request,
     environ: Mapping[str, str],
     replan: Callable[[int], LaunchPlan],
+    files: FileLimit,
 ) -> int:
     """Start what PLAN holds, watch it to its end, and return the exit code."""
     for name, value in request.restored:
@@ -123,7 +141,13 @@ def _run(
         ),
     )
     supervisor = Supervisor(
-        plan, sinks=sinks, say=messages.say, show=messages.show, replan=replan, folder=folder
+        plan,
+        sinks=sinks,
+        say=messages.say,
+        show=messages.show,
+        replan=replan,
+        folder=folder,
+        files=files,
     )
     return supervisor.run().exit_code
 

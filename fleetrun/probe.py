@@ -62,7 +62,7 @@ def read(
             f"{ASSUME}={assumed}: devices are assumed only for --dry-run; unset it to start on "
             "those that are here."
         )
-    cwd = os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+    cwd = _here(root)
     facts = Facts(
         environ=environ,
         cwd=cwd,
@@ -88,6 +88,22 @@ def read(
     if request.bind != "none":
         facts = facts._replace(processors=_processors(root, near))
     return facts
+
+
+def _here(root: str) -> str:
+    """Return the current folder, on a host where processes can be supervised at all."""
+    if not os.path.isdir(os.path.join(root, "proc/self/fd")):  # noqa: PTH112, PTH118
+        raise EnvironmentFault(
+            "/proc is not mounted, and without it processes cannot be supervised: "
+            "`mount -t proc proc /proc`."
+        )
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The current folder cannot be found ({error.strerror}): it may have been removed or "
+            "replaced; go to one that is there (`cd`)."
+        ) from None
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:

@@ -36,6 +36,7 @@ def no_nvml() -> NoReturn:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a bare machine, and a folder with a script to stand in."""
     (tmp_path / "dev").mkdir()
+    (tmp_path / "proc/self/fd").mkdir(parents=True)
     (tmp_path / "work").mkdir()
     (tmp_path / "work/train.py").touch()
     monkeypatch.chdir(tmp_path / "work")

@@ -54,15 +54,14 @@ class HeldPorts:
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
         found: list[int] = []
-        with _RoomForFiles(count):
-            for port in _candidates(self._pid, self._ephemeral):
-                if len(found) == count:
-                    break
-                if self._reserve(port, None):
-                    if _can_bind(port, None, reuse=False):
-                        found.append(port)
-                    else:
-                        self._held.pop().close()
+        for port in _candidates(self._pid, self._ephemeral):
+            if len(found) == count:
+                break
+            if self._reserve(port, None):
+                if _can_bind(port, None, reuse=False):
+                    found.append(port)
+                else:
+                    self._held.pop().close()
         if len(found) < count:
             self.close()
             raise EnvironmentFault(
@@ -73,17 +72,16 @@ class HeldPorts:
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
         """Make sure that PORTS can be used, on ADDRESS or on all addresses."""
-        with _RoomForFiles(len(ports)):
-            for port in ports:
-                # With SO_REUSEADDR: connections of the last run that linger do not matter.
-                if self._reserve(port, address) and _can_bind(port, address, reuse=True):
-                    continue
-                self.close()
-                holder = probe.port_holder(port) or "a process that only root may name"
-                raise EnvironmentFault(
-                    f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
-                    "(the same on every host)."
-                )
+        for port in ports:
+            # With SO_REUSEADDR: connections of the last run that linger do not matter.
+            if self._reserve(port, address) and _can_bind(port, address, reuse=True):
+                continue
+            self.close()
+            holder = probe.port_holder(port) or "a process that only root may name"
+            raise EnvironmentFault(
+                f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
+                "(the same on every host)."
+            )
 
     def close(self) -> None:
         """Give back what was held."""
@@ -183,34 +181,3 @@ def _refusal(family: int, host: str, port: int, *, reuse: bool) -> OSError | Non
     except OSError as error:
         return error
     return None
-
-
-class _RoomForFiles:
-    """Room for COUNT more open files, for as long as they are being opened."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._before: tuple[int, int] | None = None
-
-    def __enter__(self) -> None:
-        if self._count < 512:  # noqa: PLR2004 - the usual limit is 1,024
-            return
-        import resource  # noqa: PLC0415 - only for jobs of hundreds of ranks
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self._count + 512
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise EnvironmentFault(
-                f"{self._count} ranks on one host need {wanted} open files; the limit is {hard} "
-                "(`ulimit -Hn`)."
-            )
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            self._before = (soft, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            import resource  # noqa: PLC0415
-
-            # What is open stays open; children must not inherit a limit that is not theirs.
-            resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

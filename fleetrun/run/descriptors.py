@@ -8,8 +8,12 @@ from __future__ import annotations
 import os
 import resource
 
-# What the launcher has open beside one descriptor for each process.
-_OWN = 64
+from fleetrun.errors import EnvironmentFault
+
+# A process has its handle, a reserved port, and a log that is shown.
+_EACH = 3
+# What else the launcher has open: at least, and with all that it may be asked to do.
+_OWN, _SPARE = 20, 64
 
 
 def hold_standard() -> None:
@@ -21,13 +25,22 @@ def hold_standard() -> None:
 
 
 class FileLimit:
-    """RLIMIT_NOFILE, raised for us when PROCESSES need it, and left as it was for them."""
+    """RLIMIT_NOFILE: raised for us as far as PROCESSES may need, left as it was for them.
+
+    Raises EnvironmentFault where that is more than may be had.
+    """
 
     def __init__(self, processes: int) -> None:
         self._before: tuple[int, int] | None = None
         self._raised: tuple[int, int] | None = None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = processes + _OWN + len(os.listdir("/proc/self/fd"))
+        needed = processes * _EACH + _OWN + len(os.listdir("/proc/self/fd"))
+        if resource.RLIM_INFINITY != hard < needed:
+            raise EnvironmentFault(
+                f"{processes} processes on one host need {needed} open files, and {hard} are "
+                "allowed: raise the hard limit (`ulimit -Hn`)."
+            )
+        wanted = needed + _SPARE
         if soft != resource.RLIM_INFINITY and soft < wanted:
             new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             self._before, self._raised = (soft, hard), (new, hard)

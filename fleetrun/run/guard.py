@@ -59,11 +59,13 @@ class Guard:
         launcher = os.getpid()
         # A signal in between would be seen by both through the launcher's wake-up descriptor.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self.pid = os.fork()
-        if self.pid == 0:
-            _be_guard(launcher, theirs, os.fsencode(marker), files)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                _be_guard(launcher, theirs, os.fsencode(marker), files)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
         self._has_ended = False
 

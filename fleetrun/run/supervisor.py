@@ -110,10 +110,12 @@ class Supervisor:
         show: Callable[[str], None],
         replan: Callable[[int], LaunchPlan] | None = None,
         folder: Folder | None = None,
+        files: descriptors.FileLimit | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._replan = replan
+        self._given_files = files
         self._planned_attempt = 0
         self._sinks = list(sinks)
         self._say = say
@@ -153,12 +155,20 @@ class Supervisor:
             sink.prepare()
         descriptors.hold_standard()
         _enter(self._plan.cwd)
-        self._files = descriptors.FileLimit(len(self._plan.processes))
+        self._files = self._given_files or descriptors.FileLimit(len(self._plan.processes))
         children.become_subreaper()
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
-        self._guard = Guard(f"{_MARKER}={self._marker}", self._files)
+        try:
+            self._guard = Guard(f"{_MARKER}={self._marker}", self._files)
+        except OSError as error:
+            self._signals.close()
+            self._loop.close()
+            raise EnvironmentFault(
+                f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
+                "and the pids limit of the container."
+            ) from None
         try:
             return self._supervise()
         finally:

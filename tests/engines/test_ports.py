@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -195,32 +194,6 @@ def test_where_every_port_may_be_outgoing_any_will_do() -> None:
     ports = HeldPorts(1, (1, 65535))
     assert len(ports.free(3)) == 3
     ports.close()
-
-
-def test_hundreds_of_ports_leave_the_limit_of_open_files_as_it_was(ports: HeldPorts) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        assert len(ports.free(600)) == 600
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (256, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_hard_limit_of_open_files_is_named() -> None:
-    code = (
-        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (600, 600))\n"
-        "from fleetrun.engines.ports import HeldPorts\n"
-        "HeldPorts(1).free(600)\n"
-    )
-    tried = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert "600 ranks on one host need 1112 open files; the limit is 600" in tried.stderr
 
 
 def test_a_dry_run_guesses_ports_that_nobody_uses(listener: socket.socket) -> None:

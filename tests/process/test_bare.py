@@ -1,0 +1,87 @@
+"""Where the system gives less than a launch needs: a sentence, and nothing started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def shell(before: str) -> tuple[str, ...]:
+    """Return what stands before a command that runs after shell text BEFORE."""
+    return ("bash", "-c", f'{before}; exec "$@"', "bash")
+
+
+def refused(job: Command, prefix: Sequence[str]) -> str:
+    """Run JOB after PREFIX, and return the one line with which it was refused."""
+    done = job.finish(job.start(prefix))
+    assert done.code == 3, done.said
+    assert done.said.count("\n") == 1, done.said
+    assert not (job.folder / "started").exists()
+    return done.said.removeprefix("fleetrun: ")
+
+
+@pytest.mark.parametrize("limit", [5, 10, 20])
+def test_too_few_open_files_are_a_sentence(tmp_path: Path, limit: int) -> None:
+    said = refused(Command(tmp_path, "touch started"), shell(f"ulimit -n {limit}"))
+    assert said.startswith("2 processes on one host need ")
+    assert f"and {limit} are allowed: raise the hard limit (`ulimit -Hn`)." in said
+
+
+def test_the_soft_limit_of_open_files_is_raised_before_ports_are_held(tmp_path: Path) -> None:
+    job = Command(tmp_path, "ulimit -n", ranks=64)
+    done = job.finish(job.start(shell("ulimit -Sn 64")))
+    assert done.code == 0, done.said
+    # For us alone.
+    assert {job.log(rank).read_text() for rank in range(64)} == {"64\n"}
+
+
+def can(*command: str) -> bool:
+    return (
+        shutil.which(command[0]) is not None
+        and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+# Root is not counted; the interpreter may be where only root can read.
+NOBODY = (
+    "setpriv",
+    "--reuid=65534",
+    "--clear-groups",
+    "--inh-caps=+dac_override",
+    "--ambient-caps=+dac_override",
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_no_more_processes_are_a_sentence(tmp_path: Path) -> None:
+    if not can(*NOBODY, "true"):
+        pytest.skip("setpriv does not know ambient capabilities")
+    job = Command(tmp_path, "")
+    # Capabilities do not count for who asks beforehand whether a script may be executed.
+    job.argv[-1:] = ["/usr/bin/touch", str(tmp_path / "started")]
+    said = refused(job, (*NOBODY, *shell("ulimit -u 1")))
+    assert said.startswith("No process can be started (Resource temporarily unavailable): ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.parametrize("away", ["umount -l /proc", "mount -t tmpfs none /proc"])
+def test_no_proc_is_a_sentence(tmp_path: Path, away: str) -> None:
+    if not can("unshare", "--mount", "true"):
+        pytest.skip("no namespaces here")
+    said = refused(Command(tmp_path, "touch started"), ("unshare", "--mount", *shell(away)))
+    assert said.startswith("/proc is not mounted")
+
+
+def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    said = refused(Command(tmp_path, "touch started"), shell("cd gone; rmdir ../gone"))
+    assert said.startswith("The current folder cannot be found (No such file or directory)")
