@@ -104,20 +104,24 @@ def _run(
     folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
     prefix = colors.prefix(is_coloured=is_coloured)
-    messages = Messages(lambda: _preface(plan, request, prefix), is_coloured=is_coloured)
+    messages = Messages(
+        lambda: _preface(plan, request, prefix, has_links=rundir.has_links),
+        is_coloured=is_coloured,
+    )
+    rundir = RunDirectory(
+        plan,
+        keep=request.log_keep,
+        overwrite=request.log_overwrite,
+        say=messages.say,
+        folder=folder,
+    )
     console = Console(plan, _shown(plan, request), say=messages.say)
     sinks: tuple[Sink, ...] = (
         messages,
-        RunDirectory(
-            plan,
-            keep=request.log_keep,
-            overwrite=request.log_overwrite,
-            say=messages.say,
-            folder=folder,
-        ),
+        rundir,
         EventLog(plan, folder),
         Manifest(plan, request, environ, folder),
-        LaunchFile(plan, request, folder),
+        LaunchFile(plan, request, folder, has_links=lambda: rundir.has_links),
         console,
         *_rotation(plan, request, console, messages),
         Watch(
@@ -239,21 +243,22 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
     )
 
 
-def _preface(plan: LaunchPlan, request: Request, prefix: str) -> str:
+def _preface(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool) -> str:
     """Return what people see first: the banner and our remarks, each line after PREFIX."""
     if request.quiet or request.log_level in {"warning", "error"}:
         return ""
     notes = "".join(f"{prefix}{visible(note)}\n" for note in plan.notes)
-    return _banner(plan, request, prefix) + notes
+    return _banner(plan, request, prefix, has_links=has_links) + notes
 
 
-def _banner(plan: LaunchPlan, request: Request, prefix: str) -> str:
+def _banner(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool) -> str:
     if request.banner == "none":
         return ""
     if request.banner == "full":
         from fleetrun.plan import render  # noqa: PLC0415 - the ranks are started; now there is time
 
-        return render.banner(request, plan)
+        return render.banner(request, plan, has_links=has_links)
     from fleetrun.plan import brief  # noqa: PLC0415 - see above
 
-    return "".join(f"{prefix}{line}\n" for line in brief.brief(request, plan))
+    lines = brief.brief(request, plan, has_links=has_links)
+    return "".join(f"{prefix}{line}\n" for line in lines)

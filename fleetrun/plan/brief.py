@@ -80,7 +80,9 @@ def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
         shown += f" ({most} for each process)" if most > 1 and len(held) > 1 else ""
     backends = (p.env.get("PADDLE_DISTRI_BACKEND") for p in plan.processes)
     backend = next((found for found in backends if found), request.backend)
-    return _fitted("devices ", visible(shown), f"; backend {visible(backend)}", room)
+    # Parameter servers have none.
+    how = "" if backend == "auto" else f"; backend {visible(backend)}"
+    return _fitted("devices ", visible(shown), how, room)
 
 
 def _listed(kind: str, devices: Sequence[Device]) -> str:
@@ -92,18 +94,22 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
 
 
 def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
-    """Name the log files of this host's PROCESSES, as they can be opened."""
+    """Name the log files of this host's PROCESSES, in as many words as there is room for."""
     names: dict[str, list[str]] = {}
     for process in processes:
         names.setdefault(process.log.rstrip("0123456789"), []).append(process.log)
-    if not names:
-        return _fitted("logs in ", visible(folder), "", room)
-    if len(names) > 1:
-        shown = ", ".join(f"{start}N" for start in names)
-        return _fitted("logs in ", visible(folder), f"/ with {shown}", room)
-    (logs,) = names.values()
-    last = f" to {logs[-1]}" if len(logs) > 1 else ""
-    return _fitted("logs in ", visible(folder), f"/{logs[0]}{last}", room)
+    starts = [f"{start}N" for start in names]
+    ways = ["/"]
+    if len(names) == 1:
+        (logs,) = names.values()
+        last = f" to {logs[-1]}" if len(logs) > 1 else ""
+        ways = [f"/{logs[0]}{last}", f"/{starts[0]}", "/"]
+    elif names:
+        ways = [f"/ with {', '.join(starts)}", "/"]
+    where = visible(folder)
+    taken = columns("logs in ") + columns(where)
+    way = next((each for each in ways if taken + columns(each) <= room), ways[0])
+    return _fitted("logs in ", where, way, room)
 
 
 def _ranges(numbers: Iterable[int]) -> str:

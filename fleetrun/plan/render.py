@@ -43,8 +43,9 @@ _VALUE_WIDTH = 45
 _RULE_WIDTH = _NAME_WIDTH + 2 + _VALUE_WIDTH
 
 
-def banner(request: Request, plan: LaunchPlan) -> str:
+def banner(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> str:
     """Return what Paddle's users know: the settings, rank 0's environment, where the logs are."""
+    logs = plan.log_dir if has_links else plan.run_dir
     lines = ["-----------  Configuration Arguments -----------"]
     shown = {setting.name: _setting_value(setting) for setting in _worth_showing(request)}
     shown["training_script"] = request.script.target
@@ -58,8 +59,8 @@ def banner(request: Request, plan: LaunchPlan) -> str:
         *_environment_table(plan),
         "",
         (
-            f"All endpoints are listed in {_under(plan.log_dir, 'endpoints.log')}, "
-            f"the output of {_title(first)} is in {_under(plan.log_dir, first.log)}, "
+            f"All endpoints are listed in {_under(logs, 'endpoints.log')}, "
+            f"the output of {_title(first)} is in {_under(logs, first.log)}, "
             f"and everything about this run is in {plan.run_dir}."
         ),
     ]

@@ -220,6 +220,8 @@ class Console:
         self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
+        # Where the attempt that runs has what is shown of each process.
+        self._logs = {i: log_path(plan, plan.processes[i], 0) for i in shown}
         # Whose unfinished line the cursor stands in, when lines have prefixes.
         self._cursor: Feed | None = None
         self._turn = 0
@@ -295,7 +297,8 @@ class Console:
             return
         spec = self._plan.processes[started.process]
         prefix = f"[{label(spec)}] ".encode() if len(self._shown) > 1 else b""
-        self._feeds.append(Feed(log_path(self._plan, spec, started.attempt), prefix))
+        log = self._logs[started.process] = log_path(self._plan, spec, started.attempt)
+        self._feeds.append(Feed(log, prefix))
         self._pump()
 
     def _pump(self) -> None:
@@ -398,7 +401,7 @@ class Console:
         """Say where the output is, and leave it there."""
         self._stop()
         if self._shown:
-            logs = [log_path(self._plan, self._plan.processes[i], 0) for i in self._shown]
+            logs = list(self._logs.values())
             where = logs[0] if len(logs) == 1 else f"{os.path.dirname(logs[0])}/"
             self._say(f"{why}; all output is in {where}")
 

@@ -17,6 +17,8 @@ from fleetrun.run.events import Restarting
 from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
@@ -28,10 +30,18 @@ _AFTER_S = 0.35
 class LaunchFile:
     """Writes what `--banner=full` shows, whatever the console does."""
 
-    def __init__(self, plan: LaunchPlan, request: Request, folder: Folder | None = None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        request: Request,
+        folder: Folder | None = None,
+        *,
+        has_links: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._plan = plan
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._request = request
+        self._has_links = has_links
         self._is_written = False
 
     def prepare(self) -> None:
@@ -68,7 +78,7 @@ class LaunchFile:
 
         self._is_written = True
         notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)
-        self._append(render.banner(self._request, self._plan) + notes)
+        self._append(render.banner(self._request, self._plan, has_links=self._has_links()) + notes)
 
     def _append(self, text: str) -> None:
         fd = self._folder.append(LAUNCH_FILE)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LOCK = "lock"
 _RUNS = "runs"
 _LATEST = "latest"
+_TRIED = ".link"
 _ENDPOINTS = "endpoints.log"
 _SCHEMA = 1
 # What nobody waits for is done when the ranks have had the processors for themselves a while.
@@ -60,6 +61,8 @@ class RunDirectory:
         self._folder = folder or Folder(self._run_dir)
         self._log_fd = self._runs_fd = self._lock_fd = -1
         self._has_complained = False
+        # Whether the well-known names can be; known when all is prepared.
+        self.has_links = True
         self._chores: list[Callable[[], None]] = []
 
     def prepare(self) -> None:
@@ -80,6 +83,7 @@ class RunDirectory:
                 raise PermissionError(errno.EPERM, "another user has put his own folder there")
             _is_locked(self._lock_fd)
             os.write(self._lock_fd, _mark(os.getpid(), os.path.basename(self._run_dir)))
+            self.has_links = _takes_links(self._folder)
             self._write_files()
         except OSError as error:
             raise EnvironmentFault(
@@ -318,6 +322,16 @@ def _join(folder: str, path: str) -> str:
 def _mark(pid: int, name: str) -> bytes:
     """Return what the launcher PID writes into the folder NAME: a copy has another name."""
     return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
+
+
+def _takes_links(folder: Folder) -> bool:
+    """Whether FOLDER's file system has symbolic links; FAT and some network shares do not."""
+    try:
+        os.symlink(_LOCK, _TRIED, dir_fd=folder.fd)
+        os.unlink(_TRIED, dir_fd=folder.fd)
+    except OSError:
+        return False
+    return True
 
 
 def _is_locked(fd: int) -> bool:

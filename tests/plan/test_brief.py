@@ -98,10 +98,10 @@ def test_banner_names_the_strategy_and_who_wins(strategy: Strategy, line: str) -
 
 
 def test_banner_names_files_that_exist_where_links_do_not() -> None:
-    run_dir = "log/runs/20261121T040700Z-default"
-    lines = brief(request(), plan(), has_links=False)
+    run_dir = "log/runs/20261121T040700Z-default-4194304"
+    lines = brief(request(), plan(run_dir=run_dir), has_links=False)
     assert lines[-2:] == [
-        f"logs in {run_dir}/workerlog.0 to workerlog.1",
+        f"logs in {run_dir}/workerlog.N",
         f"settings in {run_dir}/launch.txt",
     ]
 

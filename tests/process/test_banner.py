@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,29 @@ def test_without_a_banner_the_tables_are_kept_all_the_same(
     said, kept = launched(tmp_path, *options)
     assert len(said) == lines
     assert ARGUMENTS in kept
+
+
+WITHOUT_LINKS = """
+import os, sys
+def refuse(*_args, **_named):
+    raise PermissionError(1, "Operation not permitted")
+os.symlink = refuse
+from fleetrun.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("banner", ["brief", "full"])
+def test_files_of_the_banner_are_there_where_links_cannot_be(banner: str, tmp_path: Path) -> None:
+    job = Command(tmp_path, "echo first", f"--banner={banner}")
+    # As on FAT and some network shares.
+    job.argv[1:4] = ["-c", WITHOUT_LINKS]
+    done = job.run()
+    assert done.code == 0, done.said
+    named = re.findall(r"\S*log/\S*(?:workerlog\.0|endpoints\.log|launch\.txt)", done.said)
+    assert named
+    for path in named:
+        assert (tmp_path / path).is_file(), path
 
 
 def test_servers_and_trainers_are_counted_in_the_banner(tmp_path: Path) -> None:

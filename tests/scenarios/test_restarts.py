@@ -105,3 +105,22 @@ printf half; exit $((5 + PADDLE_RESTART_COUNT))"""
     shown = done.out.splitlines()
     assert shown[:2] == [b"[rank 0] half"] * 2
     assert sorted(shown[2:]) == [b"[rank 0] now", b"[rank 1] now"]
+
+
+def test_a_reader_that_leaves_is_told_the_log_of_the_attempt_that_runs(tmp_path: Path) -> None:
+    script = (
+        "[ $PADDLE_RESTART_COUNT = 0 ] && exit 5; echo again; "
+        "until [ -e go ]; do echo more; sleep 0.01; done"
+    )
+    job = Command(tmp_path, script, "--max_restart=1", ranks=1)
+    launcher = job.start()
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"again\n"
+    launcher.stdout.close()
+    launcher.stdout = None
+    assert launcher.stderr is not None
+    said = iter(launcher.stderr.readline, b"")
+    warning = next(line for line in said if b"nobody reads standard output" in line)
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 0
+    assert warning.rstrip().endswith(b"workerlog.0.attempt1")
