@@ -42,8 +42,7 @@ def main(
     """Run the command line ARGV and return its exit code."""
     problem = unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None:
-        if sys.stderr is not None:
-            print(f"fleetrun: {problem}", file=sys.stderr)
+        _complain(f"fleetrun: {problem}")
         return UNFIT
     words = sys.argv[1:] if argv is None else list(argv)
     variables = dict(os.environ) if environ is None else environ
@@ -55,8 +54,7 @@ def main(
     except FleetrunError as error:
         from fleetrun.plan.visible import visible  # noqa: PLC0415 - see above
 
-        if sys.stderr is not None:
-            print(f"{_prefix(words, variables)}{visible(str(error))}", file=sys.stderr)
+        _complain(f"{_prefix(words, variables)}{visible(str(error))}")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -99,8 +97,9 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
         return _help(parsed, environ)
     if parsed.asks("version"):
         from fleetrun import __version__  # noqa: PLC0415 - keeps it beside its use
+        from fleetrun.printing import put  # noqa: PLC0415 - a launch prints nothing so
 
-        return _say(f"fleetrun {__version__}\n")
+        return put(f"fleetrun {__version__}\n")
     return _launch(parsed, environ, launch)
 
 
@@ -195,8 +194,10 @@ def _config(parsed: ParsedCommand) -> Config | None:
     return request.read_config(path or request.DEFAULT_FILE)
 
 
-def _say(text: str) -> int:
-    """Print TEXT at once, so that a closed pipe shows up here."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-    return 0
+def _complain(text: str) -> None:
+    """Say on standard error what went wrong, if anybody can hear it; the exit code says it too."""
+    if sys.stderr is not None:
+        from contextlib import suppress  # noqa: PLC0415 - see main
+
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, probe
@@ -77,13 +76,11 @@ def _most_processes(request: Request, share: Share) -> int:
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     """Print what would run, in the form that was asked for."""
     from fleetrun.plan import render  # noqa: PLC0415 - a plain launch shows only the banner
+    from fleetrun.printing import put  # noqa: PLC0415 - as above
 
     forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
     text = forms[request.dry_run or "table"](plans, request, here=here)
-    # Arguments and paths may hold bytes that are no text; they come out as they came in.
-    sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
-    sys.stdout.flush()
-    return 0
+    return put(text)
 
 
 def _run(

@@ -97,6 +97,8 @@ def _here(root: str) -> str:
             "/proc is not mounted, and without it processes cannot be supervised: "
             "`mount -t proc proc /proc`."
         )
+    if not os.path.exists(os.devnull):  # noqa: PTH110
+        raise EnvironmentFault(f"{os.devnull} is not there; programs expect it (`mount` a /dev).")
     try:
         return os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
     except OSError as error:

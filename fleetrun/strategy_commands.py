@@ -12,6 +12,7 @@ from fleetrun import colors, usage
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible, visible_lines
+from fleetrun.printing import put
 from fleetrun.strategy import fields, load, page, schema, verdicts
 
 if TYPE_CHECKING:
@@ -97,9 +98,8 @@ def _parser() -> _Parser:
 
 
 def _say(text: str) -> int:
-    """Print TEXT at once, so that a closed pipe shows up here."""
-    print(visible_lines(text), end="", flush=True)
-    return 0
+    """Print TEXT, whatever a file made it hold."""
+    return put(visible_lines(text))
 
 
 def _show(name: str) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from fleetrun import colors
+from fleetrun.printing import put
 
 SCREEN = """\
 Usage: fleetrun [OPTIONS] [--] SCRIPT [ARGUMENTS]...
@@ -44,7 +45,7 @@ def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
 
 def page(text: str, choice: str, environ: Mapping[str, str]) -> int:
     """Print TEXT, in colour where wanted, through a pager on a terminal too small for it."""
-    is_terminal = sys.stdout.isatty()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     shown = text
     if colors.is_wanted(choice, environ, is_terminal=is_terminal):
         shown = colors.on_page(text)
@@ -52,10 +53,7 @@ def page(text: str, choice: str, environ: Mapping[str, str]) -> int:
         for pager in _pagers(environ):
             if _paged(shown, pager, environ):
                 return 0
-    # At once, so that a closed pipe shows up here.
-    sys.stdout.write(shown)
-    sys.stdout.flush()
-    return 0
+    return put(shown)
 
 
 def _is_long(text: str) -> bool:

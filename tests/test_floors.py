@@ -41,6 +41,7 @@ FLOORS = (
         "fleetrun.nvml",
         "fleetrun.probe",
         "fleetrun.paddles",
+        "fleetrun.printing",
     ),
     ("fleetrun.sinks", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),

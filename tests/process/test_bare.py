@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import Command
+from commandline import ROOT, Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,3 +86,47 @@ def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     said = refused(Command(tmp_path, "touch started"), shell("cd gone; rmdir ../gone"))
     assert said.startswith("The current folder cannot be found (No such file or directory)")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_an_empty_dev_is_a_sentence(tmp_path: Path) -> None:
+    if not can("unshare", "--mount", "true"):
+        pytest.skip("no namespaces here")
+    away = ("unshare", "--mount", *shell("mount -t tmpfs none /dev"))
+    assert refused(Command(tmp_path, "touch started"), away).startswith("/dev/null is not there")
+
+
+PRINTING = (["--help"], ["--version"], ["--dry-run", "true"], ["strategy", "list"])
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (">&-", b"fleetrun: Standard output is closed, and what was asked for goes there.\n"),
+        (
+            ">/dev/full",
+            b"fleetrun: Standard output cannot be written (No space left on device).\n",
+        ),
+    ],
+)
+def test_what_cannot_be_printed_is_a_sentence(
+    tmp_path: Path, words: list[str], where: str, said: bytes
+) -> None:
+    done = run_in_shell(tmp_path, where, *words)
+    assert (done.returncode, done.stderr) == (3, said)
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_an_error_that_nobody_can_read_has_its_exit_code(tmp_path: Path, where: str) -> None:
+    assert run_in_shell(tmp_path, where, "nosuch.py").returncode == 3
+
+
+def run_in_shell(folder: Path, where: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {where}', "sh", sys.executable, "-m", "fleetrun", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=folder,
+        capture_output=True,
+        check=False,
+    )
