@@ -52,7 +52,7 @@ class Strategy(NamedTuple):
     """What a job wants of Paddle's distributed training, and how it is to be dealt with.
 
     `digest` is the same for strategies that ask for the same. `check_ranks`: compare the ranks'
-    parameters after the first update (0), every N updates too (N), or never (-1).
+    parameters after updates 1 and 3 (0), every N updates too (N), or never (-1).
     """
 
     sources: tuple[str, ...]

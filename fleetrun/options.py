@@ -366,7 +366,7 @@ TABLE: tuple[Option, ...] = (
         "check_ranks",
         "int",
         STRATEGY,
-        "Stop the job when the ranks' parameters differ: compare after the first update (0), "
+        "Stop the job when the ranks' parameters differ: compare after updates 1 and 3 (0), "
         "every N updates too, or never (-1). With a strategy: 0.",
         metavar="N",
         minimum=-1,

@@ -118,7 +118,7 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
     packed = train(
         python,
         tmp_path / "packed",
-        *("sgd", "momentum", "adam", "resnet50"),
+        *("sgd", "momentum", "adam", "transposed", "resnet50"),
         strategy={"fuse_grad_size_in_MB": 4},
         build_strategy={
             "fuse_all_optimizer_ops": True,
@@ -127,7 +127,7 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
         },
     )
 
-    packed.assert_right("sgd", "momentum", "adam")
+    packed.assert_right("sgd", "momentum", "adam", "transposed")
     for case in ("sgd", "momentum", "adam"):
         assert [len(bucket) for bucket in packed.ranks[0][case]["sizes"]] == [8]
         assert packed.ranks[0][case]["ops"]["fused_elemwise_add_activation"] == 3

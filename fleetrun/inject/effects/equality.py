@@ -2,24 +2,27 @@
 
 First every rank sends one number, the checksum of all its parameters. Only where these differ are
 the parameters looked at one by one: kernels may round differently on different devices, and that
-is no divergence.
+is no divergence. Neither are running statistics, which are of what each rank sees; `origins` tells
+them from what is trained.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import settings, updates
+from . import origins, settings, updates
 from .imports import after_import
 from .static import lanes
+from .static import program as programs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from .evidence import Evidence
@@ -29,16 +32,24 @@ _NEVER = -1
 # The ranks of these are meant to differ for a while.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
+# The updates after which ranks are always compared. What a reducer keeps from one backward for the
+# next (the order of buckets, their memory) is all in use at the third.
+_ALWAYS = (1, 3)
+# What updates a parameter: gradients, forward.
+_LEARNED, _WRITTEN = 1, 2
+# So many names are told.
+_NAMED = 4
 # How many units of the last place one update may differ by.
 _ROUNDINGS = 4
 
 
 def install(asked: Wish, proof: Evidence) -> None:
-    """Compare after the first update, and after every N where that is asked for."""
+    """Compare after the first updates, and after every N where that is asked for."""
     if asked.check_ranks == _NEVER:
         return
     check = _Check(asked.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
+    updates.before_update(check.before_update)
     updates.on_update(check.after_update)
 
 
@@ -59,7 +70,7 @@ class _Check:
     def __init__(self, every: int, proof: Evidence) -> None:
         self._every = every
         self._proof = proof
-        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._origins: weakref.WeakKeyDictionary[Any, origins.Origins] = weakref.WeakKeyDictionary()
         # By optimizer or program: another one may be at work in one rank only, and all must
         # compare at the same time.
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -67,16 +78,33 @@ class _Check:
         self._updates = 0
 
     def watch_models(self, module: ModuleType) -> None:
-        """Remember every data-parallel model."""
+        """Remember every data-parallel model, and what its forward changes."""
         kind: Any = module.DataParallel
-        begin = kind.__init__
+        begin, forward = kind.__init__, kind.forward
 
         @functools.wraps(begin)
         def __init__(model: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401, N807
             begin(model, *args, **options)
-            self._models.add(model)
+            self._origins[model] = origins.Origins(model)
 
-        kind.__init__ = __init__
+        @functools.wraps(forward)
+        def watched(model: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+            known = self._origins.get(model)
+            if known is None or not self._is_to_come(known.updates):
+                return forward(model, *args, **options)
+            with known.watching_forward():
+                return forward(model, *args, **options)
+
+        kind.__init__, kind.forward = __init__, watched
+        origins.hear_of_values()
+
+    def before_update(self, optimizer: Any) -> None:  # noqa: ANN401
+        """See which parameters have gradients: optimizers may clear them when they step."""
+        if not self._is_to_come(self._counts.get(optimizer, 0)):
+            return
+        own = _of_optimizer(optimizer)
+        for known in list(self._origins.values()):
+            known.see_gradients(own)
 
     def after_update(self, source: Any, _number: int) -> None:  # noqa: ANN401
         """Compare, if it is time."""
@@ -89,11 +117,15 @@ class _Check:
         # The order of models is that of their making, which is the same in every rank.
         models = [model for model in self._in_order() if _is_updated_by(model, source)]
         if not models:
-            if not self._models:
+            if not self._origins:
                 self._proof.note("the ranks were not compared: there is no data-parallel model")
             return
         for model in models:
-            self._compare(_parameters(model), _Group(model))
+            known = self._origins[model]
+            known.updates = self._updates
+            parameters = _parameters(model)
+            known.see_gradients(list(parameters.values()))
+            self._compare(parameters, _Group(model), known)
 
     def _after_run(self, program: Any) -> None:  # noqa: ANN401
         if any(settings.effective(name) for name in _LOCAL):
@@ -101,17 +133,26 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
-            self._compare(_variables(program), _Store())
+            self._compare(_variables(program), _Store(), None)
 
     def _in_order(self) -> list[Any]:
-        return sorted(self._models, key=lambda model: str(model.full_name()))
+        return sorted(self._origins, key=lambda model: str(model.full_name()))
 
     def _is_time(self, source: Any) -> bool:  # noqa: ANN401
         count = self._updates = self._counts.get(source, 0) + 1
         self._counts[source] = count
-        return count == 1 or (self._every > 0 and count % self._every == 0)
+        return count in _ALWAYS or (self._every > 0 and count % self._every == 0)
 
-    def _compare(self, parameters: Mapping[str, Any], ranks: _Group | _Store) -> None:
+    def _is_to_come(self, count: int) -> bool:
+        """Whether ranks are to be compared at any time after COUNT updates."""
+        return self._every > 0 or count < _ALWAYS[-1]
+
+    def _compare(
+        self,
+        parameters: Mapping[str, Any],
+        ranks: _Group | _Store,
+        known: origins.Origins | None,
+    ) -> None:
         arrays = {name: _array(value) for name, value in parameters.items()}
         sums = [zlib.crc32(array.tobytes()) for array in arrays.values()]
         total = zlib.crc32(json.dumps(sums).encode())
@@ -122,13 +163,21 @@ class _Check:
         if all(row == rows[0] for row in rows):
             self._proof.ranks_equal = True
             return
-        self._look_closer(arrays, sums, rows, ranks)
+        # In a static graph, what forward writes into was left out already.
+        origins_of = [
+            _LEARNED
+            if known is None
+            else _LEARNED * known.is_learned(each) | _WRITTEN * known.is_written(each)
+            for each in parameters.values()
+        ]
+        self._look_closer(arrays, sums, rows, origins_of, ranks)
 
     def _look_closer(
         self,
         arrays: dict[str, Any],
         sums: list[int],
         rows: list[list[int]],
+        origins_of: list[int],
         ranks: _Group | _Store,
     ) -> None:
         """Find the first parameter that differs by more than rounding, and stop; all ranks do."""
@@ -136,9 +185,17 @@ class _Check:
         if len(set(counts)) > 1:
             self._fail(f"they have different numbers of parameters: {counts}")
         table = ranks.gather(sums)
+        # What one rank has seen holds for all.
+        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(origins_of))]  # noqa: B905 - Python 3.8
+        statistics = []
+        is_exact = True
         for index, (name, array) in enumerate(arrays.items()):
             if len({row[index] for row in table}) == 1:
                 continue
+            if seen[index] != _LEARNED:
+                statistics.append(name)
+                continue
+            is_exact = False
             distances = ranks.distances(array)
             bad = [
                 ranks.names[place]
@@ -155,7 +212,14 @@ class _Check:
                     f" of shape {list(array.shape)}"
                 )
         self._proof.ranks_equal = True
-        self._proof.note("the ranks are equal within rounding, not to the last bit")
+        self._proof.counts["parameters_compared"] = len(arrays) - len(statistics)
+        if statistics:
+            self._proof.note(
+                f"the ranks differ in {_listed(statistics)}, which was not compared: no gradient"
+                " trains it, or forward itself writes into it, as with running statistics"
+            )
+        if not is_exact:
+            self._proof.note("the ranks are equal within rounding, not to the last bit")
 
     def _fail(self, text: str) -> None:
         self._proof.ranks_equal = False
@@ -243,11 +307,21 @@ class _Store:
         return [row[0] for row in self.gather([_distance(array, first)])]
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Name the first of NAMES, and count the rest.
+
+    >>> _listed(["a", "b"]), _listed(list("abcdef"))
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _has_allreduces(program: Any) -> bool:  # noqa: ANN401
     return any(
-        operator.type in _ALLREDUCES or lanes.lane_of(operator) is not None
+        op.type in _ALLREDUCES or lanes.lane_of(op) is not None
         for block in program.blocks
-        for operator in block.ops
+        for op in block.ops
     )
 
 
@@ -271,11 +345,7 @@ def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
 
 
 def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the parameters of MODEL that all ranks must have alike.
-
-    The running statistics of BatchNorm are parameters, too, that are not trained: they are of
-    what each rank sees.
-    """
+    """Return the parameters of MODEL that all ranks must have alike, and perhaps statistics."""
     return {
         # Without the name that DataParallel gives to what it wraps.
         name.partition("_layers.")[2] or name: parameter
@@ -290,14 +360,16 @@ def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
     import paddle
 
     scope = paddle.static.global_scope()
+    # Running statistics are of what each rank sees.
+    statistics = programs.written_by_forward(program)
     return {
         parameter.name: scope.find_var(parameter.name).get_tensor()
         for parameter in sorted(program.all_parameters(), key=lambda each: str(each.name))
         if not getattr(parameter, "is_distributed", False)
         and not getattr(parameter, "optimize_attr", {}).get("no_sync", False)
         and scope.find_var(parameter.name) is not None
-        # Running statistics are of what each rank sees.
         and parameter.trainable
+        and parameter.name not in statistics
     }
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _METHODS = ("step", "minimize")
 _listeners: list[Heard] = []
+# Called before each update of an optimizer in dynamic graphs, with the optimizer.
+_preparers: list[Callable[[Any], None]] = []
 _count = 0
 # How many wrapped methods are running within each other: minimize may call step, and an
 # optimizer may consist of others. The outermost is the update.
@@ -33,6 +35,11 @@ _reports: list[Heard] = []
 def on_update(listener: Heard) -> None:
     """Call LISTENER after every update; in the order of registration."""
     _listeners.append(listener)
+
+
+def before_update(listener: Callable[[Any], None]) -> None:
+    """Call LISTENER with the optimizer before every update in dynamic graphs."""
+    _preparers.append(listener)
 
 
 def happened(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
@@ -129,6 +136,9 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(optimizer: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         global _depth  # noqa: PLW0603
+        if _depth == 0 and _preparers and _is_dynamic():
+            for prepare in _preparers:
+                prepare(optimizer)
         _depth += 1
         try:
             result = method(optimizer, *args, **options)

@@ -23,7 +23,7 @@ class Wish(NamedTuple):
     execution_strategy: Mapping[str, Any]
     # defaults: the script's own settings win; override: these do.
     mode: str = "defaults"
-    # 0: once after the first update; N: after every N updates, too; -1: never.
+    # 0: after updates 1 and 3; N: after every N updates, too; -1: never.
     check_ranks: int = 0
     # drop or step.
     merge_tail: str = "drop"

@@ -99,6 +99,9 @@ def network(case: str) -> Any:  # noqa: ANN401
         hidden = nn.functional.relu(nn.Linear(8, 8)(hidden))
         if case == "norm":
             hidden = nn.BatchNorm1D(8)(hidden)
+    if case == "transposed":
+        weight = static.create_parameter([8, 8], "float32")
+        hidden = hidden @ weight.T
     return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
 
 
@@ -110,6 +113,9 @@ def program(case: str, *, is_shared: bool, name: str = "") -> tuple[Any, Any, An
         loss = network(case)
         if is_shared:
             fleet.distributed_optimizer(method).minimize(loss, startup)
+            for each in main.all_parameters():
+                # As a script does that trains all of a model again; statistics are still none.
+                each.trainable = True
         elif case in BY_HAND:
             main.gradients = static.append_backward(loss)
         else:
@@ -127,7 +133,7 @@ def values(main: Any) -> dict[str, Any]:  # noqa: ANN401
     return {
         each.name: np.array(value(each.name))
         for each in sorted(main.all_parameters(), key=lambda each: str(each.name))
-        if each.trainable
+        if not each.stop_gradient
     }
 
 

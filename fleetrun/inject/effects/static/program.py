@@ -44,6 +44,19 @@ def updates(program: Any) -> list[Any]:  # noqa: ANN401
     ]
 
 
+def written_by_forward(program: Any) -> set[str]:  # noqa: ANN401
+    """Name the variables that operators of the forward compute; what they send is no such thing."""
+    return {
+        name
+        for block in program.blocks
+        for op in block.ops
+        if op.has_attr("op_role")
+        and not role(op) & (BACKWARD | OPTIMIZE)
+        and not op.has_attr("ring_id")
+        for name in op.output_arg_names
+    }
+
+
 def holds_updates(op: Any) -> bool:  # noqa: ANN401
     """Whether the block that the operator OP runs on some steps only updates parameters."""
     block = op.block.program.blocks[op._block_attr_id("sub_block")]  # noqa: SLF001

@@ -1,0 +1,155 @@
+"""Trains models with parameters that are not trained, but are no constants either.
+
+Reports whether the ranks were found to differ, and in what, for each model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+paddle.distributed.init_parallel_env()
+
+
+def thawed(net: Any) -> Any:  # noqa: ANN401 - a layer
+    """Freeze all of NET, and then train all of it after all, as fine-tuning does layer by layer."""
+    for value in (True, False):
+        for each in net.parameters():
+            each.stop_gradient = value
+    return net
+
+
+def normed() -> Any:  # noqa: ANN401 - a layer
+    return thawed(
+        nn.Sequential(nn.Conv1D(1, 3, 3), nn.BatchNorm1D(3), nn.Flatten(), nn.Linear(18, 2))
+    )
+
+
+class Running(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Keeps the average of what it sees, in its own ways, and takes it off."""
+
+    def __init__(self, keep: Callable[[Any, Any], object], *, learns: bool) -> None:
+        super().__init__()
+        self.keep, self.learns = keep, learns
+        self.seen, self.last = self.create_parameter([8]), nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        with paddle.no_grad():
+            self.keep(self.seen, self.seen * 0.9 + x.mean(0) * 0.1)
+        seen: Any = self.seen
+        return self.last(x - (seen if self.learns else seen.detach()))
+
+
+def running(keep: Callable[[Any, Any], object], *, learns: bool = True) -> Any:  # noqa: ANN401
+    return thawed(Running(keep, learns=learns))
+
+
+class Begun(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Takes what it begins with from the first rows that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_new, self.scale = True, self.create_parameter([8])
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        if self.is_new:
+            self.is_new = False
+            self.scale.set_value(1 / (x.abs().mean(0) + 1))
+        return self.last(x * self.scale)
+
+
+class Noted(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Has a parameter that no forward uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.level = nn.Linear(8, 4), self.create_parameter([1])
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return self.first(x)
+
+
+class Spectral(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Divides its weight by its largest singular value, of which it keeps the vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 4), nn.SpectralNorm([8, 4], dim=0)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return x @ self.norm(self.first.weight)
+
+
+def add(kept: Any, value: Any) -> None:  # noqa: ANN401
+    kept.add_(value - kept)
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "normed": normed,
+    "set": lambda: running(lambda kept, value: kept.set_value(value)),
+    "copied": lambda: running(lambda kept, value: kept.copy_(value, True)),  # noqa: FBT003 - C++
+    "assigned": lambda: running(lambda kept, value: paddle.assign(value, kept)),
+    "added": lambda: running(add),
+    "aside": lambda: running(lambda kept, value: kept.set_value(value), learns=False),
+    "spectral": lambda: thawed(Spectral()),
+}
+
+
+class Clearing(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
+    """Leaves no gradient behind."""
+
+    def step(self) -> None:
+        """Update, and clear."""
+        super().step()
+        self.clear_grad(set_to_zero=False)
+
+
+def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:  # noqa: ANN401
+    """Train NET four times, with something AFTER each update; return what the check says."""
+    # Paddle's own reducer wants to know that some have no gradients.
+    model = paddle.DataParallel(net, find_unused_parameters=True)
+    optimizer = Clearing(0.1, parameters=model.parameters())
+    numbers = np.random.RandomState(rank)
+    shape = [4, 1, 8] if isinstance(net, nn.Sequential) else [4, 8]
+    try:
+        for step in range(4):
+            x = paddle.to_tensor(numbers.randn(*shape).astype("float32"))
+            (model(x) ** 2).mean().backward()
+            optimizer.step()
+            if after is not None:
+                after(net, step)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def note(net: Any, step: int) -> None:  # noqa: ANN401
+    """Keep something of each rank's own in a parameter that nobody trains."""
+    net.level.set_value(paddle.full_like(net.level, 1.0 + rank + step))
+
+
+def spoil(net: Any, step: int) -> None:  # noqa: ANN401
+    """Let one rank go its own way, from the second update on."""
+    if rank == 1 and step == 1:
+        net[0].weight.set_value(net[0].weight + 1e-3)
+
+
+report = {}
+for name, make in KINDS.items():
+    paddle.seed(5)
+    report[name] = train(make())
+report["noted"] = train(Noted(), note)
+report["begun"] = train(Begun())
+report["spoilt"] = train(normed(), spoil)
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
