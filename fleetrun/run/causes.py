@@ -151,6 +151,9 @@ HOPELESS = frozenset(
     {"missing-module", "missing-script", "syntax", "gpu-id", "gpu-driver", "cpu-build"}
 )
 
+# What those say who lost a peer: somebody else failed before them.
+LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
+
 SIGNAL_MEANINGS = {
     "SIGABRT": "the program gave up by itself, often a failed check in C++ code",
     "SIGBUS": "memory behind a file vanished, most often because /dev/shm is too small",
@@ -177,6 +180,16 @@ def recognise(text: str) -> KnownFailure | None:
     return next(
         (known for known in KNOWN_FAILURES if any(mark in text for mark in known.marks)), None
     )
+
+
+def is_of_victim(text: str) -> bool:
+    """Whether the end of a log says that somebody else failed before.
+
+    >>> is_of_victim("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:20272")
+    True
+    """
+    known = recognise(text)
+    return known is not None and known.name in LOST
 
 
 def meaning(signum: int) -> str:

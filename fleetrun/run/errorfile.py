@@ -27,6 +27,10 @@ class ErrorReport(NamedTuple):
     # The traceback as Python prints it.
     stack: str = ""
     raw: str = ""
+    # On the clock that all processes of a host share.
+    monotonic: float | None = None
+    # Of a failing sys.exit: the exit code.
+    code: int | None = None
 
 
 def read_error(path: str) -> ErrorReport | None:
@@ -53,6 +57,8 @@ def read_error(path: str) -> ErrorReport | None:
         kind=_text(said.get("class")),
         message=_text(said.get("message")),
         stack=_text(said.get("stack")),
+        monotonic=_real(said.get("monotonic")),
+        code=_whole(said.get("code")),
     )
 
 

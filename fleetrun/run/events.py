@@ -49,6 +49,14 @@ class Exited(NamedTuple):
     pid: int | None = None
     attempt: int = 0
     fault: str = ""
+    # Others that had failed by then: they had raised an exception, or their ends were not seen yet.
+    also_failed: frozenset[int] = frozenset()
+    # When it failed, which is not when it ended: it may have raised an exception long before.
+    failed_at: float | None = None
+    # The code that this exception gives a process.
+    raised: int | None = None
+    # Whether it says what only those say who lost a peer.
+    is_victim: bool = False
     # What a decision about another attempt needs: why none can help, the last line that was
     # written, the step that was reached (if the job tells), and how long this attempt ran.
     hopeless: str = ""
@@ -74,6 +82,13 @@ class Ready(NamedTuple):
     process: int
     at: float
     attempt: int = 0
+
+
+class Examined(NamedTuple):
+    """What error files and logs tell of these ends: when each process failed, and of what."""
+
+    exits: tuple[Exited, ...]
+    at: float
 
 
 class Interrupted(NamedTuple):
@@ -197,7 +212,7 @@ class PeerFailed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a job ended: the first thing that went wrong, and every end in the order of time."""
+    """How a job ended: the first thing that went wrong, and every end as they were seen."""
 
     cause: Exited | Interrupted | Hung | Refuted | PeerFailed | None
     exits: tuple[Exited, ...] = ()
@@ -262,9 +277,10 @@ class Await(NamedTuple):
 
 
 class SignalAll(NamedTuple):
-    """Send a signal to every process group that is alive."""
+    """Send a signal to every process group that is alive, but those that are `spared`."""
 
     signum: int
+    spared: frozenset[int] = frozenset()
 
 
 class Restarting(NamedTuple):
@@ -273,6 +289,12 @@ class Restarting(NamedTuple):
     attempt: int
     plan: LaunchPlan
     at: float
+
+
+class Examine(NamedTuple):
+    """Find out when these processes failed, and of what; the answer is Examined, at once."""
+
+    exits: tuple[Exited, ...]
 
 
 class Sweep(NamedTuple):
@@ -286,9 +308,18 @@ class Finish(NamedTuple):
 
 
 Event: TypeAlias = (
-    Started | Ready | Exited | Interrupted | Elapsed | Hung | Refuted | PeersDone | PeerFailed
+    Started
+    | Ready
+    | Exited
+    | Examined
+    | Interrupted
+    | Elapsed
+    | Hung
+    | Refuted
+    | PeersDone
+    | PeerFailed
 )
-Action: TypeAlias = Spawn | Await | SignalAll | Sweep | Finish
+Action: TypeAlias = Spawn | Await | SignalAll | Examine | Sweep | Finish
 # What watchers hear of.
 Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged
 

@@ -35,7 +35,6 @@ _SCHEMA = 1
 _STOPPED_BY = frozenset((2, 9, 15))
 # So many logs of victims are read, each from its end.
 _MOST_LOGS = 64
-_LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
 # Of a half-written error file.
 _RAW_LINES = 5
 
@@ -78,13 +77,14 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Finding
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
         return Findings()
-    return Findings(_culprit(plan, culprit, before), _victims(plan, outcome, culprit))
+    return Findings(_culprit(plan, outcome, culprit, before), _victims(plan, outcome, culprit))
 
 
-def _culprit(plan: LaunchPlan, exited: Exited, before: Baseline) -> Culprit:
+def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
     log = worker.log_path(plan, spec, exited.attempt)
     words, source = lastwords.last_lines(lastwords.tail(log)), log
+    failed_at = exited.at if exited.failed_at is None else exited.failed_at
     error = None
     path = spec.env.get("FLEETRUN_ERROR_FILE")
     if path:
@@ -101,15 +101,24 @@ def _culprit(plan: LaunchPlan, exited: Exited, before: Baseline) -> Culprit:
         exited=exited,
         host=os.uname().nodename,
         devices=_devices(plan, exited),
-        wall=time.time() - (time.monotonic() - exited.at),
-        after_s=exited.at - before.at,
+        wall=time.time() - (time.monotonic() - failed_at),
+        after_s=failed_at - before.at,
         log=log,
         words=tuple(words),
         source=source,
         error=error,
         known=causes.recognise("\n".join(words)) or causes.recognise("".join(mute)),
-        evidence=(*evidence.of(exited, before), *mute),
+        evidence=(*evidence.of(exited, before), *_slow_end(outcome, exited, failed_at), *mute),
     )
+
+
+def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
+    """Say that CULPRIT, which had failed, did not come to an end by itself."""
+    ends = [one for one in outcome.exits if one.process == culprit.process]
+    if all(one.status == culprit.status for one in ends):
+        return []
+    said = f"{ends[-1].at - failed_at:.1f} s later it still had not ended and was stopped"
+    return [f"{said}; the code is what its exception gives."]
 
 
 def _devices(plan: LaunchPlan, exited: Exited) -> str:
@@ -121,9 +130,10 @@ def _devices(plan: LaunchPlan, exited: Exited) -> str:
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:
     found = []
+    failed_at = culprit.at if culprit.failed_at is None else culprit.failed_at
     unread = _MOST_LOGS
     for one in outcome.exits:
-        if one.at < culprit.at or one == culprit or not one.status.exit_code:
+        if one.process == culprit.process or not one.status.exit_code:
             continue
         how = ""
         if one.status.signum in _STOPPED_BY or one.status.exit_code - 128 in _STOPPED_BY:
@@ -133,8 +143,8 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
             spec = plan.processes[one.process]
             log = lastwords.tail(worker.log_path(plan, spec, one.attempt))
             known = causes.recognise("\n".join(lastwords.last_lines(log)))
-            how = "peer lost" if known and known.name in _LOST else ""
-        found.append(Victim(one, one.at - culprit.at, how))
+            how = "peer lost" if known and known.name in causes.LOST else ""
+        found.append(Victim(one, max(one.at - failed_at, 0.0), how))
     return tuple(found)
 
 

@@ -1,18 +1,21 @@
 """What to do next, decided without doing it: `step(state, event, rules) -> (state, actions)`.
 
-Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started) back
-before anything else, and asks `stands` before it performs a Spawn that had to wait.
+Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started) and each
+Examine's Examined back before anything else, and asks `stands` before it performs a Spawn that had
+to wait.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from fleetrun.model import Rules
+from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
     Await,
     Elapsed,
     Event,
+    Examine,
+    Examined,
     Exited,
     Finish,
     Hung,
@@ -36,6 +39,10 @@ PASSED_ON = frozenset((USR1, USR2))
 REPEAT_S = 0.1
 # What SIGKILL does not end within this time waits for a device that does not answer.
 STUCK_S = 30.0
+
+# Who has raised an exception already may end by itself within this time (or half of the grace):
+# Paddle and CUDA need up to seconds for that, and the exit code is wanted.
+TEARDOWN_S = 3.0
 
 # Nobody waits longer than this for another attempt.
 LONGEST_WAIT_S = 60.0
@@ -74,6 +81,13 @@ class State(NamedTuple):
     interrupted: Interrupted | None = None
     # When to send Elapsed.
     deadline: float | None = None
+    # When SIGKILL is sent to who is left then.
+    kill_at: float = 0.0
+    # Who failed before anybody was asked to end: one of them is the culprit.
+    suspects: frozenset[int] = frozenset()
+    # Those of them that end by themselves, it is hoped; and those that then had to be asked.
+    spared: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
     exits: tuple[Exited, ...] = ()
     earlier: tuple[Exited | Hung | PeerFailed, ...] = ()
     given_up: str = ""
@@ -121,7 +135,7 @@ def stands(state: State, action: Action) -> bool:
     )
 
 
-def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - one for each event
+def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911 - one for each event
     """Return the state after EVENT and what is to be done."""
     match event:
         case Refuted():
@@ -136,6 +150,8 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: PLR0911 - o
             return state, (Spawn(event.process, state.attempt),) if is_next else ()
         case Exited():
             return _exited(state, event, rules)
+        case Examined():
+            return _examined(state, event, rules)
         case Interrupted():
             return _interrupted(state, event, rules)
         case Elapsed():
@@ -163,12 +179,39 @@ def _exited(state: State, event: Exited, rules: Rules) -> Step:
     )
     if state.phase == RUNNING and event.status.exit_code:
         # Of any process: ranks would wait for a dead parameter server for ever.
-        return _stop(state._replace(cause=event), TERM, event.at, rules)
+        suspects = event.also_failed | {event.process}
+        return _stop(state._replace(cause=event, suspects=suspects), TERM, event.at, rules)
     if state.phase == RUNNING and not state.owed:
         return _stop(state, TERM, event.at, rules)
     if state.phase != RUNNING and not state.alive:
         return _all_dead(state, event.at, rules)
+    if state.phase == STOPPING and state.spared:
+        spared = state.spared - {event.process}
+        deadline = state.deadline if spared else state.kill_at
+        return state._replace(spared=spared, deadline=deadline), ()
     return state, ()
+
+
+def culprit(exits: Sequence[Exited]) -> Exited:
+    """Return the one of these failures that came first.
+
+    Who says what only victims say is a victim, if somebody else failed in that time, too.
+    """
+    return min(exits, key=lambda one: (one.is_victim, _failed_at(one)))
+
+
+def _failed_at(one: Exited) -> float:
+    return one.at if one.failed_at is None else one.failed_at
+
+
+def _examined(state: State, event: Examined, rules: Rules) -> Step:
+    """Put the blame where it belongs, and end, or try again."""
+    first = culprit(event.exits)
+    if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
+        # It had failed already when we lost patience with it.
+        first = first._replace(status=ExitStatus(code=first.raised))
+    state = state._replace(cause=first)
+    return _finish(state) if state.alive else _decide(state, event.at, rules)
 
 
 def _hung(state: State, event: Hung, rules: Rules) -> Step:
@@ -221,11 +264,28 @@ def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
     """Ask everybody to end."""
     if not state.alive:
         return _all_dead(state, at, rules)
-    state = state._replace(phase=STOPPING, deadline=at + rules.grace_s)
-    return state, (SignalAll(signum),)
+    spared = state.suspects & state.alive
+    kill_at = at + rules.grace_s
+    deadline = min(at + TEARDOWN_S, at + rules.grace_s / 2) if spared else kill_at
+    state = state._replace(phase=STOPPING, deadline=deadline, kill_at=kill_at, spared=spared)
+    return state, (SignalAll(signum, spared),)
 
 
 def _all_dead(state: State, at: float, rules: Rules) -> Step:
+    """Finish, or wait a little and try again; first find out who is to blame."""
+    examine = _to_examine(state)
+    return (state._replace(phase=STOPPING), examine) if examine else _decide(state, at, rules)
+
+
+def _to_examine(state: State) -> tuple[Examine, ...]:
+    """Return the question who failed first, if any process is to blame."""
+    if not isinstance(state.cause, Exited) or state.cause.fault:
+        return ()
+    exits = (one for one in state.exits if one.process in state.suspects)
+    return (Examine(tuple(one for one in exits if one.status.exit_code)),)
+
+
+def _decide(state: State, at: float, rules: Rules) -> Step:
     """Finish, or wait a little and try again."""
     cause = state.cause
     if (
@@ -330,8 +390,17 @@ def _elapsed(state: State, event: Elapsed) -> Step:
         return state, ()
     if state.phase == WAITING:
         return _again(state)
-    return _finish(state) if state.phase == KILLING else _kill(state, event.at)
+    if state.phase == KILLING:
+        examine = _to_examine(state)
+        return (state, examine) if examine else _finish(state)
+    if state.spared:
+        others = state.alive - state.spared
+        state = state._replace(spared=frozenset(), late=state.spared, deadline=state.kill_at)
+        return state, (SignalAll(TERM, others),)
+    return _kill(state, event.at)
 
 
 def _kill(state: State, at: float) -> Step:
-    return state._replace(phase=KILLING, deadline=at + STUCK_S), (SignalAll(KILL),)
+    late = state.late | state.spared
+    state = state._replace(phase=KILLING, deadline=at + STUCK_S, spared=frozenset(), late=late)
+    return state, (SignalAll(KILL),)

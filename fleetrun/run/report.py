@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run import causes, worker
+from fleetrun.run import causes
 from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import LaunchPlan
     from fleetrun.run.children import Left
     from fleetrun.run.events import Outcome
     from fleetrun.run.findings import Culprit, Findings, Victim
@@ -191,11 +190,3 @@ def _others(victims: Sequence[Victim]) -> list[str]:
         failed[3:] = [f"{len(failed) - 3} more failed after that"]
     parts += failed
     return [f"After that {'; '.join(parts)}."] if parts else []
-
-
-def last_words(plan: LaunchPlan, exited: Exited) -> list[str]:
-    """Return the end of a process's log that explains a failure."""
-    from fleetrun.run import lastwords  # noqa: PLC0415 - only after a failure
-
-    spec = plan.processes[exited.process]
-    return lastwords.last_lines(lastwords.tail(worker.log_path(plan, spec, exited.attempt)))

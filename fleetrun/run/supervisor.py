@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
-from fleetrun.run import causes, children, descriptors, policy, proc, report, worker
+from fleetrun.run import children, descriptors, policy, proc, report, worker
 from fleetrun.run.events import (
     Action,
     Await,
     Elapsed,
     Event,
+    Examine,
+    Examined,
     Exited,
     Finish,
     Finished,
@@ -44,11 +46,11 @@ from fleetrun.run.events import (
 from fleetrun.run.folder import Folder
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import READABLE, Loop
-from fleetrun.run.progress import read_step
 from fleetrun.run.signals import Signals, defaults_for_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.run.findings import Findings
@@ -61,7 +63,6 @@ _PATIENCE_S = 30.0
 _PATIENCE_ELSEWHERE_S = 300.0
 # After this many seconds, say for whom.
 _REMARK_S = 5.0
-_HEARTBEAT = "FLEETRUN_HEARTBEAT"
 # After this many seconds of waiting for ranks to end, say for whom.
 _SILENCE_S = 1.0
 # A Python that is about to start may swallow an INT; it has nothing to save, and gets TERM then.
@@ -276,34 +277,47 @@ class Supervisor:
         if self._state.phase == policy.STOPPING:
             left = one.left_behind()
             if left is not None:
+                if one.index in self._state.spared:
+                    # Its leader has ended by itself; what it leaves has not been asked to.
+                    one.signal(signal.SIGTERM)
                 self._wait_for_group(one, left)
                 return
         status = one.reap()
         self._left += one.left
         at = time.monotonic()
         exited = Exited(one.index, self._labels[one.index], status, at, one.pid, one.attempt)
-        exited = exited._replace(peak_bytes=one.peak_bytes, has_core=one.has_core)
-        if status.exit_code and self._plan.rules.max_restarts and self._state.cause is None:
-            exited = self._with_prospects(exited, one)
+        exited = exited._replace(
+            peak_bytes=one.peak_bytes, has_core=one.has_core, lived_s=at - one.started_at
+        )
         del self._workers[one.index]
+        if status.exit_code and self._state.phase == policy.RUNNING:
+            exited = self._with_circumstances(exited)
         self._feed(exited)
         # Not after the turn: the others shall hear of it now.
         self._work()
 
-    def _with_prospects(self, exited: Exited, one: worker.Worker) -> Exited:
-        """Add what tells whether another attempt can end better."""
-        words = report.last_words(self._plan, exited)
-        known = causes.recognise("\n".join(words))
-        hopeless = known.sentence if known and known.name in causes.HOPELESS else ""
-        if exited.status.code in worker.SHELL_REFUSALS:
-            hopeless = "its command cannot be run."
-        steps = [read_step(spec.env.get(_HEARTBEAT, "")) for spec in self._plan.processes]
-        return exited._replace(
-            hopeless=hopeless,
-            last_words=words[-1] if words else "",
-            step=max((step for step in steps if step is not None), default=None),
-            lived_s=exited.at - one.started_at,
+    def _with_circumstances(self, exited: Exited) -> Exited:
+        """Add who else had failed by now: what is not needed at once waits until all have ended."""
+        from fleetrun.run import failures  # noqa: PLC0415 - only after a failure
+
+        also_failed = frozenset(
+            index
+            for index, one in self._workers.items()
+            if one.has_ended() or failures.has_raised(self._plan.processes[index], one.attempt)
         )
+        if self._plan.peers is not None and self._plan.rules.max_restarts:
+            # The other hosts want to know whether it is final.
+            exited = failures.prospects(self._plan, exited)
+        return exited._replace(also_failed=also_failed)
+
+    def _examine(self, exits: tuple[Exited, ...]) -> Examined:
+        from fleetrun.run import failures  # noqa: PLC0415 - only after a failure
+
+        try:
+            exits = failures.examine(self._plan, exits)
+        except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
+            self._say(f"The cause could not be looked into ({error!r}).")
+        return Examined(exits, time.monotonic())
 
     def _wait_for_group(self, one: worker.Worker, left: int) -> None:
         """Give what a rank has left behind its grace; the rank has ended when all of it has."""
@@ -366,10 +380,12 @@ class Supervisor:
                 self._feed(self._spawn(action))
             case Await():
                 self._await(action)
-            case SignalAll(signum=signum):
-                self._signal_all(signum)
+            case SignalAll(signum=signum, spared=spared):
+                self._signal_all(signum, spared)
                 self._tell(action)
                 self._explain(signum)
+            case Examine(exits=exits):
+                self._feed(self._examine(exits))
             case Sweep():
                 ranks = {one.pid for one in self._workers.values()}
                 self._left += self._guard.sweep(ranks, _SWEEP_S).ended
@@ -485,9 +501,11 @@ class Supervisor:
         self._loop.watch(started.pidfd, lambda: self._on_exit(started))
         return Started(index, self._labels[index], started.pid, now, attempt)
 
-    def _signal_all(self, signum: int) -> None:
+    def _signal_all(self, signum: int, spared: AbstractSet[int] = frozenset()) -> None:
         starting = []
         for one in self._workers.values():
+            if one.index in spared:
+                continue
             if signum == signal.SIGINT and worker.is_starting(one, self._plan.processes[one.index]):
                 starting.append(one)
             one.signal(signum)
@@ -525,7 +543,7 @@ class Supervisor:
 
     def _say_who_is_late(self) -> None:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:
-            left = self._state.deadline - time.monotonic()
+            left = self._state.kill_at - time.monotonic()
             why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
             self._say(f"{why}Waiting up to {left:.0f} s for {report.listed(self._alive())} to end.")
 

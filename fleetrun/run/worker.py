@@ -59,6 +59,11 @@ class Worker:
             # Only a set-user-id program is left in the group.
             return
 
+    def has_ended(self) -> bool:
+        """Whether the leader has ended; it is not reaped."""
+        wait = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, wait) is not None
+
     def left_behind(self) -> int | None:
         """Return a member of the group that outlives its leader, which has ended."""
         return self._guard.left_in(self.pid)

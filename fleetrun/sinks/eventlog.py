@@ -22,10 +22,14 @@ which they usually come, and what else their lines have:
   whether that host is not going to start `attempt` again (`is_final`).
 - `peers done`: the trainers of all other hosts are done with `attempt`.
 - `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
-  be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown). The first
-  one with a fault, a signal or another code than 0 is the culprit.
+  be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown).
+- `examined`: all that failed have ended. The line is about the culprit (`process`), which failed
+  first: `code` and `signal` as above, `failed_at` (monotonic, the moment of its exception, if it
+  raised one, else of its end), and `failed`, the processes (names) that had failed before anybody
+  was asked to end. The culprit is not always the first that `exited`.
 - `interrupted`: the launcher got `signal`.
-- `signalled`: every process that was alive was sent `signal`.
+- `signalled`: every process that was alive was sent `signal`, but those (names) that were `spared`:
+  they have raised an exception and end by themselves, or are sent it a little later.
 - `elapsed`: a time that was set has passed, such as --grace.
 - `restarting`: all are dead, and `attempt` begins.
 - `finished`: `exit_code`, `verdict` (a sentence), `attempts`, `given_up` (why there were no more;
@@ -47,8 +51,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.run import policy
 from fleetrun.run.events import (
     Elapsed,
+    Examined,
     Exited,
     Finished,
     Hung,
@@ -128,8 +134,25 @@ class EventLog:
                 )
             case Interrupted(signum=signum, at=at):
                 self._write("interrupted", at, signal=signal_name(signum))
-            case SignalAll(signum=signum):
-                self._write("signalled", time.monotonic(), signal=signal_name(signum))
+            case Examined(exits=exits, at=at):
+                first = policy.culprit(exits)
+                signum = first.status.signum
+                self._write(
+                    "examined",
+                    at,
+                    **self._process(first),
+                    code=first.status.code,
+                    signal=None if signum is None else signal_name(signum),
+                    failed_at=first.at if first.failed_at is None else first.failed_at,
+                    failed=[self._plan.processes[one.process].name for one in exits],
+                )
+            case SignalAll(signum=signum, spared=spared):
+                self._write(
+                    "signalled",
+                    time.monotonic(),
+                    signal=signal_name(signum),
+                    spared=[self._plan.processes[one].name for one in sorted(spared)],
+                )
             case Elapsed(at=at):
                 self._write("elapsed", at)
             case Hung(at=at, seconds=seconds, stacks=stacks):

@@ -17,6 +17,8 @@ from fleetrun.run.events import (
     Await,
     Elapsed,
     Event,
+    Examine,
+    Examined,
     Exited,
     Finish,
     Interrupted,
@@ -44,7 +46,14 @@ def play(*events: Event, rules: Rules = Rules()) -> tuple[policy.State, list[Act
     for event in events:
         state, actions = policy.step(state, event, rules)
         done += actions
+        for answer in answers(actions):
+            state, actions = policy.step(state, answer, rules)
+            done += actions
     return state, done
+
+
+def answers(actions: Sequence[Action]) -> list[Examined]:
+    return [Examined(action.exits, 2.0) for action in actions if isinstance(action, Examine)]
 
 
 def named(actions: Sequence[Action]) -> list[str]:
@@ -114,6 +123,8 @@ def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
         state, more = policy.step(state, event, Rules())
         todo.extend(more)
         done.extend(more)
+        for answer in answers(more):
+            feed(answer)
 
     for roll in dice:
         waiting = [action.process for action in todo if isinstance(action, Await)]

@@ -24,6 +24,8 @@ WHOLE = {
     "class": "ValueError",
     "message": "caf\udce9",
     "stack": "Traceback\n",
+    "monotonic": 0.5,
+    "code": 3,
 }
 
 
@@ -31,7 +33,7 @@ def test_s20_every_field_is_read(tmp_path: Path) -> None:
     path = tmp_path / "error.3.json"
     path.write_text(json.dumps(WHOLE))
     assert read_error(str(path)) == ErrorReport(
-        3, "h", 7, 1.5, 2, "ValueError", "caf\\udce9", "Traceback\n"
+        3, "h", 7, 1.5, 2, "ValueError", "caf\\udce9", "Traceback\n", monotonic=0.5, code=3
     )
 
 

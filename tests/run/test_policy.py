@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,8 @@ from fleetrun.run.events import (
     Action,
     Elapsed,
     Event,
+    Examine,
+    Examined,
     Exited,
     Finish,
     Interrupted,
@@ -53,6 +55,8 @@ class Job:
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
+        # What is found out about a process that failed; by default nothing more than its end.
+        self.facts: dict[int, dict[str, Any]] = {}
         self.perform(actions)
 
     def perform(self, actions: Sequence[Action]) -> None:
@@ -69,6 +73,9 @@ class Job:
                 case Finish(outcome=outcome):
                     assert self.outcome is None, "finished twice"
                     self.outcome = outcome
+                case Examine(exits=exits):
+                    known = [one._replace(**self.facts.get(one.process, {})) for one in exits]
+                    todo += self.take(Examined(tuple(known), self.now))
                 case SignalAll() | Sweep():
                     pass
 
@@ -100,6 +107,7 @@ class Job:
         last_words: str = "",
         step: int | None = None,
         lived_s: float = 0.0,
+        also_failed: frozenset[int] = frozenset(),
     ) -> None:
         """Let a process end."""
         status = ExitStatus(signum=signum) if signum else ExitStatus(code=code)
@@ -114,6 +122,7 @@ class Job:
             last_words=last_words,
             step=step,
             lived_s=lived_s,
+            also_failed=also_failed,
         )
         self.feed(exited)
 
@@ -164,6 +173,114 @@ def test_first_failure_is_the_cause_and_stops_the_rest() -> None:
     assert one.verdict().describe() == "rank 1 exited with 7"
     assert one.signals() == [TERM]
     assert [exited.process for exited in one.verdict().exits] == [1, 0, 2]
+
+
+def test_who_raised_first_is_the_cause_although_it_ended_last() -> None:
+    one = job(3)
+    one.facts[0] = {"failed_at": 9.9, "is_victim": True}
+    one.facts[1] = {"failed_at": 9.5}
+    one.now = 10.0
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    # The others are asked at once.
+    assert one.done[-1] == SignalAll(TERM, frozenset({1}))
+    one.exit(2, signum=TERM)
+    one.now = 10.4
+    one.exit(1, code=7)
+    assert one.signals() == [TERM]
+    assert one.verdict().describe() == "rank 1 exited with 7"
+
+
+def test_who_only_says_what_victims_say_gives_way_to_who_failed_a_little_later() -> None:
+    one = job(3)
+    one.facts[0] = {"failed_at": 0.0, "is_victim": True}
+    one.facts[1] = {"failed_at": 0.1}
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    one.exit(1, code=7)
+    one.exit(2, signum=TERM)
+    assert one.verdict().exit_code == 7
+
+
+def test_among_victims_only_the_first_is_the_cause() -> None:
+    one = job(2)
+    one.facts[0] = {"failed_at": 0.2, "is_victim": True}
+    one.facts[1] = {"failed_at": 0.1, "is_victim": True}
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    one.exit(1, code=3)
+    assert one.verdict().exit_code == 3
+
+
+def test_who_fails_when_asked_to_end_is_never_the_cause() -> None:
+    one = job(2)
+    one.facts[0] = {"is_victim": True}
+    one.exit(0, code=1)
+    one.exit(1, code=9)
+    assert one.verdict().describe() == "rank 0 exited with 1"
+
+
+def test_who_had_raised_but_ends_well_is_not_the_cause() -> None:
+    one = job(2)
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    one.exit(1)
+    assert one.verdict().describe() == "rank 0 exited with 1"
+
+
+def test_who_raised_gets_a_short_time_to_end_and_is_then_judged_by_its_exception() -> None:
+    one = job(3, grace_s=10)
+    one.facts[1] = {"failed_at": -0.5, "raised": 4}
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    one.exit(2, signum=TERM)
+    one.wait(policy.TEARDOWN_S)
+    assert one.done[-1] == SignalAll(TERM)
+    one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == 4
+    assert [end.status for end in one.verdict().exits][-1] == ExitStatus(signum=TERM)
+
+
+def test_who_raised_has_half_of_a_short_grace_and_is_killed_at_its_end() -> None:
+    one = job(2, grace_s=2)
+    one.facts[1] = {"failed_at": -0.5, "raised": 1}
+    one.exit(0, code=3, also_failed=frozenset({1}))
+    one.wait(1)
+    one.wait(1)
+    assert one.signals() == [TERM, TERM, KILL]
+    one.exit(1, signum=KILL)
+    assert one.verdict().exit_code == 1
+
+
+def test_a_signal_that_ends_who_raised_by_chance_is_its_own() -> None:
+    one = job(2)
+    one.facts[1] = {"failed_at": -0.5, "raised": 1}
+    one.exit(0, code=3, also_failed=frozenset({1}))
+    one.exit(1, signum=KILL)
+    assert one.verdict().exit_code == 137
+
+
+def test_the_grace_is_whole_again_when_who_raised_has_ended() -> None:
+    one = job(3, grace_s=10)
+    one.exit(0, code=3, also_failed=frozenset({1}))
+    one.exit(1, code=3)
+    one.wait(9.9)
+    assert one.signals() == [TERM]
+    one.wait(0.1)
+    assert one.signals() == [TERM, KILL]
+
+
+def test_the_cause_is_found_although_somebody_is_stuck() -> None:
+    one = job(3, grace_s=1)
+    one.facts[1] = {"failed_at": -0.5}
+    one.exit(0, code=3, also_failed=frozenset({1}))
+    one.exit(1, code=5)
+    one.wait(1)
+    one.wait(policy.STUCK_S)
+    assert (one.verdict().exit_code, one.verdict().stuck) == (5, (2,))
+
+
+def test_restarts_go_by_the_cause_and_not_by_the_first_end() -> None:
+    one = job(2, max_restarts=1)
+    one.facts[1] = {"failed_at": -0.5, "hopeless": "no such module."}
+    one.exit(0, code=1, also_failed=frozenset({1}))
+    one.exit(1, code=5)
+    assert (one.verdict().exit_code, one.verdict().given_up) == (5, "no such module.")
 
 
 def test_death_by_signal_gives_128_and_the_signal() -> None:
@@ -517,9 +634,9 @@ def happen(one: Job, dice: Dice) -> None:
     alive = sorted(one.state.alive)
     match dice.roll(8):
         case 0 | 1 | 2 if alive:
-            one.exit(alive[dice.roll(len(alive))], code=(0, 0, 0, 7)[dice.roll(4)])
+            die(one, dice, code=(0, 0, 0, 7)[dice.roll(4)])
         case 3 if alive:
-            one.exit(alive[dice.roll(len(alive))], signum=(KILL, TERM, 11)[dice.roll(3)])
+            die(one, dice, signum=(KILL, TERM, 11)[dice.roll(3)])
         case 4:
             one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
         case 5 if dice.roll(4) == 3:
@@ -530,6 +647,23 @@ def happen(one: Job, dice: Dice) -> None:
             hear(one, dice)
         case _:
             one.now += 0.001
+
+
+def die(one: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
+    """Let somebody end; others may have failed before, and be slower."""
+    alive = sorted(one.state.alive)
+    process = alive.pop(dice.roll(len(alive)))
+    also = frozenset(other for other in alive if dice.roll(3) == 2)
+    if one.state.phase == policy.RUNNING:
+        one.facts = {
+            other: {
+                "failed_at": one.now - dice.roll(5) / 10,
+                "is_victim": dice.roll(2) == 1,
+                "raised": (None, 1, 4)[dice.roll(3)],
+            }
+            for other in (process, *also)
+        }
+    one.exit(process, code=code, signum=signum, also_failed=also)
 
 
 def hear(one: Job, dice: Dice) -> None:
@@ -595,7 +729,10 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.cause is stops[0]
             assert outcome.exit_code == 128 + stops[0].signum
             before = one.events[: one.events.index(stops[0])]
-            assert not any(f in before and f not in outcome.earlier for f in failures[:1])
+            # Then the attempt was over, and another one was waited for.
+            assert not any(first in before for first in failures[:1]) or (
+                len(outcome.earlier) == outcome.attempts
+            )
         case Refuted():
             assert outcome.exit_code == 5
             assert outcome.cause in one.events
@@ -603,8 +740,22 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.exit_code == 9
             assert outcome.cause in one.events
         case Exited():
-            assert outcome.cause is failures[0]
-            assert outcome.exit_code == failures[0].status.exit_code
+            suspects = failures[0].also_failed | {failures[0].process}
+            assert outcome.cause.process in suspects
+            (end,) = [exited for exited in failures if exited.process == outcome.cause.process]
+            given = {end.status.exit_code, outcome.cause.raised}
+            assert outcome.exit_code in given - {None, 0}
+            others = [
+                exited._replace(**one.facts.get(exited.process, {}))
+                for exited in failures
+                if exited.process in suspects and not exited.fault
+            ]
+            assert all(
+                (outcome.cause.is_victim, outcome.cause.failed_at)
+                <= (each.is_victim, each.failed_at)
+                for each in others
+                if outcome.cause.failed_at is not None and each.failed_at is not None
+            )
 
 
 def check_spawns(one: Job) -> None:
@@ -629,8 +780,12 @@ def check_kills(one: Job) -> None:
     polite = [signum for signum in one.signals() if signum not in {KILL, USR1}]
     kills = one.signals().count(KILL)
     attempts = one.verdict().attempts
-    assert len(polite) <= attempts
+    # Once to all, and once more to those that had raised already.
+    assert len(polite) <= 2 * attempts
     assert kills <= len(polite)
+    for place, event in enumerate(one.done):
+        if isinstance(event, SignalAll) and event.signum != TERM:
+            assert not event.spared, place
 
 
 NUMBERS = st.lists(st.integers(0, 10_000), max_size=60)

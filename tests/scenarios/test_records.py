@@ -54,14 +54,14 @@ def test_s71_events_tell_the_whole_story(tmp_path: Path) -> None:
     assert job.run().code == 4
     events = job.events()
     names = [event["event"] for event in events]
-    end = ["exited", "signalled", "exited", "finished"]
+    end = ["exited", "signalled", "exited", "examined", "finished"]
     assert names == ["launched", "started", "started", *end]
     for event in events:
         assert event["schema"] == 1
         assert 0 < event["monotonic"] < event["time"]
     assert (events[3]["rank"], events[3]["code"], events[3]["signal"]) == (1, 4, None)
     assert (events[5]["rank"], events[5]["code"], events[5]["signal"]) == (0, None, "SIGTERM")
-    assert (events[6]["exit_code"], events[6]["verdict"]) == (4, "rank 1 exited with 4")
+    assert (events[7]["exit_code"], events[7]["verdict"]) == (4, "rank 1 exited with 4")
 
 
 def test_s71_events_are_whole_when_the_launcher_is_killed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.run.events import (
     Elapsed,
+    Examined,
     Exited,
     Finished,
     Happening,
@@ -64,7 +65,8 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         PeersDone(1.9),
         killed,
         Exited(1, "server 0", ExitStatus(code=127), 2.0, fault="there is no program."),
-        SignalAll(15),
+        SignalAll(15, frozenset({1})),
+        Examined((killed, killed._replace(failed_at=1.9, process=1)), 2.1),
         Elapsed(2.1),
         Restarting(1, plan, 2.2),
         Interrupted(2, 2.3),
@@ -101,6 +103,7 @@ def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
         "exited",
         "exited",
         "signalled",
+        "examined",
         "elapsed",
         "restarting",
         "interrupted",

@@ -11,9 +11,10 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     # For the comments.
-    from collections.abc import Sequence  # noqa: F401
+    from collections.abc import Callable, Sequence  # noqa: F401
     from importlib.machinery import ModuleSpec  # noqa: F401
     from types import ModuleType, TracebackType  # noqa: F401
+    from typing import Any, NoReturn  # noqa: F401
 
 # How the launcher knows this descriptor among the others; see fleetrun/run/stacks.py.
 _STACKS = "fleetrun-stacks"
@@ -67,12 +68,88 @@ def _watch_for_the_end(path):
 
     def excepthook(kind, error, trace):
         # type: (type[BaseException], BaseException, TracebackType | None) -> None
-        report(error)
+        # A script may call it to show an exception, and go on.
+        if not _is_called_by_the_script():
+            report(error)
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
+    _watch_for_exits(path, pid)
     # Libraries put their own hooks in the place of ours; Python keeps the exception for us.
     atexit.register(lambda: report(getattr(sys, "last_value", None)))
+
+
+def _is_called_by_the_script():
+    # type: () -> bool
+    """Whether any of the script's own code is running: it has ended when an exception ends it."""
+    frame = sys._getframe()  # noqa: SLF001 - there is no other way
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name in ("<module>", "_run_module_as_main")
+
+
+def _watch_for_exits(path, pid):
+    # type: (str, int) -> None
+    """Leave word of a failing exit beside PATH while it is under way: the end may take long."""
+    from _thread import get_ident  # noqa: PLC0415 - built in
+
+    main = get_ident()
+    note_at = os.path.join(os.path.dirname(path), "." + os.path.basename(path))
+
+    class Mark:
+        """Goes with the exception; if the script caught that one, nothing ends."""
+
+        def __del__(self):
+            # type: () -> None
+            if os.getpid() == pid and _is_called_by_the_script():
+                os.unlink(note_at)
+
+    def note(error):
+        # type: (SystemExit) -> None
+        """Note that ERROR ends the rank, if that is a failure."""
+        try:
+            code = error.code
+            code = 0 if code is None else code & 255 if isinstance(code, int) else 1
+            if code and os.getpid() == pid and get_ident() == main and _is_main(path):
+                _write(note_at, error, code)
+                vars(error)["fleetrun"] = Mark()
+        except Exception:  # noqa: BLE001, S110
+            pass
+
+    _note_exits(note)
+
+
+def _note_exits(note):
+    # type: (Callable[[SystemExit], None]) -> None
+    """Show what sys.exit, exit and quit raise to NOTE."""
+    import builtins  # noqa: PLC0415 - built in
+
+    leave = sys.exit
+
+    def exit(*status):  # noqa: A001 - it takes that one's place
+        # type: (object) -> NoReturn
+        try:
+            leave(*status)  # type: ignore[arg-type]
+        except SystemExit as error:
+            note(error)
+            raise
+
+    exit.__doc__ = leave.__doc__
+    sys.exit = exit
+    # The class of `exit` and `quit`.
+    quitter = type(getattr(builtins, "exit", None))  # type: Any
+    if quitter.__name__ == "Quitter":
+        call = quitter.__call__
+
+        def __call__(self, code=None):  # noqa: N807
+            # type: (object, object) -> None
+            try:
+                call(self, code)
+            except SystemExit as error:
+                note(error)
+                raise
+
+        quitter.__call__ = __call__
 
 
 def _is_main(path):
@@ -94,8 +171,8 @@ def _is_main(path):
     return True
 
 
-def _write(path, error):
-    # type: (str, BaseException) -> None
+def _write(path, error, code=None):
+    # type: (str, BaseException, int | None) -> None
     """Write ERROR to PATH, whole or not at all."""
     import json  # noqa: PLC0415 - only at the end
     import time  # noqa: PLC0415
@@ -113,6 +190,9 @@ def _write(path, error):
         "host": os.uname()[1],
         "pid": os.getpid(),
         "time": time.time(),
+        # The launcher compares it with the ends of other ranks; the other clock may be set.
+        "monotonic": time.monotonic(),
+        "code": code,
         "restart": _number("PADDLE_RESTART_COUNT") or 0,
         "class": kind.__name__,
         "module": kind.__module__,

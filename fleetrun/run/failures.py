@@ -1,0 +1,116 @@
+"""When each process of a failed job failed, and whether it says what only victims say.
+
+A process may raise an exception and need seconds to end, while those that lose it end at once. So
+the moment of a failure is that of the exception (the rank writes it down, see `inject/site`), else
+that of the end.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH110, PTH118
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run import causes, lastwords, worker
+from fleetrun.run.errorfile import ErrorReport, read_error
+from fleetrun.run.progress import read_step
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan, ProcessSpec
+    from fleetrun.run.events import Exited
+
+# The exception of a Python below a shell is the shell's failure if it is not older than that.
+_WRAPPER_S = 30.0
+# An end is seen a little after it happened; by then others may have raised because of it. No lost
+# peer makes a process die of these signals (ILL, BUS, FPE, KILL, SEGV), so they get that allowance.
+_SEEN_AFTER_S = 0.1
+_OWN_SIGNALS = frozenset((4, 7, 8, 9, 11))
+# Of so many processes the logs are read.
+_MOST_LOGS = 64
+# Without a traceback, so many lines tell why it ended; a retry that went well stands before them.
+_LAST = 5
+
+
+def has_raised(spec: ProcessSpec, attempt: int) -> bool:
+    """Whether the process of SPEC, which is alive, has raised what is going to end it."""
+    path = spec.env.get("FLEETRUN_ERROR_FILE", "")
+    for one in (_read(path, attempt), _read(_of_exit(path), attempt)):
+        # The exception of another one, that a shell survived, ends nobody.
+        if one is not None and one.pid and os.path.exists(f"/proc/{one.pid}"):
+            return True
+    return False
+
+
+def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
+    """Return EXITS with all that is known of them."""
+    steps = [read_step(spec.env.get("FLEETRUN_HEARTBEAT", "")) for spec in plan.processes]
+    step = max((one for one in steps if one is not None), default=None)
+    return tuple(
+        _examined(plan, one, step, with_log=place < _MOST_LOGS) for place, one in enumerate(exits)
+    )
+
+
+def prospects(plan: LaunchPlan, exited: Exited) -> Exited:
+    """Return EXITED with what tells whether another attempt can end better."""
+    return _with_words(exited, lastwords.last_lines(_log(plan, exited)))
+
+
+def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
+    path = plan.processes[exited.process].env.get("FLEETRUN_ERROR_FILE", "")
+    error = _error(path, exited)
+    asked = None if error else _error(_of_exit(path), exited)
+    if error is not None:
+        exited = exited._replace(failed_at=_moment(error, exited), raised=1)
+    elif asked is not None:
+        exited = exited._replace(failed_at=_moment(asked, exited), raised=asked.code)
+    else:
+        late_s = _SEEN_AFTER_S if exited.status.signum in _OWN_SIGNALS else 0.0
+        exited = exited._replace(failed_at=exited.at - late_s)
+    words = lastwords.last_lines(_log(plan, exited)) if with_log else []
+    said = words if lastwords.explains(words) else words[-_LAST:]
+    if error is not None:
+        said = [f"{error.kind}: {error.message}", error.stack]
+    is_victim = causes.is_of_victim("\n".join(said))
+    return _with_words(exited, words)._replace(step=step, is_victim=is_victim)
+
+
+def _with_words(exited: Exited, words: list[str]) -> Exited:
+    known = causes.recognise("\n".join(words))
+    hopeless = known.sentence if known and known.name in causes.HOPELESS else ""
+    if exited.status.code in worker.SHELL_REFUSALS:
+        hopeless = "its command cannot be run."
+    return exited._replace(hopeless=hopeless, last_words=words[-1] if words else "")
+
+
+def _log(plan: LaunchPlan, exited: Exited) -> str:
+    return lastwords.tail(worker.log_path(plan, plan.processes[exited.process], exited.attempt))
+
+
+def _read(path: str, attempt: int) -> ErrorReport | None:
+    error = read_error(path) if path else None
+    return None if error is None or error.raw or error.restart != attempt else error
+
+
+def _of_exit(path: str) -> str:
+    """Return where a rank notes a failing sys.exit that is under way."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}") if name else ""
+
+
+def _error(path: str, exited: Exited) -> ErrorReport | None:
+    """Return the exception of which this process ended."""
+    error = _read(path, exited.attempt)
+    if error is None or error.pid == exited.pid:
+        return error
+    return error if exited.at - _moment(error, exited) < _WRAPPER_S else None
+
+
+def _moment(error: ErrorReport, exited: Exited) -> float:
+    """Return when ERROR was raised, in monotonic seconds; never after the end."""
+    at = error.monotonic
+    if at is None and error.time is not None:
+        at = error.time - (time.time() - time.monotonic())
+    return exited.at if at is None else min(at, exited.at)

@@ -1,0 +1,157 @@
+"""A rank that fails first and needs long to end is the culprit, whoever ends before it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commandline import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Rank 1 fails and closes its connection; its end takes long. Rank 0 loses it and ends at once.
+JOB = """
+import atexit, signal, socket, threading
+def meet():
+    if rank == 0:
+        server = socket.create_server(("127.0.0.1", 0))
+        with open("port.new", "w") as file: print(server.getsockname()[1], os.getpid(), file=file)
+        os.rename("port.new", "port")
+        return server.accept()[0]
+    while not os.path.exists("port"): time.sleep(0.01)
+    global victim
+    port, victim = open("port").read().split()
+    return socket.create_connection(("127.0.0.1", int(port)))
+link = meet() if rank < 2 else None
+def culprit():
+    {fail}
+def teardown():
+    link.close()
+    # Gone when the launcher has seen its end.
+    while os.path.exists(f"/proc/{{victim}}"): time.sleep(0.01)
+    time.sleep({teardown})
+if rank == 1:
+    atexit.register(teardown)
+    culprit()
+elif rank == 0:
+    link.recv(1)
+    {lose}
+time.sleep(60)
+"""
+VICTIMS = {
+    "words of a victim": 'raise OSError("Connection reset by peer")',
+    "exception": 'raise RuntimeError("all_reduce failed")',
+    "plain exit": "os._exit(9)",
+    "sys.exit": "sys.exit(9)",
+    "signal": "os.kill(os.getpid(), signal.SIGABRT)",
+}
+FAILURES = {
+    "raise": ('raise ValueError("no such column: label")', 1),
+    "sys.exit": ("try: {}['label']\n    except KeyError: sys.exit(7)", 7),
+    "exit": ("exit(7)", 7),
+}
+
+
+def report(job: Command) -> dict[str, Any]:
+    text = (job.folder / "log" / "latest" / "report.json").read_text()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_s16_the_culprit_that_ends_last_is_the_culprit(
+    tmp_path: Path, victim: str, failure: str
+) -> None:
+    fail, code = FAILURES[failure]
+    script = JOB.format(fail=fail, teardown=0.1, lose=VICTIMS[victim])
+    job = Command.python(tmp_path, script, ranks=3)
+    ended = job.run()
+    assert ended.said.startswith(f"fleetrun: rank 1 exited with {code}.")
+    assert ended.code == code
+    found = report(job)
+    assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
+    assert [one["rank"] for one in found["victims"]] == [0, 2]
+    # Nobody waited for its end before the others were stopped.
+    events = job.events()
+    exited = next(one for one in events if one["event"] == "exited")
+    signalled = next(one for one in events if one["event"] == "signalled")
+    assert (exited["rank"], signalled["spared"]) == (0, ["trainer.1"])
+    assert exited["monotonic"] <= signalled["monotonic"]
+    (examined,) = [one for one in events if one["event"] == "examined"]
+    assert (examined["rank"], examined["failed"]) == (1, ["trainer.0", "trainer.1"])
+    assert examined["failed_at"] < exited["monotonic"]
+
+
+@pytest.mark.parametrize("failure", ["raise", "sys.exit"])
+def test_s16_who_does_not_end_in_time_is_judged_by_its_exception(
+    tmp_path: Path, failure: str
+) -> None:
+    fail, code = FAILURES[failure]
+    script = JOB.format(fail=fail, teardown=60, lose=VICTIMS["plain exit"])
+    job = Command.python(tmp_path, script, "--grace=1")
+    ended = job.run()
+    assert ended.code == code
+    assert f"rank 1 exited with {code}." in ended.said
+    assert "it still had not ended and was stopped" in ended.said
+    (end,) = [e for e in job.events() if e["event"] == "exited" and e["rank"] == 1]
+    assert end["signal"] == "SIGTERM"
+
+
+def test_s16_a_thread_that_keeps_the_rank_alive_does_not_hide_its_exception(tmp_path: Path) -> None:
+    fail = (
+        "threading.Thread(target=time.sleep, args=(60,)).start(); link.close(); raise KeyError(1)"
+    )
+    script = JOB.format(fail=fail, teardown=0, lose=VICTIMS["words of a victim"])
+    job = Command.python(tmp_path, script, "--grace=1")
+    ended = job.run()
+    assert ended.said.startswith("fleetrun: rank 1 exited with 1.")
+    assert "KeyError: 1" in ended.said
+
+
+def test_s16_who_fails_when_asked_to_end_is_a_victim(tmp_path: Path) -> None:
+    code = """
+import signal
+def stop(*_): raise ValueError("half a checkpoint")
+signal.signal(signal.SIGTERM, stop)
+open(f"up{rank}", "w").close()
+while rank == 0 and not os.path.exists("up1"): time.sleep(0.01)
+if rank == 0: raise OSError("Connection reset by peer")
+time.sleep(60)
+"""
+    job = Command.python(tmp_path, code)
+    ended = job.run()
+    assert ended.said.startswith("fleetrun: rank 0 exited with 1.")
+    assert "rank 1 exited with 1" in ended.said
+
+
+def test_s16_an_exit_that_somebody_caught_is_none(tmp_path: Path) -> None:
+    code = """
+if rank == 1:
+    try: sys.exit(5)
+    except SystemExit: pass
+    sys.excepthook(*[(type(e), e, None) for e in [ValueError("shown")]][0])
+    open("caught", "w").close()
+    time.sleep(60)
+while not os.path.exists("caught"): time.sleep(0.01)
+os._exit(9)
+"""
+    job = Command.python(tmp_path, code, "--grace=1")
+    assert job.run().code == 9
+    assert not (tmp_path / "log" / "latest" / "error.1.json").exists()
+
+
+def test_s16_an_exception_that_a_shell_survived_is_not_the_end_of_its_rank(tmp_path: Path) -> None:
+    fail = f"{sys.executable} -c 'raise ValueError'"
+    script = f"""
+if [ $R = 1 ]; then {fail} || touch went-on; sleep 60; fi
+until [ -e went-on ]; do sleep 0.05; done
+exit 9
+"""
+    job = Command(tmp_path, script)
+    assert job.run().code == 9
+    (signalled,) = [one for one in job.events() if one["event"] == "signalled"]
+    assert signalled["spared"] == []
