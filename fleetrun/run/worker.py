@@ -61,8 +61,11 @@ class Worker:
 
     def has_ended(self) -> bool:
         """Whether the leader has ended; it is not reaped."""
-        wait = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, wait) is not None
+        from select import POLLIN, poll  # noqa: PLC0415 - only after a failure
+
+        one = poll()
+        one.register(self.pidfd, POLLIN)
+        return bool(one.poll(0))
 
     def left_behind(self) -> int | None:
         """Return a member of the group that outlives its leader, which has ended."""
