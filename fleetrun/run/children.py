@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _KILL = 9
 # Who is not dead by then, waits for a device; others may have come in the meantime.
 _ROUND_S = 0.05
+# What a process of the launcher's that stands apart from it is called.
+GUARD = "rank-guard"
+# How long a process may take from its fork until it runs its program.
+_EXEC_S = 5.0
+_LOOK_MS = 5
 
 
 class Order(NamedTuple):
@@ -116,6 +121,33 @@ def start(order: Order) -> int:
         )
     finally:
         _move_to(before)
+
+
+def adopted(order: Order) -> int | None:
+    """Return the process of ORDER that our dead child has started and left to us, if there is one.
+
+    It is known by its environment, which is that of no other rank.
+    """
+    wanted = sorted(b"%s=%s" % pair for pair in order.env.items())
+    deadline = time.monotonic() + _EXEC_S
+    while time.monotonic() < deadline:
+        seen = {pid: proc.content(f"/proc/{pid}/environ") for pid in children()}
+        found = [
+            pid for pid, env in seen.items() if sorted(env.rstrip(b"\0").split(b"\0")) == wanted
+        ]
+        if found:
+            # Its own children, should they be ours already, are younger.
+            return min(found, key=_birth)
+        # A child between fork and exec still looks like the one that made it.
+        if not any(proc.command(pid).startswith(GUARD) for pid in seen):
+            return None
+        select.poll().poll(_LOOK_MS)
+    return None
+
+
+def _birth(pid: int) -> int:
+    one = proc.stat(pid)
+    return 0 if one is None else one.started
 
 
 def _move_to(cpus: Collection[int]) -> Collection[int]:

@@ -3,7 +3,8 @@
 It is the parent of all ranks and a child subreaper, so whatever descends from a rank, in whatever
 session and with whatever environment, descends from it. When the launcher dies without a word
 (`kill -9`) it kills them all. When somebody kills the guard itself, its children become ours, and
-the launcher does by itself what it asked the guard for.
+the launcher does by itself what it asked the guard for; a watcher then takes the guard's place as
+far as it can, and finds the job's processes by the marker in their environment.
 """
 
 # pathlib costs start-up time.
@@ -12,6 +13,7 @@ the launcher does by itself what it asked the guard for.
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1
+import contextlib
 import errno
 import marshal
 import os
@@ -19,11 +21,12 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import children, libc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
     from fleetrun.run.children import Ended, Order, Swept
@@ -56,15 +59,13 @@ class Guard:
     def __init__(self, marker: str, files: FileLimit) -> None:
         self._files = files
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._marker = os.fsencode(marker)
+        self._is_dismissed = False
+        self._watcher: int | None = None
         launcher = os.getpid()
-        # A signal in between would be seen by both through the launcher's wake-up descriptor.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                _be_guard(launcher, theirs, os.fsencode(marker), files)
+            self.pid = _fork(lambda: _be_guard(launcher, theirs, self._marker, files))
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
         self._has_ended = False
@@ -76,8 +77,11 @@ class Guard:
             kind, value = self._answer()
         except _Lost as lost:
             if lost.was_heard:
-                # It may run, and nobody knows its number: a second one must not run beside it.
-                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
+                # It may run: a second one must not run beside it.
+                pid = children.adopted(order)
+                if pid is None:
+                    raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)) from None
+                return pid
             self._files.restore()
             try:
                 return children.start(order)
@@ -127,23 +131,36 @@ class Guard:
 
     def dismiss(self) -> None:
         """Let it go; what it has not swept becomes our own."""
+        self._is_dismissed = True
         self._take_over()
+        if self._watcher is not None:
+            os.kill(self._watcher, signal.SIGKILL)
+            os.waitpid(self._watcher, 0)
         self._socket.close()
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return its process, as long as there is one."""
-        if not self._has_ended:
-            self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        return frozenset() if self._has_ended else frozenset((self.pid,))
+        """Return the processes that are its own, as long as there are any."""
+        if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self._on_end()
+        own = self._watcher if self._has_ended else self.pid
+        return frozenset() if own is None else frozenset((own,))
 
     def _take_over(self) -> None:
         """Be the parent of its children, from now on."""
-        if self.pids:
+        if not self._has_ended:
             # Not reaped yet, so the id is its own even if somebody else kills it just now.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-            self._has_ended = True
+            self._on_end()
+
+    def _on_end(self) -> None:
+        self._has_ended = True
+        if not self._is_dismissed:
+            launcher = os.getpid()
+            # Where no more processes are allowed the job goes on without.
+            with contextlib.suppress(OSError):
+                self._watcher = _fork(lambda: _be_watcher(launcher, self._marker))
 
     def _ask(self, *words: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
@@ -195,38 +212,71 @@ class Guard:
 
     def _nudge(self) -> None:
         """Let it go on, should somebody have stopped it."""
-        if self.pids:
+        if not self._has_ended:
             os.kill(self.pid, signal.SIGCONT)
 
 
-def _be_guard(launcher: int, orders: _socket.socket, marker: bytes, files: FileLimit) -> NoReturn:
-    """Be the guard; never return into the launcher's code."""
+def _fork(live: Callable[[], None]) -> int:
+    """Let a child LIVE, with all signals blocked at first; return its id."""
+    # A signal in between would be seen by both through the launcher's wake-up descriptor.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        os.setsid()
-        woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            # Caught and not ignored: what it starts shall not inherit that.
-            if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
-                signal.signal(one, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        # `pkill -9 -f fleetrun`, or -f train.py, shall find the launcher and not us.
-        libc.prctl(libc.PR_SET_NAME, b"rank-guard")
-        libc.set_command(b"rank-guard of %d" % launcher)
-        _close_all_but((orders.fileno(), woken, waker))
-        files.restore()
-        children.become_subreaper()
-        guarded = os.pidfd_open(launcher)
-        if os.getppid() == launcher:
-            _Service(orders, guarded, woken).run()
-        # The launcher is no more.
-        children.sweep(frozenset(), _SECONDS)
-        # Of those that it started beside the ranks, too.
-        from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
-
-        hunt.hunt(marker, frozenset(), _SECONDS)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                live()
+            finally:
+                # Never return into the launcher's code.
+                os._exit(0)
     finally:
-        os._exit(0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def _be_guard(launcher: int, orders: _socket.socket, marker: bytes, files: FileLimit) -> None:
+    """Serve the launcher, and end what there is of the job when it is no more."""
+    woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    _stand_apart(launcher, waker, (orders.fileno(), woken, waker))
+    files.restore()
+    children.become_subreaper()
+    guarded = os.pidfd_open(launcher)
+    if os.getppid() == launcher:
+        _Service(orders, guarded, woken).run()
+    children.sweep(frozenset(), _SECONDS)
+    # Of those that it started beside the ranks, too.
+    _hunt(marker)
+
+
+def _be_watcher(launcher: int, marker: bytes) -> None:
+    """Wait for the end of a launcher whose guard was killed, and end what carries its marker."""
+    _stand_apart(launcher, -1, ())
+    guarded = os.pidfd_open(launcher)
+    if os.getppid() == launcher:
+        ready = select.poll()
+        ready.register(guarded, select.POLLIN)
+        ready.poll()
+    _hunt(marker)
+
+
+def _hunt(marker: bytes) -> None:
+    from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
+
+    hunt.hunt(marker, frozenset(), _SECONDS)
+
+
+def _stand_apart(launcher: int, waker: int, own: tuple[int, ...]) -> None:
+    """Have nothing in common with the launcher, neither a session nor signals, name and files."""
+    os.setsid()
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        # Caught and not ignored: what it starts shall not inherit that.
+        if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
+            signal.signal(one, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # `pkill -9 -f fleetrun`, or -f train.py, shall find the launcher and not us.
+    libc.prctl(libc.PR_SET_NAME, b"rank-guard")
+    libc.set_command(b"rank-guard of %d" % launcher)
+    _close_all_but(own)
 
 
 def _close_all_but(own: tuple[int, ...]) -> None:

@@ -442,6 +442,7 @@ def test_the_guard_may_be_killed(tmp_path: Path) -> None:
     job = Launch(tmp_path, "touch ready0; until [ -e go ]; do sleep 0.01; done")
     launcher = job.start()
     job.wait_for("ready0")
+    started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
     (tmp_path / "go").touch()
     assert job.finish(launcher).returncode == 0
@@ -453,11 +454,35 @@ def test_who_kills_the_guard_changes_nothing_of_how_the_job_ends(tmp_path: Path)
     job = Launch(tmp_path, script, max_restarts=1)
     launcher = job.start()
     job.wait_for("ready0")
+    started(job, 1)
     os.kill(the_guard(launcher.pid), signal.SIGKILL)
     (tmp_path / "go").touch()
     done = job.finish(launcher)
     assert done.returncode == 7
     assert (tmp_path / "log" / "latest" / "workerlog.0.attempt1").exists()
+
+
+def test_who_kills_the_guard_and_then_the_launcher_still_leaves_nobody(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "setsid sleep 60 & touch ready0; sleep 60", IGNORE_TERM.format(rank=1))
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("ready0", "ready1")
+    started(job, 2)
+    guard = the_guard(launcher.pid)
+    os.kill(guard, signal.SIGKILL)
+    # Its place was taken: by ranks, and by who watches from now on.
+    until(lambda: guard not in children(launcher.pid) and b"rank-guard" in names(launcher.pid))
+    launcher.kill()
+    launcher.wait()
+    assert_no_survivors(job.marker, 10)
+
+
+def names(parent: int) -> bytes:
+    """Return the names of PARENT's children."""
+    found = b""
+    for pid in children(parent):
+        with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - one line
+            found += file.read()
+    return found
 
 
 def test_a_guard_that_was_stopped_is_told_to_go_on(tmp_path: Path) -> None:
