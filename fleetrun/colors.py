@@ -40,10 +40,12 @@ def choice(words: Sequence[str]) -> str:
         typed, equals, raw = words[at].partition("=")
         name = typed.lstrip("-").replace("-", "_")
         at += 1
-        option = None if equals or at == len(words) else names.get(name)
-        if option is not None and options.takes_next(option, words[at]):
-            raw = words[at]
-            at += 1
+        option = names.get(name)
+        if option is not None and not equals:
+            raw = option.bare or ""
+            if at < len(words) and options.takes_next(option, words[at]):
+                raw = words[at]
+                at += 1
         if name == "color" and raw in {AUTO, ALWAYS, NEVER}:
             found = raw
     return found

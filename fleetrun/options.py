@@ -31,6 +31,8 @@ SECTIONS = {
 GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 
 _HYPHENATED = ("dry_run", "from_manifest")
+# Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
+_OWN_WORDS = frozenset(("help", "color"))
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 _NO = frozenset(("0", "false", "no", "off", "n", "f"))
 # What a value looks like when it asks for nothing.
@@ -145,8 +147,7 @@ def takes_next(option: Option, word: str) -> bool:
         return is_word_for_bool(word)
     if option.name == "tee":
         return is_rank_list(word)
-    if option.name == "help":
-        # What follows is not looked at, so no script can be meant.
+    if option.name in _OWN_WORDS:
         return word in option.words
     return option.bare is None
 
@@ -720,6 +721,7 @@ TABLE: tuple[Option, ...] = (
         metavar="auto|always|never",
         default="auto",
         words=("auto", "always", "never"),
+        bare="always",
     ),
     Option(
         "help",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 
 from fleetrun import colors
+from fleetrun.cli import COMMANDS
 from fleetrun.printing import put
 
 SCREEN = """\
@@ -29,7 +30,7 @@ Exit codes: 0 all well, N that of the rank that failed first, 128+N its signal,
   124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
   5 --strategy_strict: something asked for is not in effect
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
-  fleetrun strategy|tune|completion --help
+  fleetrun {commands} --help
   eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
 """
 
@@ -37,7 +38,7 @@ More: --help=all, or common, strategy, devices, hosts, job, servers, codes
 def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
     """Show the help text of SECTION: the screen, all, or one of options.SECTIONS."""
     if section == "screen":
-        return page(SCREEN, choice, environ)
+        return page(SCREEN.format(commands="|".join(COMMANDS)), choice, environ)
     from fleetrun import help as view  # noqa: PLC0415 - click is slow, and the screen lacks it
 
     return page(view.text(section), choice, environ)

@@ -250,6 +250,14 @@ def test_help_loads_neither_click_nor_the_options() -> None:
     assert done.stdout.splitlines()[-1] == ""
 
 
+def test_color_without_a_value_never_eats_the_script() -> None:
+    launch = Launch()
+    assert cli.main(["--color", "train.py"], environ={}, launch=launch) == 0
+    assert cli.main(["--color", "never", "train.py"], environ={}, launch=launch) == 0
+    assert [request.color for request in launch.requests] == ["always", "never"]
+    assert {request.script.target for request in launch.requests} == {"train.py"}
+
+
 # -- colour and the pager --
 
 
@@ -284,6 +292,7 @@ def test_help_is_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
     assert "\x1b" not in on_terminal("--color=never", "--help")
     assert "\x1b" not in fleetrun("--help", TERM="xterm").stdout
     assert "\x1b" in fleetrun("--help", "--color=always", NO_COLOR="1").stdout
+    assert "\x1b" in fleetrun("--color", "--help").stdout
 
 
 def test_errors_are_coloured_on_a_terminal_and_never_in_a_pipe() -> None:
@@ -408,7 +417,7 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["completion", "z"], [("plain", "zsh")]),
         (["completion", "zsh", ""], []),
         (["--help=dev"], [("plain", "--help=devices")]),
-        (["--color", "n"], [("plain", "never")]),
+        (["--color=n"], [("plain", "--color=never")]),
         (
             ["--strategy=amp,ov"],
             [("file", "--strategy=amp,ov"), ("plain", "--strategy=amp,overlap")],

@@ -12,7 +12,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.plan.brief import LAUNCH_FILE
 from fleetrun.run.events import Restarting
 from fleetrun.run.folder import Folder
 
@@ -81,6 +80,8 @@ class LaunchFile:
         self._append(render.banner(self._request, self._plan, has_links=self._has_links()) + notes)
 
     def _append(self, text: str) -> None:
+        from fleetrun.plan.brief import LAUNCH_FILE  # noqa: PLC0415 - no start waits for it
+
         fd = self._folder.append(LAUNCH_FILE)
         try:
             rest = memoryview(text.encode(errors="surrogateescape"))
