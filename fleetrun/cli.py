@@ -52,9 +52,12 @@ def main(
     try:
         return _dispatch(words, variables, launch)
     except FleetrunError as error:
+        from fleetrun.plan.secrets import Hider  # noqa: PLC0415 - see above
         from fleetrun.plan.visible import visible  # noqa: PLC0415 - see above
 
-        _complain(f"{_prefix(words, variables)}{visible(str(error))}")
+        # It may quote any value that somebody gave.
+        said = Hider(variables, words)(str(error))
+        _complain(f"{_prefix(words, variables)}{visible(said)}")
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, probe
-from fleetrun.plan import compose, devices, hosts
+from fleetrun.plan import compose, devices, hosts, secrets
 from fleetrun.plan.visible import visible
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.folder import Folder
@@ -79,7 +79,9 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     from fleetrun.printing import put  # noqa: PLC0415 - as above
 
     forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
-    text = forms[request.dry_run or "table"](plans, request, here=here)
+    # They quote what somebody gave.
+    noted = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
+    text = forms[request.dry_run or "table"](noted, request, here=here)
     return put(text)
 
 
@@ -101,9 +103,11 @@ def _run(
     folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
     prefix = colors.prefix(is_coloured=is_coloured)
+    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
     messages = Messages(
-        lambda: _preface(plan, request, prefix, has_links=rundir.has_links),
+        lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links)),
         is_coloured=is_coloured,
+        hide=hide,
     )
     rundir = RunDirectory(
         plan,
@@ -111,14 +115,15 @@ def _run(
         overwrite=request.log_overwrite,
         say=messages.say,
         folder=folder,
+        hide=hide,
     )
     console = Console(plan, _shown(plan, request), say=messages.say)
     sinks: tuple[Sink, ...] = (
         messages,
         rundir,
-        EventLog(plan, folder),
+        EventLog(plan, folder, hide),
         Manifest(plan, request, environ, folder),
-        LaunchFile(plan, request, folder, has_links=lambda: rundir.has_links),
+        LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
         console,
         *_rotation(plan, request, console, messages),
         Watch(
@@ -149,6 +154,7 @@ def _run(
         replan=replan,
         folder=folder,
         files=files,
+        hide=hide,
     )
     return supervisor.run().exit_code
 

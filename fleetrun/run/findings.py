@@ -13,12 +13,13 @@ import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.plan import secrets
 from fleetrun.run import causes, evidence, lastwords, worker
 from fleetrun.run.errorfile import ErrorReport, read_error
 from fleetrun.run.events import Exited, signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from fleetrun.model import LaunchPlan
@@ -151,7 +152,13 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
 # For programs ------------------------------------------------------------------------------------
 
 
-def write(folder: Folder, plan: LaunchPlan, outcome: Outcome, findings: Findings) -> None:
+def write(
+    folder: Folder,
+    plan: LaunchPlan,
+    outcome: Outcome,
+    findings: Findings,
+    hide: Callable[[str], str] = str,
+) -> None:
     """Write report.json into the run directory, whole or not at all; OSError if that fails."""
     import json  # noqa: PLC0415 - only after a failure
 
@@ -170,7 +177,7 @@ def write(folder: Folder, plan: LaunchPlan, outcome: Outcome, findings: Findings
         "earlier": [one.describe() for one in outcome.earlier],
     }
     # ASCII: whatever bytes a name or a message has, any reader can take it.
-    folder.write(NAME, json.dumps(document, indent=1) + "\n")
+    folder.write(NAME, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
 
 
 def _told(plan: LaunchPlan, culprit: Culprit) -> dict[str, Value]:

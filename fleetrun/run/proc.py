@@ -157,10 +157,11 @@ def words(pid: int) -> tuple[str, ...]:
 
 
 def command(pid: int) -> str:
-    """Return PID's command line."""
-    return (
-        content(f"/proc/{pid}/cmdline").rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    )
+    """Return PID's command line without secrets."""
+    from fleetrun.plan import arguments  # noqa: PLC0415 - rare
+
+    words = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace").split("\0")
+    return " ".join(arguments.conceal(words)[0])
 
 
 def is_python(pid: int) -> bool:

@@ -112,8 +112,10 @@ class Supervisor:
         replan: Callable[[int], LaunchPlan] | None = None,
         folder: Folder | None = None,
         files: descriptors.FileLimit | None = None,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self._plan = plan
+        self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._replan = replan
         self._given_files = files
@@ -224,7 +226,7 @@ class Supervisor:
             self._say(f"The cause could not be looked into ({error!r}).")
             found = findings.Findings()
         try:
-            findings.write(self._folder, self._plan, outcome, found)
+            findings.write(self._folder, self._plan, outcome, found, self._hide)
         except OSError as error:
             self._say(f"{findings.NAME} could not be written ({error.strerror}).")
         return found

@@ -75,7 +75,7 @@ from fleetrun.run.events import (
 from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
     from fleetrun.model import LaunchPlan
@@ -91,8 +91,14 @@ NAME = "events.jsonl"
 class EventLog:
     """Writes down what the supervisor tells."""
 
-    def __init__(self, plan: LaunchPlan, folder: Folder | None = None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: Folder | None = None,
+        hide: Callable[[str], str] = str,
+    ) -> None:
         self._plan = plan
+        self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._fd = -1
 
@@ -235,6 +241,8 @@ class EventLog:
     def _write(self, event: str, at: float, **more: Value) -> None:
         import json  # noqa: PLC0415 - the start is over when this runs
 
+        from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+
         wall = time.time() - (time.monotonic() - at)
         record = {
             "schema": SCHEMA,
@@ -243,7 +251,7 @@ class EventLog:
             "event": event,
             **more,
         }
-        line = json.dumps(record).encode() + b"\n"
+        line = json.dumps(secrets.everywhere(record, self._hide)).encode() + b"\n"
         if (written := os.write(self._fd, line)) < len(line):
             # A full disk took half a line; half a line is none.
             os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)

@@ -34,10 +34,12 @@ class LaunchFile:
         plan: LaunchPlan,
         request: Request,
         folder: Folder | None = None,
+        hide: Callable[[str], str] = str,
         *,
         has_links: Callable[[], bool] = lambda: True,
     ) -> None:
         self._plan = plan
+        self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._request = request
         self._has_links = has_links
@@ -84,7 +86,7 @@ class LaunchFile:
 
         fd = self._folder.append(LAUNCH_FILE)
         try:
-            rest = memoryview(text.encode(errors="surrogateescape"))
+            rest = memoryview(self._hide(text).encode(errors="surrogateescape"))
             while rest:
                 rest = rest[os.write(fd, rest) :]
         finally:

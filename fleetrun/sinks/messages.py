@@ -28,8 +28,13 @@ class Messages:
     """Says things to the user, and never waits for a terminal to take them."""
 
     def __init__(
-        self, preface: Callable[[], str] | None = None, *, is_coloured: bool = False
+        self,
+        preface: Callable[[], str] | None = None,
+        *,
+        is_coloured: bool = False,
+        hide: Callable[[str], str] = str,
     ) -> None:
+        self._hide = hide
         self._outlet = Outlet(2)
         # Made when everything is started, so that nobody waits for it.
         self._preface = preface
@@ -43,11 +48,11 @@ class Messages:
 
     def say(self, text: str) -> None:
         """Tell the user TEXT, one line; no value in it can make it another, or move the cursor."""
-        self._put(visible(text))
+        self._put(visible(self._hide(text)))
 
     def show(self, text: str) -> None:
         """Tell the user the lines of TEXT."""
-        self._put(visible_lines(text))
+        self._put(visible_lines(self._hide(text)))
 
     def _put(self, text: str) -> None:
         prefix = colors.prefix(is_coloured=self._is_coloured, is_fault=self._is_fault)

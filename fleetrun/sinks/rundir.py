@@ -52,8 +52,10 @@ class RunDirectory:
         overwrite: bool,
         say: Callable[[str], None],
         folder: Folder | None = None,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self._plan = plan
+        self._hide = hide
         self._keep = 1 if overwrite else max(1, keep)
         self._say = say
         self._log_dir = _join(plan.cwd, plan.log_dir)
@@ -221,7 +223,8 @@ class RunDirectory:
                 for spec in plan.processes
             ],
         }
-        self._folder.write("plan.json", json.dumps(document, indent=1) + "\n")
+        text = json.dumps(secrets.everywhere(document, self._hide), indent=1)
+        self._folder.write("plan.json", text + "\n")
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.plan import secrets
+from fleetrun.plan import arguments, secrets
 from fleetrun.strategy import fields
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _scalar(value: object) -> str:
 def _data(wanted: Wanted, standings: Sequence[Standing], best: Standing | None) -> str:
     document = {
         "schema": 1,
-        "launch": [*wanted.launch, *wanted.script],
+        "launch": arguments.conceal([*wanted.launch, *wanted.script])[0],
         "steps": wanted.steps,
         "warmup": wanted.warmup,
         "repeats": wanted.repeats,

@@ -184,6 +184,8 @@ def _write(path, error, code=None):
     except Exception as trouble:  # noqa: BLE001
         message = "its text cannot be had (%s)" % type(trouble).__name__
     stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
+    hide = _hider()
+    message, stack = hide(message), hide(stack)
     record = {
         "schema": 1,
         "rank": _number("PADDLE_TRAINER_ID"),
@@ -210,6 +212,41 @@ def _write(path, error, code=None):
         os.rename(draft, path)
     except OSError:
         os.unlink(draft)
+
+
+def _hider():
+    # type: () -> Callable[[str], str]
+    """Return what takes secrets out of a text; where that cannot be loaded, all of it."""
+    from importlib import util  # noqa: PLC0415 - only at the end
+
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    try:
+        spec = util.spec_from_file_location(
+            "_fleetrun_secrets", os.path.join(home, "plan", "secrets.py")
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        hider = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
+    except Exception:  # noqa: BLE001 - an old Python cannot compile it
+        return lambda text: "(its log has it)"  # noqa: ARG005
+    return hider
+
+
+def _environ():
+    # type: () -> dict[str, str]
+    """Return the environment that this process has, and what of it the script has removed."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            given = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
+    except OSError:
+        given = []
+    found = {entry.partition("=")[0]: entry.partition("=")[2] for entry in given}
+    for name, value in os.environ.items():
+        # One that the script has changed has two values.
+        found["NEW_" + name if found.get(name, value) != value else name] = value
+    return found
 
 
 def _number(name):
