@@ -39,7 +39,7 @@ Stack = tuple[Frame, ...]
 
 
 class Place(NamedTuple):
-    """Where some ranks stand: innermost frame first."""
+    """Where some ranks stand: innermost frame first. All of them are on the same lines."""
 
     ranks: tuple[int, ...]
     stack: Stack
@@ -108,14 +108,16 @@ def compare(stacks: Mapping[int, Stack]) -> Finding:
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
         return Finding((), ())
-    # From the finest to the coarsest: the first by which most ranks stand together.
-    for key in (_exactly, _by_function, _innermost):
-        places = _places(known, key)
-        if 2 * len(places[-1].ranks) > len(known):
-            # Whose stack cannot be had is not odd for that.
-            odd = [rank for place in places[:-1] for rank in place.ranks]
-            return Finding(places, tuple(sorted(odd)))
+    # What is told is always each rank's own line: ranks in different calls of one function are
+    # just what is looked for. Who is odd goes by lines, too, as the users' own ones, and only
+    # where no majority stands on the same ones by the function.
     places = _places(known, _exactly)
+    for key in (_exactly, _by_users_lines, _by_function, _innermost):
+        groups = _places(known, key)
+        if 2 * len(groups[-1].ranks) > len(known):
+            # Whose stack cannot be had is not odd for that.
+            odd = [rank for group in groups[:-1] for rank in group.ranks]
+            return Finding(places, tuple(sorted(odd)))
     # Two ranks, say: who waits for the other is not the one to look at.
     absent = [place for place in places if not place.is_meeting]
     if 0 < len(absent) < len(places):
@@ -135,6 +137,11 @@ def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tupl
 
 def _exactly(stack: Stack) -> object:
     return stack
+
+
+def _by_users_lines(stack: Stack) -> object:
+    """Of libraries the function is enough: waiting, they go round in loops."""
+    return tuple((frame.function, frame.file, frame.is_users and frame.line) for frame in stack)
 
 
 def _by_function(stack: Stack) -> object:

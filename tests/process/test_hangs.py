@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -59,6 +60,24 @@ def test_s61_ranks_that_wait_for_each_other_are_stopped_and_the_odd_one_named(
     (hung,) = [event for event in job.events() if event["event"] == "hung"]
     assert hung["odd"] == ["rank 1"]
     assert job.events()[-1]["exit_code"] == 124
+
+
+def test_s61_ranks_on_different_lines_of_one_function_are_told_apart(tmp_path: Path) -> None:
+    code = """
+import threading
+def meet():
+    lock = threading.Lock()
+    lock.acquire()
+    if rank:
+        lock.acquire()
+    else:
+        lock.acquire()
+print("up", flush=True)
+meet()
+"""
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
+    assert re.search(r"Rank 0 stands in meet \(script-\w+\.py:11\)", ended.said)
+    assert re.search(r"Rank 1 stands in meet \(script-\w+\.py:9\)", ended.said)
 
 
 def test_s61_a_hang_may_be_followed_by_another_attempt(tmp_path: Path) -> None:

@@ -81,6 +81,29 @@ def test_lines_matter_only_if_they_make_a_majority() -> None:
     assert compare({0: WAIT, 1: WAIT, 2: elsewhere[0]}).odd == (2,)
 
 
+def test_each_rank_is_told_with_its_own_line() -> None:
+    first, second = WAIT, (WAIT[0], WAIT[1]._replace(line=10))
+    finding = compare({0: first, 1: second})
+    assert [(place.ranks, place.stack[1].line) for place in finding.places] == [
+        ((0,), 9),
+        ((1,), 10),
+    ]
+    assert finding.odd == ()
+    finding = compare({0: first, 1: second, 2: first, 3: second})
+    assert [place.ranks for place in finding.places] == [(0, 2), (1, 3)]
+    # Nor is it lost where most agree in the function only.
+    finding = compare({0: first, 1: second, 2: (WAIT[0], WAIT[1]._replace(line=11)), 3: LOAD})
+    assert [place.ranks for place in finding.places] == [(0,), (1,), (2,), (3,)]
+    assert finding.odd == (3,)
+
+
+def test_lines_of_a_librarys_loop_make_nobody_odd() -> None:
+    again = (WAIT[0]._replace(line=52), WAIT[1])
+    elsewhere = (WAIT[0]._replace(line=53), WAIT[1]._replace(line=12))
+    finding = compare({0: WAIT, 1: again, 2: elsewhere})
+    assert finding.odd == (2,)
+
+
 def test_who_cannot_be_asked_is_not_odd() -> None:
     assert compare({0: WAIT, 1: (), 2: WAIT}).odd == ()
     assert compare({0: (), 1: ()}).places == ()
