@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from processes import MARKER, assert_no_survivors
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,14 +77,14 @@ class Command:
         """Run the launcher to its end; nobody may be left."""
         return self.finish(self.start(**popen))
 
-    def finish(self, process: subprocess.Popen[bytes], seconds: float = 30.0) -> Ended:
+    def finish(self, process: subprocess.Popen[bytes], seconds: float = LONG_S) -> Ended:
         """Wait for the end of a started launcher; nobody may be left."""
         try:
             out, err = process.communicate(timeout=seconds)
         finally:
             process.kill()
             # After a kill -9 the guard needs a moment.
-            assert_no_survivors(self.marker, 5.0 if process.returncode else 0.0)
+            assert_no_survivors(self.marker, LONG_S if process.returncode else 0.0)
         return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
 
     def wait_for(self, *names: str) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ class Host(NamedTuple):
         *argv: str,
         env: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout: float = 60,
+        timeout: float = LONG_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run ARGV on this host to its end."""
         return subprocess.run(

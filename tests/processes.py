@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def survivors(marker: str) -> dict[int, str]:
     return found
 
 
-def assert_no_survivors(marker: str, seconds: float = 2.0) -> None:
+def assert_no_survivors(marker: str, seconds: float = LONG_S) -> None:
     """Fail if a process of MARKER is alive; after a kill -9 the guard needs a moment."""
     try:
         until(lambda: not survivors(marker), seconds)
@@ -85,7 +85,7 @@ class Launch:
         return self.finish(self.start(**popen))
 
     def finish(
-        self, process: subprocess.Popen[bytes], seconds: float = 20.0
+        self, process: subprocess.Popen[bytes], seconds: float = LONG_S
     ) -> subprocess.CompletedProcess[bytes]:
         """Wait for the end of a started launcher; nobody may be left."""
         try:

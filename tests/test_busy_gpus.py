@@ -6,6 +6,7 @@ import time
 
 import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
+from waiting import LONG_S
 
 from fleetrun import nvml
 from fleetrun.run.asking import Answer
@@ -40,12 +41,12 @@ def test_gpus_are_numbered_without_those_that_may_not_be_opened() -> None:
 def test_the_answer_comes_from_a_child() -> None:
     lib = FakeNvml(*GPUS, loads=LOADS)
     question = nvml.ask_whether_busy(("1",), lambda: lib)
-    assert question.wait(time.monotonic() + 10.0) == Answer(value=True)
+    assert question.wait(time.monotonic() + LONG_S) == Answer(value=True)
 
 
 def test_a_broken_driver_is_no_answer() -> None:
     question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(broken=True))
-    answer = question.wait(time.monotonic() + 10.0)
+    answer = question.wait(time.monotonic() + LONG_S)
     assert answer == Answer(trouble="FakeNvmlError: Driver/library version mismatch")
     assert issubclass(FakeNvmlError, Exception)
 

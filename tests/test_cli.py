@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waiting import LONG_S
 
 from fleetrun import __version__, cli, help, options  # noqa: A004 - the module is called that
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
@@ -60,7 +61,7 @@ def fleetrun(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=LONG_S,
     )
 
 
@@ -245,7 +246,7 @@ def test_help_loads_neither_click_nor_the_options() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=LONG_S,
     )
     assert done.stdout.splitlines()[-1] == ""
 
@@ -346,7 +347,7 @@ def test_s37_a_reader_that_has_seen_enough_of_the_help_hears_no_complaint() -> N
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
-        timeout=60,
+        timeout=LONG_S,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -371,7 +372,7 @@ def test_s80_a_command_line_is_read_without_anything_slow() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=LONG_S,
     )
     assert done.stdout.strip() == ""
 
@@ -625,7 +626,7 @@ def test_a_real_fish_completes(installed: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=LONG_S,
     )
     assert done.stderr == ""
     answers = [each.strip().split("\n") for each in done.stdout.split("END\n")[:-1]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from waiting import LONG_S
 
 from fleetrun.strategy import load
 
@@ -37,7 +38,7 @@ class Installed(NamedTuple):
             env={"PATH": os.environ["PATH"], **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LONG_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -53,11 +54,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("wheel")
     build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    subprocess.run(build, check=True, timeout=120)
+    subprocess.run(build, check=True, timeout=LONG_S)
     (wheel,) = folder.glob("*.whl")
     python = folder / "clean" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "clean"], check=True)
-    subprocess.run([*PIP, "--python", python, "install", *OFFLINE, wheel], check=True, timeout=120)
+    subprocess.run(
+        [*PIP, "--python", python, "install", *OFFLINE, wheel], check=True, timeout=LONG_S
+    )
     return Installed(wheel, python)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import ports
+from waiting import TRAINING_S
 from warming import WARM, warm
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def alone(
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TRAINING_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -57,10 +58,7 @@ def train(
 ) -> list[Any]:
     """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY."""
     folder.mkdir()
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    master, *ends = (f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes)
-    for probe in probes:
-        probe.close()
+    master, *ends = (f"127.0.0.1:{port}" for port in ports.free(3))
     environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
     environ |= {
         "PADDLE_MASTER": master,
@@ -93,7 +91,7 @@ def train(
         for rank, end in enumerate(ends)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=TRAINING_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

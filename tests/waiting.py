@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+# Limits only end what hangs; on a machine that is busy with other things all takes much longer.
+# What is expected at once, and what imports a Paddle and trains.
+LONG_S = 120.0
+TRAINING_S = 900.0
+
+
+def until(condition: Callable[[], object], seconds: float = LONG_S) -> None:
     """Return as soon as CONDITION holds; fail after SECONDS."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -55,7 +55,7 @@ def output(host: Host) -> str:
     return (host.folder / "output").read_text()
 
 
-def launch(hosts: Pair, script: str, *options: str, seconds: float = 60) -> None:
+def launch(hosts: Pair, script: str, *options: str, seconds: float = LONG_S) -> None:
     """Run SCRIPT by one launcher on each host, and see both end well and leave nothing behind."""
     for host in hosts:
         (host.folder / "job.py").write_text(script)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import ROOT, Command
 from processes import assert_no_survivors
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +114,7 @@ def test_a_child_that_not_even_sigkill_ends_is_left_behind_with_a_line(
     until(lambda: Path(f"/proc/{left}").stat().st_uid == NOBODY)
     try:
         launcher.send_signal(signal.SIGTERM)
-        _, said = launcher.communicate(timeout=10.0)
+        _, said = launcher.communicate(timeout=LONG_S)
         assert Path(f"/proc/{left}").exists()
     finally:
         launcher.kill()

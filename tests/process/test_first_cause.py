@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from commandline import Command
+from waiting import LONG_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +93,7 @@ def test_s21_half_an_error_file_is_shown_raw(tmp_path: Path) -> None:
 
 def test_s70_the_report_holds_no_environment(tmp_path: Path) -> None:
     done = Command(tmp_path, "exit 3").start(env={"MY_TOKEN": "hush-hush"})
-    done.communicate(timeout=20)
+    done.communicate(timeout=LONG_S)
     assert "hush-hush" not in (tmp_path / "log" / "latest" / "report.json").read_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -12,10 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from commandline import Command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waiting import until
+from waiting import LONG_S, until
 
 SECRETS = {
     "HF_TOKEN": "hush-token",
@@ -89,7 +91,7 @@ def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "fleetrun"]
     base = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run(
-        [*run, "--quiet", *words], cwd=tmp_path, env={**base, **env}, check=True, timeout=60
+        [*run, "--quiet", *words], cwd=tmp_path, env={**base, **env}, check=True, timeout=LONG_S
     )
     kept = tmp_path / "kept.json"
     kept.write_bytes((tmp_path / "log/latest/manifest.json").read_bytes())
@@ -104,7 +106,7 @@ def test_s73_the_same_launch_comes_out_of_its_manifest(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=LONG_S,
     )
     assert done.stdout == "1 ['show.py', '--lr', '', 'a b']\n"
 
@@ -115,6 +117,7 @@ def _quiet(text: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
 def test_a_manifest_is_there_while_the_job_runs_and_git_has_its_say(tmp_path: Path) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     job = Command(tmp_path, "touch ready$R; sleep 60")

@@ -7,9 +7,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import ports
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LONG_S
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, Peers, ProcessSpec, RankSpec, Rules
@@ -38,10 +40,7 @@ class Job:
 
     def __init__(self, *, restarts: int = 0, key: str = "job") -> None:
         self.loop = Loop()
-        with socket.socket() as probe:
-            probe.bind((HOSTS[0], 0))
-            port = probe.getsockname()[1]
-        self.place = Peers(0, HOSTS[0], (port,), key)
+        self.place = Peers(0, HOSTS[0], ports.free(1), key)
         self.restarts = restarts
         self.said: list[str] = []
         self.declared: dict[int, list[PeersDone | PeerFailed]] = {}
@@ -87,7 +86,7 @@ class Job:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Let things happen until CONDITION holds."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LONG_S
         self.loop.alarm("test", deadline, lambda: None)
         while not condition():
             assert time.monotonic() < deadline, "it never came to that"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+import ports
 import psutil
 import pytest
 from commandline import Command
 from processes import assert_no_survivors
-from waiting import until
+from waiting import LONG_S, until
 
 from fleetrun import paddles
 
@@ -191,7 +191,7 @@ def test_a_pasted_dry_run_stops_its_servers_too(tmp_path: Path) -> None:
         input=job.run().out,
         cwd=tmp_path,
         env=job.environ(),
-        timeout=30,
+        timeout=LONG_S,
         capture_output=True,
         check=False,
     )
@@ -200,12 +200,6 @@ def test_a_pasted_dry_run_stops_its_servers_too(tmp_path: Path) -> None:
 
 
 # -- several hosts -------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Spread(NamedTuple):
@@ -233,9 +227,9 @@ def on_two_hosts(
 ) -> Spread:
     """Start a job with a server and a trainer at each of these addresses; $N counts per host."""
     lists = (
-        f"--servers={','.join(f'{host}:{free_port()}' for host in servers)}",
-        f"--workers={','.join(f'{host}:{free_port()}' for host in trainers)}",
-        f"--http_port={free_port()}",
+        f"--servers={','.join(f'{host}:{ports.free(1)[0]}' for host in servers)}",
+        f"--workers={','.join(f'{host}:{ports.free(1)[0]}' for host in trainers)}",
+        f"--http_port={ports.free(1)[0]}",
     )
     jobs = []
     for host in HOSTS:

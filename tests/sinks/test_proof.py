@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commandline import Command
 from processes import Launch
+from waiting import LONG_S
 
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.run.events import (
@@ -130,7 +131,7 @@ class Room:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Turn the loop until CONDITION holds."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LONG_S
         while not condition():
             assert time.monotonic() < deadline, self.said
             self.loop.turn()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from nvmls import FakeNvml, hang
+from waiting import LONG_S
 
 from fleetrun import nvml
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
@@ -78,7 +79,7 @@ class Room:
         for number, child in enumerate(self.children):
             self.watch.tell(Started(number, f"rank {number}", child.pid, time.monotonic()))
 
-    def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = LONG_S) -> None:
         """Turn the loop until CONDITION holds."""
         deadline = time.monotonic() + seconds
         while not condition():

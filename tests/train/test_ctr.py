@@ -16,6 +16,7 @@ import lab
 import pytest
 from processes import MARKER, assert_no_survivors, survivors
 from training import PYTHONS, ROOT
+from waiting import TRAINING_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ END = re.compile(
     r"baseline ([\d.]+)",
     re.MULTILINE,
 )
-SECONDS = 120.0
 # Enough to see that it learns, even on a busy machine, where gradients come late.
 # With larger steps, late gradients make the chances jump now and then.
 EPOCHS = ("--epochs", "3", "--lr", "0.01")
@@ -84,7 +84,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS,
+        timeout=TRAINING_S,
         check=False,
     )
     left = survivors(marker)
@@ -133,7 +133,7 @@ def test_servers_and_trainers_spread_over_two_hosts(tmp_path: Path) -> None:
     with lab.hosts(2, tmp_path) as hosts:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         launchers = [host.start(str(PYTHON), *words, env=env) for host in hosts]
-        codes = [launcher.wait(SECONDS) for launcher in launchers]
+        codes = [launcher.wait(TRAINING_S) for launcher in launchers]
         assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in hosts)
         assert_learned([(host.folder / "log" / "workerlog.0").read_text() for host in hosts])
         for host in hosts:

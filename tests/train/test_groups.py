@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from training import PYTHONS, ROOT
+from waiting import TRAINING_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def test_fleet_connects_four_ranks_over_gloo(version: str, tmp_path: Path) -> No
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TRAINING_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

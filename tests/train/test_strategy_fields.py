@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from training import PYTHONS
+from waiting import TRAINING_S
 
 from fleetrun.strategy import fields
 
@@ -37,7 +38,11 @@ def paddle(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Read what one Paddle knows."""
     version = str(request.param)
     done = subprocess.run(
-        [PYTHONS[version], "-c", READ], capture_output=True, text=True, check=False, timeout=120
+        [PYTHONS[version], "-c", READ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TRAINING_S,
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]

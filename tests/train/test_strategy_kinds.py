@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from training import PYTHONS
+from waiting import TRAINING_S
 from warming import warm
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def launch(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=TRAINING_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS
+from waiting import TRAINING_S
 from warming import warm
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def train(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=TRAINING_S,
         check=False,
     )
     logs = sorted(folder.glob("log/workerlog.*"))

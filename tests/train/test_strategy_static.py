@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from training import PYTHONS
+from waiting import TRAINING_S
 from warming import warm
 
 pytestmark = pytest.mark.train
@@ -92,7 +93,7 @@ def train(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=TRAINING_S,
         check=False,
     )
     assert run.returncode == 0, run.stdout

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ports
 import pytest
 from training import PYTHONS
+from waiting import TRAINING_S
 from warming import warm
 
 from fleetrun.errors import UsageError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.train
 
 SCRIPT = Path(__file__).parent / "models" / "knobs.py"
-LONGEST_S = 100
 AT_ONCE = 3
 
 
@@ -163,7 +163,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LONGEST_S,
+        timeout=TRAINING_S,
         check=False,
     )
 
@@ -191,10 +191,7 @@ def launch(version: str, case: Case, folder: Path) -> Done:
 def stop(version: str, folder: Path) -> str:
     """Let a rank whose peer never comes try what stops Paddle; return what it prints."""
     folder.mkdir()
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ends = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
+    ends = [f"127.0.0.1:{port}" for port in ports.free(3)]
     tried = [each.names.split()[0] for each in STOPS if version in each.versions]
     ended = run(
         version,

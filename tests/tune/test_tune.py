@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 from processes import MARKER, assert_no_survivors
+from waiting import LONG_S
 
 from fleetrun.tune import trial
 
@@ -41,7 +42,7 @@ def tune(folder: Path, *words: str, script: str = SCRIPT) -> subprocess.Complete
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LONG_S,
         check=False,
     )
     assert_no_survivors(marker)

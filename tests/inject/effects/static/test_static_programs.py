@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS, ROOT
+from waiting import TRAINING_S
 from warming import warm
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def build(python: Path, names: tuple[str, ...], pir: str) -> dict[str, Any]:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=TRAINING_S,
             check=False,
         )
     assert done.returncode == 0, done.stderr
