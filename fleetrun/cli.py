@@ -61,6 +61,9 @@ def main(
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except MemoryError:
+        _complain("fleetrun: There is too little memory to begin: look at `ulimit -v` and `free`.")
+        return UNFIT
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

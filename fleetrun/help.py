@@ -9,6 +9,7 @@ from click.shell_completion import CompletionItem
 from fleetrun import argv, options
 from fleetrun.cli import COMMANDS, COMPLETE_VARIABLE
 from fleetrun.errors import UsageError
+from fleetrun.printing import put
 from fleetrun.strategy import fields, load
 from fleetrun.strategy_commands import OPTIONS as STRATEGY_OPTIONS
 from fleetrun.tune import wishes
@@ -205,8 +206,7 @@ def completion(words: list[str]) -> int:
     """Print the script that teaches a shell to complete fleetrun's command line."""
     shell = words[0] if len(words) == 1 else ""
     if shell in ("-h", "--help"):
-        print(f"Usage: fleetrun completion {'|'.join(SHELLS)}\n\n{_how_to_source()}")
-        return 0
+        return put(f"Usage: fleetrun completion {'|'.join(SHELLS)}\n\n{_how_to_source()}\n")
     if shell not in SHELLS:
         raise UsageError(f"completion needs one shell's name: {', '.join(SHELLS)}.")
     return complete(f"{shell}_source")
@@ -222,8 +222,7 @@ def complete(instruction: str) -> int:
         )
     spoken = _SHELL_CLASSES[shell](command(), {}, _PROGRAM, COMPLETE_VARIABLE)
     if task == "source":
-        click.echo(spoken.source())
-        return 0
+        return put(f"{spoken.source()}\n")
     words, incomplete = spoken.get_completion_args()
     # Bash cuts words at = and : where other shells do not, and wants only the last piece back.
     if shell == "bash":

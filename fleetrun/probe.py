@@ -99,6 +99,11 @@ def _here(root: str) -> str:
         )
     if not os.path.exists(os.devnull):  # noqa: PTH110
         raise EnvironmentFault(f"{os.devnull} is not there; programs expect it (`mount` a /dev).")
+    return current_folder()
+
+
+def current_folder() -> str:
+    """Return the folder in which we are, if there is one."""
     try:
         return os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
     except OSError as error:

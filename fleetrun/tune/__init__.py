@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fleetrun import probe
 from fleetrun.plan.visible import visible_lines
+from fleetrun.printing import put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,14 +22,14 @@ def command(words: Sequence[str]) -> int:
 
     wanted = wishes.parse(words)
     if wanted is None:
-        print(wishes.HELP, end="")
-        return 0
+        return put(wishes.HELP)
+    probe.current_folder()
     wanted = wishes.settle(wanted, os.environ)
     track = trial.Track(wanted)
 
     # A pipe is read while it runs.
     def tell(text: str) -> None:
-        print(visible_lines(text), flush=True)
+        put(f"{visible_lines(text)}\n")
 
     tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     standings = race.run(wanted, track.run, tell=tell)

@@ -88,6 +88,23 @@ def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
     assert said.startswith("The current folder cannot be found (No such file or directory)")
 
 
+def test_a_folder_that_was_removed_is_a_sentence_for_tune_too(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = tmp_path / "train.py"
+    script.touch()
+    words = ("tune", "--vary", "fuse_grad_size_in_num=4,16", "--steps=30", str(script))
+    command = (sys.executable, "-m", "fleetrun", *words)
+    done = subprocess.run(
+        [*shell("cd gone; rmdir ../gone"), *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith(b"fleetrun: The current folder cannot be found")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_an_empty_dev_is_a_sentence(tmp_path: Path) -> None:
     if not can("unshare", "--mount", "true"):
@@ -96,7 +113,14 @@ def test_an_empty_dev_is_a_sentence(tmp_path: Path) -> None:
     assert refused(Command(tmp_path, "touch started"), away).startswith("/dev/null is not there")
 
 
-PRINTING = (["--help"], ["--version"], ["--dry-run", "true"], ["strategy", "list"])
+PRINTING = (
+    ["--help"],
+    ["--version"],
+    ["--dry-run", "true"],
+    ["strategy", "list"],
+    ["completion", "bash"],
+    ["tune", "--help"],
+)
 
 
 @pytest.mark.parametrize("words", PRINTING, ids=" ".join)
