@@ -226,7 +226,11 @@ def sweep(spare: AbstractSet[int], seconds: float) -> Swept:
             return Swept(tuple(doomed), tuple(one for one in ended.values() if one.words))
         for pid in doomed:
             ended.setdefault(pid, Left(pid, proc.words(pid)))
-            _signal(pid)
+        untouchable = [pid for pid in doomed if not _kill(pid)]
+        if untouchable:
+            from fleetrun.run import cgroup  # noqa: PLC0415 - rare
+
+            cgroup.kill(untouchable)
         until = min(deadline, time.monotonic() + _ROUND_S)
         for pid in doomed:
             _reap(pid, until)
@@ -244,15 +248,16 @@ def _is_ours(pid: int) -> bool:
         return False
 
 
-def _signal(pid: int) -> None:
+def _kill(pid: int) -> bool:
+    """Kill our child PID; False if we may not, as with a set-user-id program."""
     try:
         os.kill(pid, _KILL)
     except ProcessLookupError:
         # Under a kernel that reaps for us (SIGCHLD inherited as ignored) it may be gone.
-        return
+        return True
     except PermissionError:
-        # A set-user-id program is out of our reach.
-        return
+        return False
+    return True
 
 
 def _reap(pid: int, deadline: float) -> None:
