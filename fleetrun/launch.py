@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fleetrun import colors, engines, probe
 from fleetrun.plan import compose, devices, hosts, secrets
 from fleetrun.plan.visible import visible
+from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
@@ -117,7 +118,9 @@ def _run(
         folder=folder,
         hide=hide,
     )
-    console = Console(plan, _shown(plan, request), say=messages.say)
+    shown = _shown(plan, request)
+    stdin = terminal.choose(plan, shown, request.stdin)
+    console = Console(plan, shown, say=messages.say, is_prompt=stdin.is_terminal)
     sinks: tuple[Sink, ...] = (
         messages,
         rundir,
@@ -155,6 +158,7 @@ def _run(
         folder=folder,
         files=files,
         hide=hide,
+        stdin=stdin,
     )
     return supervisor.run().exit_code
 
@@ -235,10 +239,11 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
         for index, process in enumerate(plan.processes)
         if process.rank is not None and process.rank.role == "TRAINER"
     ]
-    if request.tee is None:
+    asked = request.tee or (request.stdin if request.stdin != terminal.NOBODY else None)
+    if asked is None:
         # A host may have servers only.
         return tuple(trainers[:1]) or (0,)
-    wanted = {int(rank) for rank in request.tee.split(",")}
+    wanted = {int(rank) for rank in asked.split(",")}
     return tuple(
         index
         for index in trainers

@@ -102,6 +102,8 @@ class Request(NamedTuple):
     log_max_bytes: int = 0
     log_max_files: int = 3
     tee: str | None = None
+    # The rank that reads our standard input, or `none`; None: the one that is shown.
+    stdin: str | None = None
     quiet: bool = False
     # brief, full or none.
     banner: str = "brief"

@@ -526,6 +526,14 @@ TABLE: tuple[Option, ...] = (
         minimum=0,
     ),
     Option(
+        "stdin",
+        "text",
+        JOB,
+        "The rank that reads what is typed or piped in, or none. Without it: the one shown.",
+        metavar="RANK|none",
+        words=("none",),
+    ),
+    Option(
         "hang_timeout",
         "float",
         JOB,

@@ -131,6 +131,7 @@ def resolve(
         log_max_bytes=_size(chosen["log_max_bytes"]),
         log_max_files=_whole(chosen["log_max_files"]) or 1,
         tee=_tee(chosen["tee"]),
+        stdin=_reader(chosen["stdin"]),
         quiet=chosen["quiet"].value is True,
         banner=_text(chosen["banner"]) or "brief",
         color=_text(chosen["color"]) or "auto",
@@ -398,6 +399,16 @@ def _tee(found: Chosen) -> str | None:
             raise UsageError(found.given.blame(f"{part} is no range of ranks."))
         ranks.extend(range(low, high + 1))
     return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def _reader(found: Chosen) -> str | None:
+    """Return the rank that reads our standard input, or `none`."""
+    word = (_text(found) or "").strip().lower()
+    if not word:
+        return None
+    if word != "none" and not (word.isascii() and word.isdigit()):
+        raise UsageError(found.given.blame("give a rank such as 0, or none."))
+    return word if word == "none" else str(int(word))
 
 
 def _text(found: Chosen) -> str | None:

@@ -99,6 +99,7 @@ VALUES = {
     "run_mode": ("collective", "COLLECTIVE"),
     "job_id": ("a", "b"),
     "grace": ("1", "2"),
+    "stdin": ("0", "none"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
     "log_level": ("debug", "error"),

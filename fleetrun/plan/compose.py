@@ -29,6 +29,7 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
     cast = _cast(request, facts, share, roster)
     if not cast.keeps_identity:
         _check_ranks(request, "tee", (request.tee or "").split(","), cast)
+        _check_ranks(request, "stdin", (request.stdin or "",), cast)
     strategy, ranks = _strategy(request, cast)
     env = environment.variables(
         request, facts, share, roster, cast=cast, run_dir=run_dir, strategy=strategy

@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.run import libc, proc
 
@@ -33,7 +34,7 @@ _LOOK_MS = 5
 
 
 class Order(NamedTuple):
-    """A process to be started in a session of its own, as `posix_spawnp` wants it."""
+    """A process to be started, as `posix_spawnp` wants it."""
 
     argv: tuple[str, ...]
     env: Mapping[bytes, bytes]
@@ -43,6 +44,8 @@ class Order(NamedTuple):
     default_signals: Sequence[int]
     # Where it may run; anywhere if there are none.
     cpus: Sequence[int]
+    # The process group of our session that it joins to read the terminal; 0: it leads a session.
+    group: int = 0
 
 
 class Fate(NamedTuple):
@@ -109,17 +112,24 @@ def start(order: Order) -> int:
     if not order.takes_our_stdin:
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     before = _move_to(order.cpus)
+    joins: dict[str, Any] = {"setpgroup": order.group} if order.group else {}
+    # Ctrl-\\ asks the launcher for stacks; it must not end who is in the same group.
+    quits = signal.signal(signal.SIGQUIT, signal.SIG_IGN) if order.group else None
+    defaults = [one for one in order.default_signals if quits is None or one != signal.SIGQUIT]
     try:
         return os.posix_spawnp(
             order.argv[0],
             order.argv,
             order.env,
             file_actions=actions,
-            setsid=True,
+            setsid=not order.group,
             setsigmask=(),
-            setsigdef=order.default_signals,
+            setsigdef=defaults,
+            **joins,
         )
     finally:
+        if quits is not None:
+            signal.signal(signal.SIGQUIT, quits)
         _move_to(before)
 
 
@@ -216,12 +226,15 @@ def _reap_if_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
 
 
-def sweep(spare: AbstractSet[int], seconds: float) -> Swept:
-    """Kill every descendant but SPARE; some may not die within SECONDS."""
+def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:
+    """Kill every descendant but SPARE; some may not die within SECONDS.
+
+    Who has no children but the job's IS_GUARD.
+    """
     deadline = time.monotonic() + seconds
     ended: dict[int, Left] = {}
     while True:
-        doomed = [pid for pid in children() if pid not in spare and not _is_ours(pid)]
+        doomed = [pid for pid in children() if pid not in spare and (is_guard or not _is_ours(pid))]
         if not doomed or time.monotonic() >= deadline:
             return Swept(tuple(doomed), tuple(one for one in ended.values() if one.words))
         for pid in doomed:

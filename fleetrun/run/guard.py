@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fleetrun.run.children import Ended, Order, Swept
     from fleetrun.run.descriptors import FileLimit
+    from fleetrun.run.terminal import Settings
 
 # A process that does not die waits for a device; the guard shall not wait for ever with it.
 _SECONDS = 30.0
@@ -56,15 +57,18 @@ class _Lost(Exception):  # noqa: N818 - it is what happened to the guard
 class Guard:
     """The launcher's end of it."""
 
-    def __init__(self, marker: str, files: FileLimit) -> None:
+    def __init__(self, marker: str, files: FileLimit, settings: Settings | None = None) -> None:
         self._files = files
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._marker = os.fsencode(marker)
         self._is_dismissed = False
         self._watcher: int | None = None
+        self._settings = settings
+        # With the launcher are the one that reads its terminal, and strangers.
+        self._shared = os.getpgrp()
         launcher = os.getpid()
         try:
-            self.pid = _fork(lambda: _be_guard(launcher, theirs, self._marker, files))
+            self.pid = _fork(lambda: self._be_guard(launcher, theirs))
         finally:
             theirs.close()
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
@@ -160,7 +164,7 @@ class Guard:
             launcher = os.getpid()
             # Where no more processes are allowed the job goes on without.
             with contextlib.suppress(OSError):
-                self._watcher = _fork(lambda: _be_watcher(launcher, self._marker))
+                self._watcher = _fork(lambda: self._be_watcher(launcher))
 
     def _ask(self, *words: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
@@ -215,6 +219,43 @@ class Guard:
         if not self._has_ended:
             os.kill(self.pid, signal.SIGCONT)
 
+    # The guard's end of it ------------------------------------------------------------------------
+
+    def _be_guard(self, launcher: int, orders: _socket.socket) -> None:
+        """Serve the launcher, and end what there is of the job when it is no more."""
+        woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        # Who reads the terminal has to be started from its session.
+        has_terminal = self._settings is not None
+        own = (orders.fileno(), woken, waker)
+        _stand_apart(launcher, waker, own, has_terminal=has_terminal)
+        self._files.restore()
+        children.become_subreaper()
+        guarded = os.pidfd_open(launcher)
+        if os.getppid() == launcher:
+            _Service(orders, guarded, woken).run()
+        children.sweep(frozenset(), _SECONDS, is_guard=True)
+        # Of those that it started beside the ranks, too.
+        self._hunt()
+
+    def _be_watcher(self, launcher: int) -> None:
+        """Wait for the end of a launcher whose guard was killed, and end what has its marker."""
+        _stand_apart(launcher, -1, (), has_terminal=self._settings is not None)
+        guarded = os.pidfd_open(launcher)
+        if os.getppid() == launcher:
+            ready = select.poll()
+            ready.register(guarded, select.POLLIN)
+            ready.poll()
+        self._hunt()
+
+    def _hunt(self) -> None:
+        from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
+
+        hunt.hunt(self._marker, frozenset(), _SECONDS, self._shared)
+        if self._settings is not None:
+            # We are in the terminal's background.
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+            self._settings.restore()
+
 
 def _fork(live: Callable[[], None]) -> int:
     """Let a child LIVE, with all signals blocked at first; return its id."""
@@ -233,40 +274,15 @@ def _fork(live: Callable[[], None]) -> int:
     return pid
 
 
-def _be_guard(launcher: int, orders: _socket.socket, marker: bytes, files: FileLimit) -> None:
-    """Serve the launcher, and end what there is of the job when it is no more."""
-    woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    _stand_apart(launcher, waker, (orders.fileno(), woken, waker))
-    files.restore()
-    children.become_subreaper()
-    guarded = os.pidfd_open(launcher)
-    if os.getppid() == launcher:
-        _Service(orders, guarded, woken).run()
-    children.sweep(frozenset(), _SECONDS)
-    # Of those that it started beside the ranks, too.
-    _hunt(marker)
+def _stand_apart(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bool) -> None:
+    """Have nothing in common with the launcher, neither signals nor name and files.
 
-
-def _be_watcher(launcher: int, marker: bytes) -> None:
-    """Wait for the end of a launcher whose guard was killed, and end what carries its marker."""
-    _stand_apart(launcher, -1, ())
-    guarded = os.pidfd_open(launcher)
-    if os.getppid() == launcher:
-        ready = select.poll()
-        ready.register(guarded, select.POLLIN)
-        ready.poll()
-    _hunt(marker)
-
-
-def _hunt(marker: bytes) -> None:
-    from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
-
-    hunt.hunt(marker, frozenset(), _SECONDS)
-
-
-def _stand_apart(launcher: int, waker: int, own: tuple[int, ...]) -> None:
-    """Have nothing in common with the launcher, neither a session nor signals, name and files."""
-    os.setsid()
+    Nor a session, unless one of it HAS_TERMINAL.
+    """
+    if has_terminal:
+        os.setpgid(0, 0)
+    else:
+        os.setsid()
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         # Caught and not ignored: what it starts shall not inherit that.
@@ -372,7 +388,7 @@ class _Service:
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:
-                swept = children.sweep(frozenset(ranks), seconds)
+                swept = children.sweep(frozenset(ranks), seconds, is_guard=True)
                 self._say((swept.stuck, [tuple(one) for one in swept.ended]))
             case _:  # pragma: no cover - there are no others
                 raise AssertionError(word)

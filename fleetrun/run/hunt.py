@@ -41,13 +41,16 @@ def doomed(
     return [process for pid, process in found.items() if pid not in spare]
 
 
-def hunt(marker: bytes, leaders: frozenset[int], seconds: float) -> bool:
-    """Kill every process of the job until none is left; say whether that came true."""
+def hunt(marker: bytes, leaders: frozenset[int], seconds: float, shared: int) -> bool:
+    """Kill every process of the job until none is left; say whether that came true.
+
+    Strangers are in the process group SHARED, too.
+    """
     deadline = time.monotonic() + seconds
     spare = frozenset((os.getpid(),))
     pause = select.poll()
     while time.monotonic() < deadline:
-        targets = doomed(_look_around(marker), leaders, spare)
+        targets = doomed(_look_around(marker, shared), leaders, spare)
         if not targets:
             return True
         for process in targets:
@@ -56,7 +59,7 @@ def hunt(marker: bytes, leaders: frozenset[int], seconds: float) -> bool:
     return False
 
 
-def _look_around(marker: bytes) -> list[Process]:
+def _look_around(marker: bytes, shared: int) -> list[Process]:
     """Read every living process from /proc, and kill those with the marker at once.
 
     The newest come first: a process that forks and exits all the time (a "hopper") has a new
@@ -70,9 +73,9 @@ def _look_around(marker: bytes) -> list[Process]:
         process = _read_process(pid, marker)
         if process is not None:
             seen.append(process)
-            if process.is_marked:
+            if process.is_marked and process.group != shared:
                 _kill_group(process)
-    groups = {process.group for process in seen if process.is_marked}
+    groups = {process.group for process in seen if process.is_marked} - {shared}
     return [*seen, *(one._replace(is_marked=one.group in groups) for one in before)]
 
 
@@ -84,7 +87,8 @@ def _pids() -> list[int]:
 def _kill_group(process: Process) -> None:
     """Kill the process group of a marked process: a fork cannot get away from that.
 
-    The group is the job's own, as ranks lead sessions of theirs and groups never span sessions.
+    The group is the job's own, as ranks lead sessions of theirs and groups never span sessions;
+    but for the rank that reads the launcher's terminal.
     """
     if process.group not in {0, os.getpgrp()}:
         try:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -36,3 +41,14 @@ def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     if _libc.fallocate(fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def signalfd(signums: Iterable[int]) -> int:
+    """Return a descriptor that tells of SIGNUMS, which must be blocked, without ever waiting."""
+    # A `sigset_t` of 1024 bits, the first for signal 1.
+    mask = sum(1 << (signum - 1) for signum in signums).to_bytes(128, sys.byteorder)
+    fd: int = _libc.signalfd(-1, ctypes.c_char_p(mask), os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return fd

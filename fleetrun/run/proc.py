@@ -117,7 +117,9 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
         here: Stat | None = one
         while here is not None and here.pid not in home:
             # A race may have made a ring of parents.
-            home[here.pid] = here.session if here.session in found else None
+            # Who reads the terminal leads no session of its own.
+            leader = here.pid if here.pid in found else here.session
+            home[here.pid] = leader if leader in found else None
             trail.append(here.pid)
             if home[here.pid] is None:
                 here = by_pid.get(here.parent)
@@ -128,9 +130,9 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
         return end
 
     for one in by_pid.values():
-        leader = home_of(one)
-        if leader is not None:
-            found[leader].append(one)
+        its_home = home_of(one)
+        if its_home is not None:
+            found[its_home].append(one)
     return found
 
 

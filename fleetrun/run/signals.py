@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from typing import TYPE_CHECKING
+
+from fleetrun.run import libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,41 @@ HANDLED = (
 _STAY_IGNORED = frozenset((signal.SIGHUP, signal.SIGTSTP))
 # Python ignores these two for itself; what it starts shall not.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+# Keys of a terminal that its foreground group gets, the launcher among others.
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+_SIGINFO_BYTES = 128
+_SI_KERNEL = 0x80
+
+
+class TerminalSignals:
+    """Tells Ctrl-C, which everybody in the terminal's foreground got, from `kill -INT launcher`."""
+
+    def __init__(self) -> None:
+        self._caught = [one for one in _OF_TERMINAL if signal.getsignal(one) is not signal.SIG_IGN]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
+        self.fd = libc.signalfd(self._caught)
+        # Whoever reads from the terminal in its background stops its whole group, us too.
+        self._previous = signal.signal(signal.SIGTTIN, _do_nothing)
+
+    def read(self) -> list[tuple[int, bool]]:
+        """Return the signals that came since the last call: number, and whether by the terminal."""
+        try:
+            data = os.read(self.fd, 16 * _SIGINFO_BYTES)
+        except BlockingIOError:
+            return []
+        found = []
+        for start in range(0, len(data), _SIGINFO_BYTES):
+            signum, _, code = struct.unpack_from("=Iii", data, start)
+            found.append((signum, code == _SI_KERNEL))
+        return found
+
+    def close(self) -> None:
+        """Put everything back."""
+        os.close(self.fd)
+        signal.signal(signal.SIGTTIN, self._previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 class Signals:

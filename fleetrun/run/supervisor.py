@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
-from fleetrun.run import children, descriptors, policy, proc, report, worker
+from fleetrun.run import children, descriptors, policy, proc, report, terminal, worker
 from fleetrun.run.events import (
     Action,
     Await,
@@ -46,7 +46,7 @@ from fleetrun.run.events import (
 from fleetrun.run.folder import Folder
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import READABLE, Loop
-from fleetrun.run.signals import Signals, defaults_for_children
+from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fleetrun.run.findings import Findings
     from fleetrun.run.listening import Listening
     from fleetrun.run.loop import Waiting
+    from fleetrun.run.terminal import Stdin
 
 _MARKER = "FLEETRUN_JOB"
 # How long trainers wait for servers, and longer for those that somebody starts on other hosts.
@@ -113,6 +114,7 @@ class Supervisor:
         folder: Folder | None = None,
         files: descriptors.FileLimit | None = None,
         hide: Callable[[str], str] = str,
+        stdin: Stdin | None = None,
     ) -> None:
         self._plan = plan
         self._hide = hide
@@ -120,6 +122,10 @@ class Supervisor:
         self._replan = replan
         self._given_files = files
         self._planned_attempt = 0
+        self._stdin = terminal.choose(plan) if stdin is None else stdin
+        self._terminal: TerminalSignals | None = None
+        # Signals that the terminal has sent to who reads it, too.
+        self._typed: set[int] = set()
         self._sinks = list(sinks)
         self._say = say
         self._show = show
@@ -163,8 +169,9 @@ class Supervisor:
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
+        settings = terminal.Settings() if self._stdin.is_terminal else None
         try:
-            self._guard = Guard(f"{_MARKER}={self._marker}", self._files)
+            self._guard = Guard(f"{_MARKER}={self._marker}", self._files, settings)
         except OSError as error:
             self._signals.close()
             self._loop.close()
@@ -172,19 +179,27 @@ class Supervisor:
                 f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
                 "and the pids limit of the container."
             ) from None
+        if self._stdin.is_terminal:
+            self._terminal = TerminalSignals()
         try:
             return self._supervise()
         finally:
+            if settings is not None and terminal.is_foreground():
+                settings.restore()
             # Nothing is left by now, unless this launcher itself has failed.
             self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
             self._signals.close()
+            if self._terminal is not None:
+                self._terminal.close()
             self._loop.close()
             self._files.restore()
 
     def _supervise(self) -> Outcome:
         began = time.monotonic()
         self._loop.watch(self._signals.fd, self._on_signals)
+        if self._terminal is not None:
+            self._loop.watch(self._terminal.fd, self._on_signals)
         self._work()
         self._open_sinks()
         from fleetrun.run import evidence  # noqa: PLC0415 - starting goes first
@@ -243,6 +258,9 @@ class Supervisor:
         self._work()
 
     def _read_signals(self) -> None:
+        for signum, is_typed in self._terminal.read() if self._terminal is not None else ():
+            (self._typed.add if is_typed else self._typed.discard)(signum)
+            self._heed(signum)
         for signum in self._signals.read():
             match signum:
                 case signal.SIGCHLD:
@@ -251,16 +269,26 @@ class Supervisor:
                     self._tell(StacksWanted(time.monotonic()))
                 case signal.SIGTSTP:
                     self._pause()
+                case signal.SIGTTIN:
+                    # If `fg` was faster, it is history.
+                    if not terminal.is_foreground():
+                        self._pause()
                 case signal.SIGCONT:
                     self._signal_all(signal.SIGCONT)
-                case _ if self._outcome is not None:
-                    self._in_a_hurry = signum not in policy.PASSED_ON
-                case _:  # pragma: no cover - there are no others
-                    self._feed(Interrupted(signum, time.monotonic()))
+                case _:
+                    self._heed(signum)
+
+    def _heed(self, signum: int) -> None:
+        """Take note of a signal that asks for something."""
+        if self._outcome is not None:
+            self._in_a_hurry = signum not in policy.PASSED_ON
+        else:
+            self._feed(Interrupted(signum, time.monotonic()))
 
     def _pause(self) -> None:
         """Ctrl-Z: stop everybody, then ourselves, until somebody lets us go on."""
-        # Ranks lead sessions without a terminal; there TSTP has no effect.
+        # Ranks lead sessions without a terminal; there TSTP has no effect. Who reads the terminal
+        # has stopped by itself, or will.
         self._signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._signal_all(signal.SIGCONT)
@@ -493,6 +521,7 @@ class Supervisor:
             default_signals=self._default_signals,
             guard=self._guard,
             folder=self._folder,
+            stdin=self._stdin,
         )
         now = time.monotonic()
         if isinstance(started, worker.Refusal):
@@ -510,7 +539,8 @@ class Supervisor:
                 continue
             if signum == signal.SIGINT and worker.is_starting(one, self._plan.processes[one.index]):
                 starting.append(one)
-            one.signal(signum)
+            if not (one.has_terminal and signum in self._typed):
+                one.signal(signum)
         if starting:
             self._loop.alarm(
                 "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._insist, starting)

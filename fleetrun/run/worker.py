@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.run import proc
+from fleetrun.run import proc, terminal
 from fleetrun.run.children import Left, Order
 from fleetrun.run.folder import SHARED, Folder
 from fleetrun.run.guard import Guard
@@ -35,6 +36,9 @@ class Refusal(NamedTuple):
 
 class Worker:
     """One running process, the leader of its own session and process group."""
+
+    # Whether the terminal's own signals (Ctrl-C) reach it without us.
+    has_terminal = False
 
     def __init__(self, index: int, attempt: int, pid: int, pidfd: int, guard: Guard) -> None:
         self.index = index
@@ -79,6 +83,57 @@ class Worker:
         return ExitStatus(code=status) if code == os.CLD_EXITED else ExitStatus(signum=status)
 
 
+class TerminalWorker(Worker):
+    """The process that reads our terminal: in our own session and process group.
+
+    Others are in that group, too (we; the `tee` behind a pipe), so it is signalled one by one.
+    """
+
+    has_terminal = True
+
+    def signal(self, signum: int) -> None:
+        """Send SIGNUM to the process and to all of its family that is in our group."""
+        # The numbers of the family were read just now; its own is pinned until `reap`.
+        for pid in (self.pid, *self._family()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
+
+    def left_behind(self) -> int | None:
+        """Return one of the family that outlives the process, which has ended."""
+        return next(iter(self._family()), None)
+
+    def reap(self) -> ExitStatus:
+        """Kill what is left of the family of a process that ended, and say how it ended."""
+        self.signal(signal.SIGKILL)
+        return super().reap()
+
+    def _family(self) -> list[int]:
+        """Return who descends from the process, or did until it died, and is in our group."""
+        group = os.getpgrp()
+        family = {self.pid}
+        # Orphans are the guard's; nobody else is, of our group.
+        parents = family | self._guard.pids
+        seen = proc.everybody()
+        grown = True
+        while grown:
+            more = {
+                one.pid
+                for one in seen
+                if one.parent in parents and one.pid not in parents and _group(one.pid) == group
+            }
+            family |= more
+            parents |= more
+            grown = bool(more)
+        return sorted(family - {self.pid})
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
 def label(spec: ProcessSpec) -> str:
     """Name a process as users think of it: `rank 3`, `server 0`."""
     if spec.rank is None:
@@ -119,20 +174,6 @@ def is_starting(one: Worker, spec: ProcessSpec) -> bool:
     return is_itself and not proc.catches(one.pid, STACK_SIGNAL)
 
 
-def takes_our_stdin(spec: ProcessSpec, index: int) -> bool:
-    """Whether this process reads what is piped into the launcher: only one can, the first."""
-    if spec.rank is None:
-        if index:
-            return False
-    elif spec.rank.role != "TRAINER" or spec.rank.local_rank:
-        return False
-    try:
-        # A descriptor that is not inheritable took the number of a closed stdin by accident.
-        return os.get_inheritable(0) and not os.isatty(0)
-    except OSError:
-        return False
-
-
 def spawn(
     spec: ProcessSpec,
     *,
@@ -143,8 +184,12 @@ def spawn(
     default_signals: Sequence[int],
     guard: Guard,
     folder: Folder,
+    stdin: terminal.Stdin,
 ) -> Worker | Refusal:
-    """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER."""
+    """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER.
+
+    The one that reads our terminal stays in our session.
+    """
     try:
         if attempt:
             # Somebody may have removed it since the first attempt.
@@ -152,14 +197,17 @@ def spawn(
         log_fd = folder.append(os.path.basename(log), SHARED)
     except OSError as error:
         return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
+    has_stdin = index == stdin.process
+    has_terminal = has_stdin and stdin.is_terminal and terminal.is_foreground()
     order = Order(
         argv=tuple(spec.argv),
         env=dict(env),
         output=log_fd,
         # In a session of its own it could not read a terminal anyway.
-        takes_our_stdin=takes_our_stdin(spec, index),
+        takes_our_stdin=has_terminal or (has_stdin and not stdin.is_terminal),
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
+        group=os.getpgrp() if has_terminal else 0,
     )
     try:
         pid = guard.start(order)
@@ -168,7 +216,8 @@ def spawn(
     finally:
         os.close(log_fd)
     try:
-        return Worker(index, attempt, pid, os.pidfd_open(pid), guard)
+        made = TerminalWorker if has_terminal else Worker
+        return made(index, attempt, pid, os.pidfd_open(pid), guard)
     except OSError as error:
         os.kill(pid, signal.SIGKILL)
         guard.end(pid)

@@ -36,6 +36,7 @@ _PACE_S = 0.03
 _FLOOD_BYTES = 256 * 1024
 _FLOOD_PACE_S = 0.25
 _QUIET_PACE_S = 0.5
+_PROMPT_PACE_S = 0.05
 _SLOWER = 1.25
 # The loop gets its turn after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
@@ -206,7 +207,10 @@ class Feed:
 
 
 class Console:
-    """Shows the processes in SHOWN; a line gets a prefix when there are several."""
+    """Shows the processes in SHOWN; a line gets a prefix when there are several.
+
+    IS_PROMPT: one of them reads the terminal.
+    """
 
     def __init__(
         self,
@@ -214,9 +218,12 @@ class Console:
         shown: tuple[int, ...],
         *,
         say: Callable[[str], None],
+        is_prompt: bool = False,
     ) -> None:
         self._plan = plan
         self._shown = shown
+        # Somebody types, and waits for the answer.
+        self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
@@ -391,7 +398,7 @@ class Console:
         elif self._recent_bytes:
             self._pace_s = _PACE_S
         else:
-            self._pace_s = min(_SLOWER * self._pace_s, _QUIET_PACE_S)
+            self._pace_s = min(_SLOWER * self._pace_s, self._quiet_pace_s)
         self._recent_bytes = 0
         now = time.monotonic()
         due = [feed.due_at for feed in self._feeds if feed.due_at is not None]

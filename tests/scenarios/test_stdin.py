@@ -1,0 +1,290 @@
+"""At a real terminal: the one rank that is shown can ask its user, and every key still works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from processes import assert_no_survivors
+from terminals import COUNT, Terminal, launcher_of, state
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    os.close(made.ours)
+    os.close(made.theirs)
+
+
+def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
+    """Wait for the end of LAUNCHER; nobody may be left."""
+    try:
+        until(lambda: launcher.poll() is not None or terminal.shows(b"\0")(), 20)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    terminal.read()
+    # After a kill -9 of a launcher its guard needs a moment.
+    assert_no_survivors(job.marker, 5.0)
+    return launcher.returncode
+
+
+ASK = """
+if rank == 0:
+    print("hello", input("name? "), flush=True)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_input_asks_the_user_of_the_shown_rank(
+    tmp_path: Path, terminal: Terminal, ranks: int
+) -> None:
+    job = Command.python(tmp_path, ASK, ranks=ranks)
+    before = terminal.settings()
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"name? "))
+    terminal.type(b"Ada\n")
+    assert ended(launcher, terminal, job) == 0
+    assert b"hello Ada" in terminal.shown
+    assert terminal.settings() == before
+
+
+def test_a_breakpoint_is_a_debugger_at_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
+    code = "secret = 6 * 7\nif rank == 0: breakpoint()\nprint('went on', flush=True)"
+    job = Command.python(tmp_path, code)
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"(Pdb) "))
+    terminal.type(b"p secret\n")
+    until(terminal.shows(b"42"))
+    terminal.type(b"c\n")
+    assert ended(launcher, terminal, job) == 0
+    assert b"went on" in terminal.shown
+    assert b"BdbQuit" not in terminal.shown
+
+
+@pytest.mark.parametrize(
+    ("options", "asks", "says"),
+    [(["--stdin=1"], 1, b"hello Ada"), (["--tee", "--stdin=1"], 1, b"[rank 1] hello Ada")],
+)
+def test_another_rank_may_be_chosen(
+    tmp_path: Path, terminal: Terminal, options: list[str], asks: int, says: bytes
+) -> None:
+    job = Command.python(tmp_path, ASK.replace("== 0", f"== {asks}"), *options)
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"name? "))
+    terminal.type(b"Ada\n")
+    assert ended(launcher, terminal, job) == 0
+    assert b"hello Ada" in terminal.shown.replace(b"\r\n[rank 1] ", b"")
+
+
+@pytest.mark.parametrize("options", [["--stdin=none"], ["--tee"]])
+def test_otherwise_nobody_reads_the_terminal(
+    tmp_path: Path, terminal: Terminal, options: list[str]
+) -> None:
+    job = Command.python(tmp_path, "print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())")
+    job.argv[4:4] = options
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    assert ended(launcher, terminal, job) == 0
+    assert b"'' True" in terminal.shown
+
+
+def test_a_pipe_is_read_by_the_rank_that_is_named(tmp_path: Path) -> None:
+    code = "open(f'got{rank}', 'w').write(sys.stdin.read())"
+    job = Command.python(tmp_path, code, "--stdin=1")
+    launcher = job.start(stdin=subprocess.PIPE)
+    assert launcher.stdin is not None
+    launcher.stdin.write(b"data")
+    launcher.stdin.close()
+    launcher.stdin = None
+    assert job.finish(launcher).code == 0
+    assert [(tmp_path / f"got{rank}").read_text() for rank in range(2)] == ["", "data"]
+
+
+@pytest.mark.parametrize("key", [b"\x03", signal.SIGINT])
+def test_who_reads_the_terminal_is_interrupted_once(
+    tmp_path: Path, terminal: Terminal, key: bytes | int
+) -> None:
+    job = Command.python(tmp_path, COUNT)
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"working"))
+    job.wait_for("ready0", "ready1")
+    if isinstance(key, bytes):
+        terminal.type(key)
+    else:
+        launcher.send_signal(key)
+    until(terminal.shows(b"asked ranks 0-1 to stop"))
+    job.wait_for("heard0", "heard1")
+    (tmp_path / "go").touch()
+    assert ended(launcher, terminal, job) == 130
+    for rank in range(2):
+        assert (tmp_path / f"heard{rank}").read_text() == "2\n"
+
+
+def test_a_second_ctrl_c_kills_all(tmp_path: Path, terminal: Terminal) -> None:
+    job = Command.python(tmp_path, COUNT, "--grace=100")
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(b"working"))
+    job.wait_for("ready0", "ready1")
+    terminal.type(b"\x03")
+    job.wait_for("heard0", "heard1")
+
+    def killed() -> bool:
+        # Two at once are one request.
+        terminal.type(b"\x03")
+        return terminal.shows(b"Killing ranks 0-1")()
+
+    until(killed)
+    assert ended(launcher, terminal, job) == 130
+
+
+def test_the_key_for_stacks_ends_nobody(tmp_path: Path, terminal: Terminal) -> None:
+    job = Command.python(tmp_path, COUNT, ranks=1)
+    job.argv.remove("--quiet")
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    job.wait_for("ready0")
+    terminal.type(b"\x1c")
+    until(
+        terminal.shows(b"the stacks of 1 processes are in") if False else terminal.shows(b"stacks")
+    )
+    (tmp_path / "go").touch()
+    assert ended(launcher, terminal, job) == 0
+
+
+FAMILY = """
+import subprocess
+from functools import partial
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+open(f"child{rank}", "w").write(str(child.pid))
+open(f"rank{rank}", "w").write(str(os.getpid()))
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "term", "kill launcher"])
+def test_what_the_rank_at_the_terminal_leaves_behind_is_ended(
+    tmp_path: Path, terminal: Terminal, end: str
+) -> None:
+    wait = "" if end == "exit" else "time.sleep(100)"
+    job = Command.python(tmp_path, f"{FAMILY}\nopen(f'ready{{rank}}', 'w').close()\n{wait}")
+    # Others of the launcher's group: a shell, and what it goes on with.
+    script = f"{' '.join(job.argv)}; echo code=$?; touch after; read line; echo got=$line"
+    before = terminal.settings()
+    shell = terminal.start(["sh", "-c", script], env=job.environ(), cwd=tmp_path)
+    job.wait_for("ready0", "ready1")
+    if end != "exit":
+        launcher = launcher_of(int((tmp_path / "rank0").read_text()))
+        os.kill(launcher, signal.SIGTERM if end == "term" else signal.SIGKILL)
+    job.wait_for("after")
+    # The shell itself carries the marker, too; the children are what was left.
+    for rank in range(2):
+        child = int((tmp_path / f"child{rank}").read_text())
+        until(partial(is_gone, child))
+    terminal.type(b"typed\n")
+    until(terminal.shows(b"got=typed"))
+    assert ended(shell, terminal, job) == 0
+    code = {"exit": 0, "term": 143, "kill launcher": 137}[end]
+    assert b"code=%d\r\n" % code in terminal.shown
+    assert terminal.settings() == before
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return state(pid) == "Z"
+    except OSError:
+        return True
+
+
+ASK_SECRETLY = """
+import getpass
+if rank == 0:
+    open("asking", "w").close()
+    getpass.getpass()
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_terminal_that_a_password_was_asked_at_echoes_again(
+    tmp_path: Path, terminal: Terminal, signum: signal.Signals
+) -> None:
+    job = Command.python(tmp_path, ASK_SECRETLY, "--grace=0.1")
+    before = terminal.settings()
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    job.wait_for("asking")
+    until(lambda: terminal.settings() != before)
+    launcher.send_signal(signum)
+    ended(launcher, terminal, job)
+    until(lambda: terminal.settings() == before)
+
+
+def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Terminal) -> None:
+    code = "open(f'pid{rank}', 'w').write(str(os.getpid()))\nopen(f'ready{rank}', 'w').close()\n"
+    code += "while not os.path.exists('ask'): time.sleep(0.01)\n" + ASK
+    code += "while not os.path.exists('go'): time.sleep(0.01)"
+    job = Command.python(tmp_path, code)
+    env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
+    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+    bash = terminal.start(shell, env=env, cwd=tmp_path)
+    try:
+        until(terminal.shows(b"shell> "))
+        before = terminal.settings()
+        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
+        job.wait_for("ready0", "ready1")
+        ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
+        everybody = [*ranks, launcher_of(ranks[0])]
+        terminal.type(b"\x1a")
+        until(lambda: all(state(pid) == "T" for pid in everybody))
+        until(terminal.shows(b"Stopped"))
+        terminal.shown = b""
+        terminal.type(b"bg\n")
+        until(lambda: all(state(pid) in "SRD" for pid in everybody))
+        # In the background it may not read.
+        (tmp_path / "ask").touch()
+        until(lambda: all(state(pid) == "T" for pid in everybody))
+        terminal.type(b"fg; echo code=$?\n")
+        until(lambda: all(state(pid) in "SRD" for pid in everybody))
+        terminal.type(b"Ada\n")
+        until(terminal.shows(b"hello Ada"))
+        (tmp_path / "go").touch()
+        until(terminal.shows(b"code=0\r\n"))
+        assert terminal.settings() == before
+        terminal.type(b"exit\n")
+        until(lambda: bash.poll() is not None)
+    finally:
+        bash.kill()
+        bash.wait()
+    assert_no_survivors(job.marker, 0.0)
+
+
+def test_in_the_background_nobody_reads_the_terminal(tmp_path: Path, terminal: Terminal) -> None:
+    job = Command.python(tmp_path, "print(repr(sys.stdin.read()), flush=True)")
+    shell = terminal.start(
+        ["bash", "-mc", f"{' '.join(job.argv)} & wait %1; echo code=$?"],
+        env=job.environ(),
+        cwd=tmp_path,
+    )
+    assert ended(shell, terminal, job) == 0
+    assert b"''" in terminal.shown
+    assert b"code=0" in terminal.shown
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--stdin=7", "--stdin=7: there is no rank 7; the job has ranks 0-1."),
+        ("--stdin=first", "--stdin=first: give a rank such as 0, or none."),
+    ],
+)
+def test_a_rank_that_cannot_read_is_refused(tmp_path: Path, option: str, says: str) -> None:
+    done = Command(tmp_path, "true", option).run()
+    assert (done.code, done.said) == (2, f"fleetrun: {says}\n")
