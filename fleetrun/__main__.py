@@ -3,12 +3,17 @@
 import os
 import sys
 
-from fleetrun.cli import main
-
 
 def run() -> None:
     """Run the command line and end this process."""
-    code = main()
+    try:
+        # Here, so that a Ctrl-C meanwhile is no traceback.
+        from fleetrun.cli import main  # noqa: PLC0415
+
+        code = main()
+    except KeyboardInterrupt:
+        # 128 + SIGINT.
+        code = 130
     try:
         # None stands for one that was closed when we started.
         for stream in filter(None, (sys.stdout, sys.stderr)):

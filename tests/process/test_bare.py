@@ -154,3 +154,29 @@ def run_in_shell(folder: Path, where: str, *words: str) -> subprocess.CompletedP
         capture_output=True,
         check=False,
     )
+
+
+# Ctrl-C just when the module MODULE is looked for.
+IMPATIENT = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "MODULE":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("module", ["fleetrun.cli", "fleetrun.request", "fleetrun.launch"])
+def test_ctrl_c_while_the_launcher_itself_is_loaded_is_no_traceback(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IMPATIENT.replace("MODULE", module))
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", "true"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, b"")
