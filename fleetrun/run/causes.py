@@ -19,7 +19,8 @@ KNOWN_FAILURES = (
         (
             "Out of memory error on GPU",
             "ResourceExhaustedError",
-            "CUDA error(2)",
+            # With its comma: CUDA error(209) is another one.
+            "CUDA error(2),",
             "CUDA_ERROR_OUT_OF_MEMORY",
             "CUDA out of memory",
         ),
@@ -40,15 +41,40 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         "cpu-build",
-        ("PaddlePaddle is not compiled with CUDA", "Paddle is not compiled with CUDA"),
+        (
+            "PaddlePaddle is not compiled with CUDA",
+            "Paddle is not compiled with CUDA",
+            "PaddlePaddle not compiled with CUDA",
+            "Not compiled with CUDA",
+            "not compile with CUDA",
+            "Cannot use GPU because you have installed CPU version PaddlePaddle",
+        ),
         "This Paddle is the build for CPUs: install paddlepaddle-gpu, or train on the CPU with "
         "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
     ),
     KnownFailure(
         "gpu-driver",
-        ("CUDA driver version is insufficient", "libcuda.so.1: cannot open", "libcudart.so"),
-        "The NVIDIA driver is missing or older than this Paddle needs: install a newer driver, or "
-        "the Paddle build for this CUDA.",
+        (
+            "CUDA driver version is insufficient",
+            "libcuda.so.1: cannot open",
+            "libcudart.so",
+            "CUDA error(35)",
+            "no kernel image is available for execution",
+        ),
+        "The NVIDIA driver is missing or older than this Paddle needs, or the GPU is of another "
+        "kind: install a newer driver, or the Paddle build for this CUDA and this GPU.",
+    ),
+    KnownFailure(
+        "system-library",
+        ("libgomp.so.1: cannot open", "version `GLIBC", "version `GLIBCXX", "version `CXXABI"),
+        "A library of the system is missing or too old for this Paddle: for libgomp, `apt-get "
+        "install libgomp1`; for GLIBC and GLIBCXX, a newer system or container.",
+    ),
+    KnownFailure(
+        "not-a-number",
+        ("There are NAN or INF", "contains NaN/Inf", "There are `nan` or `inf` in tensor"),
+        "Paddle's own check found NaN or Inf in a tensor (FLAGS_check_nan_inf); the text before "
+        "names the operator.",
     ),
     KnownFailure(
         "shared-memory",
@@ -88,12 +114,14 @@ KNOWN_FAILURES = (
             "Address already in use",
             "EADDRINUSE",
             "[Errno 98]",
-            # Paddle's store; the second is all that Paddle 3 says before it aborts.
+            # Paddle's store; the second is all that Paddle 3 says before it aborts. (That the
+            # server is destroyed in another abort means nothing.)
             "Bind network on ",
-            "LibUVMasterDaemon::~LibUVMasterDaemon",
+            "TCPServer::create(",
         ),
-        "A port that this rank wanted is held by another process: end the earlier run, or choose "
-        "other ports with --start_port.",
+        "A port that this rank wanted is in use. One that Paddle was given (PADDLE_MASTER, "
+        "PADDLE_TRAINER_ENDPOINTS) moves with --start_port; one that the script opens itself, "
+        "such as a debugger's or TensorBoard's, must differ from rank to rank.",
     ),
     KnownFailure(
         "disk-full",
@@ -110,6 +138,12 @@ KNOWN_FAILURES = (
         "open-files",
         ("[Errno 24]", "Too many open files"),
         "Too many files are open at once: raise ulimit -n, or use fewer DataLoader workers.",
+    ),
+    KnownFailure(
+        "no-paddle",
+        ("No module named 'paddle'",),
+        "Paddle is not installed there: install it into that interpreter, or start fleetrun with "
+        "the one that has it.",
     ),
     KnownFailure(
         "missing-module",
@@ -134,6 +168,11 @@ KNOWN_FAILURES = (
             "Connection closed by peer",
             "Connection refused",
             "Socket Timeout",
+            # gloo's.
+            "TIMEOUT self_rank = ",
+            "Timed out waiting ",
+            "Read timeout",
+            "Application timeout caused pair closure",
             "Broken pipe",
             # Paddle's store.
             "TCP send error",
@@ -148,7 +187,16 @@ KNOWN_FAILURES = (
 
 # Failures that another attempt cannot mend.
 HOPELESS = frozenset(
-    {"missing-module", "missing-script", "syntax", "gpu-id", "gpu-driver", "cpu-build"}
+    {
+        "missing-module",
+        "no-paddle",
+        "missing-script",
+        "syntax",
+        "gpu-id",
+        "gpu-driver",
+        "system-library",
+        "cpu-build",
+    }
 )
 
 # What those say who lost a peer: somebody else failed before them.

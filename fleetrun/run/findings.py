@@ -5,7 +5,7 @@ and `evidence`; `earlier` has what ended the attempts before. Nothing of any env
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH120
+# ruff: noqa: PTH100, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -97,6 +97,7 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
             told = error.stack.rstrip().split("\n") if error.stack else []
             told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
             words, source = (told, path) if any(told) else (words, source)
+    known = causes.recognise("\n".join(words))
     mute = evidence.unwritable(os.path.dirname(log))
     return Culprit(
         exited=exited,
@@ -108,9 +109,30 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
         words=tuple(words),
         source=source,
         error=error,
-        known=causes.recognise("\n".join(words)) or causes.recognise("".join(mute)),
-        evidence=(*evidence.of(exited, before), *_slow_end(outcome, exited, failed_at), *mute),
+        known=known or causes.recognise("".join(mute)),
+        evidence=(
+            *evidence.of(exited, before),
+            *_slow_end(outcome, exited, failed_at),
+            *_interpreter(spec.argv, known),
+            *mute,
+        ),
     )
+
+
+def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
+    """Say which Python could not import something, and whether another one is activated."""
+    if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
+        return []
+    import shutil  # noqa: PLC0415 - only after a failure
+
+    program = shutil.which(argv[0]) or argv[0]
+    if "python" not in os.path.basename(program):
+        return []
+    said = [f"There is no Paddle in {program}."] if known.name == "no-paddle" else []
+    venv = os.environ.get("VIRTUAL_ENV", "")
+    if venv and not os.path.abspath(program).startswith(os.path.join(os.path.abspath(venv), "")):
+        said.append(f"VIRTUAL_ENV is {venv}, but the rank ran {program}.")
+    return said
 
 
 def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from commandline import Command
@@ -108,3 +109,13 @@ def test_s51_the_first_and_the_last_error_are_told(tmp_path: Path) -> None:
     assert done.code == 6
     assert "attempt 1 (counted from 0); the first failed because rank 1 exited with 5." in done.said
     assert report(tmp_path)["earlier"] == ["rank 1 exited with 5"]
+
+
+def test_s54_a_missing_paddle_is_told_with_the_interpreter(tmp_path: Path) -> None:
+    code = "sys.path[:] = []\nsys.modules.pop('paddle', None)\nimport paddle"
+    job = Command.python(tmp_path, code, ranks=1)
+    done = job.run(env={"VIRTUAL_ENV": "/home/me/other"})
+    assert f"There is no Paddle in {sys.executable}." in done.said
+    assert f"VIRTUAL_ENV is /home/me/other, but the rank ran {sys.executable}." in done.said
+    done = job.run(env={"VIRTUAL_ENV": sys.prefix})
+    assert "VIRTUAL_ENV" not in done.said

@@ -52,7 +52,28 @@ TEXTS = (
     ("nccl", "Find timeout start but not finish task:group_key:x,group_ranks:[0,1]"),
     ("address-in-use", "OSError: [Errno 98] Address already in use"),
     ("address-in-use", "ValueError: (InvalidArgument) Bind network on IP_ANY:47123 failed."),
-    ("address-in-use", "2   phi::distributed::detail::LibUVMasterDaemon::~LibUVMasterDaemon()"),
+    (
+        "address-in-use",
+        (
+            "2   phi::distributed::detail::TCPServer::create(unsigned short, int, int, bool)\n"
+            "3   phi::distributed::detail::LibUVMasterDaemon::~LibUVMasterDaemon()"
+        ),
+    ),
+    (
+        "cpu-build",
+        "place.cc:443] Cannot use GPU because you have installed CPU version PaddlePaddle.",
+    ),
+    ("gpu-driver", "OSError: (External) CUDA error(35), CUDA driver version is insufficient"),
+    ("gpu-driver", "CUDA error(209), no kernel image is available for execution on the device."),
+    ("system-library", "ImportError: libgomp.so.1: cannot open shared object file: No such file"),
+    ("system-library", "ImportError: /lib64/libc.so.6: version `GLIBC_2.28' not found"),
+    ("not-a-number", "PreconditionNotMetError: There are NAN or INF (num_nan=4, num_inf=0)"),
+    ("no-paddle", "ModuleNotFoundError: No module named 'paddle'"),
+    (
+        "peer-lost",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1",
+    ),
+    ("peer-lost", "gloo::IoException: Read error [127.0.0.1]:20272: Connection reset by peer"),
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),
     ("host-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8 TiB"),
     ("open-files", "OSError: [Errno 24] Too many open files: '/data/1'"),
@@ -69,6 +90,27 @@ def test_real_texts_are_recognised(name: str, text: str) -> None:
     known = recognise(text)
     assert known is not None
     assert known.name == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The store is destroyed in every abort of its rank; its port was free.
+        "0   phi::distributed::detail::LibUVMasterDaemon::~LibUVMasterDaemon()",
+    ],
+)
+def test_what_means_nothing_gets_no_hint(text: str) -> None:
+    assert recognise(text) is None
+
+
+def test_a_busy_port_is_not_blamed_on_paddles_ports_alone() -> None:
+    # debugpy's, say: --start_port does not move it.
+    known = recognise(
+        "RuntimeError: Can't listen for client connections: [Errno 98] Address in use"
+    )
+    assert known is not None
+    assert "held by another process" not in known.sentence
+    assert "that the script opens itself" in known.sentence
 
 
 def test_every_row_is_met_by_a_real_text() -> None:
