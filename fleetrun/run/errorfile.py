@@ -7,6 +7,7 @@ half-written, or something else altogether: what can be read is returned.
 # pathlib costs start-up time.
 # ruff: noqa: PTH123
 
+import os
 from typing import NamedTuple
 
 _MOST = 1024 * 1024
@@ -36,7 +37,9 @@ class ErrorReport(NamedTuple):
 def read_error(path: str) -> ErrorReport | None:
     """Return what the file PATH says; None if there is none."""
     try:
-        with open(path, "rb") as file:
+        # A pipe or a link that somebody has put there is no report.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
             text = file.read(_MOST)
     except OSError:
         return None

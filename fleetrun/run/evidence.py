@@ -206,7 +206,7 @@ def unwritable(folder: str) -> list[str]:
     """Say what keeps everybody from writing to FOLDER, if anything does: the log cannot tell."""
     path = os.path.join(folder, f".room.{os.getpid()}")
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.unlink(path)
             os.write(fd, bytes(4096))

@@ -25,7 +25,9 @@ _RULE = "-----"
 def tail(path: str) -> str:
     """Return the end of a file as text, whatever bytes it has; nothing if it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        # A pipe or a link that somebody has put there is no log.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             return file.read().decode(errors="replace")
     except OSError:

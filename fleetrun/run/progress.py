@@ -10,7 +10,7 @@ _MOST = 64
 def read_step(path: str) -> int | None:
     """Return the step that was last written to PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
     try:

@@ -15,6 +15,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.plan import secrets
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.run import proc
 
@@ -33,6 +34,10 @@ _ANSWER_S = 3.0
 _LOOK_S = 0.03
 # Of a rank with very many children the first are enough.
 _MOST_CHILDREN = 32
+
+
+# No link that somebody has put there is written through.
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
 class Target(NamedTuple):
@@ -121,7 +126,8 @@ class _Asking:
 
     def write(self, text: str) -> None:
         """Append TEXT to the rank's file."""
-        with open(self.target.path, "a", encoding="utf-8", errors="replace") as file:
+        fd = os.open(self.target.path, _APPEND | os.O_CLOEXEC, 0o600)
+        with open(fd, "a", encoding="utf-8", errors="replace") as file:
             file.write(text)
 
     def begin(self, waiting: Waiting, spy: str | None, environ: Mapping[str, str]) -> None:
@@ -156,7 +162,6 @@ class _Asking:
     # py-spy -------------------------------------------------------------------------------------
 
     def _run(self, spy: str, environ: Mapping[str, str]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         main = self._family[0].pid
         argv = [spy, "dump", "--full-filenames", "--subprocesses", "--pid", str(main)]
         try:
@@ -166,7 +171,7 @@ class _Asking:
                 environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, self.target.path, flags, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 1, self.target.path, _APPEND, 0o600),
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
@@ -195,11 +200,17 @@ class _Asking:
         with contextlib.suppress(ChildProcessError):
             # The supervisor, which reaps orphans, may have been faster.
             os.waitpid(self._spy_pid, os.WNOHANG)
-        with open(self.target.path, "rb") as file:
+        with open(self.target.path, "rb+") as file:
             file.seek(self._begin)
-            if b"\nThread " in file.read():
-                self._end()
-                return
+            said = file.read()
+            # It shows the command line.
+            hidden = secrets.mask(said.decode(errors="surrogateescape"))
+            file.seek(self._begin)
+            file.write(hidden.encode(errors="surrogateescape"))
+            file.truncate()
+        if b"\nThread " in said:
+            self._end()
+            return
         # It may not look into other processes here (a container without the right to).
         self._ask_next()
 

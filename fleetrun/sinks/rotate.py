@@ -24,6 +24,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
@@ -62,7 +63,7 @@ class _Log:
     def __init__(self, path: str, name: str) -> None:
         self.path = path
         self.name = name
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         # Before this there is a hole.
         self.begin = 0
         self.quiet_until = 0.0
@@ -89,8 +90,11 @@ class _Log:
 
     def start(self) -> None:
         """Begin a copy."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._draft_fd = os.open(self.draft, flags, 0o644)
+        # One of a copy that failed, or a link that somebody has put there.
+        with suppress(FileNotFoundError):
+            os.unlink(self.draft)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._draft_fd = os.open(self.draft, flags, 0o666)
         self._copied = self.begin
 
     def go_on(self, most: int) -> bool:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import stat
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +18,7 @@ from fleetrun.run.events import Started
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from pathlib import Path
+    from collections.abc import Callable, Hashable, Iterator
 
 
 class Patience:
@@ -327,3 +328,77 @@ def test_the_folder_that_was_made_is_written_to_whatever_takes_its_place(tmp_pat
     rundir.close()
     assert list(victim.iterdir()) == []
     assert (tmp_path / "aside/plan.json").exists()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+
+
+def as_user(uid: int, work: Callable[[], object]) -> str:
+    """Do WORK as the user UID in a child; return the sentence that it was refused with, if any."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reader)
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:  # noqa: PTH123 - it is a descriptor
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Make a folder that everybody may write to, where pytest's own lets nobody else in."""
+    above = Path(tempfile.mkdtemp())
+    above.chmod(0o755)
+    made = above / "shared"
+    made.mkdir()
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(above)
+
+
+MALLORY, VICTIM = 61001, 61002
+
+
+@needs_root
+def test_a_link_of_another_user_is_not_followed(shared: Path) -> None:
+    mine = shared.parent / "mine"
+    mine.mkdir()
+    os.chown(mine, VICTIM, VICTIM)
+    for name in ("log", "log/runs"):
+        shutil.rmtree(shared / "log", ignore_errors=True)
+        (shared / "log").unlink(missing_ok=True)
+        if "/" in name:
+            (shared / "log").mkdir()
+            (shared / "log").chmod(0o777)
+        assert not as_user(MALLORY, lambda name=name: (shared / name).symlink_to(mine))  # type: ignore[misc]
+        said = as_user(VICTIM, lambda: launch(plan(shared, "1")))
+        assert "is a link that another user has put there" in said
+        assert "choose another folder with --log_dir" in said
+        assert list(mine.iterdir()) == []
+
+
+@needs_root
+def test_a_launch_in_a_folder_of_all_leaves_what_others_have_put_there(shared: Path) -> None:
+    assert not as_user(VICTIM, lambda: launch(plan(shared, "1")))
+    (shared / "log").chmod(0o777)
+    (shared / "log/runs").chmod(0o777)
+
+    def put() -> None:
+        fake = shared / "log/runs/0-fake"
+        fake.mkdir()
+        (fake / "lock").write_text("fleetrun 1 0-fake\n")
+        (shared / "log/runs/0-link").symlink_to(shared / "log/runs/1")
+
+    assert not as_user(MALLORY, put)
+    assert not as_user(VICTIM, lambda: launch(plan(shared, "2"), overwrite=True))
+    assert runs(shared) == ["0-fake", "0-link", "2"]

@@ -6,12 +6,14 @@ import atexit
 import json
 import os
 import sys
+from importlib import util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .wish import Wish
 
 SCHEMA = 1
+_SECRETS = "_fleetrun_secrets"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
 
 
@@ -115,7 +117,7 @@ class Evidence:
             return
         if not self._is_trainer and (self._is_trainer is False or _exists(self._path)):
             return
-        text = json.dumps(self._record(), default=str)
+        text = json.dumps(_without_secrets(self._record()))
         if text == self._written:
             return
         draft = f"{self._path}.{self._pid}"
@@ -161,6 +163,22 @@ class Evidence:
             return knob
         reason = "no update of the optimizer was made"
         return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
+
+
+def _without_secrets(record: dict[str, Any]) -> object:
+    """Return RECORD without the secrets of this process, which scripts give to Paddle, too."""
+    module = sys.modules.get(_SECRETS)
+    if module is None:
+        home = os.path.join(os.path.dirname(__file__), "..", "..")  # noqa: PTH118, PTH120
+        path = os.path.join(home, "plan", "secrets.py")  # noqa: PTH118
+        spec = util.spec_from_file_location(_SECRETS, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(path)
+        module = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[_SECRETS] = module
+    plain = json.loads(json.dumps(record, default=str))
+    return module.everywhere(plain, module.Hider(os.environ, sys.argv))
 
 
 def _is_taken(path: str, pid: int) -> bool:
