@@ -195,6 +195,11 @@ def _script(words: Sequence[str]) -> Script:
     first, rest = words[0], tuple(words[1:])
     if not first:
         raise UsageError("the script's name is empty: is a variable before it unset?")
+    if first == "run_check" and rest:
+        raise UsageError(
+            "run_check is Paddle's check of its installation and takes nothing after it; for a "
+            "file of that name write ./run_check."
+        )
     if first != "-m":
         return Script("file", first, rest)
     if not rest:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, Facts, Processors
-from fleetrun.plan import hosts
+from fleetrun.plan import command, hosts
 from fleetrun.plan.visible import visible
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _with_paddle(request: Request, facts: Facts) -> Facts:
 
 def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return the path of what is to be run; None for a module, which only Python can look up."""
-    if script.form == "module":
+    if script.form == "module" or script.target == command.CHECK:
         return None
     target = script.target
     interpreted = target.endswith((".py", ".pyxes"))

@@ -125,6 +125,13 @@ def test_an_abbreviation_is_read_and_said() -> None:
         (["--gpu=0", "t.py"], "no such option: --gpu; it could be --gpu_memory_fraction, --gpus."),
         (["--", ""], "the script's name is empty: is a variable before it unset?"),
         (["", "t.py"], "the script's name is empty: is a variable before it unset?"),
+        (
+            ["run_check", "x"],
+            (
+                "run_check is Paddle's check of its installation and takes nothing after it; for a "
+                "file of that name write ./run_check."
+            ),
+        ),
         (["-m"], "-m needs a module: write `fleetrun [options] -m package.module`."),
         (["--gpus"], "--gpus needs a value: give LIST."),
         (

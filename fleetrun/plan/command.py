@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Request
+
+
+# Paddle's check of its installation: Paddle's launcher takes the word for it, too.
+CHECK = "run_check"
+_CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
 
 
 def argv(request: Request, facts: Facts) -> tuple[str, ...]:
@@ -13,6 +19,8 @@ def argv(request: Request, facts: Facts) -> tuple[str, ...]:
     script = request.script
     # Python would take a name that starts with a hyphen for an option of its own.
     path = f"./{script.target}" if script.target.startswith("-") else script.target
+    if script.form == "file" and script.target == CHECK:
+        return (facts.python, "-u", _CHECKER)
     coverage: tuple[str, ...] = ()
     if facts.environ.get("WITH_COVERAGE") == "ON":
         coverage = ("-m", "coverage", "run", "--branch", "-p")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from planning import a_request, some_facts
 
@@ -33,6 +35,14 @@ def test_scripts_modules_and_programs(
     request = a_request(script=Script(form, target, AWKWARD))
     found = command.argv(request, some_facts(program=program))
     assert found == (*expected, *AWKWARD)
+
+
+def test_run_check_is_a_script_of_ours() -> None:
+    found = command.argv(a_request(script=Script("file", "run_check", ())), some_facts())
+    assert found[:2] == (PYTHON, "-u")
+    assert Path(found[2]).is_file()
+    other = command.argv(a_request(script=Script("file", "./run_check", ())), some_facts())
+    assert other == ("./run_check",)
 
 
 @pytest.mark.parametrize(

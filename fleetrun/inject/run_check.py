@@ -1,0 +1,39 @@
+"""`fleetrun run_check`: Paddle's own check of its installation, on the devices of each rank.
+
+Each rank runs what `paddle.utils.run_check` runs on one device, and then all run together what it
+runs on several: one training step of a `DataParallel` model.
+"""
+
+from __future__ import annotations
+
+import os
+
+_MASK, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
+
+
+def check() -> None:
+    """Check this rank's device, and the communication with the other ranks."""
+    see_only_ours()
+    from paddle.utils import install_check  # noqa: PLC0415 - Paddle reads the variables above
+
+    install_check.run_check()
+    ranks = int(os.environ["PADDLE_TRAINERS_NUM"])
+    if ranks > 1:
+        install_check.train_for_run_parallel()  # type: ignore[no-untyped-call]
+        print(f"PaddlePaddle works well on {ranks} ranks.")
+
+
+def see_only_ours() -> None:
+    """Hide other ranks' GPUs: Paddle's check takes the first visible one, and then all of them."""
+    places = os.environ.get(_SELECTED, "")
+    if not places:
+        return
+    mask = os.environ.get(_MASK, "")
+    visible = mask.split(",") if mask and mask != "all" else None
+    chosen = [visible[int(one)] if visible else one for one in places.split(",")]
+    os.environ[_MASK] = ",".join(chosen)
+    os.environ[_SELECTED] = ",".join(str(place) for place in range(len(chosen)))
+
+
+if __name__ == "__main__":
+    check()

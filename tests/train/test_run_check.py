@@ -1,0 +1,68 @@
+"""`fleetrun run_check`: Paddle's check of its installation, in the ranks that were asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from training import PYTHONS, ROOT
+from waiting import TRAINING_S
+
+from fleetrun.inject import run_check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", PYTHONS)
+def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_path: Path) -> None:
+    # What else is called so is not meant.
+    (tmp_path / "run_check").write_text("#!/bin/sh\nexit 9\n")
+    done = subprocess.run(
+        [PYTHONS[version], "-m", "fleetrun", "--nproc_per_node=2", "--tee", "run_check"],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TRAINING_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        for said in ("works well on 1 CPU", "works well on 2 ranks"):
+            assert any(
+                line.startswith(f"[rank {rank}] ") and said in line
+                for line in done.stdout.splitlines()
+            ), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mask", "selected", "expected"),
+    [
+        (None, "1", ("1", "0")),
+        ("all", "1", ("1", "0")),
+        ("4,6,7", "2", ("7", "0")),
+        ("GPU-a,GPU-b", "0,1", ("GPU-a,GPU-b", "0,1")),
+        ("4,5", None, ("4,5", None)),
+    ],
+)
+def test_a_rank_checks_its_own_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    mask: str | None,
+    selected: str | None,
+    expected: tuple[str | None, str | None],
+) -> None:
+    for name, value in (("CUDA_VISIBLE_DEVICES", mask), ("FLAGS_selected_gpus", selected)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    run_check.see_only_ours()
+    names = ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus")
+    assert tuple(map(os.environ.get, names)) == expected
+    for name in names:
+        # The patch puts back what it has set itself.
+        monkeypatch.setenv(name, "")
