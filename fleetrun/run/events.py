@@ -109,6 +109,8 @@ class Hung(NamedTuple):
     # The files that have all stacks.
     stacks: str = ""
     exit_code: int = HUNG
+    # Whether ranks had told their steps, so that output and processor time meant nothing.
+    by_steps: bool = False
 
     def describe(self) -> str:
         """Say it in one line.

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 # Waiting ranks wake up now and then; who computes uses far more of a processor than this.
 IDLE_SHARE = 0.02
+# Between two looks a log or a progress file takes less of a disk than this, a checkpoint more.
+_NOISE_BYTES = 65536
 # The kernel counts in steps of 10 ms, and one step may be anybody's.
 _TICK_S = 0.015
 
@@ -39,9 +41,10 @@ class Depth(NamedTuple):
 class Clock:
     """Measures how long no rank has shown any life.
 
-    Output, a heartbeat, bytes to a disk or a wait for one are always life. Processor time is,
-    too, until the first heartbeat: who reports progress is judged by it, so that ranks that spin
-    while they wait for each other are noticed. No one else can tell spinning from work.
+    A heartbeat, many bytes to a disk or a wait for one are always life. Output, few bytes to a disk
+    and processor time are, too, until the first heartbeat: who reports progress is judged by it, so
+    that ranks that spin while they wait for each other, or have a thread that logs, are noticed. No
+    one else can tell spinning from work.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -79,7 +82,9 @@ class Clock:
         enough = _enough(at - before_at)
         for rank, now in signs.items():
             past = before.get(rank)
-            if past is None or now.output != past.output or now.beat != past.beat:
+            if past is None or now.beat != past.beat:
+                break
+            if not self.has_beats and now.output != past.output:
                 break
             # Somebody stopped it on purpose, and will let it go on, or a debugger has.
             if now.state in "Tt" or (not self.has_beats and now.cpu_s - past.cpu_s > enough):
@@ -95,9 +100,10 @@ class Clock:
         self._depths, self._depths_at = depths, at
         self._has_compared = before is not None
         minds_cpu = not self.has_beats
+        noise = _NOISE_BYTES if self.has_beats else 0
         for rank, now in depths.items():
             past = None if before is None else before.get(rank)
-            if now.is_in_disk_wait or (past is not None and now.written != past.written):
+            if now.is_in_disk_wait or (past is not None and now.written - past.written > noise):
                 self._since = at
             if minds_cpu and past is not None:
                 # Who ended in between takes its time with it; who is new brings its own.

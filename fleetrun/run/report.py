@@ -119,6 +119,8 @@ def _hang(hang: Hung) -> list[str]:
     """Say who stands where, the ranks that stand elsewhere than the rest first."""
     said = f"The job hung: for {hang.seconds:.0f} s there was no output, no processor or disk use"
     lines = [f"{said} and no heartbeat."]
+    if hang.by_steps:
+        lines = [f"The job hung: for {hang.seconds:.0f} s no rank told a new step."]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
+# Paddle's store, while its server is not there; all that its ranks print then.
+_RETRY = b"retry to connect"
+# Who writes more than this between two looks does not wait.
+_MOST_READ = 65536
 # Signals after which the ranks end; what they do then is no hang.
 _ENDING = frozenset((1, 2, 9, 15))
 
@@ -47,13 +51,23 @@ class _Rank:
     """A process that runs: its leader, its log and its heartbeat file."""
 
     # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
-    __slots__ = ("heartbeat", "log", "pid", "since_ns")
+    __slots__ = ("_idle_bytes", "_size", "heartbeat", "log", "pid", "since_ns")
 
     def __init__(self, pid: int, log: str, heartbeat: str, since_ns: int) -> None:
         self.pid = pid
         self.log = log
         self.heartbeat = heartbeat
         self.since_ns = since_ns
+        self._size = 0
+        # So much of the log only says that the rank waits.
+        self._idle_bytes = 0
+
+    def output(self) -> int:
+        """Return a number that changes when the rank has written anything but that it waits."""
+        before, self._size = self._size, _size(self.log)
+        if before < self._size <= before + _MOST_READ and _only_waits(self.log, before):
+            self._idle_bytes += self._size - before
+        return self._size - self._idle_bytes
 
 
 class Watch:
@@ -227,7 +241,7 @@ class Watch:
             one = proc.stat(rank.pid)
             if one is not None:
                 beat = progress.beat(rank.heartbeat, rank.since_ns)
-                signs[process] = hang.Signs(one.state, one.cpu_s, _size(rank.log), beat)
+                signs[process] = hang.Signs(one.state, one.cpu_s, rank.output(), beat)
         states = {process: one.state for process, one in signs.items()}
         self._tell_stopped(frozenset(hang.stopped(states)), states, now)
         if not self._clock.look(signs, now):
@@ -313,8 +327,9 @@ class Watch:
 
         for process, rank in self._ranks.items():
             seen = before.get(process)
-            now = (_size(rank.log), progress.beat(rank.heartbeat, rank.since_ns))
-            if seen is None or now != (seen.output, seen.beat):
+            beat = progress.beat(rank.heartbeat, rank.since_ns)
+            has_spoken = seen is not None and rank.output() != seen.output
+            if seen is None or beat != seen.beat or (has_spoken and not seen.beat):
                 self._notice(
                     "went on",
                     f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
@@ -334,6 +349,7 @@ class Watch:
                 ),
                 odd=tuple(self._labels[one] for one in finding.odd),
                 stacks=self._stacks_of(tuple(texts)),
+                by_steps=any(seen.beat for seen in before.values()),
             )
         )
 
@@ -398,6 +414,18 @@ def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
         f"{few} {'has' if one else 'have'} been busy for {lag.seconds:.0f} s while {rest} "
         f"{rest_is} idle and, it seems, waiting."
     )
+
+
+def _only_waits(log: str, offset: int) -> bool:
+    """Whether all that stands in LOG from OFFSET on is that somebody waits for a connection."""
+    try:
+        with open(log, "rb") as file:  # noqa: PTH123 - pathlib costs start-up time
+            file.seek(offset)
+            lines = file.read(_MOST_READ).splitlines()
+    except OSError:
+        return False
+    said = [line for line in lines if line.strip()]
+    return bool(said) and all(_RETRY in line.lower() for line in said)
 
 
 def _size(path: str) -> int:

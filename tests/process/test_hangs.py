@@ -177,6 +177,30 @@ while time.time() < end: pass
     assert ended.code == 124
 
 
+LOGGER = """
+import threading
+def log():
+    while True:
+        print({!r}, flush=True)
+        time.sleep(0.05)
+threading.Thread(target=log, daemon=True).start()
+"""
+
+
+def test_s61_with_heartbeats_a_thread_that_logs_does_not_hide_a_deadlock(tmp_path: Path) -> None:
+    beat = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1')\n"
+    code = beat + LOGGER.format("loss 0.1") + DEADLOCK
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=3).run(env=NO_SPY)
+    assert ended.code == 124
+    assert " s no rank told a new step." in ended.said
+
+
+def test_s61_ranks_that_only_retry_to_connect_are_not_alive(tmp_path: Path) -> None:
+    retry = "I1122 tcp_utils.cc:107] Retry to connect to 10.0.0.1:6070 while the server is not yet"
+    code = LOGGER.format(retry) + "time.sleep(60)"
+    assert Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY).code == 124
+
+
 def test_sigquit_dumps_all_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
     code = DEADLOCK.replace(
         "load_batch() if", "while not os.path.exists('go'): time.sleep(0.01)\n0 if"

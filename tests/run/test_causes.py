@@ -71,7 +71,7 @@ TEXTS = (
     ("no-paddle", "ModuleNotFoundError: No module named 'paddle'"),
     (
         "peer-lost",
-        "RuntimeError: [gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1",
+        "RuntimeError: [gloo/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1",
     ),
     ("peer-lost", "gloo::IoException: Read error [127.0.0.1]:20272: Connection reset by peer"),
     ("disk-full", "OSError: [Errno 28] No space left on device: 'model.pdparams'"),

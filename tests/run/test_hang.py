@@ -90,6 +90,28 @@ def test_with_heartbeats_spinning_is_not_life() -> None:
     assert watched(*looks).is_hung(25.0)
 
 
+def test_with_heartbeats_a_thread_that_logs_is_not_life() -> None:
+    looks = [
+        (
+            {0: QUIET._replace(output=n * 50, beat=1)},
+            {0: Depth({7: 1.0}, n * 4096, is_in_disk_wait=False)},
+        )
+        for n in range(6)
+    ]
+    assert watched(*looks).is_hung(25.0)
+
+
+def test_with_heartbeats_a_checkpoint_is_life() -> None:
+    looks = [
+        (
+            {0: QUIET._replace(beat=1)},
+            {0: Depth({7: 1.0}, n * 10_000_000, is_in_disk_wait=False)},
+        )
+        for n in range(6)
+    ]
+    assert not watched(*looks).is_hung(25.0)
+
+
 def test_what_happened_while_we_were_stopped_is_unknown() -> None:
     clock = watched(*silence(3))
     assert not clock.look({0: QUIET}, 3600.0)
