@@ -178,6 +178,11 @@ def signal_launcher(*signals: int) -> Strike:
     def strike(job: Job) -> Sequence[int]:
         job.tell_launcher(signals[0])
         for signum in signals[1:]:
+            # On a busy machine it hears of the first late, and of both at once would be an echo.
+            await_(
+                "the launcher hears of the stop",
+                lambda: "asked" in job.said() or job.launcher.poll() is not None,
+            )
             time.sleep(0.15)
             job.tell_launcher(signum)
         first = signals[0]
