@@ -82,3 +82,16 @@ def test_paddles_own_reducer_gets_strided_gradients_wrong_as_the_readme_says(
     ranks = train(PYTHONS[version], "strided.py", tmp_path / "paddles", None)
     first, second = (rank["adapted"]["weights"] for rank in ranks)
     assert max(abs(one - other) for one, other in zip(first, second, strict=True)) > 0.1
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_gives_none(
+    version: str, tmp_path: Path
+) -> None:
+    train(PYTHONS[version], "buffers.py", tmp_path / "ours", {"fuse_all_reduce_ops": True})
+    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    all_bytes = 4 * (4 * 64 + 2 * 16 + 2 * 4)
+    first, *others = proof["counts"]["bucket_bytes"]
+    assert first == all_bytes
+    # Up to 838 bytes each; and the last ones, a bias and a weight, which fit into 419 bytes.
+    assert others == [608, 576, all_bytes - 320, 320]

@@ -93,6 +93,7 @@ _DEGREES = {
     "sharding_degree": "sharding",
     "sep_degree": "sep",
 }
+_NO_STEPS = "one step is no merging: gradient_merge_configs.k_steps says how many are one update"
 _BUILD = "not available in dygraph: there is no graph to fuse in"
 _THREADS = "a dynamic graph has no executor with threads"
 
@@ -109,6 +110,8 @@ class _Rest:
         self._asked = asked
         self._proof = proof
         self._models = 0
+        # What was counted of fields where the script's own value holds.
+        self._counted: dict[str, str | None] = {}
         # The arguments that Paddle's own reducers were made with.
         self._arguments: dict[str, Any] = {}
         self._first_bucket = 0
@@ -168,7 +171,7 @@ class _Rest:
     def _say(self, name: str, value: Any) -> None:  # noqa: ANN401
         proof = self._proof
         if settings.is_scripts(name):
-            said = proof.status(name)
+            self._counted[name] = said = proof.status(name)
             if said is None:
                 proof.knob(name, SCRIPT)
             holds = settings.effective(name)
@@ -207,9 +210,14 @@ class _Rest:
             self._say_switchless(name)
             return
         switch = name[: -len("_configs")]
-        status = self._proof.status(switch)
-        if status is None:
-            self._proof.knob(name, NO_EFFECT, reason=f"{switch} is not on")
+        status = self._counted.get(switch, self._proof.status(switch))
+        if not settings.is_on(switch):
+            is_scripts = settings.is_scripts(switch)
+            reason = f"the script switches {switch} off" if is_scripts else f"{switch} is not on"
+            self._proof.knob(name, NO_EFFECT, reason=reason)
+        elif status is None:
+            # Only the script has switched it on, and nobody has counted it.
+            self._proof.knob(name, NO_EFFECT, reason=self._reason(switch))
         else:
             effect = settings.effective(name) if status == EFFECTIVE else None
             reason = "" if status == EFFECTIVE else f"as {switch}"
@@ -241,6 +249,8 @@ class _Rest:
             table[name] = _THREADS if is_dynamic else "Paddle's executor does not read it any more"
         table.update(strategies.misfits)
         where = "dynamic" if is_dynamic else "static"
+        if name == "gradient_merge" and is_dynamic:
+            table[name] = _NO_STEPS if asked.get(name) else _NOT_HERE
         unknown = f"nothing in Paddle's {where} graphs was seen to follow it"
         return table.get(name, unknown).replace("{name}", name)
 

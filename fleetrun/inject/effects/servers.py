@@ -122,7 +122,8 @@ class _Watcher:
                 self._proof.knob("a_sync", NO_EFFECT, reason="the program waits at barriers")
             else:
                 self._proof.knob("a_sync", EFFECTIVE, in_effect=True, evidence=f"{sent}, {how}")
-        if "a_sync_configs" in self._asked.strategy:
+        # Where it is off, its details are nobody's, whatever they are.
+        if "a_sync_configs" in self._asked.strategy and settings.effective("a_sync") is not False:
             self._say_configs(settings.effective("a_sync_configs"), is_geo=is_geo)
 
     def _say_configs(self, wished: dict[str, Any], *, is_geo: bool) -> None:

@@ -7,6 +7,7 @@ Everybody else asks here what holds, because the script may have its own word:
   that were asked for or set. What the script switches on by itself, and nobody asked for, is
   Paddle's business: DEFAULT.
 * `settled()`: the whole `Wish` with these values, for `.merge_steps`, `.builds(…)` and the like.
+* `is_on(name)`: whether a switch is on, also where only the script has switched it.
 * `is_scripts(name)`: whether the script's own value holds where the strategy asks for another.
   The proof then says `script` by itself; call `proof.knob` as always.
 * `script_says(name, value)`: tell that the script gave VALUE by other means, as an argument of
@@ -58,6 +59,9 @@ class _Settlement:
             return default if wished is None else wished
         if wished is None:
             return default if said is True else said
+        if not isinstance(wished, dict) and _agree(wished, said):
+            # Not as Paddle keeps it, in single precision.
+            return wished
         first, last = (said, wished) if self.override() else (wished, said)
         if isinstance(first, dict) and isinstance(last, dict):
             return {**first, **last}
@@ -99,6 +103,12 @@ def settled() -> Wish:
         build_strategy={name: effective(name) for name in asked.build_strategy},
         execution_strategy={name: effective(name) for name in asked.execution_strategy},
     )
+
+
+def is_on(name: str) -> bool:
+    """Whether the switch NAME is on, be it by the strategy or by the script alone."""
+    value = effective(name)
+    return bool(_settlement.script.get(name) if value is None else value)
 
 
 def is_scripts(name: str) -> bool:

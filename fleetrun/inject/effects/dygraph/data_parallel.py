@@ -40,10 +40,11 @@ _ARGUMENTS = {
 }
 
 
-def limits(gradient_bytes: int, own_bytes: int) -> Limits:
+def limits(gradient_bytes: int, own_bytes: int, own_last_bytes: int | None = None) -> Limits:
     """Return what bounds a bucket of a model whose gradients have GRADIENT_BYTES.
 
-    OWN_BYTES is the model's own limit, which DataParallel gives it.
+    OWN_BYTES is the model's own limit, which DataParallel gives it; OWN_LAST_BYTES is that of the
+    last bucket, if the script itself has given one.
     """
     if not settings.effective("fuse_all_reduce_ops", default=True):
         return Limits(most_gradients=1)
@@ -64,7 +65,7 @@ def limits(gradient_bytes: int, own_bytes: int) -> Limits:
     return Limits(
         most_bytes,
         min(counts, default=None),
-        None if last is None else float(last) * buckets.MEBIBYTE,
+        own_last_bytes if last is None else float(last) * buckets.MEBIBYTE,
     )
 
 
@@ -82,6 +83,8 @@ class Models:
         self._reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
         self._made = 0
         self._lanes: list[communicators.Lane] = []
+        # Whether the script itself limits the last bucket of the model that is being made.
+        self._limits_last = False
         # How often `flush` has averaged a model.
         self._flushes = 0
 
@@ -121,6 +124,7 @@ class Models:
             for argument, name in _ARGUMENTS.items():
                 if argument in given and name in self._asked.strategy and not is_paddles:
                     settings.script_says(name, given[argument])
+            self._limits_last = "last_comm_buffer_size" in given and not is_paddles
             init(model, *args, **kwargs)
             if not hasattr(model, "_reducer"):
                 self._report.alone()
@@ -170,13 +174,14 @@ class Models:
         made = report.Made(number, lanes, levels, len(model.group_indices), overlaps, len(ranks))
         # Not the model itself, which has the reducer: both shall go when the script lets it go.
         own_bytes = model.comm_buffer_size
+        own_last_bytes = model.last_comm_buffer_size if self._limits_last else None
         reducer = Reducer(
             dense,
             sparse_parameters=rest,
             group=model.group.process_group,
             lanes=lanes,
             ranks=ranks,
-            limits=lambda total: limits(total, own_bytes),
+            limits=lambda total: limits(total, own_bytes, own_last_bytes),
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
             reduced=lambda reducer: self._report.reduced(reducer, made),

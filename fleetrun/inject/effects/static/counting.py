@@ -62,6 +62,11 @@ def _bare(main: Any) -> Any:  # noqa: ANN401
     return getattr(main, "_program", None) or main
 
 
+def _merged_steps() -> int:
+    """Return how many runs make one update of a program that merges, whoever has it merge."""
+    return int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
+
+
 class _Seen:
     """How often a program with updates ran, and how many runs make one update."""
 
@@ -90,7 +95,7 @@ class Watcher:
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        seen = self._seen[main] = _Seen(settings.settled().merge_steps if merges else 1)
+        seen = self._seen[main] = _Seen(_merged_steps() if merges else 1)
         self._rounds.append(seen)
         self._proof.graph = "static"
         known = _expected.get(main)
@@ -127,7 +132,7 @@ class Watcher:
             return
         seen.runs += 1
         is_updated = seen.runs % seen.every == 0
-        if seen.every > 1:
+        if settings.settled().merge_steps > 1:
             merging.ran(main, is_updated=is_updated)
         if is_updated:
             updates.happened(main)
@@ -145,11 +150,17 @@ class Watcher:
             self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
-        """Say whether what was asked for was DONE, if it was asked for and still holds."""
-        if not settings.effective(name) or name not in (
-            {**self._asked.strategy, **self._asked.build_strategy}
-        ):
+        """Say whether what was asked for was DONE, if it was asked for and still holds.
+
+        Where only its details were asked for, the script has switched it on: these are told.
+        """
+        if not settings.is_on(name):
             return
+        if name not in {**self._asked.strategy, **self._asked.build_strategy}:
+            name = f"{name}_configs"
+            if name not in self._asked.strategy:
+                return
+            evidence += "; the script switches it on" if evidence else ""
         if done:
             in_effect = settings.effective(name)
             self._proof.knob(name, EFFECTIVE, in_effect=in_effect, evidence=evidence)
@@ -157,7 +168,7 @@ class Watcher:
             self._proof.knob(name, NO_EFFECT, reason=reason)
 
     def _say_merging(self, running: Any, *, merges: bool) -> None:  # noqa: ANN401
-        steps = settings.settled().merge_steps
+        steps = _merged_steps()
         inside = sum(
             lanes.lane_of(op) is not None or op.type in program.ALLREDUCES
             for block in running.blocks[1:]
