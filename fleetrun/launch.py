@@ -18,7 +18,7 @@ from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import Manifest
 from fleetrun.sinks.messages import Messages
 from fleetrun.sinks.rundir import RunDirectory
-from fleetrun.sinks.watch import Watch
+from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +190,7 @@ def _proof(
     """Return what shows which of the strategy is in effect, if there is one."""
     if not plan.files:
         return ()
-    from fleetrun.sinks import proof  # noqa: PLC0415 - most launches have no strategy
+    from fleetrun.sources import proof  # noqa: PLC0415 - most launches have no strategy
 
     if proof.find(plan) is None:
         return ()
@@ -207,7 +207,7 @@ def _peers(
     """Return what asks the launchers of the other hosts, if the job depends on them."""
     if plan.peers is None:
         return ()
-    from fleetrun.run import peers  # noqa: PLC0415 - only for servers on several hosts
+    from fleetrun.sources import peers  # noqa: PLC0415 - only for servers on several hosts
 
     return (peers.Assembly(plan, plan.peers, say=messages.say, declare=declare),)
 

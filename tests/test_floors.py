@@ -43,7 +43,7 @@ FLOORS = (
         "fleetrun.paddles",
         "fleetrun.printing",
     ),
-    ("fleetrun.sinks", "fleetrun.run.supervisor"),
+    ("fleetrun.sinks", "fleetrun.sources", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),
     (
         "fleetrun.cli",

@@ -25,8 +25,8 @@ from fleetrun.run.supervisor import Sink, Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.messages import Messages
-from fleetrun.sinks.proof import Proof
 from fleetrun.sinks.rundir import RunDirectory
+from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening

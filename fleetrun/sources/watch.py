@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.run import hang
     from fleetrun.run.asking import Question
     from fleetrun.run.events import Happening
-    from fleetrun.run.hang import Clock, Comparison
     from fleetrun.run.loop import Waiting
     from fleetrun.run.stacks import Collection
+    from fleetrun.sources import hang
+    from fleetrun.sources.hang import Clock, Comparison
 
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
@@ -178,7 +178,8 @@ class Watch:
     # Who is stopped, who lags -------------------------------------------------------------------
 
     def _look(self) -> None:
-        from fleetrun.run import hang, proc  # noqa: PLC0415 - a short launch never gets here
+        from fleetrun.run import proc  # noqa: PLC0415 - a short launch never gets here
+        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
 
         now = time.monotonic()
         self._waiting.alarm("compare", now + self._pace_s, self._look)
@@ -225,7 +226,8 @@ class Watch:
     # Whether all hang ---------------------------------------------------------------------------
 
     def _look_for_hang(self) -> None:
-        from fleetrun.run import hang, proc, progress  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc, progress  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
 
         now = time.monotonic()
         if self._clock is None:
@@ -306,7 +308,8 @@ class Watch:
         return question.abandon()
 
     def _depths(self) -> dict[int, hang.Depth]:
-        from fleetrun.run import hang, proc  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
 
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.everybody(), leaders)

@@ -25,8 +25,8 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.loop import Loop
-from fleetrun.sinks import overview
-from fleetrun.sinks.proof import Proof
+from fleetrun.sources import overview
+from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable

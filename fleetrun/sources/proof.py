@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.sinks.overview import Asked, Testimony
+    from fleetrun.sources.overview import Asked, Testimony
 
 NAME = "strategy.json"
 EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
@@ -73,7 +73,7 @@ class _Trainer:
             return
         import json  # noqa: PLC0415 - the start is over when this runs
 
-        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
 
         self.seen = seen
         # What cannot be read says nothing; an older word stands.
@@ -220,13 +220,13 @@ class Proof:
         if self._asked is None:
             import json  # noqa: PLC0415 - the start is over when this runs
 
-            from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+            from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
 
             self._asked = overview.wanted(json.loads(find(self._plan) or "{}"))
         return self._asked
 
     def _judge(self, *, is_last: bool) -> None:
-        from fleetrun.sinks import overview  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
 
         asked = self._asked_for()
         if self._has_judged and not is_last:
@@ -245,7 +245,7 @@ class Proof:
 
     def _show(self, asked: Asked) -> Judged:
         """Tell what is known, if it is not what was told before."""
-        from fleetrun.sinks import overview, overview_table  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sources import overview, overview_table  # noqa: PLC0415 - only with a strategy
 
         heard = {one.name: one.testimony for one in self._trainers.values()}
         judged = overview.judge(asked, heard, time.monotonic())

@@ -15,7 +15,6 @@ from waiting import LONG_S
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, Peers, ProcessSpec, RankSpec, Rules
-from fleetrun.run import peers
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -26,7 +25,8 @@ from fleetrun.run.events import (
     Restarting,
 )
 from fleetrun.run.loop import Loop
-from fleetrun.run.peers import Assembly, Word
+from fleetrun.sources import peers
+from fleetrun.sources.peers import Assembly, Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

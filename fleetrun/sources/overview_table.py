@@ -9,13 +9,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleetrun.run.report import listed
-from fleetrun.sinks.overview import EFFECTIVE, NO_WORD, in_words
+from fleetrun.sources.overview import EFFECTIVE, NO_WORD, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.run.events import Judged, Verdict
-    from fleetrun.sinks.overview import Asked, Counts, Testimony
+    from fleetrun.sources.overview import Asked, Counts, Testimony
 
 _SHOWN = {
     "no_effect": "NO EFFECT",
@@ -146,7 +146,7 @@ def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
 def _counted(counts: Counts | None, where: str) -> list[str]:
     """Say how the gradients were sent.
 
-    >>> from fleetrun.sinks.overview import Counts
+    >>> from fleetrun.sources.overview import Counts
     >>> counts = Counts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
     >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
     ...     print(line)

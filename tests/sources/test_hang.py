@@ -7,7 +7,7 @@ import pytest
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import Elapsed, Exited, Finish, Hung, SignalAll, Spawn, Started
-from fleetrun.run.hang import Clock, Comparison, Depth, Lag, Signs
+from fleetrun.sources.hang import Clock, Comparison, Depth, Lag, Signs
 
 QUIET = Signs("S", 1.0, 10, 0)
 IDLE = Depth({7: 1.0}, 0, is_in_disk_wait=False)

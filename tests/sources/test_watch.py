@@ -18,9 +18,9 @@ from fleetrun import nvml
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.run import proc
 from fleetrun.run.events import Hung, Noticed, SignalAll, Started
-from fleetrun.run.hang import Comparison
 from fleetrun.run.loop import Loop
-from fleetrun.sinks.watch import Watch
+from fleetrun.sources.hang import Comparison
+from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
