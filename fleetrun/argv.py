@@ -174,20 +174,16 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     '; did you mean --nproc_per_node?'
     """
     # Only a mistake pays for these.
-    from difflib import get_close_matches  # noqa: PLC0415
-
-    from fleetrun import hints  # noqa: PLC0415
+    from fleetrun import hints, suggestions  # noqa: PLC0415
 
     hint = hints.find(typed if prefix else f"--{typed}", value)
     if hint is not None:
         return f"; {hint}"
-    name = typed.lstrip("-").replace("-", "_").lower()
-    close = get_close_matches(name, list(names), n=1)
-    if close:
-        return f"; did you mean {prefix}{close[0]}?"
+    name = typed.lstrip("-").replace("-", "_")
+    otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
-        return "; for Python's own options write `fleetrun [options] python -u train.py`."
-    return "; `fleetrun --help=all` lists them all."
+        otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
+    return suggestions.ending(name, names, otherwise, prefix)
 
 
 def _script(words: Sequence[str]) -> Script:

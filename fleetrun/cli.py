@@ -25,12 +25,8 @@ INTERRUPTED = 130
 UNHEARD = 141
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
-# First words that are no script, and where the function is that takes the words after them.
-COMMANDS = {
-    "completion": "fleetrun.help:completion",
-    "strategy": "fleetrun.strategy_commands:main",
-    "tune": "fleetrun.tune:command",
-}
+# First words that are no script: NAME is the click command `command` of fleetrun.commands.NAME.
+COMMANDS = ("completion", "strategy", "tune")
 
 
 def main(
@@ -87,15 +83,17 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
 def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | None) -> int:
     """Do what the first word or the first option asks for."""
     if COMPLETE_VARIABLE in environ:
-        from fleetrun import help as view  # noqa: PLC0415 - click is slow, a launch lacks it
+        from fleetrun.commands import completion  # noqa: PLC0415 - click is slow, a launch lacks it
 
-        return view.complete(environ[COMPLETE_VARIABLE])
+        return completion.complete(environ[COMPLETE_VARIABLE])
     if words and words[0] in COMMANDS:
-        return _command(words[0])(words[1:])
-    if words in (["--help"], ["-h"]):
-        from fleetrun import usage  # noqa: PLC0415 - a launch lacks it
+        from fleetrun.commands import parser  # noqa: PLC0415 - see above
 
-        return usage.show("screen", "auto", environ)
+        return parser.run(words[0], words[1:])
+    if words in (["--help"], ["-h"]):
+        from fleetrun.commands import help as text  # noqa: PLC0415 - a launch lacks it
+
+        return text.show("screen", "auto", environ)
     from fleetrun import argv  # noqa: PLC0415 - see main
 
     parsed = argv.split(words)
@@ -133,7 +131,8 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
     """Show the help text that PARSED asks for."""
-    from fleetrun import colors, options, usage  # noqa: PLC0415 - a launch lacks them
+    from fleetrun import colors, options  # noqa: PLC0415 - a launch lacks them
+    from fleetrun.commands import help as text  # noqa: PLC0415 - a launch lacks it
     from fleetrun.errors import UsageError  # noqa: PLC0415 - see main
 
     given = next(given for given in parsed.settings if given.option.name == "help")
@@ -143,7 +142,7 @@ def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
         raise UsageError(given.blame(str(error))) from None
     # --color may stand behind --help, where nothing is looked at otherwise.
     choice = colors.choice([word for word in parsed.words if word != given.typed])
-    return usage.show(section, choice, environ)
+    return text.show(section, choice, environ)
 
 
 def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -169,15 +168,6 @@ def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
         ) from None
     noted = again.parsed._replace(notes=(*again.parsed.notes, *again.notes))
     return again._replace(parsed=noted)
-
-
-def _command(name: str) -> Callable[[list[str]], int]:
-    """Return the function behind a first word, imported only now."""
-    from importlib import import_module  # noqa: PLC0415 - a launch has no use for it
-
-    module, _, function = COMMANDS[name].partition(":")
-    found: Callable[[list[str]], int] = getattr(import_module(module), function)
-    return found
 
 
 def _check_script(parsed: ParsedCommand) -> None:

@@ -53,7 +53,7 @@ def _closest(part: str, folder: str, *, is_last: bool) -> str | None:
         # Most often it is the ending that was left out.
         for ending in (".sh", ".py"):
             spelt |= {low[: -len(ending)]: spelt[low] for low in spelt if low.endswith(ending)}
-    from difflib import get_close_matches  # noqa: PLC0415 - slow, and only needed here
+    from fleetrun.suggestions import closest  # noqa: PLC0415 - slow, and only needed here
 
-    close = get_close_matches(part.lower(), spelt, n=1, cutoff=_ALIKE)
-    return spelt[close[0]] if close else None
+    close = closest(part, spelt, _ALIKE)
+    return spelt[close] if close else None

@@ -7,8 +7,6 @@ import fcntl
 import os
 import pty
 import re
-import select
-import shutil
 import struct
 import subprocess
 import sys
@@ -19,9 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import LONG_S
 
-from fleetrun import __version__, cli, help, options  # noqa: A004 - the module is called that
+from fleetrun import __version__, cli, options
+from fleetrun.commands import help as help_text
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
-from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,8 +103,8 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
         (["--gpus", "0", "1", "train.py"], "write --gpus=0,1."),
         (["--np=2", "train.py"], "processes are counted with --nproc_per_node here"),
         (["--config=nowhere.yaml", "train.py"], "nowhere.yaml: No such file"),
-        (["completion"], "completion needs one shell's name: bash, zsh, fish."),
-        (["completion", "tcsh"], "completion needs one shell's name: bash, zsh, fish."),
+        (["completion"], "completion: give bash|zsh|fish."),
+        (["completion", "tcsh"], "completion: tcsh: give one of bash, zsh, fish."),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_2(
@@ -189,7 +187,7 @@ def test_help_tells_of_nothing_that_is_not_there(capsys: pytest.CaptureFixture[s
     for flag in flags:
         assert flag.replace("-", "_") in known
     codes = text.partition("Exit codes:")[2].partition("More:")[0]
-    for code, _ in help.EXIT_CODES:
+    for code, _ in help_text.EXIT_CODES:
         # Those of signals are 128 + N.
         for one in {*code.split(", ")} - {"129", "130", "143"}:
             assert re.search(rf"\b{re.escape(one)}\b", codes), one
@@ -232,7 +230,7 @@ def test_a_section_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[st
 
 def test_help_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert max(map(len, help.text().splitlines())) <= 80
+    assert max(map(len, help_text.text().splitlines())) <= 80
 
 
 def test_help_loads_neither_click_nor_the_options() -> None:
@@ -375,262 +373,3 @@ def test_s80_a_command_line_is_read_without_anything_slow() -> None:
         timeout=LONG_S,
     )
     assert done.stdout.strip() == ""
-
-
-# -- completion --
-
-
-def completed(*words: str) -> list[tuple[str, str]]:
-    """Return what may stand in the place of the last of WORDS, each with its type."""
-    *before, last = words
-    return [(item.type, item.value) for item in help.candidates(before, last)]
-
-
-_VARIED = "--vary=fuse_all_reduce_ops=true,false"
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["--nproc"], [("plain", "--nproc_per_node")]),
-        (["--nproc-"], [("plain", "--nproc-per-node")]),
-        (["--dry"], [("plain", "--dry-run")]),
-        (["--dry_"], [("plain", "--dry_run")]),
-        (["--server_n"], [("plain", "--server_num")]),
-        (["--elastic_l"], []),
-        (["--nonsense=1", "--dry"], [("plain", "--dry-run")]),
-        (["--nproc_per_node", "g"], [("plain", "gpu")]),
-        (["--nproc_per_node=c"], [("plain", "--nproc_per_node=cpu")]),
-        (["--dry-run=j"], [("plain", "--dry-run=json")]),
-        (["--tee="], [("plain", "--tee=all")]),
-        (["--log_overwrite=t"], [("plain", "--log_overwrite=true")]),
-        (["--nonsense="], []),
-        (["--gpus", ""], []),
-        (["--config", "a"], [("file", "a")]),
-        (["--log_dir", "a"], [("dir", "a")]),
-        (["--gpus=0", ""], [("file", "")]),
-        (["--dry-run", "tr"], [("file", "tr")]),
-        (["--gpus=0", "train.py", "--gp"], [("file", "--gp")]),
-        (["-m", "pkg", "--gp"], [("file", "--gp")]),
-        (["--", "--gp"], [("file", "--gp")]),
-        ([""], [("file", "")]),
-        (["comp"], [("file", "comp"), ("plain", "completion")]),
-        (["completion", "z"], [("plain", "zsh")]),
-        (["completion", "zsh", ""], []),
-        (["--help=dev"], [("plain", "--help=devices")]),
-        (["--color=n"], [("plain", "--color=never")]),
-        (
-            ["--strategy=amp,ov"],
-            [("file", "--strategy=amp,ov"), ("plain", "--strategy=amp,overlap")],
-        ),
-        (["--set", "nccl_c"], [("plain", "nccl_comm_num=")]),
-        (["--set=fuse_bn_act"], [("plain", "--set=fuse_bn_act_ops=")]),
-        (["--set", "gradient_merge_configs.k"], [("plain", "gradient_merge_configs.k_steps=")]),
-        (["--set", "fuse_all_reduce_ops=t"], [("plain", "fuse_all_reduce_ops=true")]),
-        (["--set", "nccl_comm_num="], [("plain", "nccl_comm_num=auto")]),
-        (
-            ["--set", "sharding_configs.sharding_segment_strategy=segment_a"],
-            [("plain", "sharding_configs.sharding_segment_strategy=segment_anchors")],
-        ),
-        (["--set", "no_such=t"], []),
-        (["tune", "--va"], [("plain", "--vary")]),
-        (["tune", "--nproc"], [("plain", "--nproc_per_node")]),
-        (["tune", "--vary", "nccl_c"], [("plain", "nccl_comm_num=")]),
-        (["tune", "--vary=fuse_all_reduce_ops=true,f"], [("plain", _VARIED)]),
-        (["tune", "--vary=a=1", "tr"], [("file", "tr")]),
-        (["strategy", "l"], [("plain", "list")]),
-        (["strategy", "list", "--f"], [("plain", "--fields")]),
-        (["strategy", "show", "nccl_c"], [("file", "nccl_c"), ("plain", "nccl_comm_num")]),
-        (["strategy", "validate", "over"], [("file", "over"), ("plain", "overlap")]),
-        (["strategy", "explain", "--gr"], [("plain", "--graph")]),
-        (["strategy", "explain", "--graph=d"], [("plain", "--graph=dygraph")]),
-        (["strategy", "explain", "--paddle", "2"], [("plain", "2.6.2")]),
-        (["strategy", "schema", ""], []),
-    ],
-)
-def test_options_their_values_and_files_complete(
-    words: list[str], found: list[tuple[str, str]]
-) -> None:
-    assert completed(*words) == found
-
-
-def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
-    keys = [value.removesuffix("=") for _, value in completed("--set", "")]
-    assert len(keys) > 100
-    for key in keys:
-        values = [value for _, value in completed("--set", f"{key}=")]
-        for value in values:
-            assert load.parse_set(value)
-        first, _, part = key.partition(".")
-        field = fields.by_name("strategy")[first]
-        assert not part or part in {each.name for each in field.keys}
-
-
-def test_what_works_or_is_taken_completes() -> None:
-    flags = [value for _, value in completed("--")]
-    assert set(flags) == {
-        option.flag if name == option.name else f"--{name}"
-        for option in options.TABLE
-        if option.status != "later"
-        for name in (option.name, *option.aliases)
-    }
-
-
-@pytest.mark.parametrize("shell", help.SHELLS)
-def test_the_script_to_source_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", shell], environ={}) == 0
-    ours = capsys.readouterr().out
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_source"}) == 0
-    assert capsys.readouterr().out == ours
-    assert f"{cli.COMPLETE_VARIABLE}={shell}_complete" in ours
-
-
-def test_how_to_source_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["completion", "--help"], environ={}) == 0
-    assert 'eval "$(fleetrun completion bash)"' in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("instruction", ["tcsh_source", "bash", "bash_eat", "powershell_source"])
-def test_a_wrong_instruction_is_refused(
-    instruction: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: instruction}) == 2
-    assert f"{cli.COMPLETE_VARIABLE}={instruction}: give SHELL_source" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("shell", "words", "cword", "answer"),
-    [
-        ("zsh", "fleetrun --dry-run=j", "1", "plain\n--dry-run=json\n_\n"),
-        ("zsh", "fleetrun --log_d", "1", "plain\n--log_dir\n"),
-        ("zsh", "fleetrun --gpus=0 tr", "2", "file\ntr\n_\n"),
-        ("fish", "fleetrun --dry-run=j", "--dry-run=j", "plain,--dry-run=json\n"),
-        ("fish", "fleetrun --gpus=0 tr", "tr", "file,tr\n"),
-        ("bash", "fleetrun\n--dry-run\n=\nj", "3", "plain,json\n"),
-        ("bash", "fleetrun\n--dry-run\n=", "2", "plain,table\nplain,json\nplain,sh\n"),
-        ("bash", "fleetrun\n--master\na\n:\n1\n--dr", "5", "plain,--dry-run\n"),
-    ],
-)
-def test_each_shell_is_answered_in_its_own_words(
-    shell: str,
-    words: str,
-    cword: str,
-    answer: str,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("COMP_WORDS", words)
-    monkeypatch.setenv("COMP_CWORD", cword)
-    assert cli.main([], environ={cli.COMPLETE_VARIABLE: f"{shell}_complete"}) == 0
-    assert capsys.readouterr().out.startswith(answer)
-
-
-# What is typed, a Tab, an X; and what the line is then.
-TYPED = {
-    "fleetrun --nproc": "fleetrun --nproc_per_node X",
-    "fleetrun --backend gl": "fleetrun --backend gloo X",
-    "fleetrun --dry-run=j": "fleetrun --dry-run=json X",
-    "fleetrun --strategy=over": "fleetrun --strategy=overlap X",
-    "fleetrun --strategy comm_f": "fleetrun --strategy comm_fusion X",
-    "fleetrun --set fuse_grad_size_in_M": "fleetrun --set fuse_grad_size_in_MB=X",
-    "fleetrun --set=fuse_all_reduce_ops=f": "fleetrun --set=fuse_all_reduce_ops=false X",
-    "fleetrun --gpus=0 tra": "fleetrun --gpus=0 train.py X",
-    "fleetrun strategy show nccl_c": "fleetrun strategy show nccl_comm_num X",
-    "fleetrun strategy explain --gr": "fleetrun strategy explain --graph X",
-    "./fleetrun tune --vary a=1 --warm": "./fleetrun tune --vary a=1 --warmup X",
-}
-# Shows the line that was completed; Ctrl-A goes to its beginning.
-_SHOW = {"bash": "printf 'LINE:%s\\n' ", "zsh": "print -r -- LINE:", "fish": "echo LINE:"}
-_BEGIN = {
-    "bash": ["--norc", "--noprofile", "-i"],
-    "zsh": ["-f", "-i"],
-    "fish": ["--no-config", "-i"],
-}
-_READY = {
-    "bash": 'PS1="> "; eval "$(fleetrun completion bash)"',
-    "zsh": 'autoload -Uz compinit; compinit -u -D; PS1="> "; eval "$(fleetrun completion zsh)"',
-    "fish": "fleetrun completion fish | source",
-}
-
-
-@pytest.fixture
-def installed(elsewhere: Path) -> Path:
-    """Make a folder with a script to run and a fleetrun in it, which is to be found first."""
-    (elsewhere / "train.py").touch()
-    command = elsewhere / "fleetrun"
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
-    command.chmod(0o755)
-    return elsewhere
-
-
-def shell_of(name: str) -> str:
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"{name} is not installed")
-    return program
-
-
-@pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_a_real_shell_completes(name: str, installed: Path) -> None:
-    program = shell_of(name)
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
-    process = subprocess.Popen(
-        [program, *_BEGIN[name]],
-        env={
-            "PATH": f"{installed}:{os.environ['PATH']}",
-            "HOME": str(installed),
-            "TERM": "dumb",
-            "LC_ALL": "C",
-            "INPUTRC": "/dev/null",
-        },
-        cwd=installed,
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - a shell's own terminal
-    )
-    os.close(follower)
-    shown = b""
-
-    def read_until(mark: bytes) -> bytes:
-        nonlocal shown
-        while mark not in shown:
-            assert select.select([leader], [], [], 60)[0], shown.decode(errors="replace")
-            shown += os.read(leader, 65536)
-        before, _, shown = shown.partition(mark)
-        return before
-
-    try:
-        os.write(leader, f"{_READY[name]}; echo READY''NOW\n".encode())
-        read_until(b"READYNOW\r\n")
-        for typed, line in TYPED.items():
-            os.write(leader, f"{typed}\tX\x01{_SHOW[name]}'\x05'; echo EN''D\n".encode())
-            answer = read_until(b"END\r\n").decode(errors="replace")
-            assert answer.rpartition("LINE:")[2].rstrip() == line, answer
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
-
-
-def test_a_real_fish_completes(installed: Path) -> None:
-    program = shell_of("fish")
-    asked = "; ".join(f"complete -C '{typed}'; echo END" for typed in TYPED)
-    done = subprocess.run(
-        [program, "--no-config", "-c", f"{_READY['fish']}; {asked}"],
-        env={**os.environ, "PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(installed)},
-        cwd=installed,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG_S,
-    )
-    assert done.stderr == ""
-    answers = [each.strip().split("\n") for each in done.stdout.split("END\n")[:-1]]
-    for (typed, line), answer in zip(TYPED.items(), answers, strict=True):
-        # What fish offers is a whole word; after one that ends in = it puts no blank.
-        words = [each.partition("\t")[0] for each in answer]
-        assert line.removesuffix("X").rstrip().rpartition(" ")[2] in words, (typed, answer)

@@ -27,6 +27,7 @@ FLOORS = (
         "fleetrun.run.causes",
         "fleetrun.options",
         "fleetrun.argv",
+        "fleetrun.suggestions",
         "fleetrun.colors",
         "fleetrun.hints",
         "fleetrun.request",
@@ -47,11 +48,7 @@ FLOORS = (
     ("fleetrun.launch",),
     (
         "fleetrun.cli",
-        "fleetrun.help",
-        "fleetrun.usage",
         "fleetrun.commands",
-        "fleetrun.strategy_commands",
-        "fleetrun.tune",
         "fleetrun.__main__",
     ),
 )
@@ -63,7 +60,7 @@ ISLAND = "fleetrun.inject"
 
 # Where a package from outside may be imported at all, and whether only inside functions.
 OUTSIDE = {
-    "click": ("fleetrun.cli", "fleetrun.help", "fleetrun.commands"),
+    "click": ("fleetrun.commands",),
     "psutil": ("fleetrun.probe", "fleetrun.sinks.metrics"),
     "pynvml": ("fleetrun.nvml", "fleetrun.sinks.metrics"),
     "yaml": ("fleetrun.request", "fleetrun.strategy.load"),
@@ -73,7 +70,7 @@ OUTSIDE = {
 }
 ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "yaml", "paddle", "numpy"}
 # A launch never loads these at all, so they may import at their top.
-LATER = ("fleetrun.help", "fleetrun.commands", "fleetrun.tune")
+LATER = ("fleetrun.commands",)
 
 # Decide, then do: these rooms are given what they need to know and touch nothing.
 PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes")
@@ -273,9 +270,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
     # Everything but the commands, the island, and what only some launches or commands need.
     later = (
         "fleetrun.commands",
-        "fleetrun.help",
-        "fleetrun.strategy_commands",
-        "fleetrun.tune",
+        "fleetrun.suggestions",
         ISLAND,
         "fleetrun.sinks.metrics",
         "fleetrun.__main__",

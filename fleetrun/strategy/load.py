@@ -352,12 +352,9 @@ def _suggest(
     name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
 ) -> str:
     """End a sentence with the name most like NAME."""
-    # Only a mistake pays for difflib.
-    from difflib import get_close_matches  # noqa: PLC0415
+    from fleetrun.suggestions import ending  # noqa: PLC0415 - only a mistake pays for it
 
-    by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(name.lower(), list(by_lower), n=1)
-    return f"; did you mean {by_lower[close[0]]}?" if close else f"; {otherwise}"
+    return ending(name, known, otherwise)
 
 
 def _unknown_section(name: str) -> str:

@@ -9,26 +9,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.tune.race import Trial
-from fleetrun.tune.wishes import FEWEST_TIMED
+from fleetrun.commands.tune.halving import Trial
+from fleetrun.commands.tune.spec import FEWEST_TIMED
 
 if TYPE_CHECKING:
-    from fleetrun.tune.wishes import Candidate, Wanted
+    from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 # How long a launcher that was asked to stop has for it.
 _GRACE_S = 60.0
 _LONGEST_FAULT = 300
 
 
-class Track:
+class Runner:
     """Where candidates run, one after the other."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, spec: TuneSpec) -> None:
+        self._spec = spec
 
     def run(self, candidate: Candidate, steps: int, name: str) -> Trial:
         """Launch CANDIDATE for STEPS updates in the folder NAME, and return how it went."""
-        folder = Path(self._wanted.out).absolute() / "trials" / name
+        folder = Path(self._spec.out).absolute() / "trials" / name
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("steps.*"):
             # Of an earlier tune into the same folder; the ranks append.
@@ -38,12 +38,12 @@ class Track:
         code, is_late = self._launch(candidate, steps, folder)
         events = _events(folder)
         if is_late:
-            fault = f"it was stopped after {self._wanted.timeout_s:g} s"
+            fault = f"it was stopped after {self._spec.timeout_s:g} s"
             return Trial(fault=fault, folder=str(folder))
         if code:
             return Trial(fault=_why(folder, code, events), folder=str(folder))
         at, losses = read_steps(folder)
-        timed = sorted(at)[self._wanted.warmup :]
+        timed = sorted(at)[self._spec.warmup :]
         if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
             made = len(at)
             fault = (
@@ -63,8 +63,8 @@ class Track:
         )
 
     def _launch(self, candidate: Candidate, steps: int, folder: Path) -> tuple[int, bool]:
-        wanted = self._wanted
-        argv = [sys.executable, "-m", "fleetrun", *wanted.launch, f"--log_dir={folder / 'log'}"]
+        spec = self._spec
+        argv = [sys.executable, "-m", "fleetrun", *spec.launch, f"--log_dir={folder / 'log'}"]
         argv += [f"--set={key}={value}" for key, value in candidate.values]
         environ = {
             **os.environ,
@@ -73,14 +73,14 @@ class Track:
         }
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - what the user wants run
-                [*argv, *wanted.script],
+                [*argv, *spec.script],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
             try:
-                return process.wait(wanted.timeout_s), False
+                return process.wait(spec.timeout_s), False
             except subprocess.TimeoutExpired:
                 return process.returncode or 0, True
             finally:

@@ -13,9 +13,9 @@ import yaml
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S
 
-from fleetrun.tune import trial
+from fleetrun.commands.tune import trials
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Larger buckets are faster, those of 64 MB fit nowhere; the times are made up, so none is spent.
 SCRIPT = """
 import json, os, sys
@@ -126,4 +126,4 @@ def test_help_says_what_to_write(tmp_path: Path) -> None:
 def test_half_a_line_and_the_later_rank_are_dealt_with(tmp_path: Path) -> None:
     (tmp_path / "steps.0").write_text("1 1.0 0.5\n2 2.0 \n3 3.")
     (tmp_path / "steps.1").write_text("1 1.5 0.7\nx\n3\n")
-    assert trial.read_steps(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})
+    assert trials.read_steps(tmp_path) == ({1: 1.5, 2: 2.0, 3: 3.0}, {1: 0.5})

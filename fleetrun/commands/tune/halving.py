@@ -6,12 +6,12 @@ from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.tune.wishes import FEWEST_TIMED
+from fleetrun.commands.tune.spec import FEWEST_TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.tune.wishes import Candidate, Wanted
+    from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 # So few are not halved any more.
 _FINALISTS = 2
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
         return self.updates_per_s * self.merged
 
 
-class Standing(NamedTuple):
+class Result(NamedTuple):
     """What became of a candidate in the last round that it took part in, and its trials there."""
 
     candidate: Candidate
@@ -102,20 +102,20 @@ def rounds(count: int, steps: int, warmup: int) -> list[int]:
 
 
 def run(
-    wanted: Wanted,
+    spec: TuneSpec,
     trial: Callable[[Candidate, int, str], Trial],
     tell: Callable[[str], None],
-) -> list[Standing]:
-    """Let the candidates race; TRIAL runs one for so many updates. The best comes first."""
-    places = {candidate: place for place, candidate in enumerate(wanted.candidates)}
-    standings: dict[Candidate, Standing] = {}
-    rounds_run: list[list[Standing]] = []
-    left = list(wanted.candidates)
-    for number, steps in enumerate(rounds(len(left), wanted.steps, wanted.warmup), 1):
+) -> list[Result]:
+    """Halve the candidates round by round; TRIAL runs one for so many updates. Best first."""
+    places = {candidate: place for place, candidate in enumerate(spec.candidates)}
+    results: dict[Candidate, Result] = {}
+    rounds_run: list[list[Result]] = []
+    left = list(spec.candidates)
+    for number, steps in enumerate(rounds(len(left), spec.steps, spec.warmup), 1):
         tell(f"Round {number}: {len(left)} candidates, {steps} updates")
         trials: dict[Candidate, list[Trial]] = {candidate: [] for candidate in left}
         # In turns: a machine that slows down slows down everybody.
-        for repeat in range(wanted.repeats):
+        for repeat in range(spec.repeats):
             for candidate in left:
                 if any(one.fault for one in trials[candidate]):
                     continue
@@ -124,31 +124,29 @@ def run(
                 trials[candidate].append(done)
                 tell(f"  {candidate}: {done.fault or f'{done.speed:.2f} steps/s'}")
         for candidate, runs in trials.items():
-            standings[candidate] = Standing(candidate, number, steps, tuple(runs))
-        rounds_run.append([standings[candidate] for candidate in trials])
+            results[candidate] = Result(candidate, number, steps, tuple(runs))
+        rounds_run.append([results[candidate] for candidate in trials])
         left = sorted(
-            (one for one in left if not standings[one].fault),
-            key=lambda one: -standings[one].speed,
+            (one for one in left if not results[one].fault),
+            key=lambda one: -results[one].speed,
         )
         if len(left) > _FINALISTS:
             left = left[: (len(left) + 1) // 2]
         if not left:
             break
-    ranked = sorted(standings.values(), key=lambda one: (bool(one.fault), -one.round, -one.speed))
+    ranked = sorted(results.values(), key=lambda one: (bool(one.fault), -one.round, -one.speed))
     return with_remarks(ranked, rounds_run)
 
 
-def with_remarks(
-    ranked: Sequence[Standing], rounds_run: Sequence[Sequence[Standing]]
-) -> list[Standing]:
+def with_remarks(ranked: Sequence[Result], rounds_run: Sequence[Sequence[Result]]) -> list[Result]:
     """Add what is not in effect, and whose loss is not that of others that compute the same.
 
     Losses are compared within each of ROUNDS_RUN, because other numbers of updates give others.
     """
     strange: dict[Candidate, str] = {}
-    for standings in rounds_run:
-        groups: dict[object, list[Standing]] = {}
-        for one in standings:
+    for results in rounds_run:
+        groups: dict[object, list[Result]] = {}
+        for one in results:
             # Who is not like the rest once is no measure for others later.
             if not one.fault and one.candidate not in strange:
                 meaning = tuple(v for v in one.candidate.values if v[0].startswith(_MEANINGFUL))
@@ -163,7 +161,7 @@ def with_remarks(
     return remarked
 
 
-def _strange(group: Sequence[Standing]) -> dict[Candidate, str]:
+def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
     """Return a sentence for each of GROUP whose loss is not the others'."""
     found = {
         one.candidate: [trial.loss for trial in one.trials if trial.loss is not None]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun import cli, help  # noqa: A004 - the module is called that
+from fleetrun import cli
+from fleetrun.commands import completion
 from fleetrun.strategy import fields, load
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Said:
@@ -222,11 +223,18 @@ def test_explain_says_that_nothing_is_asked_for(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "required: COMMAND."),
-        (["tell"], "invalid choice: 'tell'"),
+        ([], "strategy: give one of list, show, validate, schema, explain."),
+        (["tell"], "no such command: tell; there are list, show,"),
+        (["explein"], "no such command: explein; did you mean explain?"),
+        (["list", "--feilds"], "no such option: --feilds; did you mean --fields?"),
+        (["schema", "--x"], "no such option: --x; see `fleetrun strategy schema --help`."),
+        (["schema", "now"], "strategy schema: got unexpected extra argument (now)."),
+        (["show"], "strategy show: give PRESET|FIELD."),
+        (["validate"], "strategy validate: give FILE..."),
+        (["explain", "amp", "--graph"], "option '--graph' requires an argument."),
         (["show", "nope"], "there is no file nope, nor a preset"),
         (["show", "comm_fuson"], "nor a preset of that name; did you mean comm_fusion?"),
-        (["explain", "amp", "--paddle=1.8"], "invalid choice: '1.8'"),
+        (["explain", "amp", "--paddle=1.8"], "--paddle=1.8: give one of 2.6.2, 3.3.1."),
         (["explain", "nope"], "presets are recommended, "),
     ],
 )
@@ -241,7 +249,7 @@ def test_a_slip_is_one_line_and_exit_code_2(
 
 
 def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert say(capsys, "--help").out.startswith("usage: fleetrun strategy")
+    assert say(capsys, "--help").out.startswith("Usage: fleetrun strategy")
 
 
 @pytest.mark.parametrize(
@@ -255,4 +263,4 @@ def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_presets_and_views_complete(words: list[str], incomplete: str, found: str) -> None:
-    assert found in [item.value for item in help.candidates(words, incomplete)]
+    assert found in [item.value for item in completion.candidates(words, incomplete)]

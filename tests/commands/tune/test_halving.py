@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from fleetrun.tune import race, result, wishes
-from fleetrun.tune.race import Trial
-from fleetrun.tune.wishes import Candidate, Wanted
+from fleetrun.commands.tune import halving, report, spec
+from fleetrun.commands.tune.halving import Trial
+from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 
-def wanted(*varied: str, repeats: int = 1) -> Wanted:
-    return Wanted(wishes.grid(list(varied)), 40, 5, repeats, 9.0, "tune", (), ("train.py",))
+def wanted(*varied: str, repeats: int = 1) -> TuneSpec:
+    return TuneSpec(spec.grid(list(varied)), 40, 5, repeats, 9.0, "tune", (), ("train.py",))
 
 
 def value(candidate: Candidate) -> float:
@@ -26,9 +26,9 @@ def test_the_better_half_goes_on_with_twice_as_many_updates() -> None:
         ran.append((str(candidate), steps))
         return Trial(updates_per_s=value(candidate))
 
-    standings = race.run(wanted("a=1,2,3,4"), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=1,2,3,4"), trial, tell=lambda _: None)
     assert ran == [(f"a={n}", 20) for n in (1, 2, 3, 4)] + [("a=4", 40), ("a=3", 40)]
-    assert [str(one.candidate) for one in standings] == ["a=4", "a=3", "a=2", "a=1"]
+    assert [str(one.candidate) for one in results] == ["a=4", "a=3", "a=2", "a=1"]
 
 
 def test_repeats_are_taken_in_turns() -> None:
@@ -38,7 +38,7 @@ def test_repeats_are_taken_in_turns() -> None:
         ran.append(f"{candidate} {name}")
         return Trial(updates_per_s=1.0)
 
-    race.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    halving.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
     assert ran == ["a=1 1-000-0", "a=2 1-001-0", "a=1 1-000-1", "a=2 1-001-1"]
 
 
@@ -49,32 +49,32 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
         ran.append(str(candidate))
         return Trial(fault="no memory") if value(candidate) == 9 else Trial(value(candidate))
 
-    standings = race.run(wanted("a=9,1", repeats=2), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=9,1", repeats=2), trial, tell=lambda _: None)
     assert ran == ["a=9", "a=1", "a=1"]
-    best = result.best_of(standings)
+    best = report.best_of(results)
     assert best is not None
     assert str(best.candidate) == "a=1"
-    assert standings[-1].fault == "no memory"
+    assert results[-1].fault == "no memory"
 
 
 def test_when_all_fail_nothing_is_chosen() -> None:
-    standings = race.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), tell=lambda _: None)
-    assert result.best_of(standings) is None
-    assert {one.round for one in standings} == {1}
+    results = halving.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), tell=lambda _: None)
+    assert report.best_of(results) is None
+    assert {one.round for one in results} == {1}
 
 
 @pytest.mark.parametrize(("speeds", "is_draw"), [((9, 1, 9, 1), False), ((9, 8, 5, 8), True)])
 def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_draw: bool) -> None:
     left = iter(speeds)
     few = wanted("a=1,2", repeats=2)
-    standings = race.run(few, lambda *_: Trial(float(next(left))), tell=lambda _: None)
-    assert any("take it as a draw" in one for one in result.doubts(standings)) == is_draw
+    results = halving.run(few, lambda *_: Trial(float(next(left))), tell=lambda _: None)
+    assert any("take it as a draw" in one for one in report.doubts(results)) == is_draw
 
 
 def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
     idle = Trial(1.0, idle=("a is not in effect: no_effect",))
-    standings = race.run(wanted("a=1"), lambda *_: idle, tell=lambda _: None)
-    assert result.doubts(standings) == ["Of the first: a is not in effect: no_effect."]
+    results = halving.run(wanted("a=1"), lambda *_: idle, tell=lambda _: None)
+    assert report.doubts(results) == ["Of the first: a is not in effect: no_effect."]
 
 
 def test_merged_gradients_count_as_the_steps_they_are() -> None:
@@ -88,8 +88,8 @@ def test_a_loss_unlike_that_of_the_others_is_remarked(loss: float, *, is_strange
 
     # So few updates that all candidates make as many in every round.
     few = wanted("fuse_grad_size_in_MB=1,2,3")._replace(steps=8)
-    standings = race.run(few, trial, tell=lambda _: None)
-    strange = [str(one.candidate) for one in standings if one.remarks]
+    results = halving.run(few, trial, tell=lambda _: None)
+    strange = [str(one.candidate) for one in results if one.remarks]
     assert strange == (["fuse_grad_size_in_MB=3"] if is_strange else [])
 
 
@@ -98,8 +98,8 @@ def test_losses_of_candidates_that_compute_something_else_are_not_compared() -> 
         return Trial(1.0, loss=value(candidate))
 
     key = "gradient_merge_configs.k_steps"
-    standings = race.run(wanted(f"{key}=1,2"), trial, tell=lambda _: None)
-    assert not any(one.remarks for one in standings)
+    results = halving.run(wanted(f"{key}=1,2"), trial, tell=lambda _: None)
+    assert not any(one.remarks for one in results)
 
 
 def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
@@ -108,8 +108,8 @@ def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
     def trial(candidate: Candidate, steps: int, name: str) -> Trial:
         return Trial(1.0, loss=next(losses))
 
-    standings = race.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
-    assert not any(one.remarks for one in standings)
+    results = halving.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    assert not any(one.remarks for one in results)
 
 
 def raced(losses: dict[str, list[float]], *, steps: int = 8) -> dict[str, str]:
@@ -120,8 +120,8 @@ def raced(losses: dict[str, list[float]], *, steps: int = 8) -> dict[str, str]:
 
     repeats = len(next(iter(losses.values())))
     few = wanted(f"a={','.join(losses)}", repeats=repeats)._replace(steps=steps)
-    standings = race.run(few, trial, tell=lambda _: None)
-    return {one.candidate.values[0][1]: "; ".join(one.remarks) for one in standings if one.remarks}
+    results = halving.run(few, trial, tell=lambda _: None)
+    return {one.candidate.values[0][1]: "; ".join(one.remarks) for one in results if one.remarks}
 
 
 def test_two_candidates_that_disagree_are_told_each_others_loss() -> None:
@@ -156,9 +156,9 @@ def test_a_candidate_that_is_dropped_early_is_compared_with_those_that_stay() ->
         # Losses fall with the updates; the slowest computes something else.
         return Trial(value(candidate), loss=10.0 / steps + (value(candidate) == 1))
 
-    standings = race.run(wanted("a=1,2,3"), trial, tell=lambda _: None)
-    assert [one.steps for one in standings] == [40, 40, 20]
-    assert [bool(one.remarks) for one in standings] == [False, False, True]
+    results = halving.run(wanted("a=1,2,3"), trial, tell=lambda _: None)
+    assert [one.steps for one in results] == [40, 40, 20]
+    assert [bool(one.remarks) for one in results] == [False, False, True]
 
 
 @pytest.mark.parametrize("losses", [(math.nan, math.nan), (math.nan, 1.0), (math.inf, 1.0)])

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from fleetrun.commands import tune
+from fleetrun.commands.tune import spec
 from fleetrun.errors import UsageError
-from fleetrun.tune import wishes
+
+
+def spec_of(*words: str) -> spec.TuneSpec:
+    with tune.command.make_context("fleetrun tune", list(words)) as context:
+        return spec.make(context.obj, spec.Options(**context.params))
 
 
 def test_options_after_the_script_are_the_scripts() -> None:
-    wanted = wishes.parse(["--vary=a=1", "--quiet", "--", "train.py", "--vary=b=2", "--out", "x"])
-    assert wanted is not None
+    wanted = spec_of("--vary=a=1", "--quiet", "--", "train.py", "--vary=b=2", "--out", "x")
     assert wanted.launch == ("--quiet=true",)
     assert wanted.script == ("--", "train.py", "--vary=b=2", "--out", "x")
     assert (wanted.steps, wanted.warmup, wanted.repeats, wanted.out) == (30, 5, 2, "tune")
 
 
-def test_help_is_no_request() -> None:
-    assert wishes.parse(["--help"]) is None
+def test_our_own_options_are_not_the_launchs() -> None:
+    wanted = spec_of("--vary=a=1,4", "--steps", "9", "--gpus=0,1", "train.py", "--steps=3")
+    assert [str(candidate) for candidate in wanted.candidates] == ["a=1", "a=4"]
+    assert (wanted.steps, wanted.launch) == (9, ("--gpus=0,1",))
+    assert wanted.script == ("train.py", "--steps=3")
 
 
 @pytest.mark.parametrize(
@@ -30,23 +38,22 @@ def test_help_is_no_request() -> None:
         (["--vary=a=1,,2", "t.py"], "give a field"),
         (["--vary=a=1", "--vary=a=2", "t.py"], "a is varied twice"),
         (["--vary=a=1", "--steps=6", "t.py"], "give at least 8"),
-        (["--vary=a=1", "--steps=x", "t.py"], "--steps=x: give a number"),
-        (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give at least 1"),
-        (["--vary=a=1", "--timeout=nan", "t.py"], "--timeout=nan: give at least 1"),
+        (["--vary=a=1", "--steps=x", "t.py"], "--steps=x: give a whole number, 2 or more."),
+        (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give a whole number, 1 or more."),
+        (["--vary=a=1", "--timeout=nan", "t.py"], "--timeout=nan: give a number, 1 or more."),
         (["--vary=a=1", "--dry-run", "t.py"], "tune takes no --dry-run"),
         (["--vary=a=1", "--vray=1", "t.py"], "no such option: --vray"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None:
     with pytest.raises(UsageError) as caught:
-        wishes.parse(words)
+        spec_of(*words)
     assert problem in str(caught.value)
 
 
 def settled(*words: str, **variables: str) -> list[str]:
-    wanted = wishes.parse([*words, "t.py"])
-    assert wanted is not None
-    return [str(candidate) for candidate in wishes.settle(wanted, variables).candidates]
+    wanted = spec.settle(spec_of(*words, "t.py"), variables)
+    return [str(candidate) for candidate in wanted.candidates]
 
 
 def test_a_part_of_what_is_on_needs_no_more_than_its_name() -> None:

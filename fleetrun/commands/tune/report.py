@@ -14,17 +14,17 @@ from fleetrun.strategy import fields
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.tune.race import Standing
-    from fleetrun.tune.wishes import Candidate, Wanted
+    from fleetrun.commands.tune.halving import Result
+    from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
 _BAR, _LEFT, _WIDTH = 26, 330, 900
 
 
-def table(standings: Sequence[Standing]) -> str:
+def table(results: Sequence[Result]) -> str:
     """Return the ranking; a step is a micro-step, so that merged gradients compare with others."""
     lines = [f"{'':3}{'steps/s':>10}{'spread':>8}{'peak':>10}{'updates':>9}  candidate"]
-    for place, one in enumerate(standings, 1):
+    for place, one in enumerate(results, 1):
         if one.fault:
             lines.append(f"{'-':>3}{'failed':>10}{'':27}  {one.candidate}: {one.fault}")
             continue
@@ -38,14 +38,14 @@ def table(standings: Sequence[Standing]) -> str:
     return "\n".join(lines)
 
 
-def best_of(standings: Sequence[Standing]) -> Standing | None:
+def best_of(results: Sequence[Result]) -> Result | None:
     """Return the first that works."""
-    return next((one for one in standings if not one.fault), None)
+    return next((one for one in results if not one.fault), None)
 
 
-def doubts(standings: Sequence[Standing]) -> list[str]:
+def doubts(results: Sequence[Result]) -> list[str]:
     """Say why the first may not really be the best."""
-    rivals = [one for one in standings if not one.fault]
+    rivals = [one for one in results if not one.fault]
     found = []
     if len(rivals) > 1 and rivals[0].round == rivals[1].round:
         best, second = rivals[:2]
@@ -61,13 +61,13 @@ def doubts(standings: Sequence[Standing]) -> list[str]:
     return found
 
 
-def write(wanted: Wanted, standings: Sequence[Standing]) -> Standing | None:
+def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
     """Leave everything in the folder that was asked for; best.yaml only if something works."""
-    folder = Path(wanted.out)
+    folder = Path(spec.out)
     folder.mkdir(parents=True, exist_ok=True)
-    best = best_of(standings)
-    (folder / DATA).write_text(_data(wanted, standings, best))
-    (folder / PAGE).write_text(page(standings), encoding="utf-8")
+    best = best_of(results)
+    (folder / DATA).write_text(_data(spec, results, best))
+    (folder / PAGE).write_text(page(results), encoding="utf-8")
     if best is None:
         # Not the best of an earlier tune.
         (folder / BEST).unlink(missing_ok=True)
@@ -76,7 +76,7 @@ def write(wanted: Wanted, standings: Sequence[Standing]) -> Standing | None:
     return best
 
 
-def strategy_of(best: Standing) -> dict[str, Any]:
+def strategy_of(best: Result) -> dict[str, Any]:
     """Return the whole strategy that BEST was launched with; nothing if it is not there."""
     path = Path(best.trials[-1].folder) / "log" / "latest" / "strategy.json"
     try:
@@ -86,14 +86,14 @@ def strategy_of(best: Standing) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def yaml_of(best: Standing, strategy: dict[str, Any]) -> str:
+def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
     """Return BEST as a strategy file that needs no other: all of STRATEGY, with its values.
 
-    >>> from fleetrun.tune.race import Standing, Trial
-    >>> from fleetrun.tune.wishes import Candidate
+    >>> from fleetrun.commands.tune.halving import Result, Trial
+    >>> from fleetrun.commands.tune.spec import Candidate
     >>> candidate = Candidate((("a_configs.k", "4"), ("flags.FLAGS_x", "1"), ("b", "auto")))
     >>> base = {"strategy": {"a": True, "b": "auto"}, "environment": {"NCCL_DEBUG": "INFO"}}
-    >>> print(yaml_of(Standing(candidate, 1, 30, (Trial(2.0),)), base), end="")
+    >>> print(yaml_of(Result(candidate, 1, 30, (Trial(2.0),)), base), end="")
     # fleetrun tune: 2.00 steps/s, spread 0.0%, 1 run of 30 updates.
     strategy:
       a: true
@@ -158,13 +158,13 @@ def _scalar(value: object) -> str:
     return json.dumps(value)
 
 
-def _data(wanted: Wanted, standings: Sequence[Standing], best: Standing | None) -> str:
+def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str:
     document = {
         "schema": 1,
-        "launch": arguments.conceal([*wanted.launch, *wanted.script])[0],
-        "steps": wanted.steps,
-        "warmup": wanted.warmup,
-        "repeats": wanted.repeats,
+        "launch": arguments.conceal([*spec.launch, *spec.script])[0],
+        "steps": spec.steps,
+        "warmup": spec.warmup,
+        "repeats": spec.repeats,
         "best": None if best is None else dict(best.candidate.values),
         "candidates": [
             {
@@ -187,18 +187,18 @@ def _data(wanted: Wanted, standings: Sequence[Standing], best: Standing | None) 
                     for trial in one.trials
                 ],
             }
-            for one in standings
+            for one in results
         ],
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def page(standings: Sequence[Standing]) -> str:
+def page(results: Sequence[Result]) -> str:
     """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
-    most = max((trial.speed for one in standings for trial in one.trials), default=0.0) or 1.0
+    most = max((trial.speed for one in results for trial in one.trials), default=0.0) or 1.0
     scale = (_WIDTH - _LEFT - 90) / most
     bars = []
-    for place, one in enumerate(standings):
+    for place, one in enumerate(results):
         top = place * _BAR + 4
         name = html.escape(str(one.candidate))
         hint = html.escape("; ".join((one.fault, *one.remarks)).strip("; "))
@@ -216,7 +216,7 @@ def page(standings: Sequence[Standing]) -> str:
             )
             + f'<text x="{_LEFT + length + 12:.1f}" y="{top + 14}">{said}</text></g>'
         )
-    height = len(standings) * _BAR + 8
+    height = len(results) * _BAR + 8
     return (
         '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>fleetrun tune</title>\n'
         "<style>body{font:14px sans-serif;margin:2em}text{font:12px sans-serif}</style>\n"
@@ -224,5 +224,5 @@ def page(standings: Sequence[Standing]) -> str:
         "<p>A bar is the median of a candidate's runs in its last round, a dot one run.</p>\n"
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}">\n'
         + "\n".join(bars)
-        + f"\n</svg>\n<pre>{html.escape(table(standings))}</pre></html>\n"
+        + f"\n</svg>\n<pre>{html.escape(table(results))}</pre></html>\n"
     )

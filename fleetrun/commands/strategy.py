@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from fleetrun import colors, usage
+import click
+
+from fleetrun import colors
+from fleetrun.commands import parser, values
+from fleetrun.commands.pager import page as through_pager
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible, visible_lines
@@ -18,92 +22,42 @@ from fleetrun.strategy import fields, load, page, schema, verdicts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
     from fleetrun.model import Knob, Layer
 
-_PROGRAM = "fleetrun strategy"
 
-# Every view's options, each with the words that it takes.
-OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "list": {"--fields": ()},
-    "show": {},
-    "validate": {},
-    "schema": {},
-    "explain": {
-        "--paddle": verdicts.PADDLES,
-        "--graph": verdicts.GRAPHS,
-        "--device": verdicts.DEVICES,
-    },
-}
+def _presets(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    return values.files(incomplete) + values.among(load.PRESETS, incomplete)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Answer as the rest of fleetrun does."""
-        raise UsageError(f"{self.prog}: {message}.")
+def _names(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    names = (*load.PRESETS, *(one.name for one in fields.TABLE), *fields.VARIABLE_SECTIONS)
+    return values.files(incomplete) + values.among(dict.fromkeys(names), incomplete)
 
 
-def main(words: list[str]) -> int:
-    """Do what WORDS, the ones after `fleetrun strategy`, ask for."""
-    try:
-        asked = _parser().parse_args(words)
-    except SystemExit as end:
-        # Only --help ends so.
-        return int(end.code or 0)
-    match asked.command:
-        case "list":
-            # The presets fit on any screen.
-            return usage.page(
-                listed_fields() if asked.fields else listed(), colors.NEVER, os.environ
-            )
-        case "show":
-            return _show(asked.name)
-        case "validate":
-            return _validate(asked.files)
-        case "schema":
-            import json  # noqa: PLC0415 - only this view needs it
-
-            return _say(json.dumps(schema.schema(), indent=2) + "\n")
-        case _:
-            return _say(
-                explained(
-                    asked.name,
-                    paddles=[asked.paddle] if asked.paddle else verdicts.PADDLES,
-                    graphs=[asked.graph] if asked.graph else verdicts.GRAPHS,
-                    devices=[asked.device] if asked.device else verdicts.DEVICES,
-                )
-            )
+@click.group("strategy", cls=parser.Group, no_args_is_help=False)
+def command() -> None:
+    """Look at strategies: what --strategy turns on in a script that knows nothing of it."""
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog=_PROGRAM,
-        description="Look at strategies: what --strategy turns on in a script that knows nothing "
-        "of it.",
-    )
-    views = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    view = views.add_parser("list", help="all presets; --fields: every field that there is")
-    view.add_argument(
-        "--fields", action="store_true", help="every field with its type, range and default"
-    )
-    view = views.add_parser("show", help="a preset as it is written, or all about one field")
-    view.add_argument("name", metavar="PRESET|FIELD")
-    view = views.add_parser("validate", help="check files; exit code 2 when one is wrong")
-    view.add_argument("files", nargs="+", metavar="FILE")
-    views.add_parser("schema", help="JSON Schema of strategy files, for editors")
-    view = views.add_parser("explain", help="what each field comes to, before any run")
-    view.add_argument("name", metavar="FILE|NAME")
-    for flag, words in OPTIONS["explain"].items():
-        view.add_argument(flag, choices=words)
-    return parser
+@command.command("list", help="List the presets, or every field that there is.")
+@click.option(
+    "--fields", "is_fields", is_flag=True, help="Every field with its type, range and default."
+)
+def _list(*, is_fields: bool) -> int:
+    # The presets fit on any screen.
+    return through_pager(listed_fields() if is_fields else listed(), colors.NEVER, os.environ)
 
 
-def _say(text: str) -> int:
-    """Print TEXT, whatever a file made it hold."""
-    return put(visible_lines(text))
-
-
+@command.command("show", help="Show a preset as it is written, or all about one field.")
+@click.argument("name", metavar="PRESET|FIELD", shell_complete=_names)
 def _show(name: str) -> int:
-    """Print what NAME is; a preset alone, so that it can be kept as a file."""
+    # A preset alone, so that it can be kept as a file.
     code = _say(shown(name))
     if name in load.PRESETS and name in fields.by_name(fields.STRATEGY):
         print(
@@ -111,6 +65,60 @@ def _show(name: str) -> int:
             file=sys.stderr,
         )
     return code
+
+
+@command.command("validate", help="Check files; the exit code is 2 when one is wrong.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_presets)
+def _validate(files: tuple[str, ...]) -> int:
+    """Say of each of FILES all that is wrong."""
+    worst = 0
+    for name in files:
+        layer, faults = _checked(name)
+        for fault in faults:
+            print(f"{_fault_prefix()}{visible(str(fault))}", file=sys.stderr)
+            worst = fault.exit_code
+        if layer is None or faults:
+            continue
+        for note in load.combine([layer]).notes:
+            print(f"fleetrun: {visible(note)}", file=sys.stderr)
+        count = len(layer.knobs)
+        print(f"{visible(name)}: well, {count} {'setting' if count == 1 else 'settings'}.")
+    return worst
+
+
+@command.command("schema", help="Print the JSON Schema of strategy files, for editors.")
+def _schema() -> int:
+    return _say(json.dumps(schema.schema(), indent=2) + "\n")
+
+
+def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | None) -> int:
+    text = explained(
+        name,
+        paddles=[paddle] if paddle else verdicts.PADDLES,
+        graphs=[graph] if graph else verdicts.GRAPHS,
+        devices=[device] if device else verdicts.DEVICES,
+    )
+    return _say(text)
+
+
+command.add_command(
+    click.Command(
+        "explain",
+        help="Tell what each field comes to, before any run.",
+        callback=_explain,
+        params=[
+            click.Argument(["name"], metavar="FILE|NAME", shell_complete=_presets),
+            parser.option("paddle", "choice", "With this Paddle only.", words=verdicts.PADDLES),
+            parser.option("graph", "choice", "In these graphs only.", words=verdicts.GRAPHS),
+            parser.option("device", "choice", "On this device only.", words=verdicts.DEVICES),
+        ],
+    )
+)
+
+
+def _say(text: str) -> int:
+    """Print TEXT, whatever a file made it hold."""
+    return put(visible_lines(text))
 
 
 # -- list and show ---------------------------------------------------------------------------------
@@ -195,23 +203,6 @@ def _text(path: str) -> str:
 
 
 # -- validate --------------------------------------------------------------------------------------
-
-
-def _validate(files: list[str]) -> int:
-    """Check each of FILES, and say of each all that is wrong."""
-    worst = 0
-    for name in files:
-        layer, faults = _checked(name)
-        for fault in faults:
-            print(f"{_fault_prefix()}{visible(str(fault))}", file=sys.stderr)
-            worst = fault.exit_code
-        if layer is None or faults:
-            continue
-        for note in load.combine([layer]).notes:
-            print(f"fleetrun: {visible(note)}", file=sys.stderr)
-        count = len(layer.knobs)
-        print(f"{visible(name)}: well, {count} {'setting' if count == 1 else 'settings'}.")
-    return worst
 
 
 def _fault_prefix() -> str:

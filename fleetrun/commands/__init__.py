@@ -1,0 +1,1 @@
+"""What the command line does besides launching: one module for each command, read by click."""

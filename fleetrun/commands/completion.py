@@ -1,0 +1,233 @@
+"""`fleetrun completion`, and the answers to the shells that have sourced what it prints."""
+
+from __future__ import annotations
+
+import click
+from click import shell_completion
+from click.shell_completion import CompletionItem
+
+from fleetrun import argv, options
+from fleetrun.cli import COMMANDS, COMPLETE_VARIABLE
+from fleetrun.commands import help as help_text
+from fleetrun.commands import parser, values
+from fleetrun.errors import UsageError
+from fleetrun.printing import put
+
+SHELLS = ("bash", "zsh", "fish")
+
+# What the shells source. Unlike click's own: nothing is put behind a word that ends in =, the
+# command is run as it was typed (.venv/bin/fleetrun), and values may hold commas.
+_BASH = """\
+%(complete_func)s() {
+    local IFS=$'\\n' response type value
+    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+        %(complete_var)s=bash_complete $1 2>/dev/null)
+    for completion in $response; do
+        IFS=',' read -r type value <<< "$completion"
+        if [[ $type == dir ]]; then
+            compopt -o dirnames
+        elif [[ $type == file ]]; then
+            compopt -o default
+        elif [[ $type == plain ]]; then
+            COMPREPLY+=("$value")
+            if [[ $value == *= ]]; then compopt -o nospace; fi
+        fi
+    done
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+_ZSH = """\
+#compdef %(prog_name)s
+%(complete_func)s() {
+    local -a plain unfinished described response
+    local type key descr
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
+        %(complete_var)s=zsh_complete ${(Q)words[1]} 2>/dev/null)}")
+    for type key descr in ${response}; do
+        case $type in
+            plain)
+                if [[ $key == *= ]]; then unfinished+=("$key")
+                elif [[ $descr == _ ]]; then plain+=("$key")
+                else described+=("$key:$descr"); fi ;;
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+        esac
+    done
+    if (( $#described )); then _describe -V unsorted described -U; fi
+    if (( $#plain )); then compadd -U -V unsorted -a plain; fi
+    if (( $#unfinished )); then compadd -U -V unsorted -S '' -a unfinished; fi
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+_FISH = """\
+function %(complete_func)s
+    set -l typed (commandline -opc)
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
+        COMP_CWORD=(commandline -t) $typed[1] 2>/dev/null)
+    for completion in $response
+        set -l metadata (string split -m 1 "," $completion)
+        switch $metadata[1]
+            case dir
+                __fish_complete_directories $metadata[2]
+            case file
+                __fish_complete_path $metadata[2]
+            case plain
+                echo $metadata[2]
+        end
+    end
+end
+complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+
+_PROGRAM = "fleetrun"
+
+
+class _Bash(shell_completion.BashComplete):
+    source_template = _BASH
+
+
+class _Zsh(shell_completion.ZshComplete):
+    source_template = _ZSH
+
+
+class _Fish(shell_completion.FishComplete):
+    source_template = _FISH
+
+
+_SHELL_CLASSES: dict[str, type[shell_completion.ShellComplete]] = {
+    "bash": _Bash,
+    "zsh": _Zsh,
+    "fish": _Fish,
+}
+
+
+_SHELL = options.Option("shell", "choice", "", "", words=SHELLS)
+
+
+@click.command(
+    "completion",
+    help="Print the script that teaches a shell to complete fleetrun's command line by Tab.",
+    epilog="\b\n" + "\n".join(f"{shell + ':':<6}{what}" for shell, what in help_text.COMPLETION),
+)
+@click.argument("shell", type=parser.Typed(_SHELL), metavar="|".join(SHELLS))
+def command(shell: str) -> int:
+    """Print the script for SHELL."""
+    return complete(f"{shell}_source")
+
+
+def complete(instruction: str) -> int:
+    """Do what a shell asks for by INSTRUCTION, click's word for it: bash_complete, zsh_source."""
+    shell, _, task = instruction.partition("_")
+    if shell not in _SHELL_CLASSES or task not in ("source", "complete"):
+        raise UsageError(
+            f"{COMPLETE_VARIABLE}={instruction}: give SHELL_source or SHELL_complete, "
+            f"where SHELL is one of {', '.join(SHELLS)}."
+        )
+    spoken = _SHELL_CLASSES[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE_VARIABLE)
+    if task == "source":
+        return put(f"{spoken.source()}\n")
+    words, incomplete = spoken.get_completion_args()
+    # Bash cuts words at = and : where other shells do not, and wants only the last piece back.
+    if shell == "bash":
+        words, incomplete = _rejoin(words, incomplete)
+        cut = max(map(incomplete.rfind, "=:")) + 1
+    else:
+        cut = 0
+    for item in candidates(words, incomplete):
+        item.value = item.value[cut:] if item.type == "plain" else item.value
+        click.echo(spoken.format_completion(item))
+    return 0
+
+
+def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
+    """Return what may stand where INCOMPLETE stands, after WORDS.
+
+    >>> [item.value for item in candidates(["--gpus=0"], "--nproc")]
+    ['--nproc_per_node']
+    """
+    command = parser.load(words[0]) if words and words[0] in COMMANDS else None
+    if command is not None and not isinstance(command, parser.LaunchCommand):
+        return _of_command(command, words, incomplete)
+    if command is None:
+        found = _launch(words, incomplete, options.TABLE)
+    else:
+        found = _launch(words[1:], incomplete, command.rows())
+    if found is not None:
+        return found
+    files = [CompletionItem(incomplete, type="file")]
+    return files if words or not incomplete else files + values.among(COMMANDS, incomplete)
+
+
+def _of_command(
+    command: click.Command, words: list[str], incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return what click knows may stand after WORDS, of which the first means COMMAND."""
+    click_s = _Bash(command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE_VARIABLE)
+    found = click_s.get_completions(words[1:], incomplete)
+    typed, equals, _ = incomplete.partition("=")
+    if equals and typed.startswith("-"):
+        # Shells replace the whole word, and click knows of its value only.
+        for item in found:
+            item.value = f"{typed}={item.value}"
+    return found
+
+
+def _launch(
+    words: list[str], incomplete: str, table: tuple[options.Option, ...]
+) -> list[CompletionItem[str]] | None:
+    """Return options of TABLE or their values; None where a file or the script's words stand."""
+    try:
+        head = argv.scan(words, table)
+    except UsageError:
+        # A slip earlier in the line is no reason to fall silent; running it will tell.
+        head = argv.Head((), (), None)
+    if head.script_at is not None or words[-1:] == ["--"]:
+        return None
+    if head.pending is not None:
+        return values.of(head.pending.option, incomplete, "")
+    typed, equals, value = incomplete.partition("=")
+    if equals and typed.startswith("--"):
+        option = options.by_name(table).get(_normalize(typed[2:]))
+        return values.of(option, value, f"{typed}=") if option else []
+    return _options(incomplete, table) if incomplete.startswith("-") else None
+
+
+def _normalize(name: str) -> str:
+    """Write NAME as the table does."""
+    return name.replace("-", "_")
+
+
+def _options(incomplete: str, table: tuple[options.Option, ...]) -> list[CompletionItem[str]]:
+    """Return the options that start as INCOMPLETE does, written with its kind of hyphen."""
+    found = []
+    for option in table:
+        if option.status == "later":
+            continue
+        for name in (option.name, *option.aliases):
+            flag = option.flag if name == option.name else f"--{name}"
+            for spelling in dict.fromkeys((flag, f"--{name}", f"--{name.replace('_', '-')}")):
+                if spelling.startswith(incomplete):
+                    found.append(CompletionItem(spelling, help=option.help or None))
+                    break
+    return found
+
+
+def _rejoin(words: list[str], incomplete: str) -> tuple[list[str], str]:
+    """Put together what bash cut at = and :.
+
+    >>> _rejoin(["--master", "a", ":", "1", "--dry-run"], "=")
+    (['--master', 'a:1'], '--dry-run=')
+    """
+    joined: list[str] = []
+    glued = False
+    for word in (*words, incomplete):
+        if joined and (glued or word in ("=", ":")):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        glued = word in ("=", ":")
+    return joined[:-1], joined[-1]

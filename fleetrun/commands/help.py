@@ -1,0 +1,136 @@
+"""`fleetrun --help`: one screen without click, and sections that click's formatter lays out."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fleetrun.cli import COMMANDS
+from fleetrun.commands.pager import page
+
+if TYPE_CHECKING:
+    from click import HelpFormatter
+
+    from fleetrun.options import Option
+
+SCREEN = """\
+Usage: fleetrun [OPTIONS] [--] SCRIPT [ARGUMENTS]...
+Start PaddlePaddle training: one process per device, on one host or several.
+Examples:
+  fleetrun train.py                         one process per GPU, else on the CPU
+  fleetrun --gpus=0,1 train.py --epochs 3   two GPUs; --epochs is the script's
+  fleetrun --nproc_per_node=2 -m pkg.train  a module, two processes
+  fleetrun --ips=10.0.0.1,10.0.0.2 train.py two hosts: the same command on each
+  fleetrun --strategy=comm_fusion train.py  fused allreduces; train.py as it is
+Most used:
+  --gpus LIST         GPUs, one process each: 0,1 or 0-3 or all
+  --nproc_per_node N  processes on this host (also auto, gpu, cpu)
+  --ips LIST          addresses of all hosts, in rank order
+  --log_dir DIR       folder of the logs [log]; --tee shows more ranks than one
+  --env KEY=VALUE     a variable for every process; --nccl: one of NCCL's
+  --max_restart N     start again after a failure; --hang_timeout S: or a hang
+  --dry-run           what would run, and why; nothing starts
+Exit codes: 0 all well, N that of the rank that failed first, 128+N its signal,
+  124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
+  5 --strategy_strict: something asked for is not in effect
+More: --help=all, or common, strategy, devices, hosts, job, servers, codes
+  fleetrun {commands} --help
+  eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
+"""
+_WIDTH = 100
+_ABOUT = "Start PaddlePaddle training: one process per device, on one host or several."
+_USAGE = "[OPTIONS] [--] SCRIPT [ARGUMENTS]..."
+_EXAMPLES = (
+    ("fleetrun train.py", "one process per device"),
+    ("fleetrun --gpus=0,1 train.py --epochs 3", "two processes; --epochs is the script's"),
+    ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
+    ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
+    ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
+    ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
+    ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
+    ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),
+    ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
+)
+EXIT_CODES = (
+    ("0", "every process ended well"),
+    ("N", "the exit code of the process that failed first"),
+    ("128+N", "signal N killed the process that failed first"),
+    ("124", "the job hung, and --hang_timeout was given"),
+    ("126, 127", "a process could not be started: not a program, or there is none"),
+    ("129, 130, 143", "fleetrun lost its terminal, was interrupted (Ctrl-C) or stopped (SIGTERM)"),
+    ("2", "the command line, a variable or the config file asks for what cannot be"),
+    ("3", "the host is not as the command needs it: device, port, script, system"),
+    ("4", "hosts did not find each other"),
+    ("5", "--strategy_strict: something asked for is not in effect; the report says what"),
+)
+COMPLETION = (
+    ("bash", 'eval "$(fleetrun completion bash)" in ~/.bashrc'),
+    ("zsh", 'eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit'),
+    ("fish", "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"),
+)
+_NOTES = (
+    "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
+    "What counts: command line, then environment, then config file, then default.",
+)
+
+
+def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
+    """Show the help text of SECTION: the screen, all, codes, or one of options.SECTIONS."""
+    if section == "screen":
+        return page(SCREEN.format(commands="|".join(COMMANDS)), choice, environ)
+    return page(text(section), choice, environ)
+
+
+def text(section: str = "all") -> str:
+    """Return the help text, or the SECTION of it, as wide as the terminal."""
+    from click import HelpFormatter  # noqa: PLC0415 - slow, and the screen lacks it
+
+    from fleetrun import options  # noqa: PLC0415 - the screen lacks them
+
+    formatter = HelpFormatter(max_width=_WIDTH)
+    if section == "all":
+        formatter.write_usage("fleetrun", _USAGE)
+        formatter.write_paragraph()
+        formatter.write_text(_ABOUT)
+        with formatter.section("Examples"):
+            formatter.write_dl(_EXAMPLES, col_max=45)
+    for name, group in options.SECTIONS.items():
+        if section in {"all", name}:
+            _write_group(formatter, group, [each for each in options.TABLE if each.group == group])
+    if section in {"all", "codes"}:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(EXIT_CODES)
+    if section == "all":
+        with formatter.section("Completion by Tab"):
+            formatter.write_dl(COMPLETION)
+    formatter.write_paragraph()
+    for note in _NOTES:
+        formatter.write_text(note)
+    return formatter.getvalue()
+
+
+def _write_group(formatter: "HelpFormatter", group: str, members: "list[Option]") -> None:
+    from fleetrun import options  # noqa: PLC0415 - see text
+
+    with formatter.section(group):
+        if group == options.LATER:
+            # Only so that people find the name they know; no use can be made of it yet.
+            formatter.write_text(", ".join(row(option)[0] for option in members))
+        else:
+            formatter.write_dl([row(option) for option in members])
+
+
+def row(option: "Option") -> tuple[str, str]:
+    """Return OPTION's line of a help text: how it is written, and what it does."""
+    spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
+    if option.kind == "flag":
+        value = ""
+    elif option.bare is not None:
+        value = f"[={option.metavar}]"
+    else:
+        value = f" {option.metavar}"
+    shown = [option.help]
+    if option.default not in (None, "false"):
+        shown.append(f"[default: {option.default}]")
+    if option.env:
+        shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
+    return ", ".join(spellings) + value, "  ".join(shown)

@@ -1,0 +1,157 @@
+"""How click reads the words of a command: typed options, launch options, and one kind of answer."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from fleetrun import argv, options, suggestions
+from fleetrun.commands import values
+from fleetrun.errors import UsageError
+from fleetrun.options import Given
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
+
+# Of every command's context.
+SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+
+
+class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
+    """The type of a row of options.Option: its value is read, and completed, as a launch's are."""
+
+    def __init__(self, row: options.Option) -> None:
+        self.row = row
+        self.name = row.kind
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> options.Value:
+        """Return VALUE as the row's type; UsageError with what is allowed."""
+        try:
+            return options.parse(self.row, str(value))
+        except ValueError as error:
+            problem = str(error)
+        if isinstance(param, click.Argument):
+            raise UsageError(f"{_where(ctx)}{value}: {problem}")
+        raise UsageError(Given(self.row, str(value), self.row.flag).blame(problem))
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's
+        param: click.Parameter,  # noqa: ARG002 - click's
+        incomplete: str,
+    ) -> list[CompletionItem[str]]:
+        """Return the row's values that start as INCOMPLETE does."""
+        return values.of(self.row, incomplete, "")
+
+
+def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa: ANN401 - Option checks
+    """Return the option --NAME of a KIND of options.Option, helped by TEXT; ROW is the rest of it.
+
+    Its value is None, or empty where it can be repeated, if it is not given and has no default.
+    """
+    typed = Typed(options.Option(name, kind, "", text, **row))
+    return click.Option(
+        [typed.row.flag],
+        type=typed,
+        default=typed.row.default,
+        show_default=typed.row.default is not None,
+        multiple=kind == "pairs",
+        metavar=typed.row.metavar or "|".join(typed.row.words) or kind.upper(),
+        help=text,
+    )
+
+
+class Group(click.Group):
+    """A command of several views, which suggests the one that was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the view that ARGS begin with; UsageError if there is none."""
+        if not ctx.resilient_parsing and args[0] not in self.commands:
+            listed = f"there are {', '.join(self.commands)}."
+            meant = suggestions.ending(args[0], self.commands, listed)
+            raise UsageError(f"{_where(ctx)}no such command: {args[0]}{meant}")
+        return super().resolve_command(ctx, args)
+
+
+class Launch(NamedTuple):
+    """A launch's command line: its options with values, and the script with its arguments."""
+
+    options: tuple[Given, ...]
+    # With the `--` before it, if there was one: what comes after it may look like an option.
+    script: tuple[str, ...]
+
+
+class LaunchCommand(click.Command):
+    """A command before a launch's command line; its callback gets a Launch as the context's obj."""
+
+    def rows(self) -> tuple[options.Option, ...]:
+        """Return what may stand before the script: our own options, and those of a launch."""
+        own = [param.type.row for param in self.params if isinstance(param.type, Typed)]
+        return (*own, *options.TABLE)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take our own options out of ARGS, as a launch's are read, and keep the rest."""
+        own = {param.name for param in self.params}
+        head = argv.scan(args, self.rows())
+        if any(given.option.name == "help" for given in head.settings):
+            return super().parse_args(ctx, ["--help"])
+        if head.pending is not None:
+            row = head.pending.option
+            raise UsageError(f"{head.pending.typed} needs a value: {options.wanted(row)}")
+        at = len(args) if head.script_at is None else head.script_at
+        dashes = ("--",) if args[at - 1 : at] == ["--"] else ()
+        theirs = tuple(given for given in head.settings if given.option.name not in own)
+        ctx.obj = Launch(theirs, (*dashes, *args[at:]) if args[at:] else ())
+        ours = [given for given in head.settings if given.option.name in own]
+        return super().parse_args(ctx, [f"{one.option.flag}={one.raw}" for one in ours])
+
+
+def load(name: str) -> click.Command:
+    """Return the command NAME of cli.COMMANDS."""
+    found: click.Command = import_module(f"fleetrun.commands.{name}").command
+    return found
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """Do what `fleetrun NAME WORDS` asks for, and return the exit code; UsageError for a slip."""
+    command = load(name)
+    try:
+        with command.make_context(f"fleetrun {name}", list(words), None, **SETTINGS) as context:
+            return int(command.invoke(context) or 0)
+    except click.exceptions.Exit as end:
+        # After --help.
+        return end.exit_code
+    except click.UsageError as error:
+        raise UsageError(_sentence(error)) from None
+
+
+def _where(context: click.Context | None) -> str:
+    """Return which command a mistake is about; `fleetrun: ` comes before it anyway."""
+    return "" if context is None else f"{context.command_path.removeprefix('fleetrun ')}: "
+
+
+def _sentence(error: click.UsageError) -> str:
+    """Return what click has against the command line as fleetrun says it."""
+    context = error.ctx
+    where = _where(context)
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        known = [name for each in context.command.get_params(context) for name in each.opts]
+        meant = suggestions.ending(
+            error.option_name, known, f"see `{context.command_path} --help`."
+        )
+        return f"{where}no such option: {error.option_name}{meant}"
+    if isinstance(error, click.MissingParameter) and error.param is not None and context:
+        return f"{where}give {error.param.make_metavar(context)}."
+    if "Missing command" in error.format_message() and isinstance(context, click.Context):
+        views = context.command.commands if isinstance(context.command, click.Group) else ()
+        return f"{where}give one of {', '.join(views)}."
+    said = error.format_message().rstrip(".")
+    return f"{where}{said[:1].lower()}{said[1:]}."

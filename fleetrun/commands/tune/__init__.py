@@ -1,0 +1,80 @@
+"""`fleetrun tune`: find the fastest values of a strategy's fields by training with each of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from fleetrun import probe
+from fleetrun.commands import parser
+from fleetrun.commands.tune import halving, report, spec, trials
+from fleetrun.plan.visible import visible_lines
+from fleetrun.printing import put
+
+
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.Options has them
+    """Return 0, or 1 where no candidate works; UsageError for what cannot be tuned."""
+    wanted = spec.make(launch, spec.Options(**own))
+    probe.current_folder()
+    wanted = spec.settle(wanted, os.environ)
+
+    # A pipe is read while it runs.
+    def tell(text: str) -> None:
+        put(f"{visible_lines(text)}\n")
+
+    tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
+    results = halving.run(wanted, trials.Runner(wanted).run, tell=tell)
+    tell(report.table(results))
+    best = report.write(wanted, results)
+    if best is None:
+        tell("No candidate works, so there is nothing to choose.")
+        return 1
+    for doubt in report.doubts(results):
+        tell(doubt)
+    tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{report.BEST}.")
+    return 0
+
+
+command = parser.LaunchCommand(
+    "tune",
+    help="Train a few steps with every combination of the values, the better half longer, and rank "
+    "them. The script is launched as it is, with the launch options and one --set KEY=VALUE for "
+    "each --vary.",
+    options_metavar="--vary KEY=A,B,... [--vary ...] [OPTIONS] [LAUNCH OPTIONS] SCRIPT "
+    "[ARGUMENTS]...",
+    callback=click.pass_obj(_tune),
+    params=[
+        parser.option(
+            "vary",
+            "pairs",
+            "A field of the strategy and the values to try (repeatable). Of parts of what the "
+            "strategy switches on, the name will do: k_steps=1,2,4.",
+            metavar="KEY=A,B,...",
+        ),
+        parser.option("steps", "int", "Updates of the last round.", default="30", minimum=2),
+        parser.option(
+            "warmup", "int", "First updates of each run, not timed.", default="5", minimum=0
+        ),
+        parser.option(
+            "repeats", "int", "Runs of a candidate in a round, in turns.", default="2", minimum=1
+        ),
+        parser.option(
+            "timeout",
+            "float",
+            "After so long a run has failed.",
+            default="600",
+            minimum=1,
+            metavar="SECONDS",
+        ),
+        parser.option(
+            "out",
+            "text",
+            "Where everything goes: best.yaml, tune.json, tune.html, trials/.",
+            default="tune",
+            metavar="DIR",
+            path="dir",
+        ),
+    ],
+)

@@ -1,0 +1,155 @@
+"""What `fleetrun tune` is asked for: candidates, how long each runs, and the launch; pure."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun import argv, options
+from fleetrun.errors import UsageError
+from fleetrun.options import Given
+from fleetrun.strategy import asked, fields, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from fleetrun.commands.parser import Launch
+    from fleetrun.model import Knob
+
+# Fewer timed updates than this tell nothing.
+FEWEST_TIMED = 3
+
+# Runs are to be told apart by what tune gives them.
+_TAKEN = {
+    "log_dir": "the logs of every run are kept under --out",
+    "dry_run": "there is nothing to measure then",
+    "from_manifest": "give the launch's own options",
+}
+
+
+class Candidate(NamedTuple):
+    """One combination: the varied fields and their values, as text."""
+
+    values: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        """As it would be typed."""
+        return " ".join(f"{key}={value}" for key, value in self.values)
+
+
+class Options(NamedTuple):
+    """What tune's own options say."""
+
+    vary: tuple[str, ...] = ()
+    steps: int = 30
+    warmup: int = 5
+    repeats: int = 2
+    timeout: float = 600.0
+    out: str = "tune"
+
+
+class TuneSpec(NamedTuple):
+    """What to try, for how long, and the launch that is varied."""
+
+    candidates: tuple[Candidate, ...]
+    # Updates of the last round, and those of each run that are not timed.
+    steps: int
+    warmup: int
+    repeats: int
+    timeout_s: float
+    out: str
+    # The launch's own options as words, and the script with its arguments.
+    launch: tuple[str, ...]
+    script: tuple[str, ...]
+
+
+def make(launch: Launch, own: Options) -> TuneSpec:
+    """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be tuned."""
+    for given in launch.options:
+        if given.option.name in _TAKEN:
+            raise UsageError(f"tune takes no {given.typed}: {_TAKEN[given.option.name]}.")
+    if not launch.script:
+        raise UsageError(
+            "no script to tune: write `fleetrun tune --vary KEY=A,B [options] train.py`."
+        )
+    if own.steps < own.warmup + FEWEST_TIMED:
+        raise UsageError(
+            f"--steps={own.steps} leaves too few updates after --warmup={own.warmup}: "
+            f"give at least {own.warmup + FEWEST_TIMED}."
+        )
+    return TuneSpec(
+        candidates=grid(own.vary),
+        steps=own.steps,
+        warmup=own.warmup,
+        repeats=own.repeats,
+        timeout_s=own.timeout,
+        out=own.out or "tune",
+        launch=tuple(f"{given.typed}={given.raw}" for given in launch.options),
+        script=launch.script,
+    )
+
+
+def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
+    """Return every combination of the values in texts such as `a=1,2`.
+
+    >>> [str(candidate) for candidate in grid(["a=1,2", "b=x,y"])]
+    ['a=1 b=x', 'a=1 b=y', 'a=2 b=x', 'a=2 b=y']
+    """
+    axes: list[list[tuple[str, str]]] = []
+    for text in varied:
+        key, equals, listed = text.partition("=")
+        values = list(dict.fromkeys(part.strip() for part in listed.split(",")))
+        if not key.strip() or not equals or not all(values):
+            raise UsageError(f"--vary={text}: give a field and its values, KEY=A,B,...")
+        if key.strip() in {axis[0][0] for axis in axes}:
+            raise UsageError(f"--vary={text}: {key.strip()} is varied twice.")
+        axes.append([(key.strip(), value) for value in values])
+    if not axes:
+        raise UsageError("nothing to tune: give at least one --vary KEY=A,B.")
+    return tuple(Candidate(values) for values in itertools.product(*axes))
+
+
+def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
+    """Return SPEC with full names, every value tried on its field; nothing has run yet.
+
+    VARIABLES are the environment's, where a strategy may be asked for, too.
+    """
+    switches = {knob.name for knob in _base(spec, variables) if knob.value is True}
+    candidates = []
+    for candidate in spec.candidates:
+        values = tuple((_full(key, switches), value) for key, value in candidate.values)
+        for key, value in values:
+            load.parse_set(f"{key}={value}")
+        candidates.append(Candidate(values))
+    return spec._replace(candidates=tuple(candidates))
+
+
+def _base(spec: TuneSpec, variables: Mapping[str, str]) -> Iterable[Knob]:
+    """Return what is asked for whatever is varied."""
+    head = argv.scan(spec.launch, options.TABLE)
+    given = [one for one in head.settings if one.option.name == "strategy"]
+    if not given and variables.get("FLEETRUN_STRATEGY"):
+        option = next(one for one in options.TABLE if one.name == "strategy")
+        name = "$FLEETRUN_STRATEGY"
+        given = [Given(option, variables[name[1:]], name, name)]
+    layers = [load.read(each.name) for each in asked.names(given)]
+    sets = [load.parse_set(one.raw) for one in head.settings if one.option.name == "set"]
+    return load.combine(layers, sets).strategy.knobs
+
+
+def _full(key: str, switches: set[str]) -> str:
+    """Return the name of the part KEY of what is switched on; KEY itself where it is none, or many.
+
+    >>> _full("k_steps", {"gradient_merge"}), _full("nccl_comm_num", set())
+    ('gradient_merge_configs.k_steps', 'nccl_comm_num')
+    """
+    if key in fields.by_name(fields.STRATEGY):
+        return key
+    found = [
+        f"{field.name}.{key}"
+        for field in fields.TABLE
+        if field.name.removesuffix("_configs") in switches
+        for part in field.keys
+        if part.name == key
+    ]
+    return found[0] if len(found) == 1 else key

@@ -1,0 +1,74 @@
+"""The values that an option may take, for the shells' completion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem
+
+from fleetrun.strategy import fields, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleetrun.options import Option
+
+
+def of(option: Option, incomplete: str, before: str) -> list[CompletionItem[str]]:
+    """Return what OPTION's value may be where INCOMPLETE stands.
+
+    BEFORE is what stands before it in the same word, and comes back with it.
+    """
+    match option.name:
+        case "strategy":
+            # Files first: bash would forget what came before them.
+            earlier, comma, last = incomplete.rpartition(",")
+            found = among(load.PRESETS, last, before=before + earlier + comma)
+            return [CompletionItem(before + incomplete, type=option.path), *found]
+        case "set":
+            return _knobs(incomplete, before)
+        case "vary":
+            key, equals, values = incomplete.partition("=")
+            earlier, comma, last = values.rpartition(",")
+            return _knobs(f"{key}{equals}{last}", before, between=earlier + comma)
+    if option.path:
+        return [CompletionItem(before + incomplete, type=option.path)]
+    if option.kind in ("bool", "flag"):
+        words: tuple[str, ...] = ("true", "false")
+    else:
+        words = option.words or ((option.bare,) if option.bare else ())
+    return among(words, incomplete, before=before)
+
+
+def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionItem[str]]:
+    """Return fields as KEY=, or the values of one; BETWEEN stands between its = and the last."""
+    key, equals, value = incomplete.partition("=")
+    known = _settable()
+    if not equals:
+        return among(tuple(f"{name}=" for name in known), key, before=before)
+    field = known.get(key)
+    if field is None:
+        return []
+    words = {"bool": ("true", "false"), "choice": field.words}.get(field.kind, ())
+    words += ("auto",) if field.auto else ()
+    return among(words, value, before=f"{before}{key}={between}")
+
+
+def _settable() -> dict[str, fields.Field]:
+    """Return what --set takes: fields, and parts of those that have parts."""
+    found: dict[str, fields.Field] = {}
+    for field in fields.TABLE:
+        # A field of the strategy's sections needs no name of its section.
+        parts = {f"{field.name}.{key.name}": key for key in field.keys}
+        found |= parts or {field.name: field}
+    return found
+
+
+def files(incomplete: str) -> list[CompletionItem[str]]:
+    """Let the shell complete INCOMPLETE as a file."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def among(words: Iterable[str], incomplete: str, *, before: str = "") -> list[CompletionItem[str]]:
+    """Return those of WORDS that start as INCOMPLETE does, after BEFORE in the same word."""
+    return [CompletionItem(before + word) for word in words if word.startswith(incomplete)]
