@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from fleetrun import colors, engines, probe
 from fleetrun.plan import compose, devices, hosts, secrets
 from fleetrun.plan.visible import visible
+from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
-from fleetrun.run.folder import Folder
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog

@@ -20,11 +20,19 @@ HOUSE = ROOT / "fleetrun"
 FLOORS = (
     ("fleetrun.errors",),
     ("fleetrun.model", "fleetrun.run.events"),
+    # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
+    (
+        "fleetrun.records",
+        "fleetrun.run.libc",
+        "fleetrun.run.loop",
+        "fleetrun.run.proc",
+        "fleetrun.plan.arguments",
+        "fleetrun.plan.secrets",
+    ),
     (
         "fleetrun.plan",
         "fleetrun.modes",
         "fleetrun.run.policy",
-        "fleetrun.run.causes",
         "fleetrun.options",
         "fleetrun.argv",
         "fleetrun.suggestions",
@@ -37,6 +45,7 @@ FLOORS = (
     # What of run/ is not named elsewhere is a tool of the supervisor, and does one thing.
     (
         "fleetrun.engines",
+        "fleetrun.postmortem",
         "fleetrun.run",
         "fleetrun.nearby",
         "fleetrun.nvml",
@@ -54,7 +63,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # The packages themselves hold a docstring and a version at most, so they may stand anywhere.
-BARE = ("fleetrun", "fleetrun.run")
+BARE = ("fleetrun", "fleetrun.postmortem", "fleetrun.records", "fleetrun.run")
 # It runs inside the training process and is linked to the rest by names and files alone.
 ISLAND = "fleetrun.inject"
 

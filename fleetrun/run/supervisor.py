@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
-from fleetrun.run import children, descriptors, policy, proc, report, terminal, worker
+from fleetrun.postmortem import report
+from fleetrun.records.folder import Folder
+from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
     Await,
@@ -43,7 +45,6 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.folder import Folder
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import READABLE, Loop
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import Endpoint, LaunchPlan
-    from fleetrun.run.findings import Findings
+    from fleetrun.postmortem.findings import Findings
     from fleetrun.run.listening import Listening
     from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import Stdin
@@ -202,7 +203,7 @@ class Supervisor:
             self._loop.watch(self._terminal.fd, self._on_signals)
         self._work()
         self._open_sinks()
-        from fleetrun.run import evidence  # noqa: PLC0415 - starting goes first
+        from fleetrun.postmortem import evidence  # noqa: PLC0415 - starting goes first
 
         self._baseline = evidence.baseline(began)
         while self._outcome is None:
@@ -233,7 +234,7 @@ class Supervisor:
 
     def _investigate(self, outcome: Outcome) -> Findings:
         """Find out what happened, and leave word of it for programs."""
-        from fleetrun.run import findings  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
 
         try:
             found = findings.investigate(self._plan, outcome, self._baseline)
@@ -328,7 +329,7 @@ class Supervisor:
 
     def _with_circumstances(self, exited: Exited) -> Exited:
         """Add who else had failed by now: what is not needed at once waits until all have ended."""
-        from fleetrun.run import failures  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
 
         also_failed = frozenset(
             index
@@ -341,7 +342,7 @@ class Supervisor:
         return exited._replace(also_failed=also_failed)
 
     def _examine(self, exits: tuple[Exited, ...]) -> Examined:
-        from fleetrun.run import failures  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
 
         try:
             exits = failures.examine(self._plan, exits)

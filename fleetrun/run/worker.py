@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.records.folder import SHARED, Folder
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Left, Order
-from fleetrun.run.folder import SHARED, Folder
 from fleetrun.run.guard import Guard
 
 _NOT_FOUND = ExitStatus(code=127)

@@ -51,6 +51,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Elapsed,
@@ -72,7 +73,6 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records.folder import Folder
 from fleetrun.run.events import Restarting
-from fleetrun.run.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

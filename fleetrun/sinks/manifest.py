@@ -35,7 +35,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run.folder import Folder
+from fleetrun.records.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.records.folder import SHARED, Folder, enter, remove
 from fleetrun.run.events import Restarting, Started
-from fleetrun.run.folder import SHARED, Folder, enter, remove
 from fleetrun.run.worker import log_path
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.postmortem.report import listed
 from fleetrun.run.events import Judged, Verdict
-from fleetrun.run.report import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fleetrun.run.report import listed
+from fleetrun.postmortem.report import listed
 from fleetrun.sources.overview import EFFECTIVE, NO_WORD, in_words
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan
+    from fleetrun.postmortem.stacks import Collection
     from fleetrun.run.asking import Question
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.run.stacks import Collection
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Clock, Comparison
 
@@ -226,7 +226,8 @@ class Watch:
     # Whether all hang ---------------------------------------------------------------------------
 
     def _look_for_hang(self) -> None:
-        from fleetrun.run import proc, progress  # noqa: PLC0415 - see _look
+        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc  # noqa: PLC0415 - see _look
         from fleetrun.sources import hang  # noqa: PLC0415 - see _look
 
         now = time.monotonic()
@@ -242,7 +243,7 @@ class Watch:
         for process, rank in self._ranks.items():
             one = proc.stat(rank.pid)
             if one is not None:
-                beat = progress.beat(rank.heartbeat, rank.since_ns)
+                beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
                 signs[process] = hang.Signs(one.state, one.cpu_s, rank.output(), beat)
         states = {process: one.state for process, one in signs.items()}
         self._tell_stopped(frozenset(hang.stopped(states)), states, now)
@@ -326,11 +327,12 @@ class Watch:
         self, texts: dict[int, str], before: Mapping[int, hang.Signs], silence_s: float
     ) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
-        from fleetrun.run import places, progress  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
+        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
 
         for process, rank in self._ranks.items():
             seen = before.get(process)
-            beat = progress.beat(rank.heartbeat, rank.since_ns)
+            beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
             has_spoken = seen is not None and rank.output() != seen.output
             if seen is None or beat != seen.beat or (has_spoken and not seen.beat):
                 self._notice(
@@ -359,7 +361,7 @@ class Watch:
     # Stacks -------------------------------------------------------------------------------------
 
     def _collect(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
-        from fleetrun.run import stacks  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import stacks  # noqa: PLC0415 - see _look
 
         if self._collection is not None or not self._ranks:
             return
@@ -400,7 +402,7 @@ class Watch:
 
 
 def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
-    from fleetrun.run.report import listed  # noqa: PLC0415 - see _look
+    from fleetrun.postmortem.report import listed  # noqa: PLC0415 - see _look
 
     few, rest = (
         listed([labels[one] for one in lag.ranks]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from commandline import Command
 
-from fleetrun.run.errorfile import ErrorReport, read_error
+from fleetrun.records.errorfile import ErrorReport, read_error
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 
-from fleetrun.run.errorfile import read_error
+from fleetrun.records.errorfile import read_error
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType  # noqa: F401
     from typing import Any, NoReturn  # noqa: F401
 
-# How the launcher knows this descriptor among the others; see fleetrun/run/stacks.py.
+# How the launcher knows this descriptor among the others; see fleetrun/postmortem/stacks.py.
 _STACKS = "fleetrun-stacks"
 # What makes the strategy take effect; nobody else has a module of this name.
 _EFFECTS = "_fleetrun_effects"

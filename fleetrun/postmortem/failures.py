@@ -14,9 +14,10 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run import causes, lastwords, worker
-from fleetrun.run.errorfile import ErrorReport, read_error
-from fleetrun.run.progress import read_step
+from fleetrun.postmortem import causes, lastwords
+from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records.heartbeat import read_step
+from fleetrun.run import worker
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan, ProcessSpec

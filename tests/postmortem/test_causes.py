@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.run.causes import HOPELESS, KNOWN_FAILURES, meaning, recognise
+from fleetrun.postmortem.causes import HOPELESS, KNOWN_FAILURES, meaning, recognise
 
 # As Paddle 2.6 and 3.3, Python, NCCL and CUDA print them.
 TEXTS = (

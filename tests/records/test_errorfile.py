@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleetrun.run.errorfile import ErrorReport, read_error
-from fleetrun.run.progress import beat, read_step
+from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records.heartbeat import beat, read_step
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.run import causes
+from fleetrun.postmortem import causes
 from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
+    from fleetrun.postmortem.findings import Culprit, Findings, Victim
     from fleetrun.run.children import Left
     from fleetrun.run.events import Outcome
-    from fleetrun.run.findings import Culprit, Findings, Victim
 
 # In how many places ranks of a hung job may stand, to be told one by one.
 _PLACES = 8

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.model import ExitStatus
-from fleetrun.run import causes, lastwords, report
+from fleetrun.postmortem import causes, lastwords, report
+from fleetrun.postmortem.findings import Culprit, Findings, Victim
 from fleetrun.run.events import Exited, Outcome
-from fleetrun.run.findings import Culprit, Findings, Victim
 
 CHAIN = """\
 Traceback (most recent call last):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.model import ExitStatus
-from fleetrun.run import evidence
+from fleetrun.postmortem import evidence
+from fleetrun.postmortem.evidence import Baseline
 from fleetrun.run.events import Exited
-from fleetrun.run.evidence import Baseline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan import secrets
-from fleetrun.run import causes, evidence, lastwords, worker
-from fleetrun.run.errorfile import ErrorReport, read_error
+from fleetrun.postmortem import causes, evidence, lastwords
+from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.run import worker
 from fleetrun.run.events import Exited, signal_name
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.run.causes import KnownFailure
+    from fleetrun.postmortem.causes import KnownFailure
+    from fleetrun.postmortem.evidence import Baseline
+    from fleetrun.records.folder import Folder
     from fleetrun.run.events import Outcome
-    from fleetrun.run.evidence import Baseline
-    from fleetrun.run.folder import Folder
 
     Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 

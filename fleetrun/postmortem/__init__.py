@@ -1,0 +1,1 @@
+"""What an end meant: causes, last words, stacks, evidence, and the report of it."""
