@@ -7,6 +7,8 @@ runs on several: one training step of a `DataParallel` model.
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 _MASK, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 
@@ -14,7 +16,7 @@ _MASK, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 def check() -> None:
     """Check this rank's device, and the communication with the other ranks."""
     see_only_ours()
-    from paddle.utils import install_check  # noqa: PLC0415 - Paddle reads the variables above
+    from paddle.utils import install_check
 
     install_check.run_check()
     ranks = int(os.environ["PADDLE_TRAINERS_NUM"])
@@ -36,4 +38,6 @@ def see_only_ours() -> None:
 
 
 if __name__ == "__main__":
+    # Python puts the folder of a script first on the path; our modules must not hide others there.
+    sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
     check()

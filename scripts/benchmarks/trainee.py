@@ -91,7 +91,7 @@ def hooked() -> Iterator[tuple[type, str, Any]]:
     for kind in kinds:
         for name, method in list(vars(kind).items()):
             plain = method
-            while os.sep + "effects" + os.sep in _file(plain):
+            while os.sep + "inject" + os.sep in _file(plain):
                 plain = plain.__wrapped__
             if plain is not method:
                 yield kind, name, plain

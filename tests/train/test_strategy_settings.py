@@ -261,7 +261,7 @@ class Rows(paddle.io.Dataset):
         return np.ones(6, "float32") * (index + rank)
 
 paddle.distributed.init_parallel_env()
-from _fleetrun_effects.dygraph import communicators
+from _fleetrun_inject.dygraph import communicators
 communicators._MEETING_S = 3
 model = paddle.DataParallel(paddle.nn.Linear(6, 1))
 optimizer = paddle.optimizer.SGD(0.001, parameters=model.parameters())

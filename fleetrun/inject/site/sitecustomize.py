@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # How the launcher knows this descriptor among the others; see fleetrun/postmortem/stacks.py.
 _STACKS = "fleetrun-stacks"
-# What makes the strategy take effect; nobody else has a module of this name.
-_EFFECTS = "_fleetrun_effects"
+# The package beside this folder, under a name that nobody else has.
+_INJECT = "_fleetrun_inject"
 # Some exceptions quote a whole tensor.
 _MOST = 256 * 1024
 
@@ -32,7 +32,7 @@ def _find_the_next():
     sys.path_importer_cache.pop(here, None)
     ours = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401, PLC0415
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -44,7 +44,7 @@ def _find_the_next():
 def _watch_for_the_end(path):
     # type: (str) -> None
     """Write the exception that ends this process to PATH; what is printed stays as it was."""
-    import atexit  # noqa: PLC0415 - built in
+    import atexit
 
     pid = os.getpid()
     previous = sys.excepthook
@@ -91,7 +91,7 @@ def _is_called_by_the_script():
 def _watch_for_exits(path, pid):
     # type: (str, int) -> None
     """Leave word of a failing exit beside PATH while it is under way: the end may take long."""
-    from _thread import get_ident  # noqa: PLC0415 - built in
+    from _thread import get_ident
 
     main = get_ident()
     note_at = os.path.join(os.path.dirname(path), "." + os.path.basename(path))
@@ -122,7 +122,7 @@ def _watch_for_exits(path, pid):
 def _note_exits(note):
     # type: (Callable[[SystemExit], None]) -> None
     """Show what sys.exit, exit and quit raise to NOTE."""
-    import builtins  # noqa: PLC0415 - built in
+    import builtins
 
     leave = sys.exit
 
@@ -174,9 +174,9 @@ def _is_main(path):
 def _write(path, error, code=None):
     # type: (str, BaseException, int | None) -> None
     """Write ERROR to PATH, whole or not at all."""
-    import json  # noqa: PLC0415 - only at the end
-    import time  # noqa: PLC0415
-    import traceback  # noqa: PLC0415
+    import json
+    import time
+    import traceback
 
     kind = type(error)
     try:
@@ -217,7 +217,7 @@ def _write(path, error, code=None):
 def _hider():
     # type: () -> Callable[[str], str]
     """Return what takes secrets out of a text; where that cannot be loaded, all of it."""
-    from importlib import util  # noqa: PLC0415 - only at the end
+    from importlib import util
 
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
@@ -258,7 +258,7 @@ def _number(name):
 def _show_stacks_on(signum):
     # type: (int) -> None
     """Let SIGNUM write the stacks of all threads to memory, where the launcher fetches them."""
-    import faulthandler  # noqa: PLC0415 - built in
+    import faulthandler
 
     try:
         fd = os.memfd_create(_STACKS)
@@ -283,7 +283,7 @@ class _UntilPaddleIsWanted:
             _apply_the_strategy()
             # Python walks through the old list, without those who have just come.
             for finder in sys.meta_path:
-                if type(finder).__module__ == _EFFECTS + ".imports":
+                if type(finder).__module__ == _INJECT + ".imports":
                     return finder.find_spec(name, path, target)
         except Exception as error:  # noqa: BLE001 - the launcher misses the evidence and says so
             sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))
@@ -292,17 +292,17 @@ class _UntilPaddleIsWanted:
 
 def _apply_the_strategy():
     # type: () -> None
-    """Load `effects`, which lies beside this folder, under a name of its own."""
-    from importlib import util  # noqa: PLC0415 - only with Paddle, which has it
+    """Load the package `inject`, which this folder lies in, under a name of its own."""
+    from importlib import util
 
-    home = os.path.join(os.path.dirname(os.path.dirname(__file__)), "effects")
+    home = os.path.dirname(os.path.dirname(__file__))
     spec = util.spec_from_file_location(
-        _EFFECTS, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+        _INJECT, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
     )
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
-    sys.modules[_EFFECTS] = module
+    sys.modules[_INJECT] = module
     spec.loader.exec_module(module)
     module.arm(
         os.environ["FLEETRUN_STRATEGY_FILE"], os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")
@@ -335,9 +335,9 @@ class _UntilPaddle:
 def _show_the_stack_of_crashes_again():
     # type: () -> None
     """Put faulthandler before whoever took its place, and him behind it: both get to speak."""
-    import ctypes  # noqa: PLC0415 - Paddle has loaded all of these
-    import faulthandler  # noqa: PLC0415
-    import signal  # noqa: PLC0415
+    import ctypes
+    import faulthandler
+    import signal
 
     # Larger than any `struct sigaction`; nobody looks into it.
     theirs = {

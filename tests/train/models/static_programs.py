@@ -20,9 +20,9 @@ os.environ.update(
 )
 import paddle
 
-from fleetrun.inject import effects
-from fleetrun.inject.effects import evidence, imports, updates, wish
-from fleetrun.inject.effects.static import counting, gloo, lanes
+from fleetrun import inject
+from fleetrun.inject import evidence, imports, updates, wish
+from fleetrun.inject.static import counting, gloo, lanes
 
 static: Any = paddle.static
 
@@ -32,7 +32,7 @@ class Alone:
 
 
 def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evidence]:
-    """Do as `effects.arm`, and let nobody connect."""
+    """Do as `inject.arm`, and let nobody connect."""
     asked = wish.Wish(
         scenario.get("strategy", {}),
         scenario.get("build_strategy", {}),
@@ -50,7 +50,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evi
     imports.on_failure(fail)
     gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
     lanes._connect = lambda *_: Alone()  # noqa: SLF001
-    for part in effects._PARTS:  # noqa: SLF001
+    for part in inject._PARTS:  # noqa: SLF001
         part.install(asked, proof)
     return asked, proof
 

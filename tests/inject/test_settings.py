@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleetrun.inject.effects import settings
-from fleetrun.inject.effects.evidence import Evidence
-from fleetrun.inject.effects.wish import Wish
+from fleetrun.inject import settings
+from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.wish import Wish
 
 CONFIGS = "gradient_merge_configs"
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.inject.effects.buckets import pack
+from fleetrun.inject.buckets import pack
 
 SIZES = st.lists(st.tuples(st.integers(1, 100), st.sampled_from("ab")), max_size=60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from fleetrun.inject.effects.dygraph.communicators import Courier, Errand
+from fleetrun.inject.dygraph.communicators import Courier, Errand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

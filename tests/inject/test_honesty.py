@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.inject.effects.evidence import EFFECTIVE, REFUSED, Evidence
-from fleetrun.inject.effects.wish import Wish
+from fleetrun.inject.evidence import EFFECTIVE, REFUSED, Evidence
+from fleetrun.inject.wish import Wish
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleetrun.inject.effects import settings
-from fleetrun.inject.effects.dygraph.report import Made, Report
-from fleetrun.inject.effects.evidence import Evidence
-from fleetrun.inject.effects.wish import Wish
+from fleetrun.inject import settings
+from fleetrun.inject.dygraph.report import Made, Report
+from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.wish import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from fleetrun.inject.effects.evidence import Evidence
-from fleetrun.inject.effects.wish import Wish
+from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.wish import Wish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,8 +69,8 @@ def test_a_forked_child_that_trains_writes_and_one_that_does_not_is_silent(
     path = tmp_path / "strategy.0.json"
     code = f"""
 import json, os, sys
-from fleetrun.inject.effects.evidence import Evidence
-from fleetrun.inject.effects.wish import Wish
+from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.wish import Wish
 proof = Evidence({str(path)!r}, Wish({{}}, {{}}, {{}}))
 for trains in (False, True):
     child = os.fork()

@@ -169,7 +169,7 @@ def _without_secrets(record: dict[str, Any]) -> object:
     """Return RECORD without the secrets of this process, which scripts give to Paddle, too."""
     module = sys.modules.get(_SECRETS)
     if module is None:
-        home = os.path.join(os.path.dirname(__file__), "..", "..")  # noqa: PTH118, PTH120
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
         path = os.path.join(home, "plan", "secrets.py")  # noqa: PTH118
         spec = util.spec_from_file_location(_SECRETS, path)
         if spec is None or spec.loader is None:

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys, types
 sys.modules["paddle"] = types.SimpleNamespace(__version__="3.3.1")
-from fleetrun.inject.effects.static import refusals
+from fleetrun.inject.static import refusals
 refusals.tell_of_older_programs()
 raise TypeError({error!r})
 """
