@@ -72,7 +72,7 @@ OUTSIDE = {
     "click": ("fleetrun.commands",),
     "psutil": ("fleetrun.probe", "fleetrun.sinks.metrics"),
     "pynvml": ("fleetrun.nvml", "fleetrun.sinks.metrics"),
-    "yaml": ("fleetrun.request", "fleetrun.strategy.load"),
+    "yaml": ("fleetrun.request", "fleetrun.strategy.load", "fleetrun.commands"),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
     "paddle": (ISLAND, "fleetrun.commands"),
     "numpy": (ISLAND,),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fleetrun import colors
-from fleetrun.commands import parser, values
+from fleetrun.commands import parser, tables, values
 from fleetrun.commands.pager import page as through_pager
 from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
@@ -51,7 +51,8 @@ def command() -> None:
 )
 def _list(*, is_fields: bool) -> int:
     # The presets fit on any screen.
-    return through_pager(listed_fields() if is_fields else listed(), colors.NEVER, os.environ)
+    text = listed_fields if is_fields else listed
+    return through_pager(text(tables.width()), colors.NEVER, os.environ)
 
 
 @command.command("show", help="Show a preset as it is written, or all about one field.")
@@ -97,6 +98,7 @@ def _explain(name: str, *, paddle: str | None, graph: str | None, device: str | 
         paddles=[paddle] if paddle else verdicts.PADDLES,
         graphs=[graph] if graph else verdicts.GRAPHS,
         devices=[device] if device else verdicts.DEVICES,
+        width=tables.width(),
     )
     return _say(text)
 
@@ -124,12 +126,12 @@ def _say(text: str) -> int:
 # -- list and show ---------------------------------------------------------------------------------
 
 
-def listed() -> str:
+def listed(width: int = 0) -> str:
     """Return all presets, each with what it is for."""
-    width = max(map(len, load.PRESETS)) + 2
-    lines = ["Presets"]
-    lines += [f"  {name:<{width}}{_title(name)}" for name in load.PRESETS]
-    lines += [
+    rows = [(name, _title(name)) for name in load.PRESETS]
+    lines = [
+        "Presets",
+        tables.layout(rows, indent=2, width=width),
         "",
         "fleetrun --strategy NAME train.py     turns one on; several add up, later ones win",
         "fleetrun strategy show NAME           what is in it",
@@ -138,14 +140,17 @@ def listed() -> str:
     return "\n".join(lines) + "\n"
 
 
-def listed_fields() -> str:
+def listed_fields(width: int = 0) -> str:
     """Return all fields with type, unit, range and default, section by section."""
     lines: list[str] = []
     for section in fields.FIELD_SECTIONS:
-        lines += [f"Fields of {section}"]
+        rows: list[tuple[str, str, str]] = []
         for field in fields.TABLE:
             if field.section == section:
-                lines += page.listed(field, "  ")
+                rows.append((field.name, page.kind(field), schema.describe(field)))
+                rows += [(f"  {k.name}", page.kind(k), schema.describe(k)) for k in field.keys]
+        heads = ("field", "value", "meaning")
+        lines += [f"Fields of {section}", tables.layout(rows, heads=heads, indent=2, width=width)]
         lines.append("")
     lines += [
         "Sections flags (FLAGS_*), nccl (NCCL_*) and env set environment variables of all ranks.",
@@ -244,23 +249,28 @@ def _combined(name: str) -> tuple[Layer, tuple[str, ...]]:
 
 
 def explained(
-    name: str, *, paddles: Sequence[str], graphs: Sequence[str], devices: Sequence[str]
+    name: str,
+    *,
+    paddles: Sequence[str],
+    graphs: Sequence[str],
+    devices: Sequence[str],
+    width: int = 0,
 ) -> str:
-    """Return what each knob of NAME comes to, alike places in one line."""
+    """Return what each knob of NAME comes to, alike places in one row."""
     layer, notes = _combined(name)
     places = [
         (paddle, graph, device) for graph in graphs for paddle in paddles for device in devices
     ]
     if not layer.knobs:
         return f"{name} asks for nothing.\n"
-    lines: list[str] = []
-    told: set[tuple[str, str]] = set()
+    # Of a field with parts there is one verdict.
+    knobs: dict[tuple[str, str], Knob] = {}
     for knob in layer.knobs:
-        at = (knob.section, knob.name.partition(".")[0])
-        if at in told:
-            continue
-        told.add(at)
-        lines += [*_explained(knob, at, places), ""]
+        knobs.setdefault((knob.section, knob.name.partition(".")[0]), knob)
+    rows: list[tuple[str, ...]] = []
+    for (section, field), knob in knobs.items():
+        rows += _explained(knob, section, field, places)
+    lines = [tables.layout(rows, heads=("field", "status", "where", "why"), width=width), ""]
     if any(place[:2] == ("3.3.1", "static") for place in places):
         lines.append(f"note: {verdicts.LEGACY_IR}")
     if any(place[2] == "gpu" for place in places):
@@ -269,14 +279,23 @@ def explained(
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _explained(knob: Knob, at: tuple[str, str], places: list[tuple[str, str, str]]) -> list[str]:
-    section, name = at
+def _explained(
+    knob: Knob, section: str, name: str, places: list[tuple[str, str, str]]
+) -> list[tuple[str, ...]]:
+    """Return the rows of the field NAME, of which KNOB may be a part; its name is in the first."""
     if section in fields.VARIABLE_SECTIONS:
         value = secrets.redact(name, str(knob.value))
-        return [f"{name}: {value}", "  a variable of every rank; what is exported already wins"]
-    field = fields.find(section, name)
-    value = str(knob.value).lower() if isinstance(knob.value, bool) else str(knob.value)
+        return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
     is_part = "." in knob.name
-    lines = [name if is_part else f"{name}: {value}"]
-    is_off = knob.value is False and not is_part
-    return lines + page.comes_to(section, name, field.only, places, is_off=is_off)
+    named = name if is_part else f"{name}: {page.written(knob.value)}"
+    outcomes = page.outcomes(
+        section,
+        name,
+        fields.find(section, name).only,
+        places,
+        is_off=knob.value is False and not is_part,
+    )
+    return [
+        ("" if place else named, verdict.status, where, verdict.reason)
+        for place, (verdict, where) in enumerate(outcomes.items())
+    ]

@@ -108,6 +108,18 @@ def comes_to(
     section: str, name: str, only: str, places: Sequence[Place], *, is_off: bool = False
 ) -> list[str]:
     """Return what becomes of a field in PLACES (Paddle, graph, device), alike ones together."""
+    found = outcomes(section, name, only, places, is_off=is_off)
+    return [
+        line
+        for one, where in found.items()
+        for line in (f"  {one.status}: {one.reason}", f"    {where}")
+    ]
+
+
+def outcomes(
+    section: str, name: str, only: str, places: Sequence[Place], *, is_off: bool = False
+) -> dict[verdicts.Verdict, str]:
+    """Map each verdict on a field to the PLACES (Paddle, graph, device) that it is about."""
     found: dict[verdicts.Verdict, list[str]] = {}
     for paddle, graph, device in places:
         one = verdicts.verdict(
@@ -120,12 +132,9 @@ def comes_to(
             device=device,
         )
         found.setdefault(one, []).append(f"{graph} {paddle} {device}")
-    lines = []
-    for one, where in found.items():
-        everywhere = len(found) == 1 and len(places) > 1
-        lines.append(f"  {one.status}: {one.reason}")
-        lines.append("    " + ("everywhere" if everywhere else ", ".join(where)))
-    return lines
+    if len(found) == 1 and len(places) > 1:
+        return dict.fromkeys(found, "everywhere")
+    return {one: ", ".join(where) for one, where in found.items()}
 
 
 def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def cells(line: str) -> list[str]:
+    """Return what stands in the columns of LINE."""
+    return re.split(r" {2,}", line.strip())
+
+
 def say(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
     code = cli.main(["strategy", *words], environ={})
     said = capsys.readouterr()
@@ -50,9 +56,12 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
     said = say(capsys, "list", "--fields")
     assert said.code == 0
     for field in fields.TABLE:
-        assert f"\n  {field.name}: " in said.out
-    assert "from 1 to 65536, or auto [default: 32]" in said.out
-    assert "\n      k_steps: a whole number of steps, 1 or more [default: 1]" in said.out
+        assert f"\n  {field.name} " in said.out
+    rows = [cells(line) for line in said.out.splitlines()]
+    assert ["field", "value", "meaning"] in rows
+    wanted = "a whole number of MB from 1 to 65536, or auto [default: 32]"
+    assert ["fuse_grad_size_in_MB", wanted] in [row[:2] for row in rows]
+    assert ["k_steps", "a whole number of steps, 1 or more [default: 1]"] in [r[:2] for r in rows]
 
 
 @pytest.mark.parametrize("name", load.PRESETS)
@@ -176,11 +185,15 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_tells_what_each_field_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
     said = say(capsys, "explain", "comm_fusion", "--paddle=3.3.1", "--graph=dygraph")
     assert said.code == 0
-    assert said.out.startswith(
-        "fuse_all_reduce_ops: true\n"
-        "  effective: fleetrun sends the gradients itself, in buckets of this size\n"
-        "    everywhere\n"
-    )
+    heads, first, *_ = map(cells, said.out.splitlines())
+    assert heads == ["field", "status", "where", "why"]
+    why = "fleetrun sends the gradients itself, in buckets of this size"
+    assert first == [
+        "fuse_all_reduce_ops: true",
+        "effective",
+        "everywhere",
+        why,
+    ]
     assert "static" not in said.out
 
 
@@ -192,10 +205,11 @@ def test_explain_sorts_the_places_by_what_happens_there(
         "build_strategy: {fuse_bn_act_ops: 1}\nenv: {MY_TOKEN: abc}\n"
     )
     out = say(capsys, "explain", "a.yaml", "--device=cpu").out
-    assert "\n  no effect: not available in dygraph" in out
-    assert "    dygraph 2.6.2 cpu, dygraph 3.3.1 cpu\n" in out
-    assert out.count("amp_configs\n") == 1
-    assert "MY_TOKEN: ***" in out
+    rows = [cells(line) for line in out.splitlines()]
+    where = "dygraph 2.6.2 cpu, dygraph 3.3.1 cpu"
+    assert ["fuse_bn_act_ops: true", "no effect", where] in [row[:3] for row in rows]
+    assert [row[0] for row in rows].count("amp_configs") == 1
+    assert "MY_TOKEN: ***" in [row[0] for row in rows]
     assert "note: Paddle 3.3.1 runs static strategies with its older" in out
     assert "note: a.yaml:1: amp_configs is set without amp" in out
 
@@ -207,10 +221,12 @@ def test_explain_knows_that_false_is_off(
         "strategy: {gradient_merge: false, fuse_all_reduce_ops: false,"
         " gradient_merge_configs: {avg: false}}\n"
     )
-    blocks = say(capsys, "explain", "a.yaml", "--device=cpu").out.split("\n\n")
-    assert blocks[0] == ("gradient_merge: false\n  effective: off, as without it\n    everywhere")
-    assert "one allreduce for each" in blocks[1]
-    assert "off" not in blocks[2]
+    out = say(capsys, "explain", "a.yaml", "--device=cpu").out
+    rows = [cells(line) for line in out.partition("\n\n")[0].splitlines()]
+    off, *more = rows[1:]
+    assert off == ["gradient_merge: false", "effective", "everywhere", "off, as without it"]
+    assert "one allreduce for each" in out
+    assert "off, as without it" not in [cell for row in more for cell in row]
 
 
 def test_explain_says_that_nothing_is_asked_for(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fleetrun import probe
-from fleetrun.commands import parser
+from fleetrun.commands import parser, tables
 from fleetrun.commands.tune import halving, report, spec, trials
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put
@@ -26,7 +26,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.O
 
     tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     results = halving.run(wanted, trials.Runner(wanted).run, tell=tell)
-    tell(report.table(results))
+    tell(report.table(results, tables.width()))
     best = report.write(wanted, results)
     if best is None:
         tell("No candidate works, so there is nothing to choose.")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
-import re
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from fleetrun.commands import tables
 from fleetrun.plan import arguments, secrets
-from fleetrun.strategy import fields
+from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,24 +22,50 @@ if TYPE_CHECKING:
     from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
-_BAR, _LEFT, _WIDTH = 26, 330, 900
+_PAGE = Template("""\
+<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><title>fleetrun tune</title>
+<style>
+body { font: 14px sans-serif; margin: 2em }
+th { text-align: right; font-weight: normal }
+.runs { position: relative; width: 40em }
+.bar { background: #9bd; height: 1.2em }
+.best .bar { background: #2a7 }
+.dot { position: absolute; top: 50%; width: 6px; height: 6px; margin: -3px; border-radius: 3px;
+  background: #000 }
+</style>
+<h1>Steps a second</h1>
+<p>A bar is the median of a candidate's runs in its last round, a dot one run.</p>
+<table>
+$rows
+</table>
+<pre>$table</pre></html>
+""")
+_ROW = Template(
+    '<tr class="$kind" title="$hint"><th>$name</th><td class="runs">'
+    '<div class="bar" style="width: $width%"></div>$dots</td><td>$speed</td></tr>'
+)
+_DOT = Template('<div class="dot" style="left: $left%"></div>')
 
 
-def table(results: Sequence[Result]) -> str:
-    """Return the ranking; a step is a micro-step, so that merged gradients compare with others."""
-    lines = [f"{'':3}{'steps/s':>10}{'spread':>8}{'peak':>10}{'updates':>9}  candidate"]
+def table(results: Sequence[Result], width: int = 0) -> str:
+    """Return the ranking, within WIDTH columns if not 0.
+
+    A step is a micro-step, so that merged gradients compare with others.
+    """
+    rows: list[tuple[str, ...]] = []
     for place, one in enumerate(results, 1):
         if one.fault:
-            lines.append(f"{'-':>3}{'failed':>10}{'':27}  {one.candidate}: {one.fault}")
+            rows.append(("-", "failed", "", "", "", f"{one.candidate}: {one.fault}"))
             continue
         # One run has no spread.
         spread = f"{one.spread:.1%}" if len(one.trials) > 1 else "-"
         peak = f"{one.peak_bytes / 2**20:.0f} MiB" if one.peak_bytes else ""
-        lines.append(
-            f"{place:>3}{one.speed:>10.2f}{spread:>8}{peak:>10}{one.steps:>9}  {one.candidate}"
-        )
-        lines += [f"{'':42}{remark}" for remark in one.remarks]
-    return "\n".join(lines)
+        row = (str(place), f"{one.speed:.2f}", spread, peak, str(one.steps), str(one.candidate))
+        rows.append(row)
+        rows += [("", "", "", "", "", f"  {remark}") for remark in one.remarks]
+    heads = ("", "steps/s", "spread", "peak", "updates", "candidate")
+    return tables.layout(rows, heads=heads, numbers=5, width=width)
 
 
 def best_of(results: Sequence[Result]) -> Result | None:
@@ -91,71 +121,48 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
 
     >>> from fleetrun.commands.tune.halving import Result, Trial
     >>> from fleetrun.commands.tune.spec import Candidate
-    >>> candidate = Candidate((("a_configs.k", "4"), ("flags.FLAGS_x", "1"), ("b", "auto")))
-    >>> base = {"strategy": {"a": True, "b": "auto"}, "environment": {"NCCL_DEBUG": "INFO"}}
-    >>> print(yaml_of(Result(candidate, 1, 30, (Trial(2.0),)), base), end="")
+    >>> values = (("amp_configs.incr_ratio", "4"), ("FLAGS_x", "1"), ("nccl_comm_num", "auto"))
+    >>> base = {"strategy": {"amp": True, "nccl_comm_num": "auto"}, "environment": {"NCCL_A": "x"}}
+    >>> print(yaml_of(Result(Candidate(values), 1, 30, (Trial(2.0),)), base), end="")
     # fleetrun tune: 2.00 steps/s, spread 0.0%, 1 run of 30 updates.
     strategy:
-      a: true
-      b: auto
-      a_configs:
-        k: 4
+      amp: true
+      nccl_comm_num: auto
+      amp_configs:
+        incr_ratio: 4.0
     flags:
-      FLAGS_x: 1
+      FLAGS_x: '1'
     nccl:
-      NCCL_DEBUG: INFO
+      NCCL_A: x
     """
     runs = f"{len(best.trials)} run{'s' if len(best.trials) > 1 else ''}"
     how = f"{best.speed:.2f} steps/s, spread {best.spread:.1%}, {runs} of {best.steps} updates"
-    lines = [f"# fleetrun tune: {how}."]
-    for section, values in _whole(best.candidate, strategy).items():
-        lines.append(f"{section}:")
-        for name, value in values.items():
-            if isinstance(value, dict):
-                lines.append(f"  {name}:")
-                lines += [f"    {part}: {_scalar(one)}" for part, one in value.items()]
-            else:
-                lines.append(f"  {name}: {_scalar(value)}")
-    return "\n".join(lines) + "\n"
+    whole = yaml.safe_dump(_whole(best.candidate, strategy), sort_keys=False, allow_unicode=True)
+    return f"# fleetrun tune: {how}.\n{whole}"
 
 
 def _whole(candidate: Candidate, strategy: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return STRATEGY by sections, with what of CANDIDATE is missing in it."""
     found: dict[str, dict[str, Any]] = {section: {} for section in fields.SECTIONS}
     for section in fields.FIELD_SECTIONS:
-        found[section] = {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in strategy.get(section, {}).items()
-        }
+        found[section] |= copy.deepcopy(strategy.get(section, {}))
     for name, value in strategy.get("environment", {}).items():
         # What stands for a secret is no value.
         if secrets.HIDDEN not in value:
             found[_section_of(name)][name] = value
-    for key, value in candidate.values:
-        knob = key.partition(".")
-        section, name = (knob[0], knob[2]) if knob[0] in fields.SECTIONS else (fields.STRATEGY, key)
-        home = next((one for one in fields.FIELD_SECTIONS if name in found[one]), section)
-        configs, dot, part = name.partition(".")
-        if dot:
-            found[home].setdefault(configs, {}).setdefault(part, value)
-        else:
-            found[home].setdefault(name, value)
+    for key, text in candidate.values:
+        knob = load.parse_set(f"{key}={text}")
+        configs, dot, part = knob.name.partition(".")
+        home = found[knob.section].setdefault(configs, {}) if dot else found[knob.section]
+        home.setdefault(
+            part or configs, list(knob.value) if isinstance(knob.value, tuple) else knob.value
+        )
     return {section: values for section, values in found.items() if values}
 
 
 def _section_of(variable: str) -> str:
     prefixes = fields.PREFIXES.items()
     return next(section for section, prefix in prefixes if variable.startswith(prefix))
-
-
-def _scalar(value: object) -> str:
-    """Write VALUE as YAML: what was typed stays as it is.
-
-    >>> _scalar(True), _scalar("auto"), _scalar(["a", "b: c"]), _scalar(0.5), _scalar("on: x")
-    ('true', 'auto', '["a", "b: c"]', '0.5', '"on: x"')
-    """
-    if isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value):
-        return value
-    return json.dumps(value)
 
 
 def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str:
@@ -196,33 +203,20 @@ def _data(spec: TuneSpec, results: Sequence[Result], best: Result | None) -> str
 def page(results: Sequence[Result]) -> str:
     """Return an HTML page with a bar for each candidate and a dot for each of its runs."""
     most = max((trial.speed for one in results for trial in one.trials), default=0.0) or 1.0
-    scale = (_WIDTH - _LEFT - 90) / most
-    bars = []
+    rows = []
     for place, one in enumerate(results):
-        top = place * _BAR + 4
-        name = html.escape(str(one.candidate))
-        hint = html.escape("; ".join((one.fault, *one.remarks)).strip("; "))
-        length = one.speed * scale
-        said = "failed" if one.fault else f"{one.speed:.2f}"
-        bars.append(
-            f'<g><title>{name} {hint}</title><text x="{_LEFT - 8}" y="{top + 14}" '
-            f'text-anchor="end">{name}</text>'
-            f'<rect x="{_LEFT}" y="{top}" width="{length:.1f}" height="{_BAR - 8}" '
-            f'fill="{"#2a7" if place == 0 and not one.fault else "#9bd"}"/>'
-            + "".join(
-                f'<circle cx="{_LEFT + trial.speed * scale:.1f}" cy="{top + 9}" r="3"/>'
-                for trial in one.trials
-                if not trial.fault
-            )
-            + f'<text x="{_LEFT + length + 12:.1f}" y="{top + 14}">{said}</text></g>'
+        dots = [_DOT.substitute(left=_percent(run.speed, most)) for run in one.trials]
+        row = _ROW.substitute(
+            kind="best" if place == 0 and not one.fault else "",
+            name=html.escape(str(one.candidate)),
+            hint=html.escape("; ".join(filter(None, (one.fault, *one.remarks)))),
+            width=_percent(one.speed, most),
+            dots="" if one.fault else "".join(dots),
+            speed="failed" if one.fault else f"{one.speed:.2f}",
         )
-    height = len(results) * _BAR + 8
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>fleetrun tune</title>\n'
-        "<style>body{font:14px sans-serif;margin:2em}text{font:12px sans-serif}</style>\n"
-        "<h1>Steps a second</h1>\n"
-        "<p>A bar is the median of a candidate's runs in its last round, a dot one run.</p>\n"
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}">\n'
-        + "\n".join(bars)
-        + f"\n</svg>\n<pre>{html.escape(table(results))}</pre></html>\n"
-    )
+        rows.append(row)
+    return _PAGE.substitute(rows="\n".join(rows), table=html.escape(table(results)))
+
+
+def _percent(speed: float, most: float) -> str:
+    return f"{100 * speed / most:.1f}"

@@ -1,0 +1,40 @@
+"""Columns: whole in a pipe, within the terminal, and free of rich's markup."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetrun.commands import tables
+
+ROWS = [("amp", "Mixed precision: 16-bit numbers where they are safe"), ("[bold]x", ":smile:")]
+
+
+@pytest.mark.parametrize("variables", [{}, {"COLUMNS": "20", "FORCE_COLOR": "1"}])
+def test_in_a_pipe_nothing_is_cut_wrapped_coloured_or_read_as_markup(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert tables.width() == 0
+    assert tables.layout(ROWS, heads=("field", "meaning")).splitlines() == [
+        "field    meaning",
+        "amp      Mixed precision: 16-bit numbers where they are safe",
+        "[bold]x  :smile:",
+    ]
+
+
+def test_on_a_terminal_words_wrap_within_their_column() -> None:
+    assert tables.layout(ROWS, indent=2, width=40).splitlines() == [
+        "  amp      Mixed precision: 16-bit",
+        "           numbers where they are safe",
+        "  [bold]x  :smile:",
+    ]
+
+
+def test_a_name_that_is_longer_than_the_terminal_is_folded_and_not_cut() -> None:
+    shown = tables.layout([("a" * 30, "b" * 30)], width=20)
+    assert (shown.count("a"), shown.count("b")) == (30, 30)
+
+
+def test_names_that_are_no_text_come_out_as_they_came_in() -> None:
+    assert tables.layout([("caf\udce9", "x")]) == "caf\udce9  x"
