@@ -47,7 +47,7 @@ def pack(
     done: list[list[int]] = []
     still_open: dict[Hashable, list[int]] = {}
     filled: dict[Hashable, int] = {}
-    for index, (size, kind) in enumerate(zip(sizes, kinds)):  # noqa: B905 - Python 3.8
+    for index, (size, kind) in enumerate(zip(sizes, kinds)):
         bucket = still_open.get(kind)
         if bucket is not None and (
             (limit_bytes is not None and filled[kind] + size > limit_bytes)

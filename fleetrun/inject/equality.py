@@ -53,7 +53,7 @@ def install(asked: Wish, proof: Evidence) -> None:
     updates.on_update(check.after_update)
 
 
-def wait_for_all(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
+def wait_for_all(source: Any) -> None:
     """Return when every rank that trains with this one is here, too."""
     import paddle
 
@@ -83,12 +83,12 @@ class _Check:
         begin, forward = kind.__init__, kind.forward
 
         @functools.wraps(begin)
-        def __init__(model: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        def __init__(model: Any, *args: Any, **options: Any) -> None:
             begin(model, *args, **options)
             self._origins[model] = origins.Origins(model)
 
         @functools.wraps(forward)
-        def watched(model: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def watched(model: Any, *args: Any, **options: Any) -> Any:
             known = self._origins.get(model)
             if known is None or not self._is_to_come(known.updates):
                 return forward(model, *args, **options)
@@ -98,7 +98,7 @@ class _Check:
         kind.__init__, kind.forward = __init__, watched
         origins.hear_of_values()
 
-    def before_update(self, optimizer: Any) -> None:  # noqa: ANN401
+    def before_update(self, optimizer: Any) -> None:
         """See which parameters have gradients: optimizers may clear them when they step."""
         if not self._is_to_come(self._counts.get(optimizer, 0)):
             return
@@ -106,7 +106,7 @@ class _Check:
         for known in list(self._origins.values()):
             known.see_gradients(own)
 
-    def after_update(self, source: Any, _number: int) -> None:  # noqa: ANN401
+    def after_update(self, source: Any, _number: int) -> None:
         """Compare, if it is time."""
         # Not sooner: `paddle.distributed.spawn` tells its processes late how many there are.
         if not self._is_time(source) or _world() == 1:
@@ -127,7 +127,7 @@ class _Check:
             known.see_gradients(list(parameters.values()))
             self._compare(parameters, _Group(model), known)
 
-    def _after_run(self, program: Any) -> None:  # noqa: ANN401
+    def _after_run(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
             self._proof.note("the ranks were not compared: they may differ by the strategy")
         elif not _has_allreduces(program):
@@ -138,7 +138,7 @@ class _Check:
     def _in_order(self) -> list[Any]:
         return sorted(self._origins, key=lambda model: str(model.full_name()))
 
-    def _is_time(self, source: Any) -> bool:  # noqa: ANN401
+    def _is_time(self, source: Any) -> bool:
         count = self._updates = self._counts.get(source, 0) + 1
         self._counts[source] = count
         return count in _ALWAYS or (self._every > 0 and count % self._every == 0)
@@ -186,7 +186,7 @@ class _Check:
             self._fail(f"they have different numbers of parameters: {counts}")
         table = ranks.gather(sums)
         # What one rank has seen holds for all.
-        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(origins_of))]  # noqa: B905 - Python 3.8
+        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(origins_of))]
         statistics = []
         is_exact = True
         for index, (name, array) in enumerate(arrays.items()):
@@ -235,7 +235,7 @@ class _Check:
 class _Group:
     """The ranks that share a data-parallel model in a dynamic graph."""
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401
+    def __init__(self, model: Any) -> None:
         import paddle
 
         self._paddle: Any = paddle
@@ -255,7 +255,7 @@ class _Group:
             paddle.distributed.all_gather(rows, own, group=self._group)
             return [row.numpy().tolist() for row in rows]
 
-    def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
+    def distances(self, array: Any) -> list[float]:
         """Return how far each rank is from the first, in units of the last place."""
         paddle = self._paddle
         with paddle.no_grad():
@@ -296,7 +296,7 @@ class _Store:
                 self._store.get(f"{prefix}/{rank}/done")
         return rows
 
-    def distances(self, array: Any) -> list[float]:  # noqa: ANN401 - of numpy
+    def distances(self, array: Any) -> list[float]:
         """Return how far each rank is from the first, in units of the last place."""
         import numpy as np
 
@@ -317,7 +317,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _has_allreduces(program: Any) -> bool:  # noqa: ANN401
+def _has_allreduces(program: Any) -> bool:
     return any(
         op.type in _ALLREDUCES or lanes.lane_of(op) is not None
         for block in program.blocks
@@ -330,12 +330,12 @@ def _world() -> int:
     return int(text) if text.isdigit() else 1
 
 
-def _is_updated_by(model: Any, optimizer: Any) -> bool:  # noqa: ANN401
+def _is_updated_by(model: Any, optimizer: Any) -> bool:
     own = {id(parameter) for parameter in _of_optimizer(optimizer)}
     return any(id(parameter) in own for parameter in model.parameters())
 
 
-def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
+def _of_optimizer(optimizer: Any) -> list[Any]:
     """Return the parameters of OPTIMIZER, which may be in groups, or be those of another."""
     found: list[Any] = []
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -344,7 +344,7 @@ def _of_optimizer(optimizer: Any) -> list[Any]:  # noqa: ANN401
     return found or ([] if inner is None else _of_optimizer(inner))
 
 
-def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
+def _parameters(model: Any) -> dict[str, Any]:
     """Return the parameters of MODEL that all ranks must have alike, and perhaps statistics."""
     return {
         # Without the name that DataParallel gives to what it wraps.
@@ -356,7 +356,7 @@ def _parameters(model: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
+def _variables(program: Any) -> dict[str, Any]:
     import paddle
 
     scope = paddle.static.global_scope()
@@ -373,13 +373,13 @@ def _variables(program: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def _array(value: Any) -> Any:  # noqa: ANN401 - a tensor of either kind
+def _array(value: Any) -> Any:
     import numpy as np
 
     return value.numpy() if hasattr(value, "numpy") else np.array(value)
 
 
-def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
+def _distance(own: Any, first: Any) -> float:
     """Return the largest difference in units of the last place of the largest value."""
     import numpy as np
 
@@ -398,7 +398,7 @@ def _distance(own: Any, first: Any) -> float:  # noqa: ANN401 - arrays
     return distance / (unit * largest) if distance < np.inf and largest else float("inf")
 
 
-def _widened(array: Any) -> Any:  # noqa: ANN401
+def _widened(array: Any) -> Any:
     import numpy as np
 
     if array.dtype != np.uint16:

@@ -58,7 +58,7 @@ class Evidence:
         name: str,
         status: str,
         *,
-        in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
+        in_effect: Any = None,
         reason: str = "",
         evidence: str = "",
     ) -> None:
@@ -76,7 +76,7 @@ class Evidence:
             "evidence": evidence,
         }
 
-    def put(self, name: str, **changes: Any) -> None:  # noqa: ANN401 - as in knob
+    def put(self, name: str, **changes: Any) -> None:
         """Change what was said of the field NAME in the columns CHANGES."""
         self._knobs[name].update(changes)
 
@@ -89,7 +89,7 @@ class Evidence:
         if text not in self._notes:
             self._notes.append(text)
 
-    def disagree(self, name: str, script: Any, used: Any) -> None:  # noqa: ANN401
+    def disagree(self, name: str, script: Any, used: Any) -> None:
         """Say that the script sets NAME to SCRIPT itself, where the strategy says otherwise."""
         asked = self._asked.strategy.get(
             name,
@@ -127,7 +127,7 @@ class Evidence:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
-            os.replace(draft, self._path)  # noqa: PTH105
+            os.replace(draft, self._path)
             self._written = text
         except OSError as error:
             self._path = ""
@@ -169,8 +169,8 @@ def _without_secrets(record: dict[str, Any]) -> object:
     """Return RECORD without the secrets of this process, which scripts give to Paddle, too."""
     module = sys.modules.get(_SECRETS)
     if module is None:
-        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-        path = os.path.join(home, "plan", "secrets.py")  # noqa: PTH118
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        path = os.path.join(home, "plan", "secrets.py")
         spec = util.spec_from_file_location(_SECRETS, path)
         if spec is None or spec.loader is None:
             raise ImportError(path)
@@ -184,10 +184,10 @@ def _without_secrets(record: dict[str, Any]) -> object:
 def _is_taken(path: str, pid: int) -> bool:
     """Whether another process of this rank, which still runs, has proven in PATH that it trains."""
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        with open(path, encoding="utf-8") as file:
             record = json.load(file)
         owner = record["pid"] if record["complete"] else pid
-        with open(f"/proc/{owner}/environ", "rb") as file:  # noqa: PTH123
+        with open(f"/proc/{owner}/environ", "rb") as file:
             environ = file.read()
     except (OSError, ValueError, KeyError):
         return False
@@ -196,11 +196,11 @@ def _is_taken(path: str, pid: int) -> bool:
 
 
 def _exists(path: str) -> bool:
-    return os.path.exists(path)  # noqa: PTH110 - see wish.read
+    return os.path.exists(path)
 
 
-def _device(paddle: Any) -> str:  # noqa: ANN401 - a module that may not be there
+def _device(paddle: Any) -> str:
     try:
         return str(paddle.device.get_device()).partition(":")[0]
-    except Exception:  # noqa: BLE001 - Paddle is half imported, or ended already
+    except Exception:
         return ""

@@ -31,14 +31,14 @@ def _separate(module: ModuleType) -> None:
     import inspect
 
     paddles: Any = module
-    connect = paddles._new_process_group_impl  # noqa: SLF001
+    connect = paddles._new_process_group_impl
     # A group that was destroyed may be made again, and its number with it.
     made: Counter[int] = Counter()
 
     signature = inspect.signature(connect)
 
     @functools.wraps(connect)
-    def _new_process_group_impl(*words: Any, **named: Any) -> Any:  # noqa: ANN401 - Paddle's
+    def _new_process_group_impl(*words: Any, **named: Any) -> Any:
         bound = signature.bind(*words, **named)
         bound.apply_defaults()
         asked = bound.arguments
@@ -51,4 +51,4 @@ def _separate(module: ModuleType) -> None:
             asked["store"] = communicators.own_store(asked["store"], name, is_leader=is_leader)
         return connect(*bound.args, **bound.kwargs)
 
-    paddles._new_process_group_impl = _new_process_group_impl  # noqa: SLF001
+    paddles._new_process_group_impl = _new_process_group_impl

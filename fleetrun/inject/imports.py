@@ -36,7 +36,7 @@ def after_import(name: str, then: Then) -> None:
 def _call(then: Then, module: ModuleType) -> None:
     try:
         then(module)
-    except Exception as error:  # noqa: BLE001 - the script's import goes on, and it is said
+    except Exception as error:
         text = f"this {module.__name__} cannot be changed as the strategy needs it: {error!r}"
         for tell in _told:
             tell(text)
@@ -64,11 +64,11 @@ class _Finder:
 class _Loader:
     """A module's own loader, and afterwards those who wait for the module."""
 
-    def __init__(self, loader: Any, name: str) -> None:  # noqa: ANN401 - any loader
+    def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
         self._name = name
 
-    def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401 - whatever the loader has
+    def __getattr__(self, attribute: str) -> Any:
         return getattr(self._loader, attribute)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

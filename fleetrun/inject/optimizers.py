@@ -1,6 +1,5 @@
 """Fused optimizer kernels in dynamic graphs: Paddle has them, for Momentum and Adam."""
 
-# ruff: noqa: SLF001 - an optimizer has no public word for its kernels
 from __future__ import annotations
 
 import functools
@@ -56,13 +55,13 @@ class _Fusion:
         self._fused = self._parameters = self._single = 0
         self._why_not = ""
 
-    def enter(self, name: str, module: Any) -> None:  # noqa: ANN401
+    def enter(self, name: str, module: Any) -> None:
         """Let the optimizer NAME of MODULE decide before each update whether it fuses."""
         kind: Any = getattr(module, name)
         make = kind._create_optimization_pass
 
         @functools.wraps(make)
-        def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:
             if sys.modules["paddle"].in_dynamic_mode():
                 self._decide(optimizer, name, pairs)
             return make(optimizer, pairs, *args, **options)
@@ -81,7 +80,7 @@ class _Fusion:
         """Count one call of a kernel for one parameter."""
         self._single += 1
 
-    def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:  # noqa: ANN401
+    def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:
         if not settings.effective(_KNOB):
             return
         known = optimizer.__dict__.get(_KNOWN)
@@ -108,7 +107,7 @@ class _Fusion:
         optimizer.__dict__[_KNOWN] = now
         optimizer._use_multi_tensor = True
 
-    def tell(self, source: Any, _number: int) -> None:  # noqa: ANN401
+    def tell(self, source: Any, _number: int) -> None:
         """Say what was called in this update."""
         if self._proof.graph != "dygraph":
             return
@@ -141,26 +140,26 @@ class _Fusion:
 class _Counting:
     """Paddle's operations, of which two are counted."""
 
-    def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:  # noqa: ANN401
+    def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:
         self._operations = operations
         many, one = getattr(operations, fused), getattr(operations, single)
 
-        def call_many(parameters: Any, *args: Any) -> Any:  # noqa: ANN401
+        def call_many(parameters: Any, *args: Any) -> Any:
             fusion.saw_fused(len(parameters))
             return many(parameters, *args)
 
-        def call_one(*args: Any) -> Any:  # noqa: ANN401
+        def call_one(*args: Any) -> Any:
             fusion.saw_single()
             return one(*args)
 
         setattr(self, fused, call_many)
         setattr(self, single, call_one)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever Paddle has
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._operations, name)
 
 
-def _obstacle(optimizer: Any, entries: list[Any]) -> str:  # noqa: ANN401
+def _obstacle(optimizer: Any, entries: list[Any]) -> str:
     """Return why Paddle's fused kernel cannot update ENTRIES, or nothing."""
     for parameter, gradient in entries:
         if gradient is None:
@@ -177,7 +176,7 @@ def _obstacle(optimizer: Any, entries: list[Any]) -> str:  # noqa: ANN401
     return ""
 
 
-def _make_tables(optimizer: Any, name: str) -> None:  # noqa: ANN401
+def _make_tables(optimizer: Any, name: str) -> None:
     """Give OPTIMIZER the empty tables that it would have had with `use_multi_tensor`.
 
     Paddle fills them from the accumulators, so what was trained so far stays.

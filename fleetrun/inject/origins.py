@@ -34,7 +34,7 @@ def hear_of_values() -> None:
 
 def _heard(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
-    def writing(tensor: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - Paddle's
+    def writing(tensor: Any, *args: Any, **options: Any) -> Any:
         for written in _forwards:
             written.add(id(tensor))
         return write(tensor, *args, **options)
@@ -45,7 +45,7 @@ def _heard(write: Callable[..., Any]) -> Callable[..., Any]:
 class Origins:
     """What was seen to update the parameters of one model, which keep their ids while it lives."""
 
-    def __init__(self, model: Any) -> None:  # noqa: ANN401 - DataParallel
+    def __init__(self, model: Any) -> None:
         # Not the model itself: this goes when it goes.
         self._parameters = list(model.parameters())
         self._learned: set[int] = set()
@@ -75,16 +75,16 @@ class Origins:
         finally:
             _forwards.remove(given)
         self._forwards += 1
-        for each, state in zip(self._parameters, before):  # noqa: B905 - Python 3.8
+        for each, state in zip(self._parameters, before):
             if state != _state(each):
                 given.add(id(each))
         self._written.update(given)
 
-    def is_learned(self, parameter: Any) -> bool:  # noqa: ANN401
+    def is_learned(self, parameter: Any) -> bool:
         """Whether PARAMETER ever had a gradient when its optimizer stepped."""
         return id(parameter) in self._learned
 
-    def is_written(self, parameter: Any) -> bool:  # noqa: ANN401
+    def is_written(self, parameter: Any) -> bool:
         """Whether forwards write into PARAMETER, again and again.
 
         Once is how some layers begin: what they train then should be the same on all ranks.
@@ -92,6 +92,6 @@ class Origins:
         return self._forwards > 0 and self._written[id(parameter)] >= min(self._forwards, _OFTEN)
 
 
-def _state(parameter: Any) -> tuple[int, int]:  # noqa: ANN401
+def _state(parameter: Any) -> tuple[int, int]:
     """Tell where PARAMETER is, and how often it was changed in place."""
     return parameter.data_ptr(), parameter.inplace_version

@@ -39,7 +39,7 @@ class _Precision:
         # The GradScaler that has scaled a loss.
         self._scaler: Any = None
 
-    def count(self, paddle: Any) -> None:  # noqa: ANN401 - a module
+    def count(self, paddle: Any) -> None:
         """Let Paddle count, unless the user has it count already."""
         if not paddle.get_flags(_FLAG)[_FLAG]:
             paddle.set_flags({_FLAG: 1})
@@ -51,7 +51,7 @@ class _Precision:
         scale = kind.scale
 
         @functools.wraps(scale)
-        def scaling(scaler: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def scaling(scaler: Any, *args: Any, **options: Any) -> Any:
             scaled = scale(scaler, *args, **options)
             # Paddle may switch it off in the call.
             self._scaler = scaler if scaler.is_enable() else None
@@ -59,7 +59,7 @@ class _Precision:
 
         kind.scale = scaling
 
-    def tell(self, _source: Any, number: int) -> None:  # noqa: ANN401
+    def tell(self, _source: Any, number: int) -> None:
         """Say after the first update what was counted."""
         if number != 1:
             return
@@ -89,7 +89,7 @@ class _Precision:
         self._proof.knob(_KNOB, NO_EFFECT, reason=reason, evidence=text)
 
 
-def _counted(table: Any) -> tuple[int, int]:  # noqa: ANN401 - operator: `float16,bfloat16,float32,other`
+def _counted(table: Any) -> tuple[int, int]:
     """Return how many operators ran in half precision, and how many there were."""
     low = total = 0
     for name, text in table.items():

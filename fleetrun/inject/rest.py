@@ -125,7 +125,7 @@ class _Rest:
         signature = inspect.signature(begin)
 
         @functools.wraps(begin)
-        def __init__(model: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        def __init__(model: Any, *args: Any, **options: Any) -> None:
             bound = signature.bind(model, *args, **options)
             for name, argument in _ARGUMENTS.items():
                 self._pass_on(name, argument, bound.arguments)
@@ -145,7 +145,7 @@ class _Rest:
             holds = settings.effective(name)
         arguments[argument] = holds
 
-    def _look(self, model: Any) -> None:  # noqa: ANN401
+    def _look(self, model: Any) -> None:
         """See what Paddle's reducer of MODEL was made with, if it has made one."""
         groups = getattr(model, "group_indices", None)
         if getattr(model, "_reducer", None) is None or not groups:
@@ -156,7 +156,7 @@ class _Rest:
         self._first_bucket = sum(sizes)
         self._arguments["last_comm_group_size_MB"] = sum(sizes) / 2**20
 
-    def after_update(self, _source: Any, number: int) -> None:  # noqa: ANN401
+    def after_update(self, _source: Any, number: int) -> None:
         """Sweep after the first update."""
         if number != 1:
             return
@@ -168,7 +168,7 @@ class _Rest:
         for name in asked.strategy:
             self._share(name)
 
-    def _say(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def _say(self, name: str, value: Any) -> None:
         proof = self._proof
         if settings.is_scripts(name):
             self._counted[name] = said = proof.status(name)
@@ -196,7 +196,7 @@ class _Rest:
         else:
             self._proof.knob(name, EFFECTIVE, in_effect=False, evidence="off, as without it")
 
-    def _say_argument(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def _say_argument(self, name: str, value: Any) -> None:
         if name == "last_comm_group_size_MB":
             text = f"the bucket that goes out last has {self._first_bucket} bytes"
         else:

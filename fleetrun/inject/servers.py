@@ -63,7 +63,7 @@ class _Watcher:
         start = kind.start
 
         @functools.wraps(start)
-        def start_and_tell(communicator: Any) -> None:  # noqa: ANN401 - Paddle's
+        def start_and_tell(communicator: Any) -> None:
             start(communicator)
             self._mode, self._settings = communicator.mode, dict(communicator.envs)
 
@@ -75,7 +75,7 @@ class _Watcher:
         run, train = kind.run, kind.train_from_dataset
 
         @functools.wraps(run)
-        def run_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        def run_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:
             looked_at = _resolved(program)
             sends = self._look(looked_at)
             result = run(executor, program, *words, **named)
@@ -85,7 +85,7 @@ class _Watcher:
             return result
 
         @functools.wraps(train)
-        def train_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+        def train_and_tell(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:
             sends = self._look(_resolved(program))
             result = train(executor, program, *words, **named)
             if sends:
@@ -95,7 +95,7 @@ class _Watcher:
 
         kind.run, kind.train_from_dataset = run_and_tell, train_and_tell
 
-    def _look(self, program: Any) -> bool:  # noqa: ANN401
+    def _look(self, program: Any) -> bool:
         """Say what PROGRAM does about the servers; return whether it trains with them."""
         if not hasattr(program, "blocks"):
             return False
@@ -146,7 +146,7 @@ class _Watcher:
             self._proof.knob("a_sync_configs", NO_EFFECT, in_effect=holds, reason=reason)
 
 
-def _resolved(program: Any) -> Any:  # noqa: ANN401
+def _resolved(program: Any) -> Any:
     """Return the program that an executor runs when it is given PROGRAM, which may be None."""
     if program is not None:
         return program

@@ -43,7 +43,7 @@ class _Settlement:
     def override(self) -> bool:
         return self.asked.mode == "override"
 
-    def wished(self, name: str) -> Any:  # noqa: ANN401 - as the YAML had it
+    def wished(self, name: str) -> Any:
         for section in (
             self.asked.strategy,
             self.asked.build_strategy,
@@ -53,7 +53,7 @@ class _Settlement:
                 return section[name]
         return None
 
-    def holds(self, name: str, *, default: Any) -> Any:  # noqa: ANN401
+    def holds(self, name: str, *, default: Any) -> Any:
         wished, said = self.wished(name), self.script.get(name)
         if said is None:
             return default if wished is None else wished
@@ -67,7 +67,7 @@ class _Settlement:
             return {**first, **last}
         return last
 
-    def hear(self, name: str, value: Any) -> None:  # noqa: ANN401
+    def hear(self, name: str, value: Any) -> None:
         """Take VALUE as the script's own word on NAME, and list it if it disagrees."""
         self.script[name] = value
         wished = self.wished(name)
@@ -84,7 +84,7 @@ def begin(asked: Wish, proof: Evidence) -> None:
     _settlement = _Settlement(asked, proof)
 
 
-def effective(name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML had it
+def effective(name: str, default: Any = None) -> Any:
     """Return the value of the field NAME that holds now, DEFAULT where nobody said one."""
     return _settlement.holds(name, default=default)
 
@@ -119,13 +119,13 @@ def is_scripts(name: str) -> bool:
     return wished is not None and not _agree(wished, _settlement.script[name])
 
 
-def script_says(name: str, value: Any) -> Any:  # noqa: ANN401
+def script_says(name: str, value: Any) -> Any:
     """Take VALUE as the script's own word on NAME; return what holds."""
     _settlement.hear(name, value)
     return effective(name)
 
 
-def _agree(wished: Any, said: Any) -> bool:  # noqa: ANN401
+def _agree(wished: Any, said: Any) -> bool:
     if isinstance(wished, dict) and isinstance(said, dict):
         return all(_agree(wished[key], said[key]) for key in wished if key in said)
     if isinstance(wished, (int, float)) and isinstance(said, (int, float)):

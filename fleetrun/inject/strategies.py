@@ -66,13 +66,13 @@ class _Injection:
         begin, assign, load = kind.__init__, kind.__setattr__, kind.load_from_prototxt
 
         @functools.wraps(begin)
-        def __init__(strategy: Any, *args: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        def __init__(strategy: Any, *args: Any, **options: Any) -> None:
             begin(strategy, *args, **options)
             self.place(strategy)
             strategy.__dict__[_SAID] = {}
 
         @functools.wraps(assign)
-        def __setattr__(strategy: Any, name: str, value: Any) -> None:  # noqa: ANN401, N807
+        def __setattr__(strategy: Any, name: str, value: Any) -> None:
             said = strategy.__dict__.get(_SAID)
             if said is None or name.startswith("_Distributed") or _is_paddles():
                 assign(strategy, name, value)
@@ -80,7 +80,7 @@ class _Injection:
             self._hear(strategy, said, name, value, assign)
 
         @functools.wraps(load)
-        def load_from_prototxt(strategy: Any, pb_file: str) -> None:  # noqa: ANN401
+        def load_from_prototxt(strategy: Any, pb_file: str) -> None:
             load(strategy, pb_file)
             strategy.__dict__.setdefault(_SAID, {}).update(_written_in(strategy, pb_file))
 
@@ -89,7 +89,7 @@ class _Injection:
         kind.load_from_prototxt = load_from_prototxt
         builds = kind.build_strategy
 
-        def lend(strategy: Any) -> Any:  # noqa: ANN401
+        def lend(strategy: Any) -> Any:
             build = builds.fget(strategy)
             if not _is_paddles():
                 _lent[id(build)] = build
@@ -112,7 +112,7 @@ class _Injection:
         """Return FUNCTION, whose parameter `strategy` is number PLACE, with what is taken."""
 
         @functools.wraps(function)
-        def taking(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def taking(*args: Any, **options: Any) -> Any:
             if len(args) > place:
                 args = (*args[:place], self.take(args[place]), *args[place + 1 :])
             elif "strategy" in options:
@@ -121,7 +121,7 @@ class _Injection:
 
         return taking
 
-    def take(self, strategy: Any) -> Any:  # noqa: ANN401 - a DistributedStrategy, None, or an error
+    def take(self, strategy: Any) -> Any:
         """Hear what the script says in STRATEGY; return what fleet is to get."""
         if strategy is None or _SAID not in getattr(strategy, "__dict__", {}):
             return strategy
@@ -136,7 +136,7 @@ class _Injection:
         self.place(strategy)
         return strategy
 
-    def place(self, strategy: Any) -> None:  # noqa: ANN401
+    def place(self, strategy: Any) -> None:
         """Set in STRATEGY what is asked for, as far as this Paddle has it."""
         # Any assignment makes Paddle believe that the script does without `auto`.
         automatic = self._module.non_auto_func_called
@@ -155,7 +155,7 @@ class _Injection:
                 setattr(strategy.strategy.build_strategy, name, value)
         self._module.non_auto_func_called = automatic
 
-    def _place_field(self, strategy: Any, name: str, value: Any) -> None:  # noqa: ANN401
+    def _place_field(self, strategy: Any, name: str, value: Any) -> None:
         attribute = _ATTRIBUTES.get(name, name)
         kind = type(strategy)
         if not isinstance(getattr(kind, attribute, None), property):
@@ -170,15 +170,15 @@ class _Injection:
             if isinstance(value, dict):
                 _forget_lists(strategy, attribute, value)
             kind.__dict__[attribute].fset(strategy, value)
-        except Exception as error:  # noqa: BLE001 - Paddle raises all kinds; the proof says it
+        except Exception as error:
             misfits[name] = f"this Paddle does not take it: {error}"
 
     def _hear(
         self,
-        strategy: Any,  # noqa: ANN401
+        strategy: Any,
         said: dict[str, set[str]],
         name: str,
-        value: Any,  # noqa: ANN401
+        value: Any,
         assign: Callable[..., None],
     ) -> None:
         """Assign as the script wants, and keep which fields it has assigned in SAID."""
@@ -201,7 +201,7 @@ class _Injection:
             said.pop("a_sync_configs", None)
             self._place_field(strategy, "a_sync_configs", self._asked.strategy["a_sync_configs"])
 
-    def _said_in(self, strategy: Any, build: Any) -> list[str]:  # noqa: ANN401
+    def _said_in(self, strategy: Any, build: Any) -> list[str]:
         """Return the fields that the script set in its BuildStrategy; put ours into the others.
 
         Paddle copies all of its fields, and what it does not mention is at its default in it.
@@ -226,15 +226,15 @@ class _Injection:
 
 def _is_paddles() -> bool:
     """Whether the caller's caller is code of Paddle, which assigns to strategies, too."""
-    frame = sys._getframe(2)  # noqa: SLF001 - `inspect` is slow, and ends here, too
+    frame = sys._getframe(2)
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "paddle"
 
 
-def _build_fields(strategy: Any) -> set[str]:  # noqa: ANN401
+def _build_fields(strategy: Any) -> set[str]:
     return {field.name for field in strategy.strategy.build_strategy.DESCRIPTOR.fields}
 
 
-def _value(strategy: Any, name: str) -> Any:  # noqa: ANN401
+def _value(strategy: Any, name: str) -> Any:
     """Return what STRATEGY has in the field NAME, after all conversions of Paddle."""
     if name in _build_fields(strategy):
         return getattr(strategy.strategy.build_strategy, name)
@@ -244,7 +244,7 @@ def _value(strategy: Any, name: str) -> Any:  # noqa: ANN401
     return getattr(strategy, _ATTRIBUTES.get(name, name), None)
 
 
-def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:  # noqa: ANN401
+def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
     """Empty the lists of ATTRIBUTE that VALUES is going to fill: Paddle appends to them."""
     message: Any = getattr(strategy.strategy, attribute, None)
     for key, value in values.items():
@@ -256,13 +256,13 @@ def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None
                 return
 
 
-def _written_in(strategy: Any, path: str) -> dict[str, set[str]]:  # noqa: ANN401
+def _written_in(strategy: Any, path: str) -> dict[str, set[str]]:
     """Return the fields that the file PATH sets, and the keys of those that have some."""
     # Paddle needs it, so it is there.
     text_format: Any = importlib.import_module("google.protobuf.text_format")
 
     message = type(strategy.strategy)()
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+    with open(path, encoding="utf-8") as file:
         text_format.Merge(file.read(), message)
     said: dict[str, set[str]] = {}
     for field, value in message.ListFields():

@@ -42,7 +42,7 @@ def before_update(listener: Callable[[Any], None]) -> None:
     _preparers.append(listener)
 
 
-def happened(source: Any) -> None:  # noqa: ANN401 - an optimizer or a program
+def happened(source: Any) -> None:
     """Say that SOURCE, an optimizer or a program, has just updated parameters."""
     global _count  # noqa: PLW0603 - one process, one training
     _count += 1
@@ -58,7 +58,7 @@ def report_last(listener: Heard) -> None:
 def install(asked: Wish, proof: Evidence) -> None:  # noqa: ARG001 - every part's signature
     """Count the updates of every optimizer, write the evidence after the first, and report."""
 
-    def count(_source: Any, number: int) -> None:  # noqa: ANN401
+    def count(_source: Any, number: int) -> None:
         proof.updates = number
         if not proof.graph:
             proof.graph = "dygraph"
@@ -79,7 +79,7 @@ def install(asked: Wish, proof: Evidence) -> None:  # noqa: ARG001 - every part'
 def write_after_the_first(proof: Evidence) -> None:
     """Write the proof when everything is said about the first update; then end, if that is due."""
 
-    def write(_source: Any, number: int) -> None:  # noqa: ANN401
+    def write(_source: Any, number: int) -> None:
         if number == 1:
             proof.claim()
             proof.write()
@@ -94,13 +94,13 @@ def _watch(module: ModuleType) -> None:
     wrap_all(module.Optimizer, _wrap)
 
 
-def wrap_all(base: Any, wrap: Callable[[Any], None]) -> None:  # noqa: ANN401 - a class
+def wrap_all(base: Any, wrap: Callable[[Any], None]) -> None:
     """WRAP the methods of the class BASE, and of every class that is ever derived from it."""
     for kind in _family(base):
         wrap(kind)
     inherited = base.__dict__.get("__init_subclass__")
 
-    def __init_subclass__(kind: Any, /, **options: Any) -> None:  # noqa: ANN401, N807
+    def __init_subclass__(kind: Any, /, **options: Any) -> None:
         if inherited is None:
             super(base, kind).__init_subclass__(**options)
         else:
@@ -110,7 +110,7 @@ def wrap_all(base: Any, wrap: Callable[[Any], None]) -> None:  # noqa: ANN401 - 
     base.__init_subclass__ = classmethod(__init_subclass__)
 
 
-def _family(base: Any) -> list[Any]:  # noqa: ANN401
+def _family(base: Any) -> list[Any]:
     """Return the class BASE and all that are derived from it now, each once."""
     kinds = [base]
     for kind in kinds:
@@ -118,12 +118,12 @@ def _family(base: Any) -> list[Any]:  # noqa: ANN401
     return kinds
 
 
-def only_averages(kind: Any) -> bool:  # noqa: ANN401 - a subclass of Optimizer
+def only_averages(kind: Any) -> bool:
     """Whether the optimizer KIND changes no parameter, but averages what others make of them."""
     return any(each.__name__ == "ModelAverage" for each in kind.__mro__)
 
 
-def _wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
+def _wrap(kind: Any) -> None:
     if only_averages(kind):
         return
     for name in _METHODS:
@@ -134,7 +134,7 @@ def _wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def update(optimizer: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def update(optimizer: Any, *args: Any, **options: Any) -> Any:
         global _depth  # noqa: PLW0603
         if _depth == 0 and _preparers and _is_dynamic():
             for prepare in _preparers:
@@ -167,14 +167,14 @@ class _Heartbeat:
         self._proof = proof
         self._next_at = 0.0
 
-    def beat(self, _source: Any, number: int) -> None:  # noqa: ANN401
+    def beat(self, _source: Any, number: int) -> None:
         """Write the NUMBER of the update."""
         now = time.monotonic()
         if now < self._next_at or not self._proof.claim():
             return
         self._next_at = now + self._EVERY_S
         try:
-            with open(self._path, "w", encoding="utf-8") as file:  # noqa: PTH123
+            with open(self._path, "w", encoding="utf-8") as file:
                 file.write(str(number))
         except OSError as error:
             self._next_at = float("inf")
@@ -191,19 +191,19 @@ class _StepTimes:
         # The newest line waits: fetching its loss now would wait for the device.
         self._newest: tuple[int, float, Any] | None = None
 
-    def watch_losses(self, paddle: Any) -> None:  # noqa: ANN401
+    def watch_losses(self, paddle: Any) -> None:
         """Remember every tensor that backward starts from."""
         backward = paddle.Tensor.backward
 
         @functools.wraps(backward)
-        def remember(loss: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        def remember(loss: Any, *args: Any, **options: Any) -> Any:
             if loss.size == 1:
                 self._loss = loss.detach()
             return backward(loss, *args, **options)
 
         paddle.Tensor.backward = remember
 
-    def keep(self, _source: Any, number: int) -> None:  # noqa: ANN401
+    def keep(self, _source: Any, number: int) -> None:
         """Note the update NUMBER."""
         now = time.monotonic()
         if number == 1:
@@ -222,11 +222,11 @@ class _StepTimes:
         number, at, loss = self._newest
         self._newest = None
         text = "" if loss is None else repr(float(loss))
-        with open(self._path, "a", encoding="utf-8") as file:  # noqa: PTH123
+        with open(self._path, "a", encoding="utf-8") as file:
             file.write(f"{number} {at:.6f} {text}\n")
 
 
-def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:  # noqa: ANN401
+def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:
     """End the rank after the update LAST, as if the script had ended."""
     if number < last or not proof.claim():
         return
@@ -236,7 +236,7 @@ def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:  # noqa
 
     # Who ends first would close the connections of the others' last exchange.
     equality.wait_for_all(source)
-    atexit._run_exitfuncs()  # noqa: SLF001 - it is the only way, and older than we
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of data loaders must not hold the rank back.

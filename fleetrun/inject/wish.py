@@ -30,7 +30,7 @@ class Wish(NamedTuple):
     reasons: Mapping[str, str] = {}
     topology: Topology = Topology()
 
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - as the YAML had it
+    def get(self, name: str, default: Any = None) -> Any:
         """Return the field NAME of DistributedStrategy, or DEFAULT where it was not asked for."""
         return self.strategy.get(name, default)
 
@@ -56,7 +56,7 @@ def read(path: str) -> Wish:
 
     Raises OSError or ValueError when it cannot be read; the launcher wrote it, so that is a bug.
     """
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow to import
+    with open(path, encoding="utf-8") as file:
         values = json.load(file)
     return Wish(
         strategy=values.get("strategy", {}),

@@ -55,14 +55,14 @@ def watch(core: ModuleType) -> None:
     core.eager.run_backward = _watched(run)
 
 
-def run_unseen(*args: Any) -> None:  # noqa: ANN401 - Paddle's own
+def run_unseen(*args: Any) -> None:
     """Run a backward of our own, of which nobody hears."""
     assert _run is not None  # noqa: S101 - nothing is reduced before `watch`
     _run(*args)
 
 
 def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
-    def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - Paddle's own
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
         global _depth  # noqa: PLW0603 - autograd of one process
         if _depth:
             _depth += 1

@@ -35,7 +35,7 @@ class Block:
             self._flat = None
             return
         for parameter in self._parameters:
-            parameter._unset_fake_empty()  # noqa: SLF001 - there is no public way
+            parameter._unset_fake_empty()
 
     def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
         """Move the gradients here, as far as they are not, so that they are views of one tensor.
@@ -61,7 +61,7 @@ def _addresses(parameters: Sequence[Any]) -> list[int]:
     return [0 if each is None else each.data_ptr() for each in gradients]
 
 
-def contiguous_gradient(parameter: Any) -> Any:  # noqa: ANN401 - a tensor
+def contiguous_gradient(parameter: Any) -> Any:
     """Return the dense gradient of PARAMETER, laid out as its shape says; None if there is none.
 
     The gradient of a weight that is used transposed has the layout of the transposed weight.
@@ -72,7 +72,7 @@ def contiguous_gradient(parameter: Any) -> Any:  # noqa: ANN401 - a tensor
     if gradient is None or gradient.is_contiguous():
         return gradient
     # Paddle's `contiguous` works in place; one that returns a copy would be no less right.
-    parameter._set_grad_ivar(gradient.contiguous())  # noqa: SLF001 - `grad =` copies
+    parameter._set_grad_ivar(gradient.contiguous())
     return parameter.grad
 
 
@@ -85,15 +85,15 @@ def _gathered(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
             return gradients[0], []
         sources = [
             paddle.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(parameters, gradients)  # noqa: B905 - Python 3.8
+            for parameter, gradient in zip(parameters, gradients)
         ]
         views, flat = _joined(sources)
         absent = []
-        for parameter, gradient, view in zip(parameters, gradients, views):  # noqa: B905
+        for parameter, gradient, view in zip(parameters, gradients, views):
             if gradient is None:
                 absent.append((parameter, view))
             else:
-                view._share_buffer_to(gradient)  # noqa: SLF001 - there is no public way
+                view._share_buffer_to(gradient)
     return flat, absent
 
 
@@ -103,20 +103,20 @@ def _joined(tensors: list[Any]) -> tuple[list[Any], Any]:
 
     if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
         ops: Any = paddle
-        views, flat = ops._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COPIED)  # noqa: SLF001
+        views, flat = ops._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COPIED)
         return views, flat
     # That operator has no other types on CPUs.
     flat = paddle.concat([tensor.flatten() for tensor in tensors])
     views, begin = [], 0
     for tensor in tensors:
-        view = flat._slice(begin, begin + tensor.size)  # noqa: SLF001
-        view.get_tensor()._set_dims(tensor.shape)  # noqa: SLF001
+        view = flat._slice(begin, begin + tensor.size)
+        view.get_tensor()._set_dims(tensor.shape)
         views.append(view)
         begin += tensor.size
     return views, flat
 
 
-def scale(tensor: Any, by: float) -> None:  # noqa: ANN401 - a tensor
+def scale(tensor: Any, by: float) -> None:
     """Multiply TENSOR, in its place."""
     import paddle
 

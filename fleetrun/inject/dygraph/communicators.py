@@ -55,13 +55,13 @@ class Ids:
         return self._next
 
 
-def _paddles() -> Any:  # noqa: ANN401 - an untyped module
+def _paddles() -> Any:
     from paddle.distributed import collective
 
     return collective
 
 
-def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle's ProcessGroup
+def connect(ranks: Sequence[int], number: int) -> Any:
     """Return a new communicator of RANKS with the id NUMBER; None where this rank is not in it.
 
     `dist.new_group` counts its ids up only on the ranks that are members, so that groups that
@@ -69,14 +69,14 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     """
     collective = _paddles()
 
-    rank = collective._get_global_env().rank  # noqa: SLF001 - there is no public way
+    rank = collective._get_global_env().rank
     if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
         return None
-    store = collective._default_store  # noqa: SLF001
+    store = collective._default_store
     if is_synchronous():
         store = own_store(store, number, is_leader=rank == ranks[0])
-    return collective._new_process_group_impl(  # noqa: SLF001
-        collective._default_backend,  # noqa: SLF001
+    return collective._new_process_group_impl(
+        collective._default_backend,
         store,
         ranks.index(rank),
         len(ranks),
@@ -86,7 +86,7 @@ def connect(ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle'
     )
 
 
-def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:  # noqa: ANN401 - TCPStore
+def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:
     """Return a store for one communicator of gloo's, which is agreed on in STORE.
 
     Paddle's gloo puts the addresses of a communicator under the bare numbers of its ranks: in one
@@ -102,13 +102,13 @@ def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:  # noqa
             port = probe.getsockname()[1]
         # It waits for nobody but itself, and is told of once it listens: who comes too early
         # waits for seconds before he tries again.
-        own = core.TCPStore(host, port, True, 1, 300)  # noqa: FBT003 - C++
+        own = core.TCPStore(host, port, True, 1, 300)
         store.set(key, f"{host}:{port}")
     else:
         address = store.get(key)
         text = address.decode() if isinstance(address, bytes) else str(address)
         host, _, number_of_port = text.rpartition(":")
-        own = core.TCPStore(host, int(number_of_port), False, 1, 300)  # noqa: FBT003
+        own = core.TCPStore(host, int(number_of_port), False, 1, 300)
     _stores.append(own)
     return own
 
@@ -116,9 +116,9 @@ def own_store(store: Any, number: int | str, *, is_leader: bool) -> Any:  # noqa
 def meet(name: str, word: int, ranks: Sequence[int]) -> dict[int, int | None]:
     """Return the WORD of each of RANKS that meet under NAME; None of who does not come in time."""
     collective = _paddles()
-    store = collective._default_store  # noqa: SLF001 - there is no public way
+    store = collective._default_store
     place = f"fleetrun/{name}"
-    me = collective._get_global_env().rank  # noqa: SLF001
+    me = collective._get_global_env().rank
     store.set(f"{place}/{me}", str(word))
     # Who asks for what was not said waits for ever: so each says first that it has come.
     store.add(f"{place}/{me}/here", 1)
@@ -136,20 +136,20 @@ def is_synchronous() -> bool:
     """Whether collectives return when they are done, whatever they were asked, as gloo's do."""
     collective = _paddles()
 
-    return bool(collective._default_backend == "gloo")  # noqa: SLF001
+    return bool(collective._default_backend == "gloo")
 
 
 class OneLevel:
     """All ranks at once."""
 
-    def __init__(self, group: Any) -> None:  # noqa: ANN401 - Paddle's ProcessGroup
+    def __init__(self, group: Any) -> None:
         self._group = group
 
-    def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
+    def sum(self, tensor: Any) -> Iterator[Any]:
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
         from paddle.base.core import ReduceOp
 
-        yield self._group.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003 - C++
+        yield self._group.all_reduce(tensor, ReduceOp.SUM, False)
 
 
 class TwoLevels:
@@ -161,16 +161,16 @@ class TwoLevels:
         self._inner = next((group for group in inner if group is not None), None)
         self._leaders = connect(levels.leaders, ids.take())
 
-    def sum(self, tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor; tasks
+    def sum(self, tensor: Any) -> Iterator[Any]:
         """Sum TENSOR over all ranks: each task must be waited for before the next is taken."""
         from paddle.base.core import ReduceOp
 
         if self._inner is not None:
-            yield self._inner.reduce(tensor, 0, ReduceOp.SUM, False)  # noqa: FBT003 - C++
+            yield self._inner.reduce(tensor, 0, ReduceOp.SUM, False)
         if self._leaders is not None:
-            yield self._leaders.all_reduce(tensor, ReduceOp.SUM, False)  # noqa: FBT003
+            yield self._leaders.all_reduce(tensor, ReduceOp.SUM, False)
         if self._inner is not None:
-            yield self._inner.broadcast(tensor, 0, False)  # noqa: FBT003
+            yield self._inner.broadcast(tensor, 0, False)
 
 
 class Pending:
@@ -201,7 +201,7 @@ class Errand:
         try:
             for task in self._tasks:
                 task.wait()
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:
             self._error = error
         finally:
             self._done.release()
@@ -265,7 +265,7 @@ class Lane:
                 atexit.register(_leave)
             _couriers.append(self._courier)
 
-    def issue(self, tensor: Any, *, is_alone: bool = False) -> Pending | Errand | None:  # noqa: ANN401
+    def issue(self, tensor: Any, *, is_alone: bool = False) -> Pending | Errand | None:
         """Begin to sum TENSOR over the ranks; None when it is done already.
 
         One that is alone in its backward needs no thread of ours: it would only be waited for.

@@ -117,7 +117,7 @@ class Models:
         signature = inspect.signature(init)
 
         @functools.wraps(init)
-        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
             # fleet passes its strategy's values on, which were looked at when they were set.
             is_paddles = _caller().startswith("paddle.")
             given = signature.bind(model, *args, **kwargs).arguments
@@ -133,7 +133,7 @@ class Models:
 
     def _with_ours(self, init_reducer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init_reducer)
-        def replaced(model: Any) -> None:  # noqa: ANN401 - DataParallel
+        def replaced(model: Any) -> None:
             import paddle
 
             trained, sparse = _parameters(model, paddle)
@@ -151,11 +151,11 @@ class Models:
             )
             rest = [each for each in trained if id(each) in sparse and not each.stop_gradient]
             # Where Paddle keeps its own.
-            model._reducer = self._ours(model, dense, rest)  # noqa: SLF001
+            model._reducer = self._ours(model, dense, rest)
 
         return replaced
 
-    def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:  # noqa: ANN401
+    def _ours(self, model: Any, dense: list[Any], rest: list[Any]) -> Reducer:
         ranks = list(model.group.ranks)
         number, self._made = self._made, self._made + 1
         ids = communicators.Ids(number, ranks)
@@ -227,7 +227,7 @@ def _agree(ranks: Sequence[int], number: int, steps: int) -> None:
 
 def _caller() -> str:
     """Name the module that makes the model; others of ours may stand between it and us."""
-    frame = sys._getframe(2)  # noqa: SLF001 - `inspect` ends here, too
+    frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__", ""))
@@ -235,7 +235,7 @@ def _caller() -> str:
 
 def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
-    def armed(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def armed(model: Any, *args: Any, **kwargs: Any) -> Any:
         import paddle
 
         ours = getattr(model, "_reducer", None)
@@ -247,7 +247,7 @@ def _arming(forward: Callable[..., Any]) -> Callable[..., Any]:
     return armed
 
 
-def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:  # noqa: ANN401
+def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:
     """Return the parameters that DataParallel averages, and the ids of the sparse ones."""
     found: dict[int, Any] = {}
     sparse = set()
@@ -257,6 +257,6 @@ def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:  # noqa:
                 continue
             found[id(parameter)] = parameter
             # As Paddle tells them, before there is any gradient.
-            if isinstance(layer, paddle.nn.layer.common.Embedding) and layer._sparse:  # noqa: SLF001
+            if isinstance(layer, paddle.nn.layer.common.Embedding) and layer._sparse:
                 sparse.add(id(parameter))
     return list(found.values()), sparse

@@ -35,12 +35,12 @@ _WATCHED = 8
 class Round:
     """What one optimizer has merged since its last update."""
 
-    def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:  # noqa: ANN401
+    def __init__(self, optimizer: Any, steps: int, *, averages: bool) -> None:
         self.optimizer = optimizer
         # What the script calls: an optimizer may be in others.
         self.outermost = optimizer
         self.settle_steps(steps, averages=averages)
-        self.parameters = flat(optimizer._parameter_list)  # noqa: SLF001
+        self.parameters = flat(optimizer._parameter_list)
         # Micro-steps that were skipped since the last update.
         self.skipped = 0
         # The update is being made; steps within it are parts of it.
@@ -63,14 +63,14 @@ class Round:
         self.after: dict[object, Callable[[], Any]] = {}
         for parameter in self.parameters:
             if not parameter.stop_gradient:
-                parameter._register_backward_hook(self._spoil)  # noqa: SLF001 - no public way
+                parameter._register_backward_hook(self._spoil)
 
     def settle_steps(self, steps: int, *, averages: bool) -> None:
         """Merge STEPS micro-steps into an update, and divide if that AVERAGES."""
         self._steps = self._divisor = steps
         self._averages = averages
 
-    def _spoil(self, *_: Any) -> None:  # noqa: ANN401
+    def _spoil(self, *_: Any) -> None:
         self.is_dirty = True
 
     @property
@@ -136,7 +136,7 @@ class Rounds:
         # How often a partial round was applied after all.
         self.tails = 0
 
-    def of(self, optimizer: Any) -> Round | None:  # noqa: ANN401 - Paddle's, or fleet's around it
+    def of(self, optimizer: Any) -> Round | None:
         """Return the round of OPTIMIZER; None where there is nothing to merge for it."""
         import paddle
 
@@ -182,7 +182,7 @@ class Rounds:
         owners = [self._owners.get(id(parameter), ()) for parameter in parameters]
         return any(not each or any(owner.is_last for owner in each) for each in owners)
 
-    def step(self, current: Round, update: Callable[[], Any], by: Any = None) -> Any:  # noqa: ANN401
+    def step(self, current: Round, update: Callable[[], Any], by: Any = None) -> Any:
         """Merge the gradients of the round CURRENT, or UPDATE with them if it is complete.
 
         BY is what the script calls.
@@ -227,7 +227,7 @@ class Rounds:
         """Take what a backward that failed has left as it is."""
         self.finish()
 
-    def replace(self, parameter: Any) -> None:  # noqa: ANN401
+    def replace(self, parameter: Any) -> None:
         """Hear that the script gives PARAMETER another gradient."""
         for current in self.owners([parameter]):
             current.is_replaced = True
@@ -246,14 +246,14 @@ class Rounds:
             )
         current.look()
 
-    def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:
         """STEP for who averages PARAMETERS, and is known as KEY, if they have been updated."""
         waiting = [each for each in self.owners(parameters) if not each.is_updated]
         for each in waiting:
             each.after[key] = step
         return None if waiting else step()
 
-    def complete(self, current: Round, update: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def complete(self, current: Round, update: Callable[[], Any]) -> Any:
         """UPDATE through a GradScaler, which steps only if all gradients are finite."""
         result = update()
         if current.skipped:
@@ -266,7 +266,7 @@ class Rounds:
         pending = [each for each in self.owners(parameters) if each.skipped]
         return next((each for each in pending if each.is_dirty), pending[0] if pending else None)
 
-    def clear(self, current: Round | None, clear: Callable[[], Any]) -> Any:  # noqa: ANN401
+    def clear(self, current: Round | None, clear: Callable[[], Any]) -> Any:
         """CLEAR the gradients of CURRENT, unless they are being merged."""
         if current is None or not current.skipped:
             return clear()
@@ -320,7 +320,7 @@ class Rounds:
             self._proof.write()
 
 
-def unwrap(optimizer: Any) -> Any:  # noqa: ANN401 - an optimizer
+def unwrap(optimizer: Any) -> Any:
     """Return the optimizer in fleet's wrappers, or in LookAhead."""
     while True:
         parts = getattr(optimizer, "__dict__", {})
@@ -330,7 +330,7 @@ def unwrap(optimizer: Any) -> Any:  # noqa: ANN401 - an optimizer
         optimizer = inner
 
 
-def flat(parameters: Any) -> list[Any]:  # noqa: ANN401 - a list, of groups perhaps
+def flat(parameters: Any) -> list[Any]:
     """Return PARAMETERS without their groups."""
     found: list[Any] = []
     for each in parameters or ():

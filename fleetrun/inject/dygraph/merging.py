@@ -36,7 +36,7 @@ def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool)
 def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
     def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             update = functools.partial(step, self, *args, **kwargs)
             if updates.only_averages(type(self)):
                 return rounds.average(flat(self._parameter_list), id(self), update)
@@ -49,7 +49,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
         stepped = stepping(minimize)
 
         @functools.wraps(minimize)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = stepped(self, *args, **kwargs)
             return ([], []) if result is None else result
 
@@ -57,7 +57,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
 
     def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clear)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             current = rounds.of(self)
             if current is None:
                 current = rounds.pending(flat(getattr(self, "_parameter_list", None)))
@@ -67,7 +67,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
 
     def making(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)
             # Known before the first backward, which then need not be reduced.
             rounds.of(self)
@@ -75,7 +75,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
         return __init__
 
     def refused(_step: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*_: Any, **__: Any) -> None:  # noqa: ANN401
+        def step(*_: Any, **__: Any) -> None:
             message = (
                 "fleetrun: gradient_merge: LBFGS runs several backwards in one step; it cannot be"
                 " merged."
@@ -86,7 +86,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
 
     wrappers = {"step": stepping, "minimize": minimizing, "clear_grad": clearing}
 
-    def wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of Optimizer
+    def wrap(kind: Any) -> None:
         for name, wrapper in wrappers.items():
             if name in vars(kind):
                 # Its `step` wants the closure.
@@ -102,7 +102,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
 def _schedulers(module: ModuleType, rounds: Rounds) -> None:
     def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
-        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             for current in rounds.all():
                 if getattr(current.optimizer, "_learning_rate", None) is not self:
                     continue
@@ -115,7 +115,7 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
 
         return merged
 
-    def wrap(kind: Any) -> None:  # noqa: ANN401 - a subclass of LRScheduler
+    def wrap(kind: Any) -> None:
         if "step" in vars(kind):
             kind.step = scheduling(vars(kind)["step"])
 
@@ -128,9 +128,9 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
     merged_scalers: set[int] = set()
     stepped_scalers: set[int] = set()
 
-    def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:  # noqa: ANN401
+    def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:
         @functools.wraps(step)
-        def merged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             current = rounds.of(optimizer)
             if current is None:
                 return step(self, optimizer, *args, **kwargs)
@@ -146,7 +146,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
 
     def unscaling(unscale: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(unscale)
-        def merged(self: Any, optimizer: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any, optimizer: Any) -> Any:
             current = rounds.of(optimizer)
             if current is not None:
                 if not current.is_last:
@@ -159,7 +159,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
 
     def updating(update: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(update)
-        def merged(self: Any) -> Any:  # noqa: ANN401
+        def merged(self: Any) -> Any:
             is_merged = id(self) in merged_scalers and id(self) not in stepped_scalers
             merged_scalers.discard(id(self))
             stepped_scalers.discard(id(self))
@@ -169,7 +169,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
 
     base, scaler = module.AmpScaler, module.GradScaler
     base.minimize = stepping(base.minimize, (None, None))
-    base._unscale = unscaling(base._unscale)  # noqa: SLF001 - what all of them end in
+    base._unscale = unscaling(base._unscale)
     scaler.step = stepping(scaler.step, None)
     scaler.update = updating(scaler.update)
 
@@ -177,7 +177,7 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
 def _clips(module: ModuleType, rounds: Rounds) -> None:
     def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clip)
-        def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             import paddle
 
             several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
@@ -202,7 +202,7 @@ def _layers(module: ModuleType, rounds: Rounds) -> None:
     clear = module.Layer.clear_gradients
 
     @functools.wraps(clear)
-    def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
         pending = rounds.pending(self.parameters())
         return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
@@ -217,14 +217,14 @@ def _tensors(rounds: Rounds) -> None:
     clear = kind.clear_gradient
 
     @functools.wraps(clear)
-    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
         pending = rounds.pending([self])
         return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
 
     kind.clear_gradient = clear_gradient
     gradient = kind.grad
 
-    def replace(self: Any, value: Any) -> None:  # noqa: ANN401
+    def replace(self: Any, value: Any) -> None:
         rounds.replace(self)
         gradient.__set__(self, value)
 
@@ -235,7 +235,7 @@ def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None])
     iterate = module.DataLoader.__iter__
 
     @functools.wraps(iterate)
-    def __iter__(self: Any) -> Iterator[Any]:  # noqa: ANN401, N807
+    def __iter__(self: Any) -> Iterator[Any]:
         return _UntilTheEnd(iterate(self), rounds, flush)
 
     module.DataLoader.__iter__ = __iter__
@@ -244,13 +244,13 @@ def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None])
 class _UntilTheEnd:
     """An iterator of a DataLoader; when it ends, so do the rounds that were fed by it."""
 
-    def __init__(self, batches: Any, rounds: Rounds, flush: Callable[[Round], None]) -> None:  # noqa: ANN401
+    def __init__(self, batches: Any, rounds: Rounds, flush: Callable[[Round], None]) -> None:
         self._batches = batches
         self._rounds = rounds
         self._flush = flush
         self._steps = rounds.steps
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
     def __iter__(self) -> _UntilTheEnd:
@@ -259,7 +259,7 @@ class _UntilTheEnd:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __next__(self) -> Any:  # noqa: ANN401 - a batch
+    def __next__(self) -> Any:
         try:
             return next(self._batches)
         except StopIteration:

@@ -73,7 +73,7 @@ class Reducer:
         parameters: Sequence[Any],
         *,
         sparse_parameters: Sequence[Any],
-        group: Any,  # noqa: ANN401 - Paddle's ProcessGroup
+        group: Any,
         lanes: Sequence[Lane],
         ranks: Sequence[int],
         limits: Callable[[int], Limits],
@@ -120,7 +120,7 @@ class Reducer:
         self.rounds = 0
         self._arrange()
         for parameter in self._sparse:
-            parameter._register_backward_hook(self._touched())  # noqa: SLF001 - see `_arrange`
+            parameter._register_backward_hook(self._touched())
         backward.listen(self)
 
     @property
@@ -170,7 +170,7 @@ class Reducer:
             if id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 # Paddle calls it after the gradient was accumulated.
-                parameter._register_backward_hook(self._hook(parameter))  # noqa: SLF001
+                parameter._register_backward_hook(self._hook(parameter))
         self._knows_usage = self._is_ordered = False
         self._pack()
 
@@ -201,25 +201,25 @@ class Reducer:
             last_bytes=last_bytes,
         )
 
-    def _hook(self, parameter: Any) -> Callable[..., None]:  # noqa: ANN401 - a parameter
+    def _hook(self, parameter: Any) -> Callable[..., None]:
         key = id(parameter)
         # Paddle keeps a hook as long as its parameter, which a reducer keeps: neither would go.
         reducer = weakref.ref(self)
 
-        def made(*_: Any) -> None:  # noqa: ANN401
+        def made(*_: Any) -> None:
             owner = reducer()
-            if owner is not None and owner._is_active:  # noqa: SLF001 - our own
-                owner._made(key)  # noqa: SLF001
+            if owner is not None and owner._is_active:
+                owner._made(key)
 
         return made
 
     def _touched(self) -> Callable[..., None]:
         reducer = weakref.ref(self)
 
-        def touch(*_: Any) -> None:  # noqa: ANN401
+        def touch(*_: Any) -> None:
             owner = reducer()
             if owner is not None:
-                owner._is_touched = True  # noqa: SLF001 - our own
+                owner._is_touched = True
 
         return touch
 
@@ -331,11 +331,11 @@ class Reducer:
         counts, told = counted[: len(keys)], counted[len(keys) :]
         is_sure = not self._finds_unused and not self._shares
         self._knows_usage = is_sure and min(counts) == self._nranks
-        usage = dict(zip(keys, counts))  # noqa: B905 - Python 3.8
+        usage = dict(zip(keys, counts))
         if not any(told):
             return usage, None
         end = len(keys)
-        order = {key: place or end + (not usage[key]) for key, place in zip(keys, told)}  # noqa: B905
+        order = {key: place or end + (not usage[key]) for key, place in zip(keys, told)}
         return usage, order
 
     def _follow(self, places: dict[int, int]) -> None:
@@ -348,12 +348,12 @@ class Reducer:
             seen = [min(places[id(each)], len(parameters)) for each in parameters]
             waits.append(buckets.wait(packed, sizes, seen))
         if waits[0] - waits[1] > _WORTH_MOVING:
-            moved = zip(self.parameters, order)  # noqa: B905 - Python 3.8
+            moved = zip(self.parameters, order)
             self.moved = sum(1 for was, now in moved if was is not now)
             self.parameters = order
             self._pack()
 
-    def _complete(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:  # noqa: ANN401
+    def _complete(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:
         """Give PARAMETER the average of the other ranks, if any of them has a gradient of it."""
         if parameter.stop_gradient:
             return
@@ -364,7 +364,7 @@ class Reducer:
             )
             raise RuntimeError(message)
         if usage[id(parameter)]:
-            parameter._set_grad_ivar(gradient)  # noqa: SLF001 - `grad =` copies
+            parameter._set_grad_ivar(gradient)
 
     def abandon(self) -> None:
         """Let go of what is out: it ends by itself, in step with the other ranks."""

@@ -63,7 +63,7 @@ class Report:
         before = self._calls.get(made.number, [0] * len(made.lanes))
         after = [lane.calls for lane in made.lanes]
         self._calls[made.number] = after
-        calls = [now - then for now, then in zip(after, before)]  # noqa: B905 - Python 3.8
+        calls = [now - then for now, then in zip(after, before)]
         self._models[made.number] = {
             "gradients": len(reducer.parameters),
             "allreduces_before": made.paddles_buckets,

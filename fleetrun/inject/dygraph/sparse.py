@@ -7,7 +7,7 @@ from typing import Any
 from . import backward, coalesced
 
 
-def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - tensor, ProcessGroup
+def average(parameter: Any, group: Any, nranks: int) -> None:
     """Average the gradient of PARAMETER over the NRANKS ranks of GROUP, if any rank has one."""
     import paddle
     from paddle.base.core import ReduceOp
@@ -18,12 +18,12 @@ def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - 
             # The layer is sparse, but the weight is used elsewhere, too.
             gradient = coalesced.contiguous_gradient(parameter)
             gradient.scale_(1.0 / nranks)
-            group.all_reduce(gradient, ReduceOp.SUM, True).wait()  # noqa: FBT003 - C++
+            group.all_reduce(gradient, ReduceOp.SUM, True).wait()
             return
         rows = [] if gradient is None else list(gradient.rows())
         counts = paddle.zeros([nranks], dtype="int32")
         counts[group.rank()] = len(rows)
-        group.all_reduce(counts, ReduceOp.SUM, True).wait()  # noqa: FBT003
+        group.all_reduce(counts, ReduceOp.SUM, True).wait()
         lengths = [int(count) for count in counts.numpy()]
         most = max(lengths)
         if not most:
@@ -39,10 +39,10 @@ def average(parameter: Any, group: Any, nranks: int) -> None:  # noqa: ANN401 - 
         )
         averaged = paddle.index_select(all_values, chosen) * (1.0 / nranks)
         held.set_rows(paddle.index_select(all_rows, chosen).tolist())
-        held.get_tensor()._share_data_with(averaged.get_tensor())  # noqa: SLF001 - no public way
+        held.get_tensor()._share_data_with(averaged.get_tensor())
 
 
-def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:  # noqa: ANN401 - tensors
+def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
     """Return what all ranks have, each padded to MOST rows."""
     import paddle
 
@@ -50,11 +50,11 @@ def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:  # noqa: ANN
     if own.shape[0]:
         padded[: own.shape[0]] = own
     gathered = paddle.zeros([nranks * most, *own.shape[1:]], dtype=own.dtype)
-    group.all_gather(gathered, padded, True).wait()  # noqa: FBT003 - C++
+    group.all_gather(gathered, padded, True).wait()
     return gathered
 
 
-def _empty_like(parameter: Any, paddle: Any) -> Any:  # noqa: ANN401 - tensors
+def _empty_like(parameter: Any, paddle: Any) -> Any:
     """Give PARAMETER a sparse gradient of one row, whose place others take; and return it."""
     with paddle.enable_grad():
         copy = parameter.detach()
@@ -62,6 +62,6 @@ def _empty_like(parameter: Any, paddle: Any) -> Any:  # noqa: ANN401 - tensors
         row = paddle.zeros([1], dtype="int64")
         # Paddle makes sparse tensors of this kind nowhere else.
         looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
-        backward.run_unseen([looked_up], [], False)  # noqa: FBT003 - C++
-    parameter._set_grad_ivar(copy.grad)  # noqa: SLF001 - `grad =` copies
+        backward.run_unseen([looked_up], [], False)
+    parameter._set_grad_ivar(copy.grad)
     return parameter.grad

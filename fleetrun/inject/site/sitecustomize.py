@@ -63,7 +63,7 @@ def _watch_for_the_end(path):
         try:
             if os.getpid() == pid and _is_main(path):
                 _write(path, error)
-        except Exception:  # noqa: BLE001, S110
+        except Exception:  # noqa: S110
             pass
 
     def excepthook(kind, error, trace):
@@ -82,7 +82,7 @@ def _watch_for_the_end(path):
 def _is_called_by_the_script():
     # type: () -> bool
     """Whether any of the script's own code is running: it has ended when an exception ends it."""
-    frame = sys._getframe()  # noqa: SLF001 - there is no other way
+    frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name in ("<module>", "_run_module_as_main")
@@ -113,7 +113,7 @@ def _watch_for_exits(path, pid):
             if code and os.getpid() == pid and get_ident() == main and _is_main(path):
                 _write(note_at, error, code)
                 vars(error)["fleetrun"] = Mark()
-        except Exception:  # noqa: BLE001, S110
+        except Exception:  # noqa: S110
             pass
 
     _note_exits(note)
@@ -141,7 +141,7 @@ def _note_exits(note):
     if quitter.__name__ == "Quitter":
         call = quitter.__call__
 
-        def __call__(self, code=None):  # noqa: N807
+        def __call__(self, code=None):
             # type: (object, object) -> None
             try:
                 call(self, code)
@@ -181,7 +181,7 @@ def _write(path, error, code=None):
     kind = type(error)
     try:
         message = str(error)
-    except Exception as trouble:  # noqa: BLE001
+    except Exception as trouble:
         message = "its text cannot be had (%s)" % type(trouble).__name__
     stack = "".join(traceback.format_exception(kind, error, error.__traceback__))
     hide = _hider()
@@ -229,7 +229,7 @@ def _hider():
         module = util.module_from_spec(spec)
         spec.loader.exec_module(module)
         hider = module.Hider(_environ(), sys.argv)  # type: Callable[[str], str]
-    except Exception:  # noqa: BLE001 - an old Python cannot compile it
+    except Exception:
         return lambda text: "(its log has it)"  # noqa: ARG005
     return hider
 
@@ -285,7 +285,7 @@ class _UntilPaddleIsWanted:
             for finder in sys.meta_path:
                 if type(finder).__module__ == _INJECT + ".imports":
                     return finder.find_spec(name, path, target)
-        except Exception as error:  # noqa: BLE001 - the launcher misses the evidence and says so
+        except Exception as error:
             sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))
         return None
 
@@ -328,7 +328,7 @@ class _UntilPaddle:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
             _show_the_stack_of_crashes_again()
-        except Exception:  # noqa: BLE001, S110 - training goes on without
+        except Exception:  # noqa: S110 - training goes on without
             pass
 
 
@@ -370,7 +370,7 @@ def _begin():
             _show_stacks_on(int(signum))
         if os.environ.get("FLEETRUN_STRATEGY_FILE"):
             sys.meta_path.insert(0, _UntilPaddleIsWanted())
-    except Exception:  # noqa: BLE001, S110 - training goes on without
+    except Exception:  # noqa: S110 - training goes on without
         pass
 
 

@@ -44,13 +44,13 @@ def install(asked: Wish, proof: Evidence) -> None:
     after_import("paddle.base.executor", lambda module: counting.watch(module, asked, proof))
 
 
-def _prepare(module: Any) -> None:  # noqa: ANN401
+def _prepare(module: Any) -> None:
     """Let Paddle leave the allreduces unfused, and skip passes that its build does not have."""
     kind = module.RawProgramOptimizer
     minimize = kind.minimize_impl
 
     @functools.wraps(minimize)
-    def minimize_impl(self: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+    def minimize_impl(self: Any, *words: Any, **named: Any) -> Any:
         if reading.rewrites():
             self.fuse_all_reduce_ops = False
         return minimize(self, *words, **named)
@@ -59,13 +59,13 @@ def _prepare(module: Any) -> None:  # noqa: ANN401
     module.apply_build_strategy = computation.tolerant(module.apply_build_strategy)
 
 
-def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
+def _rewrite(module: Any, proof: Evidence) -> None:
     """Run our passes after each `minimize` of a static program."""
     kind = module.Fleet
-    minimize = kind._minimize_impl  # noqa: SLF001 - all the ways to minimize meet here
+    minimize = kind._minimize_impl
 
     @functools.wraps(minimize)
-    def _minimize_impl(self: Any, loss: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+    def _minimize_impl(self: Any, loss: Any, *words: Any, **named: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *words, **named)
@@ -88,7 +88,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         _run_passes(self, main, startup, proof)
         return result
 
-    kind._minimize_impl = _minimize_impl  # noqa: SLF001
+    kind._minimize_impl = _minimize_impl
 
 
 def _refusal(text: str, proof: Evidence) -> RuntimeError:
@@ -97,7 +97,7 @@ def _refusal(text: str, proof: Evidence) -> RuntimeError:
     return RuntimeError(text)
 
 
-def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:  # noqa: ANN401
+def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
     if gloo.is_used():
         # Not before: Paddle counts these operators to find the places of its allreduces.
         program.remove(main, gloo.STREAMS)

@@ -27,7 +27,7 @@ class Bucket(NamedTuple):
     rings: tuple[int, ...]
 
 
-def buckets(running: Any) -> list[Bucket]:  # noqa: ANN401 - Paddle's type
+def buckets(running: Any) -> list[Bucket]:
     """Read the allreduces of gradients, each variable once, in the order of the program."""
     inside: dict[str, list[int]] = {}
     rings: dict[str, list[int]] = {}
@@ -52,7 +52,7 @@ def buckets(running: Any) -> list[Bucket]:  # noqa: ANN401 - Paddle's type
     ]
 
 
-def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:  # noqa: ANN401
+def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     """Put what was counted in RUNNING into the proof, knob by knob."""
     found = buckets(running)
     if ranks < 2 or not found:  # noqa: PLR2004 - a lone rank
@@ -143,7 +143,7 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
             )
 
 
-def _say_waiting(running: Any, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+def _say_waiting(running: Any, proof: Evidence) -> None:
     """Say whether each allreduce is waited for before the computation goes on."""
     waits = reading.waits()
     if not gloo.is_used():
@@ -173,7 +173,7 @@ def _say_waiting(running: Any, proof: Evidence) -> None:  # noqa: ANN401 - Paddl
     _say(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
 
 
-def _say_stream(running: Any, name: str, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+def _say_stream(running: Any, name: str, proof: Evidence) -> None:
     """Say whether the allreduces are in the stream of the computation, or not, as NAME asks."""
     inside = [
         bool(op.attr(_STREAM))
@@ -199,7 +199,7 @@ def _say(
     holds: bool,
     evidence: str,
     reason: str,
-    in_effect: Any = None,  # noqa: ANN401 - as the YAML would have it
+    in_effect: Any = None,
 ) -> None:
     value = settings.effective(name)
     if value is None or (value is False and name not in settings.ON_BY_DEFAULT):

@@ -40,14 +40,14 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def apply_build_strategy(
-        main: Any,  # noqa: ANN401 - Paddle's types
-        startup: Any,  # noqa: ANN401
-        build_strategy: Any,  # noqa: ANN401
+        main: Any,
+        startup: Any,
+        build_strategy: Any,
         attrs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         from paddle.base import core
 
-        wanted = build_strategy._copy()  # noqa: SLF001
+        wanted = build_strategy._copy()
         for name, passed in PASSES.items():
             if not getattr(wanted, name, False):
                 continue
@@ -76,7 +76,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
     return apply_build_strategy
 
 
-def _is_misread(main: Any) -> bool:  # noqa: ANN401
+def _is_misread(main: Any) -> bool:
     """Whether MAIN has a sum beside an activation that the fused operator would get wrong.
 
     Seen on CPUs in 2.6.2 and 3.3.1: NaN after a step, on all ranks alike and without an error.
@@ -90,8 +90,7 @@ def _is_misread(main: Any) -> bool:  # noqa: ANN401
             if not (read & set(op.output_arg_names) or made & set(op.input_arg_names)):
                 continue
             first, second = (
-                block._find_var_recursive(op.input(entry)[0]).shape  # noqa: SLF001
-                for entry in ("X", "Y")
+                block._find_var_recursive(op.input(entry)[0]).shape for entry in ("X", "Y")
             )
             if is_spread(first, second):
                 return True
@@ -105,4 +104,4 @@ def is_spread(first: Sequence[int], second: Sequence[int]) -> bool:
     (True, False, False)
     """
     beside = first[len(first) - len(second) :]
-    return len(second) > 1 and any(one == 1 != other for one, other in zip(second, beside))  # noqa: B905 - Python 3.8
+    return len(second) > 1 and any(one == 1 != other for one, other in zip(second, beside))

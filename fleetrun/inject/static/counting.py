@@ -28,37 +28,37 @@ class Expectation(NamedTuple):
 _expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictionary()
 
 
-def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:  # noqa: ANN401 - Paddle's
+def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:
     """Keep for later that MAIN had BEFORE allreduces, and why no updates were MERGED."""
     _expected[main] = Expectation(before, ranks, merges)
 
 
-def watch(module: Any, asked: Wish, proof: Evidence) -> None:  # noqa: ANN401
+def watch(module: Any, asked: Wish, proof: Evidence) -> None:
     """Look at each program that an executor gets, and hear of each run."""
     watcher = Watcher(asked, proof)
     atexit.register(watcher.end)
-    cache: Any = module._ExecutorCache  # noqa: SLF001
-    build = cache._get_program_and_executor  # noqa: SLF001
+    cache: Any = module._ExecutorCache
+    build = cache._get_program_and_executor
     executor: Any = module.Executor
     run = executor.run
 
     @functools.wraps(build)
-    def _get_program_and_executor(self: Any, cached: Any) -> Any:  # noqa: ANN401
+    def _get_program_and_executor(self: Any, cached: Any) -> Any:
         built = build(self, cached)
         watcher.look(_bare(cached.program), built[0])
         return built
 
     @functools.wraps(run)
-    def run_and_tell(self: Any, program: Any = None, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+    def run_and_tell(self: Any, program: Any = None, *words: Any, **named: Any) -> Any:
         result = run(self, program, *words, **named)
         watcher.ran(program)
         return result
 
-    cache._get_program_and_executor = _get_program_and_executor  # noqa: SLF001
+    cache._get_program_and_executor = _get_program_and_executor
     executor.run = run_and_tell
 
 
-def _bare(main: Any) -> Any:  # noqa: ANN401
+def _bare(main: Any) -> Any:
     return getattr(main, "_program", None) or main
 
 
@@ -87,7 +87,7 @@ class Watcher:
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
-    def look(self, main: Any, running: Any) -> None:  # noqa: ANN401
+    def look(self, main: Any, running: Any) -> None:
         """Count the operators of RUNNING, which the executor made of MAIN."""
         if not program.updates(running) or main in self._seen:
             return
@@ -118,7 +118,7 @@ class Watcher:
                 reason=finding.reason,
             )
 
-    def ran(self, main: Any) -> None:  # noqa: ANN401
+    def ran(self, main: Any) -> None:
         """Hear that MAIN ran; every k-th time its parameters changed."""
         if main is None:
             import paddle
@@ -167,7 +167,7 @@ class Watcher:
         else:
             self._proof.knob(name, NO_EFFECT, reason=reason)
 
-    def _say_merging(self, running: Any, *, merges: bool) -> None:  # noqa: ANN401
+    def _say_merging(self, running: Any, *, merges: bool) -> None:
         steps = _merged_steps()
         inside = sum(
             lanes.lane_of(op) is not None or op.type in program.ALLREDUCES
@@ -181,7 +181,7 @@ class Watcher:
             reason="one step is no merging" if steps == 1 else "Paddle has merged nothing",
         )
 
-    def _say_computation(self, running: Any, merges: str) -> None:  # noqa: ANN401
+    def _say_computation(self, running: Any, merges: str) -> None:
         found = program.count(running)
         for name in computation.PASSES:
             if name not in computation.done and name not in computation.missing:

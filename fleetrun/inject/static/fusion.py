@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 FUSED = "fleetrun_bucket"
 
 
-def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:  # noqa: ANN401 - Paddle's
+def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     """Rewrite the allreduces of MAIN as the strategy says."""
     found = program.reductions(main)
     if not found:
         return
     for each in found:
-        kind = str(each.block._find_var_recursive(each.variable).type)  # noqa: SLF001
+        kind = str(each.block._find_var_recursive(each.variable).type)
         if "SELECTED_ROWS" in kind and gloo.is_used():
             text = (
                 f"Paddle's static graphs cannot sum the sparse gradient {each.variable} over "
@@ -38,11 +38,11 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:  # noqa: 
     for block in main.blocks:
         mine = [each for each in found if each.block is block]
         turn = _pack_block(block, mine, ways, turn)
-    main._sync_with_cpp()  # noqa: SLF001
+    main._sync_with_cpp()
 
 
 def _pack_block(
-    block: Any,  # noqa: ANN401
+    block: Any,
     found: list[program.Reduction],
     ways: list[rings.Way],
     turn: int,
@@ -55,7 +55,7 @@ def _pack_block(
             dense.append((each, size))
     sizes = [size for _, size in dense]
     limit = reading.limits(sizes)
-    kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]  # noqa: SLF001
+    kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]
     places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
     buckets = []
     for place in places:
@@ -67,7 +67,7 @@ def _pack_block(
     for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
         op_role = program.role(each.op)
         original = each.op.type
-        block._remove_op(each.place, sync=False)  # noqa: SLF001
+        block._remove_op(each.place, sync=False)
         if each.place in by_end:
             bucket, number = by_end[each.place]
             way = ways[number % len(ways)]
@@ -77,14 +77,14 @@ def _pack_block(
                 continue
             reader = _first_reader(block, each.place, names)
             span = (each.place, each.place if reading.waits() else reader)
-            gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
+            gradients = [block._find_var_recursive(name) for name in names]
             carried = [lanes.Member(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             lanes.insert(block, span, carried, way.lane, tokens=passed, op_role=op_role)
     return turn + len(buckets)
 
 
-def _first_reader(block: Any, start: int, names: list[str]) -> int:  # noqa: ANN401
+def _first_reader(block: Any, start: int, names: list[str]) -> int:
     """Return the place of the first operator from START on that may touch one of NAMES."""
     for index, op in enumerate(block.ops[start:], start):
         # What runs in a block of its own may read whatever there is.
@@ -96,7 +96,7 @@ def _first_reader(block: Any, start: int, names: list[str]) -> int:  # noqa: ANN
 
 
 def _split_where_read(
-    block: Any,  # noqa: ANN401
+    block: Any,
     members: list[program.Reduction],
 ) -> list[list[program.Reduction]]:
     """Take those out of a bucket that are touched before the bucket is full."""
@@ -119,7 +119,7 @@ def _split_where_read(
 
 
 def _insert(  # noqa: PLR0917 - one place calls it
-    block: Any,  # noqa: ANN401
+    block: Any,
     index: int,
     names: list[str],
     way: rings.Way,
@@ -129,7 +129,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     """Put one allreduce of the gradients NAMES at INDEX."""
     from paddle.utils import unique_name
 
-    gradients = [block._find_var_recursive(name) for name in names]  # noqa: SLF001
+    gradients = [block._find_var_recursive(name) for name in names]
     carried = gradients[0]
     ops: list[dict[str, Any]] = []
     if len(gradients) > 1:
@@ -161,4 +161,4 @@ def _insert(  # noqa: PLR0917 - one place calls it
         ]
     for offset, op in enumerate(ops):
         op["attrs"]["op_role"] = op_role
-        block._insert_op_without_sync(index + offset, **op)  # noqa: SLF001
+        block._insert_op_without_sync(index + offset, **op)

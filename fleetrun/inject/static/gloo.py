@@ -31,7 +31,7 @@ def is_used() -> bool:
     return bool(_open)
 
 
-def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
+def connect(module: Any, proof: Evidence) -> None:
     """Put our way to make a communicator in the place of Paddle's, on builds for CPUs."""
     from paddle.base import core
 
@@ -39,14 +39,14 @@ def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
         return
 
     def _init_communicator(
-        _self: Any,  # noqa: ANN401 - as Paddle's
-        _program: Any,  # noqa: ANN401
+        _self: Any,
+        _program: Any,
         current_endpoint: str | None,
         endpoints: Sequence[str] | None,
         rank: int,
         ring_id: int,
-        *_others: Any,  # noqa: ANN401
-        **_named: Any,  # noqa: ANN401
+        *_others: Any,
+        **_named: Any,
     ) -> None:
         # Without an endpoint it is a mere barrier, and gloo's start is one.
         if current_endpoint is None or endpoints is None or ring_id in _open:
@@ -62,10 +62,10 @@ def connect(module: Any, proof: Evidence) -> None:  # noqa: ANN401
             )
         _open[ring_id] = _communicator(ring_id, rank, list(endpoints))
 
-    module.CollectiveHelper._init_communicator = _init_communicator  # noqa: SLF001
+    module.CollectiveHelper._init_communicator = _init_communicator
 
 
-def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:  # noqa: ANN401
+def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]

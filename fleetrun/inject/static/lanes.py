@@ -33,7 +33,7 @@ _starts: dict[int, Start] = {}
 class _Levels(communicators.TwoLevels):
     """Two levels whose groups are connected already; None where this rank is alone or not in."""
 
-    def __init__(self, inner: Any, leaders: Any) -> None:  # noqa: ANN401 - Paddle's groups
+    def __init__(self, inner: Any, leaders: Any) -> None:
         self._inner = inner
         self._leaders = leaders
 
@@ -52,7 +52,7 @@ class Lane:
         # A rank that fails must not wait for ranks that do not answer any more.
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def begin(self, tensor: Any) -> communicators.Errand:  # noqa: ANN401 - Paddle's
+    def begin(self, tensor: Any) -> communicators.Errand:
         """Let the thread sum TENSOR over the ranks."""
         errand = communicators.Errand(self._carrier.sum(tensor))
         self._errands.put(errand)
@@ -102,7 +102,7 @@ def _lane(rank: int, levels: communicators.Levels) -> Lane:
     return Lane(_Levels(inner, _connect(rank, levels.leaders, top)), rings)
 
 
-def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:  # noqa: ANN401 - Paddle's
+def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
     if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
         return None
     from paddle.base import core
@@ -112,7 +112,7 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:  # noqa: ANN4
     return core.ProcessGroupGloo.create(store, ranks.index(rank), len(ranks), number)
 
 
-def lane_of(op: Any) -> Lane | None:  # noqa: ANN401 - Paddle's
+def lane_of(op: Any) -> Lane | None:
     """Return the lane that the operator OP gives gradients to, None if it does not."""
     if op.type != OPERATOR:
         return None
@@ -120,12 +120,12 @@ def lane_of(op: Any) -> Lane | None:  # noqa: ANN401 - Paddle's
     return None if start is None else start.lane
 
 
-def gradients_of(op: Any) -> list[str]:  # noqa: ANN401 - Paddle's
+def gradients_of(op: Any) -> list[str]:
     """Return the names of what the operator OP gives to a lane."""
     return list(op.input_arg_names[: _starts[int(op.attr("forward_callable_id"))].gradients])
 
 
-def work_beside(block: Any) -> list[int]:  # noqa: ANN401 - Paddle's
+def work_beside(block: Any) -> list[int]:
     """Return, for each bucket of BLOCK, how many operators run while a lane sums it."""
     begun: dict[str, int] = {}
     found = []
@@ -140,7 +140,7 @@ def work_beside(block: Any) -> list[int]:  # noqa: ANN401 - Paddle's
     return found
 
 
-def make_token(block: Any) -> Any:  # noqa: ANN401 - Paddle's
+def make_token(block: Any) -> Any:
     """Make a variable in BLOCK that says that a bucket has gone out."""
     from paddle.utils import unique_name
 
@@ -154,7 +154,7 @@ def make_token(block: Any) -> Any:  # noqa: ANN401 - Paddle's
 
 
 def insert(
-    block: Any,  # noqa: ANN401
+    block: Any,
     places: tuple[int, int],
     members: Sequence[Member],
     lane: Lane,
@@ -174,7 +174,7 @@ def insert(
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
     ):
-        block._insert_op_without_sync(  # noqa: SLF001
+        block._insert_op_without_sync(
             place,
             type=OPERATOR,
             inputs={"X": read},
@@ -201,17 +201,16 @@ def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
     under_way: list[communicators.Errand] = []
 
     # Paddle looks at the names of their parameters, so they cannot be methods.
-    def begin(*tensors: Any) -> Any:  # noqa: ANN401
-        for part, given in zip(np.split(carried, ends), tensors):  # noqa: B905 - Python 3.8
+    def begin(*tensors: Any) -> Any:
+        for part, given in zip(np.split(carried, ends), tensors):
             part[:] = np.asarray(given).reshape(-1)
         under_way.append(lane.begin(tensor))
         return np.zeros(1, "float32")
 
-    def end(*tensors: Any) -> Any:  # noqa: ANN401
+    def end(*tensors: Any) -> Any:
         under_way.pop().wait()
         return [
-            part.reshape(given.shape())
-            for part, given in zip(np.split(carried, ends), tensors)  # noqa: B905
+            part.reshape(given.shape()) for part, given in zip(np.split(carried, ends), tensors)
         ]
 
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
@@ -219,7 +218,7 @@ def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
     return numbers
 
 
-def _sharing(array: Any) -> Any:  # noqa: ANN401 - of numpy
+def _sharing(array: Any) -> Any:
     """Return a tensor that lives in the memory of ARRAY."""
     from paddle.base import core
 
@@ -227,4 +226,4 @@ def _sharing(array: Any) -> Any:  # noqa: ANN401 - of numpy
     place = core.CPUPlace()
     # Tensors need the tracer of dynamic graphs to come into being, but not later.
     with paddle.base.dygraph.guard(place):
-        return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)  # noqa: FBT003 - C++
+        return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)

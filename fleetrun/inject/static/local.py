@@ -9,7 +9,7 @@ from . import program
 _LOSS_GRADIENT = 257
 
 
-def run(main: Any, ranks: int) -> None:  # noqa: ANN401 - Paddle's
+def run(main: Any, ranks: int) -> None:
     """Take the sums of gradients out of MAIN, and what divides the loss by the number of RANKS.
 
     What averages the parameters is in blocks that run on some steps only.
@@ -29,5 +29,5 @@ def run(main: Any, ranks: int) -> None:  # noqa: ANN401 - Paddle's
             and abs(op.attr("scale") * ranks - 1) < 1e-6  # noqa: PLR2004 - single precision
         )
         if is_share or (op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD):
-            block._remove_op(index, sync=False)  # noqa: SLF001
-    main._sync_with_cpp()  # noqa: SLF001
+            block._remove_op(index, sync=False)
+    main._sync_with_cpp()

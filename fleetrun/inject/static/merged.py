@@ -31,19 +31,19 @@ _KINDS = {
 MERGED = tuple(f"merged_{kind}" for kind in _KINDS)
 
 
-def run(main: Any) -> str:  # noqa: ANN401 - Paddle's type
+def run(main: Any) -> str:
     """Merge what shares its settings; return why nothing could be, or an empty string."""
     done = 0
     for block in main.blocks:
         done += sum(_merge(block, group) for group in reversed(_groups(block)))
     if done:
-        main._sync_with_cpp()  # noqa: SLF001
+        main._sync_with_cpp()
         return ""
     kinds = sorted({op.type for op in program.updates(main)})
     return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
 
 
-def _groups(block: Any) -> list[list[int]]:  # noqa: ANN401
+def _groups(block: Any) -> list[list[int]]:
     """Return the indexes of operators that may become one, group by group."""
     groups: list[list[int]] = []
     key: object = None
@@ -64,7 +64,7 @@ def _groups(block: Any) -> list[list[int]]:  # noqa: ANN401
     return [group for group in groups if len(group) > 1]
 
 
-def _key(block: Any, op: Any) -> object:  # noqa: ANN401
+def _key(block: Any, op: Any) -> object:
     if op.type not in _KINDS:
         return None
     entries, exits, settings = _KINDS[op.type]
@@ -73,19 +73,16 @@ def _key(block: Any, op: Any) -> object:  # noqa: ANN401
         return None
     if not {name for name in op.output_names if op.output(name)} <= set(exits):
         return None
-    dtypes = [
-        str(block._find_var_recursive(op.input(name)[0]).dtype)  # noqa: SLF001
-        for name in ("Param", "Grad")
-    ]
+    dtypes = [str(block._find_var_recursive(op.input(name)[0]).dtype) for name in ("Param", "Grad")]
     values = [op.attr(name) for name in settings if op.has_attr(name)]
     return (op.type, sorted(used), op.input("LearningRate"), dtypes, values, program.role(op))
 
 
-def _merge(block: Any, group: list[int]) -> int:  # noqa: ANN401
+def _merge(block: Any, group: list[int]) -> int:
     ops = [block.ops[index] for index in group]
     first = ops[0]
     entries, exits, settings = _KINDS[first.type]
-    find = block._find_var_recursive  # noqa: SLF001
+    find = block._find_var_recursive
     inputs = {
         name: [find(op.input(name)[0]) for op in ops]
         for name in entries
@@ -103,9 +100,7 @@ def _merge(block: Any, group: list[int]) -> int:  # noqa: ANN401
     attrs["op_role"] = program.role(first)
     merged = f"merged_{first.type}"
     for index in reversed(group):
-        block._remove_op(index, sync=False)  # noqa: SLF001
+        block._remove_op(index, sync=False)
     at = group[-1] - len(group) + 1
-    block._insert_op_without_sync(  # noqa: SLF001
-        at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs
-    )
+    block._insert_op_without_sync(at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs)
     return len(group)

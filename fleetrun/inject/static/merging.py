@@ -35,7 +35,7 @@ def install() -> None:
     after_import("paddle.optimizer.lr", _watch)
 
 
-def ran(main: Any, *, is_updated: bool) -> None:  # noqa: ANN401 - Paddle's
+def ran(main: Any, *, is_updated: bool) -> None:
     """Hear that MAIN, which merges, ran, and whether it updated its parameters."""
     scheduler = getattr(main, "lr_scheduler", None)
     if scheduler is not None:
@@ -44,7 +44,7 @@ def ran(main: Any, *, is_updated: bool) -> None:  # noqa: ANN401 - Paddle's
         turn.is_updated = is_updated
 
 
-def settle(main: Any, startup: Any) -> None:  # noqa: ANN401 - Paddle's
+def settle(main: Any, startup: Any) -> None:
     """Give MAIN a counter of its own, if it merges."""
     block = main.global_block()
     if not block.has_var(_COUNTERS[0]):
@@ -55,11 +55,11 @@ def settle(main: Any, startup: Any) -> None:  # noqa: ANN401 - Paddle's
         # The generator's own numbers may begin anew for each program.
         own = unique_name.generate(f"{name}_{id(main)}")
         for each in (main, startup):
-            each.global_block()._rename_var(name, own)  # noqa: SLF001
-            each._sync_with_cpp()  # noqa: SLF001
+            each.global_block()._rename_var(name, own)
+            each._sync_with_cpp()
 
 
-def _watch(module: Any) -> None:  # noqa: ANN401
+def _watch(module: Any) -> None:
     base = module.LRScheduler
     for kind in list(vars(module).values()):
         if isinstance(kind, type) and issubclass(kind, base) and "step" in vars(kind):
@@ -68,7 +68,7 @@ def _watch(module: Any) -> None:  # noqa: ANN401
 
 def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
-    def merged(self: Any, *words: Any, **named: Any) -> Any:  # noqa: ANN401
+    def merged(self: Any, *words: Any, **named: Any) -> Any:
         turn = _turns.get(self)
         if turn is not None:
             is_with_run = turn.runs == 1

@@ -45,9 +45,9 @@ def functions() -> Iterator[None]:
 
 def _writing(function: Callable[..., Any], kind: str, attrs: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def write(*words: Any, **named: Any) -> Any:  # noqa: ANN401
+    def write(*words: Any, **named: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
-        operands = dict(zip(("x", "y"), words), **named)  # noqa: B905 - Python 3.8
+        operands = dict(zip(("x", "y"), words), **named)
         older = paddle.base.framework.Variable
         if not all(isinstance(operand, older) for operand in operands.values()):
             # Or it was called with more than operands, and says itself what is wrong.

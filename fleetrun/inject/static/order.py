@@ -12,22 +12,22 @@ from . import program
 _COLLECTIVES = {"all_reduce", "reduce", "broadcast"}
 
 
-def keep(main: Any) -> None:  # noqa: ANN401 - Paddle's
+def keep(main: Any) -> None:
     """Let each collective of MAIN wait for the one before it in its block."""
     for block in main.blocks:
         places = [index for index, op in enumerate(block.ops) if op.type in _COLLECTIVES]
         # From the end on: so the places before stay what they are.
-        for before, place in reversed(list(zip(places, places[1:]))):  # noqa: B905, RUF007 - 3.8
+        for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
             carried = _variable(block, place)
-            block._insert_op_without_sync(  # noqa: SLF001
+            block._insert_op_without_sync(
                 place,
                 type="depend",
                 inputs={"X": carried, "Dep": _variable(block, before)},
                 outputs={"Out": carried},
                 attrs={"op_role": program.role(block.ops[place])},
             )
-    main._sync_with_cpp()  # noqa: SLF001
+    main._sync_with_cpp()
 
 
-def _variable(block: Any, place: int) -> Any:  # noqa: ANN401
-    return block._find_var_recursive(block.ops[place].input_arg_names[0])  # noqa: SLF001
+def _variable(block: Any, place: int) -> Any:
+    return block._find_var_recursive(block.ops[place].input_arg_names[0])

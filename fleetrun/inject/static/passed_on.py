@@ -24,7 +24,7 @@ class Finding(NamedTuple):
     reason: str
 
 
-def look(running: Any) -> Iterator[Finding]:  # noqa: ANN401 - Paddle's
+def look(running: Any) -> Iterator[Finding]:
     """Yield a finding for each field that Paddle's own optimizers of strategies look after."""
     found = program.count(running)
     for name, (count, reason) in _COUNTS.items():
@@ -33,13 +33,13 @@ def look(running: Any) -> Iterator[Finding]:  # noqa: ANN401 - Paddle's
 
 
 def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
-    def count(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+    def count(_running: Any, found: dict[str, int]) -> str:
         return ", ".join(f"{found[kind]} {kind}" for kind in kinds if kind in found)
 
     return count
 
 
-def _casts(running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+def _casts(running: Any, found: dict[str, int]) -> str:
     casts = sum(
         op.type == "cast" and op.attr("out_dtype") in _HALVES
         for block in running.blocks
@@ -51,13 +51,13 @@ def _casts(running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
     return f"{casts} casts to 16 bits, {checks} check_finite_and_unscale"
 
 
-def _no_casts(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+def _no_casts(_running: Any, found: dict[str, int]) -> str:
     if "check_finite_and_unscale" not in found:
         return "Paddle has not put it into the program"
     return "Paddle scales the loss only, and computes all in 32 bits here"
 
 
-def _again(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+def _again(running: Any, _found: dict[str, int]) -> str:
     again = sum(
         any(".subprog_" in name for name in op.output_arg_names)
         for op in running.global_block().ops
@@ -65,13 +65,13 @@ def _again(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
     return f"{again} operators compute again in backward" if again else ""
 
 
-def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+def _no_checkpoints(_running: Any, _found: dict[str, int]) -> str:
     if not (settings.effective("recompute_configs") or {}).get("checkpoints"):
         return "recompute_configs names no checkpoints, and Paddle finds none by itself"
     return "Paddle has not put it into the program"
 
 
-def _averages(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+def _averages(running: Any, _found: dict[str, int]) -> str:
     first, *others = running.blocks
     if any(
         op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD for op in first.ops
@@ -84,21 +84,21 @@ def _averages(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
     return f"{moved} allreduces are in blocks that some steps run only; none of them sums gradients"
 
 
-def _still_sums(_running: Any, found: dict[str, int]) -> str:  # noqa: ANN401
+def _still_sums(_running: Any, found: dict[str, int]) -> str:
     if "conditional_block" not in found:
         return "Paddle does it for Momentum and SGD only, and has not put it into the program"
     return "gradients are summed at each step nevertheless"
 
 
 def _only_for(kinds: str) -> Callable[[Any, dict[str, int]], str]:
-    def reason(running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+    def reason(running: Any, _found: dict[str, int]) -> str:
         here = ", ".join(sorted({op.type for op in program.updates(running)}))
         return f"Paddle puts it in the place of {kinds} only; here: {here}"
 
     return reason
 
 
-def _absent(_running: Any, _found: dict[str, int]) -> str:  # noqa: ANN401
+def _absent(_running: Any, _found: dict[str, int]) -> str:
     return "Paddle has not put it into the program"
 
 

@@ -19,7 +19,7 @@ class Reduction(NamedTuple):
     variable: str
 
 
-def reductions(program: Any) -> list[Reduction]:  # noqa: ANN401 - Paddle's types
+def reductions(program: Any) -> list[Reduction]:
     """Find the allreduces of gradients in all blocks, in the order of the program."""
     return [
         Reduction(block, index, op, op.input_arg_names[0])
@@ -29,12 +29,12 @@ def reductions(program: Any) -> list[Reduction]:  # noqa: ANN401 - Paddle's type
     ]
 
 
-def role(op: Any) -> int:  # noqa: ANN401
+def role(op: Any) -> int:
     """Return the bits that say what the operator OP is for."""
     return int(op.attr("op_role")) if op.has_attr("op_role") else 0
 
 
-def updates(program: Any) -> list[Any]:  # noqa: ANN401
+def updates(program: Any) -> list[Any]:
     """Find the operators that change parameters by their gradients."""
     return [
         op
@@ -44,7 +44,7 @@ def updates(program: Any) -> list[Any]:  # noqa: ANN401
     ]
 
 
-def written_by_forward(program: Any) -> set[str]:  # noqa: ANN401
+def written_by_forward(program: Any) -> set[str]:
     """Name the variables that operators of the forward compute; what they send is no such thing."""
     return {
         name
@@ -57,15 +57,15 @@ def written_by_forward(program: Any) -> set[str]:  # noqa: ANN401
     }
 
 
-def holds_updates(op: Any) -> bool:  # noqa: ANN401
+def holds_updates(op: Any) -> bool:
     """Whether the block that the operator OP runs on some steps only updates parameters."""
-    block = op.block.program.blocks[op._block_attr_id("sub_block")]  # noqa: SLF001
+    block = op.block.program.blocks[op._block_attr_id("sub_block")]
     return any({"Param", "Grad"} <= set(each.input_names) for each in block.ops)
 
 
-def bytes_of(block: Any, name: str) -> int | None:  # noqa: ANN401
+def bytes_of(block: Any, name: str) -> int | None:
     """Return the size of the dense variable NAME; None if it is sparse or not known yet."""
-    variable = block._find_var_recursive(name)  # noqa: SLF001
+    variable = block._find_var_recursive(name)
     try:
         shape = variable.shape
         if "LOD_TENSOR" not in str(variable.type) and "DENSE_TENSOR" not in str(variable.type):
@@ -80,7 +80,7 @@ def bytes_of(block: Any, name: str) -> int | None:  # noqa: ANN401
     return count * _SIZES.get(str(variable.dtype)[-2:], 4)
 
 
-def count(program: Any) -> dict[str, int]:  # noqa: ANN401
+def count(program: Any) -> dict[str, int]:
     """Count the operators of each type, in all blocks."""
     found: dict[str, int] = {}
     for block in program.blocks:
@@ -89,10 +89,10 @@ def count(program: Any) -> dict[str, int]:  # noqa: ANN401
     return found
 
 
-def remove(program: Any, types: tuple[str, ...]) -> None:  # noqa: ANN401
+def remove(program: Any, types: tuple[str, ...]) -> None:
     """Take all operators of TYPES out of the program."""
     for block in program.blocks:
         for index in reversed(range(len(block.ops))):
             if block.ops[index].type in types:
-                block._remove_op(index, sync=False)  # noqa: SLF001
-    program._sync_with_cpp()  # noqa: SLF001
+                block._remove_op(index, sync=False)
+    program._sync_with_cpp()

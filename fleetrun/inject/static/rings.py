@@ -29,7 +29,7 @@ class Way(NamedTuple):
     lane: lanes.Lane | None = None
 
 
-def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa: ANN401 - Paddle's
+def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:
     """Make the communicators that the strategy asks for; all ranks call it alike."""
     ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
@@ -60,7 +60,7 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:  # noqa:
     return ways
 
 
-def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:  # noqa: ANN401
+def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:
     """Return the operators that sum CARRIED over all ranks."""
     if way.inner < 0:
         return [_sum(carried, allreduce, way.ring)]
@@ -79,7 +79,7 @@ def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:
     return ops
 
 
-def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:  # noqa: ANN401
+def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:
     attrs: dict[str, Any] = {"ring_id": ring}
     if allreduce.startswith("c_"):
         attrs["use_calc_stream"] = reading.waits() or bool(
@@ -102,17 +102,17 @@ def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:  # noqa: AN
     }
 
 
-def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:  # noqa: ANN401
+def _open(startup: Any, fleet: Any, ring: int, ranks: Sequence[int]) -> None:
     common: Any = sys.modules["paddle.distributed.fleet.meta_optimizers.common"]
     endpoints = fleet.worker_endpoints()
     rank = fleet.worker_index()
-    common.CollectiveHelper(fleet._role_maker, wait_port=False)._init_communicator(  # noqa: SLF001
+    common.CollectiveHelper(fleet._role_maker, wait_port=False)._init_communicator(
         startup,
         endpoints[rank],
         [endpoints[each] for each in ranks],
         list(ranks).index(rank),
         ring,
-        False,  # noqa: FBT003 - wait_port; Paddle names it differently in each version
+        False,
         ring,
-        True,  # noqa: FBT003 - sync
+        True,
     )
