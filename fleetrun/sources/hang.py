@@ -11,8 +11,15 @@ if TYPE_CHECKING:
 IDLE_SHARE = 0.02
 # Between two looks a log or a progress file takes less of a disk than this, a checkpoint more.
 _NOISE_BYTES = 65536
+# Between two looks keepalives, leases and metrics send and receive less than the first; however
+# rarely we look, less than the second in each second. A download is faster than that.
+_CHATTER_BYTES = 16384
+_CHATTER_BYTES_PER_S = 4096
 # The kernel counts in steps of 10 ms, and one step may be anybody's.
 _TICK_S = 0.015
+
+
+NO_TRAFFIC: Mapping[int, int] = {}
 
 
 class Signs(NamedTuple):
@@ -36,15 +43,17 @@ class Depth(NamedTuple):
     written: int
     # Whether a process of it waits for a disk, in uninterruptible sleep.
     is_in_disk_wait: bool
+    # Bytes that each of its TCP connections has sent and received; none where nobody can tell.
+    traffic: Mapping[int, int] = NO_TRAFFIC
 
 
 class Clock:
     """Measures how long no rank has shown any life.
 
-    A heartbeat, many bytes to a disk or a wait for one are always life. Output, few bytes to a disk
-    and processor time are, too, until the first heartbeat: who reports progress is judged by it, so
-    that ranks that spin while they wait for each other, or have a thread that logs, are noticed. No
-    one else can tell spinning from work.
+    A heartbeat, many bytes to a disk or a wait for one are always life. Output, few bytes to a
+    disk, many over TCP and processor time are, too, until the first heartbeat: who reports progress
+    is judged by it, so that ranks that spin while they wait for each other, or have a thread that
+    logs, are noticed. No one else can tell spinning from work.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -99,16 +108,17 @@ class Clock:
         before, before_at = self._depths, self._depths_at
         self._depths, self._depths_at = depths, at
         self._has_compared = before is not None
-        minds_cpu = not self.has_beats
+        minds_all = not self.has_beats
         noise = _NOISE_BYTES if self.has_beats else 0
         for rank, now in depths.items():
             past = None if before is None else before.get(rank)
             if now.is_in_disk_wait or (past is not None and now.written - past.written > noise):
                 self._since = at
-            if minds_cpu and past is not None:
+            if minds_all and past is not None:
                 # Who ended in between takes its time with it; who is new brings its own.
                 used = sum(now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s)
-                if used > _enough(at - before_at):
+                moved = sum(now.traffic[one] - past.traffic.get(one, 0) for one in now.traffic)
+                if used > _enough(at - before_at) or moved > _chatter(at - before_at):
                     self._since = at
 
     def revive(self, at: float) -> None:
@@ -123,6 +133,11 @@ class Clock:
 def _enough(seconds: float) -> float:
     """Return the processor time that counts as life within SECONDS."""
     return max(_TICK_S, seconds * IDLE_SHARE)
+
+
+def _chatter(seconds: float) -> float:
+    """Return how many bytes over TCP within SECONDS are no life yet."""
+    return max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
 
 
 class Lag(NamedTuple):

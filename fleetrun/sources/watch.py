@@ -94,6 +94,8 @@ class Watch:
         self._question: Question | None = None
         # Why the driver is not asked any more.
         self._is_driver_stuck = False
+        # Whether the kernel tells what goes over TCP.
+        self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
         self._labels = [label(spec) for spec in plan.processes]
@@ -310,18 +312,40 @@ class Watch:
 
     def _depths(self) -> dict[int, hang.Depth]:
         from fleetrun.run import proc  # noqa: PLC0415 - see _look
-        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
 
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.everybody(), leaders)
+        traffic = self._traffic()
+        links = {
+            pid: sockets.inodes(one.pid for one in family) & traffic.keys() if traffic else ()
+            for pid, family in families.items()
+        }
         return {
             leaders[pid]: hang.Depth(
                 cpu_s={one.pid: one.cpu_s for one in family},
                 written=sum(proc.written(one.pid) for one in family),
                 is_in_disk_wait=any(one.state == "D" for one in family),
+                traffic={link: traffic[link] for link in links[pid]},
             )
             for pid, family in families.items()
         }
+
+    def _traffic(self) -> Mapping[int, int]:
+        """Return the bytes of each TCP connection, if they matter and the kernel tells."""
+        from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
+
+        if not self._sees_traffic or (self._clock is not None and self._clock.has_beats):
+            return hang.NO_TRAFFIC
+        try:
+            return sockets.traffic()
+        except OSError as error:
+            self._sees_traffic = False
+            self._say(
+                f"The kernel does not tell what goes over TCP ({error.strerror or error}), so a "
+                "download without output looks like a hang; heartbeats are seen all the same."
+            )
+            return hang.NO_TRAFFIC
 
     def _conclude(
         self, texts: dict[int, str], before: Mapping[int, hang.Signs], silence_s: float

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import Command
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,6 +161,58 @@ for _ in range(25):
     if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:  # noqa: S108
         pytest.skip("a file system in memory counts no writes")
     assert job.run().code == 0
+
+
+# Rank 1 gets CHUNK bytes from rank 0 and answers, every 0.1 s, until END seconds have passed.
+TALK = """
+import socket
+def talk(link, chunk, end):
+    end += time.monotonic()
+    while time.monotonic() < end:
+        if rank: link.recv(chunk, socket.MSG_WAITALL), link.send(b"ok")
+        else: link.sendall(bytes(chunk)), link.recv(2), time.sleep(0.1)
+if rank == 0:
+    server = socket.create_server(("127.0.0.1", 0))
+    with open("port.new", "w") as file: print(server.getsockname()[1], file=file)
+    os.rename("port.new", "port")
+    link = server.accept()[0]
+else:
+    while not os.path.exists("port"): time.sleep(0.01)
+    link = socket.create_connection(("127.0.0.1", int(open("port").read())))
+"""
+
+
+def test_s62_a_download_without_output_is_alive(tmp_path: Path) -> None:
+    # From a server that is no rank, in a child that writes nothing, as `aws s3 cp` would.
+    chunk = 65536
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = f"""
+import socket, subprocess
+get = "import socket; s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))"
+get += "\\nwhile s.recv({chunk}): pass"
+subprocess.run([sys.executable, "-S", "-c", get]) if rank == 1 else time.sleep(4)
+"""
+        server.settimeout(LONG_S)
+        launcher = Command.python(tmp_path, code, "--hang_timeout=0.8").start(env=NO_SPY)
+        link, _ = server.accept()
+        with link:
+            end = time.monotonic() + 4.0
+            while time.monotonic() < end and launcher.poll() is None:
+                with suppress(OSError):
+                    link.sendall(bytes(chunk))
+                time.sleep(0.1)
+    assert Command.made[-1].finish(launcher).code == 0
+
+
+def test_s61_connections_that_are_only_kept_are_not_life(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, f"{TALK}\ntalk(link, 64, 60)", "--hang_timeout=0.8")
+    assert job.run(env=NO_SPY).code == 124
+
+
+def test_s61_with_heartbeats_a_download_does_not_hide_a_hang(tmp_path: Path) -> None:
+    beat = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1')"
+    code = f"{TALK}\n{beat}\ntalk(link, 65536, 60)"
+    assert Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY).code == 124
 
 
 def test_s62_heartbeats_without_output_are_alive(tmp_path: Path) -> None:

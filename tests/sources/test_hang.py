@@ -101,6 +101,33 @@ def test_with_heartbeats_a_thread_that_logs_is_not_life() -> None:
     assert watched(*looks).is_hung(25.0)
 
 
+def traffic(*counts: int, beat: int = 0, step_s: float = 5.0) -> Clock:
+    """Return a clock that has seen one connection with so many bytes, look after look."""
+    clock = Clock(20.0)
+    clock.restart(0.0)
+    for number, count in enumerate(counts):
+        at = number * step_s
+        if clock.look({0: QUIET._replace(beat=beat)}, at):
+            clock.look_closer({0: IDLE._replace(traffic={9: count})}, at)
+    return clock
+
+
+def test_s62_a_download_is_life() -> None:
+    assert not traffic(0, 0, 0, 0, 0, 65536).is_hung(25.0)
+    # A connection that is new brings what it has had.
+    looks = silence(6)
+    looks[5] = ({0: QUIET}, {0: IDLE._replace(traffic={9: 65536})})
+    assert not watched(*looks).is_hung(25.0)
+
+
+def test_keep_alives_are_not_life() -> None:
+    assert traffic(*range(0, 60_000, 10_000)).is_hung(25.0)
+
+
+def test_with_heartbeats_traffic_is_not_life() -> None:
+    assert traffic(*range(0, 600_000, 100_000), beat=1).is_hung(25.0)
+
+
 def test_with_heartbeats_a_checkpoint_is_life() -> None:
     looks = [
         (

@@ -1,0 +1,73 @@
+"""What the kernel tells of TCP connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.sources import sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    with socket.create_server((request.param, 0), family=family) as server:
+        link = socket.create_connection(server.getsockname()[:2])
+        other, _ = server.accept()
+    with link, other:
+        yield link, other
+
+
+def inode(link: socket.socket) -> int:
+    return os.fstat(link.fileno()).st_ino
+
+
+def test_bytes_count_on_both_sides(pair: tuple[socket.socket, socket.socket]) -> None:
+    link, other = pair
+    before = sockets.traffic()
+    link.sendall(b"x" * 50_000)
+    left = 50_000
+    while left:
+        left -= len(other.recv(left))
+    after = sockets.traffic()
+    # What was received is known at once; of what was sent, what has been acknowledged.
+    assert after[inode(other)] - before[inode(other)] == 50_000
+    assert after[inode(link)] - before[inode(link)] >= 40_000
+
+
+def test_the_sockets_of_a_process_are_found(pair: tuple[socket.socket, socket.socket]) -> None:
+    assert {inode(one) for one in pair} <= sockets.inodes([os.getpid()])
+
+
+def test_a_process_that_is_gone_has_none() -> None:
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert sockets.inodes([pid]) == set()
+
+
+def answers(*messages: tuple[int, bytes]) -> list[tuple[int, int]]:
+    text = b""
+    for kind, body in messages:
+        text += struct.pack("=IHHII", 16 + len(body), kind, 2, 0, 0) + body
+        text += bytes(-len(body) % 4)
+    return list(sockets._answers(lambda _: text))  # noqa: SLF001 - the kernel has no other side
+
+
+def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:
+    # `struct tcp_info` of Linux 3.10 ends after 104 bytes.
+    attribute = struct.pack("=HH", 4 + 104, 2) + bytes(104)
+    assert answers((20, bytes(68) + struct.pack("=I", 7) + attribute), (3, bytes(4))) == []
+
+
+def test_a_kernel_without_the_means_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        answers((2, struct.pack("=i", -2) + bytes(16)))
