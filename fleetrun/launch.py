@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun import colors, engines, probe
-from fleetrun.plan import compose, devices, hosts, secrets
+from fleetrun import colors, engines, planner, probe
+from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
-    from fleetrun.plan.devices import Share
     from fleetrun.run.asking import Question
     from fleetrun.run.events import Judged, PeerFailed, PeersDone, Refuted
     from fleetrun.run.supervisor import Sink
@@ -35,17 +34,19 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
 
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
     """
-    facts = probe.read(request, environ)
-    share = devices.share(request, facts)
+    found = engines.find(request, environ, planner.places(request))
+    facts = probe.read(request, environ, found.hosts)
+    share = planner.share(request, facts)
+    slots = planner.slots(request, facts, share)
     # Before ports are held, each of which is an open file; a dry run opens none.
     is_real = request.dry_run is None
-    files = FileLimit(_most_processes(request, share)) if is_real else None
-    engine = engines.choose(request, facts, dry=request.dry_run is not None)
+    files = FileLimit(len(slots.slots)) if is_real else None
+    engine = found.engine(facts.pid)
     try:
-        roster = engine.gather(request, facts, share.groups)
+        roster = engine.gather(request, facts, slots)
         if files is None:
             plans = [
-                compose.compose(request, facts, share, roster._replace(me=node))
+                planner.plan(request, facts, share, roster._replace(me=node))
                 for node in range(len(roster.members))
             ]
             return _show(plans, request, here=roster.me)
@@ -53,25 +54,16 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         def replan(attempt: int) -> LaunchPlan:
             nonlocal engine
             engine.close()
-            engine = engines.choose(request, facts, dry=False, attempt=attempt)
-            again = engine.gather(request, facts, share.groups)._replace(generation=attempt)
-            return compose.compose(request, facts, share, again)
+            engine = found.engine(facts.pid, attempt)
+            again = engine.gather(request, facts, slots)._replace(generation=attempt)
+            return planner.plan(request, facts, share, again)
 
-        plan = compose.compose(request, facts, share, roster)
+        plan = planner.plan(request, facts, share, roster)
         return _run(plan, request, environ, replan, files)
     finally:
         engine.close()
         if files is not None:
             files.restore()
-
-
-def _most_processes(request: Request, share: Share) -> int:
-    """Return how many processes may start here, at most."""
-    if request.run_mode not in hosts.SERVER_MODES:
-        return len(share.groups)
-    from fleetrun.plan import servers  # noqa: PLC0415 - only for parameter servers
-
-    return sum(map(len, servers.ports(servers.crew(request), request.start_port)))
 
 
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:

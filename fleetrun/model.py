@@ -186,10 +186,9 @@ class Facts(NamedTuple):
     exec_limit: int = 2 * 1024 * 1024
     # Only read when processes are to be bound to them.
     processors: Processors | None = None
-    # Only read for parameter servers and rpc: the Paddle that is here, if it was built without
-    # them, and whether the script itself says that it imports Paddle.
-    paddle_without_servers: str | None = None
-    paddle_without_rpc: str | None = None
+    # Only read for modes that need a part of Paddle that some builds lack: the version of the
+    # Paddle that is here if it lacks it, and whether the script itself says that it imports Paddle.
+    paddle_lacking: str | None = None
     script_imports_paddle: bool = False
     # Why none of the GPUs that are here can be used.
     without_gpus: str = ""
@@ -209,11 +208,18 @@ class Endpoint(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One host of the job: a port and a group of devices for each of its ranks."""
+    """One host of the job: a port and a group of devices for each of its slots."""
 
     host: str
     ports: tuple[int, ...]
     groups: tuple[tuple[Device, ...], ...]
+
+
+class Assigned(NamedTuple):
+    """The one process that a cluster wants of this host."""
+
+    role: str
+    rank: int
 
 
 class Roster(NamedTuple):
@@ -225,6 +231,10 @@ class Roster(NamedTuple):
     generation: int = 0
     engine: str = "local"
     notes: tuple[str, ...] = ()
+    # Inherited variables that the hosts were read from: true for the ranks, too.
+    told: tuple[str, ...] = ()
+    # None: the mode says who runs here.
+    assigned: Assigned | None = None
 
 
 class RankSpec(NamedTuple):

@@ -5,6 +5,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fleetrun import modes
+
 Value = str | int | float | bool | tuple[str, ...] | None
 
 COMMON = "Most used"
@@ -493,7 +495,7 @@ TABLE: tuple[Option, ...] = (
         metavar="MODE",
         default="collective",
         env=("PADDLE_RUN_MODE",),
-        words=("collective", "ps", "ps-heter", "heter", "rpc"),
+        words=tuple(modes.BY_WORD),
     ),
     Option(
         "job_id",

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Script
 
-# What Python sees of parameter servers and of remote calls; the names are among the library's texts
-# where they are.
-_SERVERS = b"DistFleetWrapper\0"
-_RPC = b"rpc_start_worker\0"
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
@@ -25,17 +21,8 @@ _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
 _HEADER_BYTES = 64
 
 
-def without_servers(path: Sequence[str]) -> str | None:
-    """Return the version of the Paddle on PATH if it was surely built without parameter servers."""
-    return _without(path, _SERVERS)
-
-
-def without_rpc(path: Sequence[str]) -> str | None:
-    """Return the version of the Paddle on PATH if it was surely built without remote calls."""
-    return _without(path, _RPC)
-
-
-def _without(path: Sequence[str], name: bytes) -> str | None:
+def without(symbol: bytes, path: Sequence[str]) -> str | None:
+    """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
     for folder in path:
         home = os.path.join(folder, "paddle")
         text = _text(os.path.join(home, "version", "__init__.py"))
@@ -45,7 +32,7 @@ def _without(path: Sequence[str], name: bytes) -> str | None:
         for library in _LIBRARIES:
             constants = _constants(os.path.join(home, library))
             if constants is not None:
-                return None if name in constants else version.group(1) if version else "?"
+                return None if symbol in constants else version.group(1) if version else "?"
         return None
     return None
 

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, Facts, Processors
 from fleetrun.plan import command, hosts
@@ -45,6 +46,7 @@ def _remark(text: str) -> None:
 def read(
     request: Request,
     environ: Mapping[str, str],
+    names: Sequence[str] = (),
     *,
     root: str = "/",
     nvml: Callable[[], Nvml] | None = None,
@@ -53,8 +55,8 @@ def read(
 ) -> Facts:
     """Look at this host, as far as planning REQUEST needs to know.
 
-    NVIDIA's driver is asked beside the rest; SAY gets a line when that takes long, and after
-    PATIENCE_S seconds it counts as stuck.
+    NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
+    SAY gets a line when that takes long, and after PATIENCE_S seconds it counts as stuck.
     """
     assumed = environ.get(ASSUME)
     if assumed and request.dry_run is None:
@@ -76,7 +78,7 @@ def read(
         exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
     )
     inquiry = None if assumed else _ask_driver(request, root, nvml)
-    facts = _with_network(request, _with_paddle(request, facts), environ)
+    facts = _with_network(request, _with_paddle(request, facts), names)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, patience_s=patience_s)
@@ -115,21 +117,15 @@ def current_folder() -> str:
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:
     """Complete FACTS with what the Paddle here cannot do, where that matters."""
-    if request.run_mode in hosts.SERVER_MODES:
-        from fleetrun import paddles  # noqa: PLC0415 - only for parameter servers
+    feature = modes.BY_WORD[request.run_mode].feature
+    if feature is None:
+        return facts
+    from fleetrun import paddles  # noqa: PLC0415 - most modes need only what every Paddle has
 
-        return facts._replace(
-            paddle_without_servers=paddles.without_servers(sys.path),
-            script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
-        )
-    if request.run_mode == "rpc":
-        from fleetrun import paddles  # noqa: PLC0415 - only for remote calls
-
-        return facts._replace(
-            paddle_without_rpc=paddles.without_rpc(sys.path),
-            script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
-        )
-    return facts
+    return facts._replace(
+        paddle_lacking=paddles.without(feature.symbol, sys.path),
+        script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
+    )
 
 
 def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
@@ -362,9 +358,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def _with_network(request: Request, facts: Facts, environ: Mapping[str, str]) -> Facts:
-    """Complete FACTS with our addresses, what the hosts' names are, and the way to the peers."""
-    names = hosts.named(request, environ)
+def _with_network(request: Request, facts: Facts, names: Sequence[str]) -> Facts:
+    """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers."""
     if not names and request.host is not None:
         names = (request.host,)
     if all(hosts.is_loopback(name) for name in names):

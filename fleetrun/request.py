@@ -4,12 +4,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import argv, options
+from fleetrun import argv, modes, options
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Given, Option, Value
 from fleetrun.plan import secrets
-from fleetrun.plan.hosts import CLOUD, SERVER_FIELDS, SERVER_MODES
+from fleetrun.plan.hosts import in_paddlecloud
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -41,9 +41,6 @@ _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Only such a job has a use for these.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
-# Kubernetes and PaddleCloud start one process on each node, and tell it its role by these.
-_ROLE = ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")
-
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
@@ -88,14 +85,14 @@ def resolve(
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
-    mode = _text(chosen["run_mode"]) or "collective"
+    word = _text(chosen["run_mode"]) or "collective"
+    mode = modes.BY_WORD[word]
     # Then there is somebody who knows the hosts.
-    is_listed = any(chosen[name].value for name in ("servers", "trainers")) or (
-        mode in SERVER_MODES and all(environ.get(name) for name in _ROLE)
-    )
-    hosts = _hosts(chosen, notes, is_cloud=is_listed or _is_cloud(environ))
-    # With servers, what is removed is said where the roles are known.
-    if int(hosts.nnodes) == 1 and not _is_cloud(environ) and mode not in SERVER_MODES:
+    is_listed = any(chosen[name].value for name in ("servers", "trainers"))
+    is_told = in_paddlecloud(environ) or _is_told(mode, environ)
+    hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
+    # With roles, what is removed is said where they are known.
+    if int(hosts.nnodes) == 1 and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ))
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
@@ -115,7 +112,7 @@ def resolve(
         rank=hosts.rank,
         start_port=_whole(chosen["start_port"]),
         backend=_text(chosen["backend"]) or "auto",
-        run_mode=mode,
+        run_mode=word,
         job_id=_job_id(chosen["job_id"]),
         env=tuple((name, value) for name, (value, _) in env.items()),
         nccl=tuple((name, value) for name, (value, _) in nccl.items()),
@@ -315,31 +312,16 @@ def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
 def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list[str]) -> Chosen:
     """Return the mode of the job, which other options may imply; the script's words never do."""
     found = chosen["run_mode"]
-    asking = [chosen[name] for name in SERVER_FIELDS if chosen[name].value and _asks(chosen[name])]
-    if found.given.source == "default":
-        if asking:
-            return _implied(found, "ps", asking[0].given.typed)
-        if all(environ.get(name) for name in _ROLE):
-            return _implied(found, "ps", "$TRAINING_ROLE")
-    elif found.value not in SERVER_MODES and asking:
-        strength = _strength(found)
-        rival = max(asking, key=_strength)
-        if _strength(rival) > strength:
-            notes.append(
-                f"{rival.given.typed} wins over {found.given.typed}={found.given.raw}: "
-                "it asks for parameter servers."
-            )
-            return _implied(found, "ps", rival.given.typed)
-        if _strength(rival) == strength:
-            raise UsageError(
-                found.given.blame(
-                    f"{rival.given.typed} asks for parameter servers; leave one of the two out."
-                )
-            )
-        for each in asking:
-            notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
-            chosen[each.given.option.target] = Chosen(None, each.given)
-    if found.value not in SERVER_MODES:
+    for mode in modes.MODES:
+        asking = [chosen[name] for name in mode.options if _asks(chosen[name])]
+        if found.given.source == "default":
+            if asking:
+                found = _implied(found, mode.name, asking[0].given.typed)
+            elif _is_told(mode, environ):
+                found = _implied(found, mode.name, f"${mode.variables[0]}")
+        elif found.value not in mode.words and asking:
+            found = _settled(found, mode, asking, chosen, notes)
+    if modes.BY_WORD[str(found.value)].is_uniform:
         notes.extend(
             f"{chosen[name].given.typed} has no effect: only jobs with parameter servers use it."
             for name in _ONLY_SERVERS
@@ -348,9 +330,42 @@ def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list
     return found
 
 
+def _settled(
+    found: Chosen,
+    mode: modes.Mode,
+    asking: Sequence[Chosen],
+    chosen: dict[str, Chosen],
+    notes: list[str],
+) -> Chosen:
+    """Return who wins where --run_mode (FOUND) says another mode than MODE, that of ASKING."""
+    strength = _strength(found)
+    rival = max(asking, key=_strength)
+    if _strength(rival) > strength:
+        notes.append(
+            f"{rival.given.typed} wins over {found.given.typed}={found.given.raw}: "
+            f"it asks for {_what(mode)}."
+        )
+        return _implied(found, mode.name, rival.given.typed)
+    if _strength(rival) == strength:
+        raise UsageError(
+            found.given.blame(
+                f"{rival.given.typed} asks for {_what(mode)}; leave one of the two out."
+            )
+        )
+    for each in asking:
+        notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
+        chosen[each.given.option.target] = Chosen(None, each.given)
+    return found
+
+
+def _what(mode: modes.Mode) -> str:
+    """Say in words what MODE is about."""
+    return mode.name if mode.feature is None else mode.feature.name
+
+
 def _asks(found: Chosen) -> bool:
     """Whether FOUND asks for anybody; heterogeneous trainers are counted in a text."""
-    return not found.given.option.asks_for_nothing(found.given.raw)
+    return bool(found.value) and not found.given.option.asks_for_nothing(found.given.raw)
 
 
 def _strength(found: Chosen) -> int:
@@ -507,13 +522,9 @@ def _strategy(
 # -- the environment -----------------------------------------------------------------------------
 
 
-def _is_cloud(environ: Mapping[str, str]) -> bool:
-    """Whether PaddleCloud's variables name several hosts; the engines read them."""
-    return (
-        all(environ.get(name) for name in CLOUD)
-        and "," in environ["PADDLE_TRAINERS"]
-        and environ.get("PADDLE_TRAINERS_NUM") != "1"
-    )
+def _is_told(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
+    """Whether ENVIRON has all variables by which a cluster asks for MODE."""
+    return bool(mode.variables) and all(environ.get(name) for name in mode.variables)
 
 
 def _inherited(environ: Mapping[str, str]) -> Iterable[str]:

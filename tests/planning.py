@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from fleetrun import engines, planner
 from fleetrun.model import (
     Address,
     Device,
@@ -18,6 +20,8 @@ from fleetrun.model import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fleetrun.model import LaunchPlan
 
 
 def a_request(**fields: Any) -> Request:  # noqa: ANN401 - any field of a request
@@ -63,3 +67,18 @@ def a_roster(
     groups = tuple(() if cpu else gpus(index) for index in range(each))
     members = tuple(Member(host, ports, groups) for host in hosts)
     return Roster(members, me, Endpoint(hosts[0], 7777))
+
+
+def gathered(request: Request, facts: Facts, *, dry: bool = True) -> Roster:
+    """Gather the hosts of REQUEST, dryly unless said otherwise, so that no port need be free."""
+    request = request._replace(dry_run="table" if dry else None)
+    slots = planner.slots(request, facts, planner.share(request, facts))
+    found = engines.find(request, facts.environ, planner.places(request))
+    with closing(found.engine(facts.pid)) as engine:
+        return engine.gather(request, facts, slots)
+
+
+def planned(request: Request, facts: Facts, *, dry: bool = True) -> LaunchPlan:
+    """Plan REQUEST on the hosts that are gathered for it."""
+    roster = gathered(request, facts, dry=dry)
+    return planner.plan(request, facts, planner.share(request, facts), roster)

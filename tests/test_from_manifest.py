@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun import argv, cli, manifest, options, request
+from fleetrun import argv, cli, manifest, options, planner, request
 from fleetrun.errors import UsageError
 from fleetrun.plan import render
-from fleetrun.plan.compose import compose
 from fleetrun.plan.devices import Share
 from fleetrun.sinks.manifest import Manifest
 
@@ -40,7 +39,7 @@ def plan_of(made: Request, environ: Mapping[str, str]) -> LaunchPlan:
     """Plan MADE for a made-up host."""
     roster = a_roster()
     share = Share("gpu", roster.members[0].groups, "nccl")
-    return compose(made, some_facts(2, environ=environ), share, roster)
+    return planner.plan(made, some_facts(2, environ=environ), share, roster)
 
 
 def asked(words: tuple[str, ...], environ: Mapping[str, str]) -> tuple[Request, Mapping[str, str]]:

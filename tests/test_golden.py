@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from planning import planned
 
-from fleetrun import argv, engines, probe, request
+from fleetrun import argv, probe, request
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Address, Facts, LaunchPlan, RankSpec
-from fleetrun.plan import compose, devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -154,13 +154,7 @@ def _plan(case: Mapping[str, Any], words: list[str], folder: Path, *, dry: bool)
     wanted = request.resolve(argv.split(words), facts.environ)
     program = probe.find_script(wanted.script, facts.cwd, facts.environ)
     facts = facts._replace(program=program)
-    share = devices.share(wanted, facts)
-    engine = engines.choose(wanted, facts, dry=dry)
-    try:
-        roster = engine.gather(wanted, facts, share.groups)
-        return compose.compose(wanted, facts, share, roster)
-    finally:
-        engine.close()
+    return planned(wanted, facts, dry=dry)
 
 
 @pytest.fixture

@@ -9,9 +9,17 @@ import pytest
 
 from fleetrun import paddles
 from fleetrun.model import Script
+from fleetrun.modes import BY_WORD
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def without(mode: str, path: list[str]) -> str | None:
+    """Return the Paddle on PATH that lacks what MODE needs."""
+    feature = BY_WORD[mode].feature
+    assert feature is not None
+    return paddles.without(feature.symbol, path)
 
 
 def library(constants: bytes) -> bytes:
@@ -43,7 +51,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def asked(home: Path) -> str | None:
-    return paddles.without_servers([str(home.parents[1] / "empty"), str(home.parent)])
+    return without("ps", [str(home.parents[1] / "empty"), str(home.parent)])
 
 
 def test_the_core_is_known_by_its_name(home: Path) -> None:
@@ -56,9 +64,9 @@ def test_the_core_is_known_by_its_name(home: Path) -> None:
 def test_remote_calls_are_known_by_theirs(home: Path) -> None:
     path = [str(home.parent)]
     (home / "base" / "libpaddle.so").write_bytes(library(b"DistFleetWrapper\0"))
-    assert paddles.without_rpc(path) == "9.9.9"
+    assert without("rpc", path) == "9.9.9"
     (home / "base" / "libpaddle.so").write_bytes(library(b"one\0rpc_start_worker\0"))
-    assert paddles.without_rpc(path) is None
+    assert without("rpc", path) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"text", b"\x7fELF\x02\x01", library(b"")[:100]])
@@ -69,7 +77,7 @@ def test_what_cannot_be_read_is_blamed_for_nothing(home: Path, content: bytes | 
 
 
 def test_no_paddle_is_no_paddle_without_servers(tmp_path: Path) -> None:
-    assert paddles.without_servers([str(tmp_path), ""]) is None
+    assert without("ps", [str(tmp_path), ""]) is None
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,11 @@ def read(
     patience_s: float = 10.0,
 ) -> Facts:
     """Read the machine under ROOT."""
+    request = request or a_request()
     return probe.read(
-        request or a_request(),
+        request,
         environ or {},
+        request.ips,
         root=str(root),
         nvml=no_nvml if lib is None else lambda: lib,
         patience_s=patience_s,

@@ -1,64 +1,92 @@
-"""Engines: how the hosts of a job find each other, each behind the same small protocol."""
+"""Engines: which hosts take part in a job, each engine behind the same small protocol."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from fleetrun.engines import local, static
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
-from fleetrun.errors import UsageError
-from fleetrun.plan import hosts, origin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Device, Facts, Request, Roster
+    from fleetrun.engines.ports import Ports
+    from fleetrun.model import Facts, Request, Roster
+    from fleetrun.plan.layout import Places, Slots
 
 
 class Engine(Protocol):
-    """How hosts find each other.
+    """How the hosts of a job are found and get their ports.
 
     An engine whose roster can change later takes part in the supervisor too, by a `fileno()`.
     """
 
-    @property
     @abstractmethod
-    def name(self) -> str:
-        """The engine's name, as plans show it."""
-
-    @abstractmethod
-    def gather(
-        self, request: Request, facts: Facts, groups: Sequence[tuple[Device, ...]]
-    ) -> Roster:
-        """Return who takes part: this host with one rank for each of GROUPS, and its peers."""
+    def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
+        """Return the hosts with a port for each of SLOTS, and which of them we are."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back what is held (ports, connections)."""
 
 
-def choose(request: Request, facts: Facts, *, dry: bool, attempt: int = 0) -> Engine:
-    """Return the engine that REQUEST asks for; a DRY one opens nothing.
+class Maker(Protocol):
+    """What the file of an engine offers."""
 
-    Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
+    @abstractmethod
+    def find(
+        self, request: "Request", environ: Mapping[str, str], places: "Places"
+    ) -> tuple[str, ...] | None:
+        """Return the hosts that are known by name; None where this engine is not the one."""
+
+    @abstractmethod
+    def make(self, found: "Found", ports: "Ports") -> Engine:
+        """Return the engine for the hosts that were found."""
+
+
+class Row(NamedTuple):
+    """A row of the table: the engine is asked only where all VARIABLES are set."""
+
+    file: str
+    variables: tuple[str, ...] = ()
+
+
+# The first one that finds its hosts is the engine of the job.
+ENGINES = (
+    Row("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
+    Row("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
+    Row("fleetrun.engines.static"),
+    Row("fleetrun.engines.local"),
+)
+
+
+class Found(NamedTuple):
+    """The engine of a job, and what it knows before this host is looked at.
+
+    `hosts` are those that are known by name. `places` is what the mode's options say.
     """
-    seed = facts.pid + attempt
-    ports = GuessedPorts(seed) if dry else HeldPorts(seed)
-    if len(hosts.named(request, facts.environ)) > 1:
-        return static.Static(ports, dry=dry)
-    if request.nnodes != "1" and not _is_posted(request, facts):
-        raise UsageError(
-            f"{origin.option(request, 'nnodes')} names no hosts, and this version cannot wait for "
-            "them to come; name them with --ips, the same on each host."
-        )
-    return local.Local(ports, dry=dry)
+
+    maker: Maker
+    hosts: tuple[str, ...]
+    places: "Places"
+    dry: bool
+
+    def engine(self, pid: int, attempt: int = 0) -> Engine:
+        """Return the engine; a dry one opens nothing.
+
+        Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
+        """
+        seed = pid + attempt
+        return self.maker.make(self, GuessedPorts(seed) if self.dry else HeldPorts(seed))
 
 
-def _is_posted(request: Request, facts: Facts) -> bool:
-    """Say whether a cluster has given this node its one process, and knows the others itself."""
-    if request.run_mode not in hosts.SERVER_MODES:
-        return False
-    from fleetrun.plan import servers  # noqa: PLC0415 - only for parameter servers
+def find(request: "Request", environ: Mapping[str, str], places: "Places") -> Found:
+    """Return the engine of the job that REQUEST asks for, by what it and ENVIRON say."""
+    from importlib import import_module  # noqa: PLC0415 - so it is asked for in one place only
 
-    return servers.post(request, facts.environ) is not None
+    for row in ENGINES:
+        if all(environ.get(name, "").strip() for name in row.variables):
+            maker = cast("Maker", import_module(row.file))
+            hosts = maker.find(request, environ, places)
+            if hosts is not None:
+                return Found(maker, hosts, places, dry=request.dry_run is not None)
+    message = "the last engine takes every job"
+    raise AssertionError(message)

@@ -4,65 +4,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetrun.errors import UsageError
 from fleetrun.model import Endpoint, Member, Roster
-from fleetrun.plan import hosts, origin
+from fleetrun.plan import hosts, layout, origin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
+    from fleetrun.engines import Found
     from fleetrun.engines.ports import Ports
-    from fleetrun.model import Device, Facts, Request
+    from fleetrun.model import Facts, Request
+    from fleetrun.plan.layout import Places, Slots
 
+NAME = "local"
 LOOPBACK = "127.0.0.1"
+
+
+def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...]:
+    """Return the one host that is named, if any; several that nobody names cannot be waited for."""
+    if request.nnodes != "1":
+        raise UsageError(
+            f"{origin.option(request, 'nnodes')} names no hosts, and this version cannot wait for "
+            "them to come; name them with --ips, the same on each host."
+        )
+    return places.hosts or hosts.listed(request)
+
+
+def make(found: Found, ports: Ports) -> Local:
+    """Return the engine."""
+    return Local(found, ports)
 
 
 class Local:
     """The engine of a job on one host."""
 
-    name = "local"
-
-    def __init__(self, ports: Ports, *, dry: bool) -> None:
+    def __init__(self, found: Found, ports: Ports) -> None:
+        self._found = found
         self._ports = ports
-        self._dry = dry
 
-    def gather(
-        self, request: Request, facts: Facts, groups: Sequence[tuple[Device, ...]]
-    ) -> Roster:
+    def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return this host alone, with free ports, or those from --start_port on."""
-        if request.run_mode in hosts.SERVER_MODES:
-            return self._with_servers(request, facts)
         host, notes = self._host(request, facts)
-        if request.run_mode == "rpc":
-            from fleetrun.plan import servers  # noqa: PLC0415 - only where Paddle may lack it
-
-            notes += servers.check_paddle(request, facts)
-        if request.start_port is None:
-            # The master's is a port of its own: a store may listen on the first endpoint.
-            *ports, master = self._ports.free(len(groups) + 1)
-        else:
-            ports = list(hosts.port_range(request.start_port, len(groups)))
-            self._ports.take(ports)
-            (master,) = self._ports.free(1)
-        member = Member(host, tuple(ports), tuple(groups))
-        return Roster((member,), 0, Endpoint(host, master), engine=self.name, notes=notes)
-
-    def _with_servers(self, request: Request, facts: Facts) -> Roster:
-        """Return this host alone, with a port for each server, trainer and others."""
-        from fleetrun.plan import servers  # noqa: PLC0415 - only for parameter servers
-
-        post = servers.post(request, facts.environ)
-        if post is not None:
-            # The cluster has chosen the port, and the others know it.
-            member = Member(post.endpoint.host, (post.endpoint.port,), ((),))
-            return Roster((member,), 0, post.endpoint, engine="cloud")
-        host, notes = self._host(request, facts)
-        (wanted,) = servers.ports(servers.crew(request), request.start_port)
+        (wanted,) = layout.ports(slots, request.start_port)
         self._ports.take([port for port in wanted if port is not None])
-        free = iter(self._ports.free(wanted.count(None)))
+        # The master's is a port of its own: a store may listen on the first endpoint.
+        own = slots.master != "none"
+        free = iter(self._ports.free(wanted.count(None) + own))
         ports = tuple(next(free) if port is None else port for port in wanted)
-        member = Member(host, ports, ((),) * len(ports))
-        # Nobody meets at a master here; gloo has a port among those of the member.
-        return Roster((member,), 0, Endpoint(host, ports[0]), engine=self.name, notes=notes)
+        member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
+        master = Endpoint(host, next(free) if own else ports[0])
+        return Roster((member,), 0, master, engine=NAME, notes=notes)
 
     def close(self) -> None:
         """Give the ports back."""
@@ -70,9 +61,9 @@ class Local:
 
     def _host(self, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
         """Return the address that the endpoints have."""
-        names = hosts.named(request, facts.environ)
+        names, options, dry = self._found.hosts, self._found.places.options, self._found.dry
         if names:
-            _, notes = hosts.place(names, request, facts, dry=self._dry)
+            _, notes = hosts.place(names, request, facts, options=options, dry=dry)
             return names[0], notes
         if request.host is None or hosts.ours(request.host, facts):
             return request.host or LOOPBACK, ()

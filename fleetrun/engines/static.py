@@ -1,4 +1,4 @@
-"""Several hosts that everybody knows from the start: --ips, or PaddleCloud's variables."""
+"""Several hosts that everybody knows from the start, by --ips or by the lists of a mode."""
 
 from __future__ import annotations
 
@@ -6,87 +6,75 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Member, Roster
-from fleetrun.plan import hosts, origin
+from fleetrun.plan import hosts, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from fleetrun.engines import Found
     from fleetrun.engines.ports import Ports
-    from fleetrun.model import Device, Facts, Request
-    from fleetrun.plan.hosts import Cloud
+    from fleetrun.model import Facts, Request
+    from fleetrun.plan.layout import Places, Slots
+
+NAME = "static"
+
+
+def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+    """Return the hosts where several are named."""
+    names = places.hosts or hosts.listed(request)
+    return names if len(names) > 1 else None
+
+
+def make(found: Found, ports: Ports) -> Static:
+    """Return the engine."""
+    return Static(found, ports)
 
 
 class Static:
-    """The engine of a job whose hosts are listed; each has as many ranks as this one."""
+    """The engine of a job whose hosts are listed."""
 
-    name = "static"
-
-    def __init__(self, ports: Ports, *, dry: bool) -> None:
+    def __init__(self, found: Found, ports: Ports) -> None:
+        self._found = found
         self._ports = ports
-        self._dry = dry
 
-    def gather(
-        self, request: Request, facts: Facts, groups: Sequence[tuple[Device, ...]]
-    ) -> Roster:
+    def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return all hosts with the same ports on each, and our place among them."""
-        cloud = hosts.cloud(request, facts.environ)
-        if cloud is not None:
-            names, me, notes = cloud.names, cloud.me, _overruled(request, cloud)
-            ports = hosts.cloud_ports(cloud, request, len(groups))
-        elif request.run_mode in hosts.SERVER_MODES:
-            names = hosts.named(request, facts.environ)
-            me, notes = hosts.place(names, request, facts, dry=self._dry)
-            ports = _with_servers(request, len(names))
-        else:
-            names = hosts.listed(request)
-            me, notes = hosts.place(names, request, facts, dry=self._dry)
-            first = hosts.FIRST_PORT if request.start_port is None else request.start_port
-            ports = (hosts.port_range(first, len(groups)),) * len(names)
-        members = tuple(
-            # With servers, who has which devices follows from the roles.
-            Member(name, own, tuple(groups) if len(own) == len(groups) else ((),) * len(own))
-            for name, own in zip(names, ports, strict=True)
-        )
-        _check_distinct(members)
-        # Several "hosts" on loopback are this one, trying out: each has an address to itself.
-        address = names[me] if all(hosts.is_loopback(name) for name in names) else None
-        self._ports.take(ports[me], address)
-        # As in Paddle: every host knows the first endpoint without asking anyone.
-        master = Endpoint(names[0], ports[0][0])
-        if request.run_mode == "rpc":
-            from fleetrun.plan import servers  # noqa: PLC0415 - only where Paddle may lack it
-
-            notes += servers.check_paddle(request, facts)
-            # There the first endpoint is a worker's own, and a store needs another port.
-            master = Endpoint(names[0], ports[0][-1] + 1)
-        return Roster(members, me, master, engine=self.name, notes=notes)
+        names, options, dry = self._found.hosts, self._found.places.options, self._found.dry
+        me, notes = hosts.place(names, request, facts, options=options, dry=dry)
+        first = slots.first_port if request.start_port is None else request.start_port
+        rows = layout.ports(slots, first)
+        ports = rows if slots.hosts else rows * len(names)
+        return roster(self._ports, names, me, ports, slots)._replace(notes=notes)
 
     def close(self) -> None:
         """Give the ports back."""
         self._ports.close()
 
 
-def _with_servers(request: Request, number: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ports of each of NUMBER hosts: those of the lists, or the same on all."""
-    from fleetrun.plan import servers  # noqa: PLC0415 - only for parameter servers
-
-    crew = servers.crew(request)
-    first = servers.FIRST_PORT if request.start_port is None else request.start_port
-    rows = servers.ports(crew, first)
-    found = rows if crew.hosts else rows * number
-    return tuple(tuple(port for port in row if port is not None) for row in found)
-
-
-def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:
-    """Say in a line what PaddleCloud's variables win over."""
-    listed = tuple(name.strip() for name in request.ips)
-    if not listed or listed == cloud.names:
-        return ()
-    note = (
-        f"{origin.option(request, 'ips')} is not used: PADDLE_TRAINERS={','.join(cloud.names)} "
-        "from PaddleCloud wins, as in Paddle. Export PADDLE_LAUNCH_WITH_ARGS=1 to use --ips."
+def roster(
+    held: Ports,
+    names: Sequence[str],
+    me: int,
+    rows: Sequence[Sequence[int | None]],
+    slots: Slots,
+) -> Roster:
+    """Return the hosts NAMES with their ports, one of ROWS for each, once ours are HELD."""
+    members = tuple(
+        Member(
+            name,
+            tuple(port for port in row if port is not None),
+            tuple(slot.devices for slot in slots.on(name)),
+        )
+        for name, row in zip(names, rows, strict=True)
     )
-    return (note,)
+    _check_distinct(members)
+    # Several "hosts" on loopback are this one, trying out: each has an address to itself.
+    address = names[me] if all(hosts.is_loopback(name) for name in names) else None
+    held.take(members[me].ports, address)
+    # As in Paddle: every host knows the first endpoint without asking anyone.
+    first = members[0].ports
+    master = Endpoint(names[0], first[-1] + 1 if slots.master == "own" else first[0])
+    return Roster(members, me, master, engine=NAME)
 
 
 def _check_distinct(members: Sequence[Member]) -> None:

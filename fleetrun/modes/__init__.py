@@ -1,1 +1,89 @@
-"""Pure layouts: which ranks there are, and who must finish."""
+"""Modes: which processes a job has, and what each is told; pure, and each behind one protocol."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from fleetrun.model import Facts, Request, Roster
+    from fleetrun.plan.devices import Share
+    from fleetrun.plan.layout import Layout, Places, Slots
+
+
+class Rules(Protocol):
+    """What the file of a mode offers."""
+
+    @abstractmethod
+    def places(self, request: "Request") -> "Places":
+        """Return what REQUEST says about hosts."""
+
+    @abstractmethod
+    def slots(self, request: "Request", share: "Share") -> "Slots":
+        """Return the processes that REQUEST asks for, with this host's devices."""
+
+    @abstractmethod
+    def layout(
+        self, request: "Request", facts: "Facts", share: "Share", roster: "Roster"
+    ) -> "Layout":
+        """Return the ranks that the slots became on the hosts of ROSTER."""
+
+
+class Feature(NamedTuple):
+    """A part of Paddle that some builds lack; `symbol` is a text of the library that has it."""
+
+    name: str
+    pronoun: str
+    symbol: bytes
+
+
+class Mode(NamedTuple):
+    """A row of the table: `name` is what plans show, `words` are those of --run_mode."""
+
+    name: str
+    words: tuple[str, ...]
+    file: str
+    # Any of these options, or all of these variables, ask for this mode.
+    options: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    feature: Feature | None = None
+    # Whether all ranks do the same; a host's only one has all its devices then.
+    is_uniform: bool = True
+
+    @property
+    def rules(self) -> Rules:
+        """The mode's file, imported only when it is wanted."""
+        from importlib import import_module  # noqa: PLC0415 - the table is read without it
+
+        return cast("Rules", import_module(self.file))
+
+
+MODES = (
+    Mode("collective", ("collective",), "fleetrun.modes.collective"),
+    Mode(
+        "ps",
+        ("ps", "ps-heter", "heter"),
+        "fleetrun.modes.ps",
+        options=(
+            "server_num",
+            "servers",
+            "trainer_num",
+            "trainers",
+            "heter_worker_num",
+            "heter_workers",
+            "heter_devices",
+            "coordinator_num",
+            "coordinators",
+        ),
+        # Kubernetes and PaddleCloud start one process on each node, and tell it its role by these.
+        variables=("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
+        feature=Feature("parameter servers", "them", b"DistFleetWrapper\0"),
+        is_uniform=False,
+    ),
+    Mode(
+        "rpc",
+        ("rpc",),
+        "fleetrun.modes.rpc",
+        feature=Feature("paddle.distributed.rpc", "it", b"rpc_start_worker\0"),
+    ),
+)
+BY_WORD = {word: mode for mode in MODES for word in mode.words}

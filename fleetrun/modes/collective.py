@@ -5,31 +5,85 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.model import Endpoint, RankSpec
-from fleetrun.modes.cast import Cast, Part
+from fleetrun.plan.layout import TRAINER, Layout, LocalProcess, Places, Slot, Slots
 
 if TYPE_CHECKING:
-    from fleetrun.model import Roster
+    from fleetrun.model import Device, Facts, Request, Roster
+    from fleetrun.plan.devices import Share
 
-NAME = "collective"
-ROLE = "TRAINER"
+# Paddle's first port with --ips.
+FIRST_PORT = 6070
 
 
-def cast(roster: Roster) -> Cast:
+def places(_request: Request) -> Places:
+    """Return that no option of this mode names hosts."""
+    return Places()
+
+
+def slots(_request: Request, share: Share) -> Slots:
+    """Return one trainer for each group of devices."""
+    return Slots(tuple(Slot(TRAINER, devices=group) for group in share.groups), FIRST_PORT)
+
+
+def layout(_request: Request, _facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return every rank of the job, and what this host starts of them."""
-    ranks = layout(roster)
-    parts = [
-        Part(spec, f"{spec.role.lower()}.{spec.rank}", f"workerlog.{spec.local_rank}")
-        for spec in ranks
+    found = ranks(roster)
+    processes = [
+        LocalProcess(
+            spec,
+            name=f"trainer.{spec.rank}",
+            log=f"workerlog.{spec.local_rank}",
+            identity=_rank(share, spec),
+        )
+        for spec in found
         if spec.node_rank == roster.me
     ]
-    return Cast(NAME, ranks, tuple(parts))
+    return Layout(found, tuple(processes), _job(share, roster, found))
 
 
-def layout(roster: Roster) -> tuple[RankSpec, ...]:
+def ranks(roster: Roster) -> tuple[RankSpec, ...]:
     """Return every rank of the job, host by host in the roster's order."""
-    ranks: list[RankSpec] = []
+    found: list[RankSpec] = []
     for node_rank, member in enumerate(roster.members):
         for local_rank, (port, devices) in enumerate(zip(member.ports, member.groups, strict=True)):
             endpoint = Endpoint(member.host, port)
-            ranks.append(RankSpec(ROLE, len(ranks), local_rank, node_rank, devices, endpoint))
-    return tuple(ranks)
+            found.append(RankSpec(TRAINER, len(found), local_rank, node_rank, devices, endpoint))
+    return tuple(found)
+
+
+def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str, str]:
+    """Say which job this is, the same for all ranks of this host."""
+    return {
+        "PADDLE_TRAINERS_NUM": str(len(found)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in found]),
+        "PADDLE_GLOBAL_SIZE": str(len(found)),
+        "PADDLE_LOCAL_SIZE": str(len(roster.members[roster.me].ports)),
+        "PADDLE_NNODES": str(len(roster.members)),
+        "PADDLE_MASTER": str(roster.master),
+        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":") for spec in found]),
+        "PADDLE_DISTRI_BACKEND": share.backend,
+    }
+
+
+def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
+    """Say which rank this is."""
+    rank, local_rank = str(spec.rank), str(spec.local_rank)
+    indexes = _indexes(spec.devices, ",")
+    identity = {
+        "PADDLE_TRAINER_ID": rank,
+        "PADDLE_CURRENT_ENDPOINT": str(spec.endpoint),
+        "PADDLE_RANK_IN_NODE": local_rank,
+        "PADDLE_GLOBAL_RANK": rank,
+        "PADDLE_LOCAL_RANK": local_rank,
+        "PADDLE_LOCAL_DEVICE_IDS": indexes,
+    }
+    if spec.devices:
+        # Indexes into the mask that the worker inherits; the mask itself is never touched.
+        identity[f"FLAGS_selected_{share.kind}s"] = indexes
+        identity["FLAGS_selected_accelerators"] = indexes
+    return identity
+
+
+def _indexes(devices: tuple[Device, ...], separator: str) -> str:
+    """Join the devices' indexes."""
+    return separator.join([str(device.ordinal) for device in devices])

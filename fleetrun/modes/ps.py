@@ -6,21 +6,31 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun import modes
 from fleetrun.errors import UsageError
 from fleetrun.model import Endpoint, Peers, RankSpec
-from fleetrun.modes.cast import Cast, Part
-from fleetrun.plan import origin, servers
+from fleetrun.modes import roles
+from fleetrun.modes.roles import MEETING
+from fleetrun.plan import origin
 from fleetrun.plan.devices import MASKS
-from fleetrun.plan.servers import COORDINATOR, HETER, MEETING, SERVER, TRAINER
+from fleetrun.plan.layout import (
+    COORDINATOR,
+    HETER,
+    SERVER,
+    TRAINER,
+    Layout,
+    LocalProcess,
+    Places,
+    Slots,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Device, Facts, Request, Roster
+    from fleetrun.model import Assigned, Device, Facts, Request, Roster
+    from fleetrun.modes.roles import Roles
     from fleetrun.plan.devices import Share
-    from fleetrun.plan.servers import Crew, Post, Seat
-
-NAME = "ps"
+    from fleetrun.plan.layout import Slot
 
 # The names of logs, as Paddle has them (but for the coordinators', where it says one and does two).
 LOGS = {
@@ -42,7 +52,7 @@ _GLOO = ("0", "1", "2")
 _FIRST_LAUNCHER_PORT, _LAUNCHER_PORTS, _TRIES = 9400, 840, 4
 
 
-class Layout(NamedTuple):
+class Ranks(NamedTuple):
     """Every rank of the job, role by role, and where the trainers' gloo meets."""
 
     ranks: tuple[RankSpec, ...]
@@ -62,42 +72,76 @@ class Layout(NamedTuple):
         return tuple(endpoint for endpoint, own in pairs if own == stage)
 
 
-def cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
+def places(request: Request) -> Places:
+    """Return the hosts of the lists of servers and trainers."""
+    if not any(getattr(request, name) for name in modes.BY_WORD["ps"].options):
+        return Places(has_roles=True, is_open=True)
+    named = roles.roles(request).slots.hosts
+    if named and request.nnodes not in {"1", str(len(named))}:
+        raise UsageError(
+            f"{origin.option(request, 'nnodes')}: the lists of servers and trainers name "
+            f"{len(named)} host{'s' * (len(named) > 1)}; leave --nnodes out."
+        )
+    given = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
+    return Places(named, tuple(given) if named else (), has_roles=True)
+
+
+def slots(request: Request, share: Share) -> Slots:
+    """Return a slot for everybody; those of trainers have devices.
+
+    A host's first trainer gets the first group of SHARE, and so on, over and over.
+    """
+    found = roles.roles(request).slots
+    before: Counter[tuple[str, str | None]] = Counter()
+    equipped: list[Slot] = []
+    for slot in found.slots:
+        groups = share.groups if slot.role in _COMPUTES else ()
+        place = before[slot.role, slot.host]
+        before[slot.role, slot.host] += 1
+        equipped.append(slot._replace(devices=groups[place % len(groups)] if groups else ()))
+    return found._replace(slots=tuple(equipped))
+
+
+def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return who takes part in the job, and what this host starts."""
-    notes = servers.check_paddle(request, facts)
-    post = servers.post(request, facts.environ)
-    if post is not None:
-        return _posted(post, facts, share, notes)
-    crew = servers.crew(request)
-    notes += servers.supplied(request)
-    found = layout(crew, roster, share.groups)
+    if roster.assigned is not None:
+        return _assigned(roster.assigned, facts, share, roster)
+    wanted = roles.roles(request)
+    roles.check_stages(request, wanted)
+    found = ranks(wanted.slots, roster)
     gloo = with_gloo(request, facts.environ, found)
-    mine = [spec for spec in found.ranks if spec.node_rank == roster.me]
-    parts = tuple(
-        Part(
+    processes = tuple(
+        LocalProcess(
             spec,
             name=name(spec),
             log=log(spec),
+            identity=variables(
+                wanted, found, spec, kind=share.kind, gloo=gloo, environ=facts.environ
+            ),
             essential=is_essential(spec),
             awaits=awaited(spec, found),
-            identity=variables(
-                crew, found, spec, kind=share.kind, gloo=gloo, environ=facts.environ
-            ),
         )
-        for spec in mine
+        for spec in found.ranks
+        if spec.node_rank == roster.me
     )
-    return Cast(NAME, found.ranks, parts, notes, peers=peers(request.job_id, found))
+    return Layout(
+        found.ranks,
+        processes,
+        notes=roles.supplied(request),
+        peers=peers(request.job_id, found),
+    )
 
 
-def _posted(post: Post, facts: Facts, share: Share, notes: tuple[str, ...]) -> Cast:
+def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) -> Layout:
     """Return the one process that a cluster wants of this node; it is told what we were told."""
-    devices = share.groups[0] if post.role in _COMPUTES else ()
-    spec = RankSpec(post.role, post.rank, 0, 0, devices, post.endpoint)
-    identity = {} if not devices and post.role in _COMPUTES else _devices(spec, share.kind, {})
+    role = assigned.role
+    devices = share.groups[0] if role in _COMPUTES else ()
+    (here,) = roster.members
+    spec = RankSpec(role, assigned.rank, 0, 0, devices, Endpoint(here.host, here.ports[0]))
+    identity = {} if not devices and role in _COMPUTES else _devices(spec, share.kind, {})
     # Older and newer Paddles know the role by either name.
-    identity["PADDLE_ROLE"] = facts.environ.get("PADDLE_ROLE") or post.role
-    part = Part(spec, name(spec), log(spec), identity=identity)
-    return Cast(NAME, (spec,), (part,), notes, keeps_identity=True)
+    identity["PADDLE_ROLE"] = facts.environ.get("PADDLE_ROLE") or role
+    return Layout((spec,), (LocalProcess(spec, name(spec), log(spec), identity),))
 
 
 def name(spec: RankSpec) -> str:
@@ -105,50 +149,46 @@ def name(spec: RankSpec) -> str:
     return f"{NAMES[spec.role]}.{spec.rank}"
 
 
-def layout(crew: Crew, roster: Roster, groups: Sequence[tuple[Device, ...]]) -> Layout:
-    """Seat CREW on the ROSTER, whose members have a port for each seat that is theirs.
-
-    GROUPS are a host's devices: its first trainer gets the first group, and so on, over and over.
-    """
-    ranks: list[RankSpec] = []
+def ranks(slots: Slots, roster: Roster) -> Ranks:
+    """Give each of SLOTS its rank; the hosts of ROSTER have a port for each slot of theirs."""
+    found: list[RankSpec] = []
     stages: list[int] = []
     meetings: list[Endpoint] = []
     in_job: Counter[str] = Counter()
     on_host: Counter[tuple[str, int]] = Counter()
-    for node_rank, seat, endpoint in _placed(crew, roster):
-        if seat.role == MEETING:
+    for node_rank, slot, endpoint, devices in _placed(slots, roster):
+        if slot.role == MEETING:
             meetings.append(endpoint)
             continue
-        rank, local_rank = in_job[seat.role], on_host[seat.role, node_rank]
-        devices = groups[local_rank % len(groups)] if seat.role in _COMPUTES and groups else ()
-        ranks.append(RankSpec(seat.role, rank, local_rank, node_rank, devices, endpoint))
-        in_job[seat.role] += 1
-        on_host[seat.role, node_rank] += 1
-        if seat.role == HETER:
-            stages.append(seat.stage)
-    # Where hosts have seats by number, the first server is on the first of them.
-    return Layout(tuple(ranks), meetings[0], tuple(stages))
+        rank, local_rank = in_job[slot.role], on_host[slot.role, node_rank]
+        found.append(RankSpec(slot.role, rank, local_rank, node_rank, devices, endpoint))
+        in_job[slot.role] += 1
+        on_host[slot.role, node_rank] += 1
+        if slot.role == HETER:
+            stages.append(slot.stage)
+    # Where hosts have slots by number, the first server is on the first of them.
+    return Ranks(tuple(found), meetings[0], tuple(stages))
 
 
-def _placed(crew: Crew, roster: Roster) -> Iterator[tuple[int, Seat, Endpoint]]:
-    """Yield each seat with its place: in the lists' order, or host by host within a role."""
+def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tuple[Device, ...]]]:
+    """Return each slot with its place: in the lists' order, or host by host within a role."""
+    free = [iter(zip(one.ports, one.groups, strict=True)) for one in roster.members]
     nodes = {member.host: node_rank for node_rank, member in enumerate(roster.members)}
-    ports = [iter(member.ports) for member in roster.members]
-    if crew.hosts:
-        for seat in crew.seats:
-            host = seat.host or ""
-            yield nodes[host], seat, Endpoint(host, next(ports[nodes[host]]))
-        return
-    found = [
-        (node_rank, seat, Endpoint(host, next(ports[node_rank])))
-        for host, node_rank in nodes.items()
-        for seat in crew.seats
-    ]
-    kinds = list(dict.fromkeys((seat.role, seat.stage) for seat in crew.seats))
-    yield from sorted(found, key=lambda one: kinds.index((one[1].role, one[1].stage)))
+    order = [(nodes[slot.host], slot) for slot in slots.slots if slot.host is not None]
+    # By numbers, each host has all slots.
+    each = order or [(node_rank, slot) for node_rank in nodes.values() for slot in slots.slots]
+    found: list[tuple[int, Slot, Endpoint, tuple[Device, ...]]] = []
+    for node_rank, slot in each:
+        port, devices = next(free[node_rank])
+        endpoint = Endpoint(roster.members[node_rank].host, port)
+        found.append((node_rank, slot, endpoint, devices))
+    if not order:
+        kinds = list(dict.fromkeys((slot.role, slot.stage) for slot in slots.slots))
+        found.sort(key=lambda one: kinds.index((one[1].role, one[1].stage)))
+    return found
 
 
-def peers(job_id: str, found: Layout) -> Peers | None:
+def peers(job_id: str, found: Ranks) -> Peers | None:
     """Return where the launchers of several hosts meet: on the first server's host.
 
     The ports follow from the job, so that each launcher knows them, and two jobs have different
@@ -156,12 +196,12 @@ def peers(job_id: str, found: Layout) -> Peers | None:
     """
     if len({spec.node_rank for spec in found.ranks}) == 1:
         return None
-    chair = next(spec for spec in found.ranks if spec.role == SERVER)
-    seats = [f"{spec.role} {spec.endpoint}" for spec in found.ranks]
-    key = zlib.crc32("\n".join((job_id, *seats)).encode())
+    first_server = next(spec for spec in found.ranks if spec.role == SERVER)
+    members = [f"{spec.role} {spec.endpoint}" for spec in found.ranks]
+    key = zlib.crc32("\n".join((job_id, *members)).encode())
     first = _FIRST_LAUNCHER_PORT + key % (_LAUNCHER_PORTS - _TRIES)
     ports = tuple(range(first, first + _TRIES))
-    return Peers(chair.node_rank, chair.endpoint.host, ports, f"{key:08x}")
+    return Peers(first_server.node_rank, first_server.endpoint.host, ports, f"{key:08x}")
 
 
 def is_essential(spec: RankSpec) -> bool:
@@ -174,7 +214,7 @@ def log(spec: RankSpec) -> str:
     return f"{LOGS[spec.role]}.{spec.local_rank}"
 
 
-def awaited(spec: RankSpec, found: Layout) -> tuple[tuple[Endpoint, ...], ...]:
+def awaited(spec: RankSpec, found: Ranks) -> tuple[tuple[Endpoint, ...], ...]:
     """Return what must listen before SPEC starts: one endpoint of each group.
 
     With gloo the first server does not listen before the trainers have met at its other port.
@@ -185,7 +225,7 @@ def awaited(spec: RankSpec, found: Layout) -> tuple[tuple[Endpoint, ...], ...]:
     return ((first, found.meeting), *((endpoint,) for endpoint in others))
 
 
-def with_gloo(request: Request, environ: Mapping[str, str], found: Layout) -> str:
+def with_gloo(request: Request, environ: Mapping[str, str], found: Ranks) -> str:
     """Return PADDLE_WITH_GLOO: 1 lets the trainers wait for each other, 2 the servers too."""
     if request.with_gloo is not None and request.with_gloo not in _GLOO:
         raise UsageError(f"{origin.option(request, 'with_gloo')}: give one of {', '.join(_GLOO)}.")
@@ -198,8 +238,8 @@ def with_gloo(request: Request, environ: Mapping[str, str], found: Layout) -> st
 
 
 def variables(
-    crew: Crew,
-    found: Layout,
+    wanted: Roles,
+    found: Ranks,
     spec: RankSpec,
     *,
     kind: str,
@@ -231,11 +271,11 @@ def variables(
     if spec.role == COORDINATOR:
         identity["PADDLE_COORDINATOR_NUM"] = str(len(found.endpoints(COORDINATOR)))
     if found.stages:
-        identity |= _stages(crew, found, spec, kind)
+        identity |= _stages(wanted, found, spec, kind)
     return identity | _devices(spec, kind, environ)
 
 
-def _stages(crew: Crew, found: Layout, spec: RankSpec, kind: str) -> dict[str, str]:
+def _stages(wanted: Roles, found: Ranks, spec: RankSpec, kind: str) -> dict[str, str]:
     """Say where SPEC stands among the stages of heterogeneous training."""
     shared = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(found.endpoints(HETER))}
     if spec.role not in _COMPUTES:
@@ -245,11 +285,11 @@ def _stages(crew: Crew, found: Layout, spec: RankSpec, kind: str) -> dict[str, s
     if stage > 1:
         # Where nobody says, as Paddle 2.0 had it: on what there is.
         there = kind if kind in {"gpu", "xpu"} else "cpu"
-        computes_on = crew.heter_devices[stage - 2] if crew.heter_devices else there
-    sizes = [len(found.stage_endpoints(each)) for each in range(1, crew.stages + 1)]
+        computes_on = wanted.heter_devices[stage - 2] if wanted.heter_devices else there
+    sizes = [len(found.stage_endpoints(each)) for each in range(1, wanted.stages + 1)]
     return shared | {
         "STAGE_ID": str(stage),
-        "STAGE_NUM": str(crew.stages),
+        "STAGE_NUM": str(wanted.stages),
         # Written as Python writes a list.
         "PADDLE_STAGE_TRAINERS_NUM": str(sizes),
         "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": _join(found.stage_endpoints(stage - 1)),

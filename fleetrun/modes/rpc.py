@@ -5,19 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.modes import collective
-from fleetrun.modes.cast import Cast, Part
+from fleetrun.plan.layout import Layout, LocalProcess, Places, Slots
 
 if TYPE_CHECKING:
-    from fleetrun.model import Roster
+    from fleetrun.model import Facts, Request, Roster
+    from fleetrun.plan.devices import Share
 
-NAME = "rpc"
+
+def places(_request: Request) -> Places:
+    """Return that no option of this mode names hosts."""
+    return Places()
 
 
-def cast(roster: Roster) -> Cast:
+def slots(request: Request, share: Share) -> Slots:
+    """Return one worker for each group of devices, and a port where they meet."""
+    # The first endpoint is a worker's own here, so it cannot be the store's.
+    return collective.slots(request, share)._replace(master="own")
+
+
+def layout(_request: Request, _facts: Facts, _share: Share, roster: Roster) -> Layout:
     """Return every rank of the job; ours are told what paddle.distributed.rpc reads."""
-    ranks = collective.layout(roster)
-    parts = [
-        Part(
+    ranks = collective.ranks(roster)
+    processes = [
+        LocalProcess(
             spec,
             name=f"trainer.{spec.rank}",
             # Paddle counts these over all hosts.
@@ -32,4 +42,4 @@ def cast(roster: Roster) -> Cast:
         for spec in ranks
         if spec.node_rank == roster.me
     ]
-    return Cast(NAME, ranks, tuple(parts))
+    return Layout(ranks, tuple(processes))

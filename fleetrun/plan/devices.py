@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import hosts, origin
+from fleetrun.plan import origin
 
 # In the order in which a host that has several kinds is used.
 KINDS = ("gpu", "xpu", "npu")
@@ -53,8 +53,11 @@ class _Visible(NamedTuple):
     uuids: tuple[str, ...] = ()
 
 
-def share(request: Request, facts: Facts) -> Share:
-    """Share the host's devices out among its ranks as REQUEST says."""
+def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
+    """Share the host's devices out among its ranks as REQUEST says.
+
+    TAKES_ALL: one process alone has all devices.
+    """
     if request.backend not in _ALL_BACKENDS:
         raise UsageError(
             f"{origin.option(request, 'backend')}: give one of {', '.join(_ALL_BACKENDS)}."
@@ -72,7 +75,10 @@ def share(request: Request, facts: Facts) -> Share:
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     chosen, notes = _choose(request, visible, kind)
-    groups = _groups(request, chosen, processes, kind)
+    if processes == 1 and takes_all:
+        groups: tuple[tuple[Device, ...], ...] = (chosen,)
+    else:
+        groups = _groups(request, chosen, processes, kind)
     notes = (*notes, *_idle(chosen, groups, kind))
     backend = _backend(request, kind)
     if backend == "gloo":
@@ -323,8 +329,6 @@ def _groups(
             f"{processes} processes, {count} device{plural}; add --oversubscribe to let them "
             f"share, or give --nproc_per_node={count}."
         )
-    if processes == 1 and request.run_mode not in hosts.SERVER_MODES:
-        return (chosen,)
     if request.devices is None:
         return tuple((device,) for device in chosen[:processes])
     if count % processes:

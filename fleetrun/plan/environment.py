@@ -1,14 +1,14 @@
 """The environment of every rank: what scripts for Paddle 2.0, 2.6 and 3.3 read, together."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Facts, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.modes.cast import Cast, Part
-from fleetrun.plan import hosts, secrets
+from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
+from fleetrun.plan import secrets
 from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import Layout
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024
@@ -29,7 +29,7 @@ STACK_SIGNAL = 60
 
 # Who a process is, as some launcher says it. What we do not set ourselves is removed, so that
 # no worker sees half of another launcher's job. (MASTER_*: Paddle takes it before PADDLE_MASTER.)
-_IDENTITY = (
+IDENTITY = (
     "DISTRIBUTED_TRAINER_ENDPOINTS",
     "FLAGS_selected_accelerators",
     "FLAGS_selected_gpus",
@@ -71,16 +71,13 @@ _IDENTITY = (
     "TRAINING_ROLE",
 )
 
-# PaddleCloud's own words about the hosts: where we go by them, they stay.
-_CLOUD = frozenset(
-    ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
-)
-
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _NO_PROXIES = ("no_proxy", "NO_PROXY")
 
 
 MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
+
+_NONE: Mapping[str, Knob] = {}
 
 
 class Environment(NamedTuple):
@@ -100,40 +97,45 @@ def variables(
     share: Share,
     roster: Roster,
     *,
-    cast: Cast,
+    layout: Layout,
     run_dir: str,
+    asked: Mapping[str, Knob] = _NONE,
     strategy: Strategy | None = None,
 ) -> Environment:
-    """Return the environment of this host's part of CAST.
+    """Return the environment of this host's processes of LAYOUT.
+
+    ASKED are the variables that STRATEGY asks for.
 
     Strongest first: --env, --nccl, the rank's identity, what the user exported, the strategy's
     variables, our defaults.
     """
     defaults, notes = _defaults(request, facts, share, roster, run_dir)
-    asked = _asked(strategy)
     # An option of the command line is stronger than a file.
     typed = {MEMORY_FRACTION} if request.gpu_memory_fraction is not None else set[str]()
-    defaults |= {name: value for name, value in asked.items() if name not in typed}
+    defaults |= {name: str(knob.value) for name, knob in asked.items() if name not in typed}
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= proxies | _launch(request, facts, roster, run_dir)
-    if any(part.identity is None for part in cast.parts):
-        shared |= _job(share, roster, cast.ranks)
+    shared |= layout.job
     chosen = _chosen(request)
     shared |= chosen
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
-    path = facts.environ.get("PYTHONPATH", asked.get("PYTHONPATH"))
+    wanted = asked.get("PYTHONPATH")
+    path = facts.environ.get("PYTHONPATH", None if wanted is None else str(wanted.value))
     shared["PYTHONPATH"] = _with_island(chosen.get("PYTHONPATH", path))
     chosen.pop("PYTHONPATH", None)
     mine = [
-        shared
-        | _identity(share, part)
-        | _files(part.spec, run_dir)
-        | _strategy_files(strategy, part.spec, run_dir)
-        | chosen
-        for part in cast.parts
+        {
+            **shared,
+            **process.identity,
+            **_files(process.spec, run_dir),
+            **_strategy_files(strategy, process.spec, run_dir),
+            **chosen,
+        }
+        for process in layout.processes
     ]
-    foreign = () if cast.keeps_identity else _foreign(request, facts)
+    # What some other job's launcher says of who a process is.
+    foreign = tuple(name for name in IDENTITY if name in facts.environ and name not in roster.told)
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE) if name in facts.environ)
     # Who has another role is told by other names.
@@ -144,15 +146,6 @@ def variables(
     }
     notes = (*notes, *long_notes, *_removed(removed), *_outvoted(strategy, came_to))
     return Environment(tuple(mine), unset, files, notes, came_to)
-
-
-def _asked(strategy: Strategy | None) -> dict[str, str]:
-    """Return the variables that STRATEGY asks for."""
-    if strategy is None:
-        return {}
-    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
-
-    return {name: str(knob.value) for name, knob in document.variables(strategy).items()}
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
@@ -183,21 +176,6 @@ def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> 
     }
 
 
-def _job(share: Share, roster: Roster, ranks: Sequence[RankSpec]) -> dict[str, str]:
-    """Say which job this is, the same for all ranks of this host."""
-    nodes = len(roster.members)
-    return {
-        "PADDLE_TRAINERS_NUM": str(len(ranks)),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in ranks]),
-        "PADDLE_GLOBAL_SIZE": str(len(ranks)),
-        "PADDLE_LOCAL_SIZE": str(len(roster.members[roster.me].ports)),
-        "PADDLE_NNODES": str(nodes),
-        "PADDLE_MASTER": str(roster.master),
-        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":") for spec in ranks]),
-        "PADDLE_DISTRI_BACKEND": share.backend,
-    }
-
-
 def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:
     """Say which launch this is, whatever the mode."""
     return {
@@ -210,30 +188,6 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
         # Each attempt after a failure is a generation of its own.
         "PADDLE_RESTART_COUNT": str(roster.generation),
     }
-
-
-def _identity(share: Share, part: Part) -> dict[str, str]:
-    """Say who this process is."""
-    return _rank(share, part.spec) if part.identity is None else part.identity
-
-
-def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
-    """Say which rank this is."""
-    rank, local_rank = str(spec.rank), str(spec.local_rank)
-    indexes = _indexes(spec.devices, ",")
-    identity = {
-        "PADDLE_TRAINER_ID": rank,
-        "PADDLE_CURRENT_ENDPOINT": str(spec.endpoint),
-        "PADDLE_RANK_IN_NODE": local_rank,
-        "PADDLE_GLOBAL_RANK": rank,
-        "PADDLE_LOCAL_RANK": local_rank,
-        "PADDLE_LOCAL_DEVICE_IDS": indexes,
-    }
-    if spec.devices:
-        # Indexes into the mask that the worker inherits; the mask itself is never touched.
-        identity[f"FLAGS_selected_{share.kind}s"] = indexes
-        identity["FLAGS_selected_accelerators"] = indexes
-    return identity
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
@@ -261,11 +215,6 @@ def _with_island(path: str | None) -> str:
     # A fleetrun that was started by another one inherits it.
     entries = [entry for entry in path.split(":") if entry != _ISLAND] if path else []
     return ":".join([_ISLAND, *entries])
-
-
-def _indexes(devices: tuple[Device, ...], separator: str) -> str:
-    """Join the devices' indexes."""
-    return separator.join([str(device.ordinal) for device in devices])
 
 
 def _defaults(
@@ -383,12 +332,6 @@ def _move_long(
         "other readers must look there too."
     )
     return {path: text}, (note,)
-
-
-def _foreign(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Return inherited variables that say who a process is, in some other job."""
-    keep = _CLOUD if hosts.cloud(request, facts.environ) is not None else frozenset[str]()
-    return tuple(name for name in _IDENTITY if name in facts.environ and name not in keep)
 
 
 def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:

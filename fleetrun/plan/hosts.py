@@ -1,55 +1,22 @@
-"""Which hosts take part, as the user or PaddleCloud names them, and which of them we are."""
+"""Which hosts take part, as the user names them, and which of them we are."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Endpoint, Facts, Request
+from fleetrun.model import Facts, Request
 from fleetrun.plan import origin
 
-# Paddle's first port: with --ips, and in PaddleCloud when it names none.
-FIRST_PORT = 6070
-CLOUD_FIRST_PORT = 6170
-
-# Jobs with parameter servers; their lists, not --ips, name the hosts.
-SERVER_MODES = ("ps", "ps-heter", "heter")
-# Any of these options makes the job one with parameter servers.
-SERVER_FIELDS = (
-    "server_num",
-    "servers",
-    "trainer_num",
-    "trainers",
-    "heter_worker_num",
-    "heter_workers",
-    "heter_devices",
-    "coordinator_num",
-    "coordinators",
-)
-
-_LAST_PORT = 65535
-CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
+# All of these are set where PaddleCloud names several hosts.
+PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
 
 
-class Cloud(NamedTuple):
-    """What PaddleCloud's variables say."""
-
-    names: tuple[str, ...]
-    me: int
-    # Ports that each host has for ranks, and where they begin; or every endpoint, host by host.
-    ports_num: int
-    port: int | None
-    endpoints: tuple[Endpoint, ...] = ()
-
-
-def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts of the job in rank order; empty when nobody named any."""
-    if request.run_mode in SERVER_MODES:
-        # Only jobs with parameter servers pay for it; it imports us, too.
-        from fleetrun.plan import servers  # noqa: PLC0415
-
-        return servers.named(request, environ)
-    found = cloud(request, environ)
-    return found.names if found is not None else listed(request)
+def in_paddlecloud(environ: Mapping[str, str]) -> bool:
+    """Say whether PaddleCloud's variables name several hosts."""
+    return (
+        all(environ.get(name) for name in PADDLECLOUD)
+        and "," in environ["PADDLE_TRAINERS"]
+        and environ.get("PADDLE_TRAINERS_NUM") != "1"
+    )
 
 
 def listed(request: Request) -> tuple[str, ...]:
@@ -101,93 +68,6 @@ def is_address(name: str) -> bool:
     return len(parts) == len(octets) == 4  # noqa: PLR2004 - IPv4
 
 
-def cloud(request: Request, environ: Mapping[str, str]) -> Cloud | None:
-    """Return what PaddleCloud says about the hosts, where all its variables are set.
-
-    As in Paddle it wins over --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
-    """
-    if request.ips and environ.get("PADDLE_LAUNCH_WITH_ARGS") == "1":
-        return None
-    if request.run_mode in SERVER_MODES:
-        return None
-    if not all(environ.get(name) for name in CLOUD) or environ.get("PADDLE_TRAINERS_NUM") == "1":
-        return None
-    names = tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
-    if len(names) == 1:
-        return None
-    me = _number(environ, "PADDLE_TRAINER_ID")
-    ports_num = _number(environ, "TRAINER_PORTS_NUM")
-    if me >= len(names):
-        raise EnvironmentFault(
-            f"PADDLE_TRAINER_ID={me}, but PADDLE_TRAINERS={environ['PADDLE_TRAINERS']} names "
-            f"{len(names)} hosts, 0-{len(names) - 1}."
-        )
-    port = _number(environ, "PADDLE_PORT") if environ.get("PADDLE_PORT") else None
-    endpoints: tuple[Endpoint, ...] = ()
-    if environ.get("DISTRIBUTED_TRAINER_ENDPOINTS"):
-        endpoints = _cloud_endpoints(environ, len(names) * ports_num)
-    return Cloud(names, me, ports_num, port, endpoints)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    """Return the number in a variable of PaddleCloud."""
-    text = environ[name].strip()
-    if not (text.isascii() and text.isdigit()):
-        raise EnvironmentFault(
-            f"{name}={text} is not a number; it comes from PaddleCloud. "
-            "Unset PADDLE_TRAINERS to do without PaddleCloud."
-        )
-    return int(text)
-
-
-def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoint, ...]:
-    """Take DISTRIBUTED_TRAINER_ENDPOINTS apart."""
-    text = environ["DISTRIBUTED_TRAINER_ENDPOINTS"]
-    endpoints = []
-    for piece in text.split(","):
-        host, _, port = piece.strip().rpartition(":")
-        if not (host and port.isascii() and port.isdigit()):
-            raise EnvironmentFault(
-                f"DISTRIBUTED_TRAINER_ENDPOINTS={text}: {piece} is not HOST:PORT."
-            )
-        endpoints.append(Endpoint(host, int(port)))
-    if len(endpoints) != expected:
-        raise EnvironmentFault(
-            f"DISTRIBUTED_TRAINER_ENDPOINTS names {len(endpoints)} endpoints, but PADDLE_TRAINERS "
-            f"and TRAINER_PORTS_NUM make {expected}."
-        )
-    return tuple(endpoints)
-
-
-def cloud_ports(found: Cloud, request: Request, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Return the ports of each host in PaddleCloud, for RANKS ranks on each."""
-    if found.endpoints:
-        if ranks > found.ports_num:
-            raise EnvironmentFault(
-                f"{ranks} ranks on this host, but DISTRIBUTED_TRAINER_ENDPOINTS has "
-                f"{found.ports_num} endpoints for each host."
-            )
-        return tuple(
-            tuple(endpoint.port for endpoint in found.endpoints[first : first + ranks])
-            for first in range(0, len(found.endpoints), found.ports_num)
-        )
-    first = request.start_port
-    if first is None:
-        usable = found.port is not None and found.ports_num >= ranks
-        first = found.port if usable else CLOUD_FIRST_PORT
-    return (port_range(first or CLOUD_FIRST_PORT, ranks),) * len(found.names)
-
-
-def port_range(first: int, count: int) -> tuple[int, ...]:
-    """Return COUNT ports from FIRST on."""
-    if not 1 <= first <= _LAST_PORT + 1 - count:
-        raise UsageError(
-            f"{count} ports from {first} on do not fit below {_LAST_PORT}; give a lower "
-            "--start_port."
-        )
-    return tuple(range(first, first + count))
-
-
 def ours(name: str, facts: Facts) -> bool:
     """Say whether NAME is an address or a name of this host."""
     if is_loopback(name) or name == facts.hostname:
@@ -197,15 +77,20 @@ def ours(name: str, facts: Facts) -> bool:
 
 
 def place(
-    names: Sequence[str], request: Request, facts: Facts, *, dry: bool
+    names: Sequence[str],
+    request: Request,
+    facts: Facts,
+    *,
+    options: Sequence[str] = (),
+    dry: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
-    """Find which of NAMES this host is, and what there is to say about it.
+    """Find which of NAMES, given by OPTIONS or --ips, this host is, and what to say about it.
 
     A dry run may be done from anywhere: there a stranger looks through the first host's eyes.
     """
     mine = [index for index, name in enumerate(names) if ours(name, facts)]
     notes: tuple[str, ...] = ()
-    option = _lists(request)
+    option = " and ".join(origin.option(request, name) for name in options or ("ips",))
     meant = [
         index
         for index, name in enumerate(names)
@@ -238,14 +123,6 @@ def place(
             f"({names[me]}) has place {me}; leave --rank out."
         )
     return me, notes
-
-
-def _lists(request: Request) -> str:
-    """Name the options that name the hosts."""
-    given = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
-    if request.run_mode not in SERVER_MODES or not given:
-        return origin.option(request, "ips")
-    return " and ".join(origin.option(request, name) for name in given)
 
 
 def _from_environment(request: Request, name: str) -> bool:

@@ -6,35 +6,22 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_request, gpus, some_facts
+from planning import a_request, gathered, gpus, some_facts
 
-from fleetrun import engines
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fleetrun.model import Device, Facts, Roster
+    from fleetrun.model import Facts, Roster
 
 GROUPS = (gpus(0), gpus(1))
 
 
-def gather(
-    groups: Sequence[tuple[Device, ...]] = GROUPS,
-    facts: Facts | None = None,
-    *,
-    dry: bool = True,
-    **fields: Any,  # noqa: ANN401
-) -> Roster:
-    """Gather the hosts of a request with FIELDS."""
-    request, facts = a_request(**fields), facts or some_facts()
-    engine = engines.choose(request, facts, dry=dry)
-    assert engine.name == "local"
-    try:
-        return engine.gather(request, facts, groups)
-    finally:
-        engine.close()
+def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
+    """Gather the hosts of a request with FIELDS, two ranks on this one."""
+    roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
+    assert roster.engine == "local"
+    return roster
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -86,7 +73,7 @@ def test_the_host_option_gives_the_address() -> None:
 
 def test_hosts_that_nobody_names_cannot_come() -> None:
     with pytest.raises(UsageError, match="--nnodes=2 names no hosts"):
-        engines.choose(a_request(nnodes="2"), some_facts(), dry=True)
+        gather(nnodes="2")
 
 
 def test_an_endpoint_is_written_as_paddle_reads_it() -> None:

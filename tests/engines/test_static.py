@@ -6,9 +6,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from planning import a_request, gpus, some_facts
+from planning import a_request, gathered, gpus, some_facts
 
-from fleetrun import engines
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint
 
@@ -16,23 +15,13 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Roster
 
 TWO = ("10.0.0.1", "10.0.0.2")
-CLOUD = {
-    "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
-    "POD_IP": "10.0.0.2",
-    "PADDLE_TRAINER_ID": "1",
-    "TRAINER_PORTS_NUM": "2",
-}
 
 
 def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
     """Gather the hosts of a request with FIELDS, two ranks on each."""
-    request, facts = a_request(**fields), facts or some_facts()
-    engine = engines.choose(request, facts, dry=dry)
-    assert engine.name == "static"
-    try:
-        return engine.gather(request, facts, (gpus(0), gpus(1)))
-    finally:
-        engine.close()
+    roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
+    assert roster.engine == "static"
+    return roster
 
 
 def test_every_host_has_the_same_ports() -> None:
@@ -69,25 +58,3 @@ def test_a_stranger_is_refused_but_may_look() -> None:
     with pytest.raises(EnvironmentFault, match="none of them is this host"):
         gather(ips=("10.0.0.8", "10.0.0.9"), dry=False)
     assert gather(ips=("10.0.0.8", "10.0.0.9")).notes != ()
-
-
-def test_paddlecloud_names_hosts_ports_and_place() -> None:
-    facts = some_facts(environ={**CLOUD, "PADDLE_PORT": "8800"})
-    roster = gather(facts)
-    assert [member.host for member in roster.members] == list(TWO)
-    assert {member.ports for member in roster.members} == {(8800, 8801)}
-    assert (roster.me, roster.notes) == (1, ())
-    assert roster.master == Endpoint("10.0.0.1", 8800)
-
-
-def test_paddlecloud_wins_over_the_list_and_says_so() -> None:
-    facts = some_facts(environ=CLOUD)
-    assert gather(facts, ips=TWO).notes == ()
-    (note,) = gather(facts, ips=("1.1.1.1",)).notes
-    assert note.startswith("--ips=1.1.1.1 is not used: PADDLE_TRAINERS=10.0.0.1,10.0.0.2")
-
-
-def test_two_ranks_may_not_have_one_endpoint() -> None:
-    facts = some_facts(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.2,10.0.0.2"})
-    with pytest.raises(EnvironmentFault, match=r"Two ranks would have the endpoint 10\.0\.0\.2:"):
-        gather(facts)

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from planning import gpus
 
 from fleetrun.model import Endpoint, Member, RankSpec, Roster
-from fleetrun.modes.collective import layout
+from fleetrun.modes.collective import ranks
 
 
 def test_ranks_follow_hosts() -> None:
     members = (Member("a", (1,), (gpus(0, 1),)), Member("b", (5, 6), ((), ())))
-    assert layout(Roster(members, 1, Endpoint("a", 9))) == (
+    assert ranks(Roster(members, 1, Endpoint("a", 9))) == (
         RankSpec("TRAINER", 0, 0, 0, gpus(0, 1), Endpoint("a", 1)),
         RankSpec("TRAINER", 1, 0, 1, (), Endpoint("b", 5)),
         RankSpec("TRAINER", 2, 1, 1, (), Endpoint("b", 6)),
@@ -26,9 +26,9 @@ def test_ranks_are_contiguous_whatever_each_host_has(sizes: list[int]) -> None:
         Member(f"h{node}", tuple(range(1, size + 1)), ((),) * size)
         for node, size in enumerate(sizes)
     )
-    ranks = layout(Roster(members, 0, Endpoint("h0", 99)))
-    assert [spec.rank for spec in ranks] == list(range(sum(sizes)))
-    assert [spec.node_rank for spec in ranks] == sorted(spec.node_rank for spec in ranks)
+    found = ranks(Roster(members, 0, Endpoint("h0", 99)))
+    assert [spec.rank for spec in found] == list(range(sum(sizes)))
+    assert [spec.node_rank for spec in found] == sorted(spec.node_rank for spec in found)
     for node, size in enumerate(sizes):
-        mine = [spec.local_rank for spec in ranks if spec.node_rank == node]
+        mine = [spec.local_rank for spec in found if spec.node_rank == node]
         assert mine == list(range(size))

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, Member, Request, Roster, Script
 from fleetrun.modes import ps
-from fleetrun.plan import servers
-from fleetrun.plan.servers import COORDINATOR, HETER, MEETING, SERVER, TRAINER
+from fleetrun.modes.roles import MEETING, Roles, roles, supplied
+from fleetrun.plan import layout
+from fleetrun.plan.devices import Share
+from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,87 +35,71 @@ def job(**wanted: Any) -> Request:  # noqa: ANN401 - any field of Request
     return Request(SCRIPT, **wanted)
 
 
-class Seated(NamedTuple):
+class Placed(NamedTuple):
     """A job with everybody in place."""
 
     request: Request
-    crew: servers.Crew
-    layout: ps.Layout
+    roles: Roles
+    ranks: ps.Ranks
 
     def env(
         self, role: str, rank: int = 0, kind: str = "cpu", environ: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return what one rank is told."""
-        (spec,) = (one for one in self.layout.ranks if (one.role, one.rank) == (role, rank))
+        (spec,) = (one for one in self.ranks.ranks if (one.role, one.rank) == (role, rank))
         return ps.variables(
-            self.crew,
-            self.layout,
+            self.roles,
+            self.ranks,
             spec,
             kind=kind,
-            gloo=ps.with_gloo(self.request, environ or {}, self.layout),
+            gloo=ps.with_gloo(self.request, environ or {}, self.ranks),
             environ=environ or {},
         )
 
     def of(self, role: str) -> list[RankSpec]:
         """Return all who have ROLE."""
-        return [spec for spec in self.layout.ranks if spec.role == role]
+        return [spec for spec in self.ranks.ranks if spec.role == role]
 
 
-def seat(
+def placed(
     request: Request,
     groups: tuple[tuple[Device, ...], ...] = CPU,
     hosts: tuple[str, ...] = ("127.0.0.1",),
-) -> Seated:
+) -> Placed:
     """Put everybody in place; free ports are those from 20001 on."""
-    crew = servers.crew(request)
-    rows = servers.ports(crew, request.start_port)
-    names = crew.hosts or hosts
-    rows = rows if crew.hosts else rows * len(hosts)
+    slots = ps.slots(request, Share("gpu", groups, "nccl"))
+    first = slots.first_port if len(slots.hosts) > 1 else None
+    rows = layout.ports(slots, request.start_port or first)
+    names = slots.hosts or hosts
+    rows = rows if slots.hosts else rows * len(hosts)
     members = tuple(
-        Member(name, tuple(port or 20001 + place for place, port in enumerate(row)), ())
+        Member(
+            name,
+            tuple(port or 20001 + place for place, port in enumerate(row)),
+            tuple(slot.devices for slot in slots.on(name)),
+        )
         for name, row in zip(names, rows, strict=True)
     )
     roster = Roster(members, 0, Endpoint(names[0], 20000))
-    return Seated(request, crew, ps.layout(crew, roster, groups))
+    return Placed(request, roles(request), ps.ranks(slots, roster))
 
 
-def ports(seated: Seated, role: str) -> list[int]:
-    return [spec.endpoint.port for spec in seated.of(role)]
+def ports(found: Placed, role: str) -> list[int]:
+    return [spec.endpoint.port for spec in found.of(role)]
 
 
 # -- who and where -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        {"run_mode": "ps"},
-        {"run_mode": "ps-heter"},
-        {"server_num": 1},
-        {"servers": ("h:1",)},
-        {"trainer_num": 1},
-        {"trainers": ("h:1",)},
-        {"heter_worker_num": "1"},
-        {"coordinator_num": 1},
-    ],
-)
-def test_any_of_its_options_asks_for_parameter_servers(wanted: dict[str, Any]) -> None:
-    assert servers.wanted(job(**wanted))
-
-
-def test_the_words_of_the_script_ask_for_nothing() -> None:
-    assert not servers.wanted(Request(Script("file", "x.py", ("--server_num=2", "--worker_num"))))
-
-
 def test_numbers_alone_leave_all_ports_to_the_engine() -> None:
-    crew = servers.crew(job(server_num=2, trainer_num=3))
-    assert [one.role for one in crew.seats] == [SERVER] * 2 + [TRAINER] * 3 + [MEETING]
-    assert crew.hosts == ()
-    assert servers.ports(crew, None) == ((None,) * 6,)
+    slots = roles(job(server_num=2, trainer_num=3)).slots
+    assert [one.role for one in slots.slots] == [SERVER] * 2 + [TRAINER] * 3 + [MEETING]
+    assert slots.hosts == ()
+    assert layout.ports(slots, None) == ((None,) * 6,)
 
 
 def test_a_start_port_counts_as_paddle_does() -> None:
-    seated = seat(
+    found = placed(
         job(
             server_num=2,
             trainer_num=3,
@@ -123,74 +109,74 @@ def test_a_start_port_counts_as_paddle_does() -> None:
             start_port=7000,
         )
     )
-    assert ports(seated, SERVER) == [7000, 7001]
-    assert ports(seated, TRAINER) == [7002, 7003, 7004]
-    assert ports(seated, HETER) == [7005, 7006, 7007]
-    assert seated.layout.meeting.port == 7008
+    assert ports(found, SERVER) == [7000, 7001]
+    assert ports(found, TRAINER) == [7002, 7003, 7004]
+    assert ports(found, HETER) == [7005, 7006, 7007]
+    assert found.ranks.meeting.port == 7008
     # Paddle gives the coordinator START + 1, which is a server's.
-    assert ports(seated, COORDINATOR) == [7009]
+    assert ports(found, COORDINATOR) == [7009]
 
 
 def test_lists_keep_their_ports_and_the_rest_counts_from_6170() -> None:
-    seated = seat(job(servers=("a:8000", "b:8000"), trainers=("a", "b:9000", "b")))
-    assert [str(spec.endpoint) for spec in seated.layout.ranks] == [
+    found = placed(job(servers=("a:8000", "b:8000"), trainers=("a", "b:9000", "b")))
+    assert [str(spec.endpoint) for spec in found.ranks.ranks] == [
         "a:8000",
         "b:8000",
         "a:6172",
         "b:9000",
         "b:6174",
     ]
-    assert str(seated.layout.meeting) == "a:6175"
+    assert str(found.ranks.meeting) == "a:6175"
 
 
 def test_counting_skips_ports_that_the_lists_took() -> None:
-    seated = seat(job(servers=("a:6171",), trainers=("a", "a", "b")))
+    found = placed(job(servers=("a:6171",), trainers=("a", "a", "b")))
     # 6171 is taken on a, so is 6172 then; the third counts for b, where nothing is.
-    assert [str(spec.endpoint) for spec in seated.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
+    assert [str(spec.endpoint) for spec in found.of(TRAINER)] == ["a:6172", "a:6173", "b:6173"]
 
 
 def test_a_number_beside_a_list_of_one_host_means_that_host() -> None:
-    seated = seat(job(servers=("10.0.0.1:8000",), trainer_num=2))
-    assert {spec.endpoint.host for spec in seated.layout.ranks} == {"10.0.0.1"}
+    found = placed(job(servers=("10.0.0.1:8000",), trainer_num=2))
+    assert {spec.endpoint.host for spec in found.ranks.ranks} == {"10.0.0.1"}
 
 
 def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
-    seated = seat(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
-    found = [(one.rank, one.local_rank, one.node_rank) for one in seated.of(TRAINER)]
-    assert found == [(0, 0, 1), (1, 0, 0), (2, 1, 1)]
-    assert [ps.log(one) for one in seated.of(SERVER)] == [
+    found = placed(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
+    places = [(one.rank, one.local_rank, one.node_rank) for one in found.of(TRAINER)]
+    assert places == [(0, 0, 1), (1, 0, 0), (2, 1, 1)]
+    assert [ps.log(one) for one in found.of(SERVER)] == [
         "serverlog.0",
         "serverlog.0",
         "serverlog.1",
     ]
 
 
-def test_hosts_that_an_engine_gathers_have_the_same_seats_each() -> None:
-    seated = seat(
+def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
+    found = placed(
         job(server_num=1, trainer_num=2, heter_worker_num="1;1", start_port=7000),
         hosts=("a", "b"),
     )
-    assert [str(one.endpoint) for one in seated.of(SERVER)] == ["a:7000", "b:7000"]
-    assert [str(one.endpoint) for one in seated.of(TRAINER)] == [
+    assert [str(one.endpoint) for one in found.of(SERVER)] == ["a:7000", "b:7000"]
+    assert [str(one.endpoint) for one in found.of(TRAINER)] == [
         "a:7001",
         "a:7002",
         "b:7001",
         "b:7002",
     ]
-    assert [str(one.endpoint) for one in seated.of(HETER)] == [
+    assert [str(one.endpoint) for one in found.of(HETER)] == [
         "a:7003",
         "b:7003",
         "a:7004",
         "b:7004",
     ]
-    assert seated.layout.stages == (2, 2, 3, 3)
-    assert str(seated.layout.meeting) == "a:7005"
+    assert found.ranks.stages == (2, 2, 3, 3)
+    assert str(found.ranks.meeting) == "a:7005"
 
 
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
-    seated = seat(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
-    assert {spec.role for spec in seated.layout.ranks if ps.is_essential(spec)} == {TRAINER}
-    assert [ps.log(spec) for spec in seated.layout.ranks] == [
+    found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
+    assert {spec.role for spec in found.ranks.ranks if ps.is_essential(spec)} == {TRAINER}
+    assert [ps.log(spec) for spec in found.ranks.ranks] == [
         "serverlog.0",
         "workerlog.0",
         "heterlog.0",
@@ -199,11 +185,11 @@ def test_trainers_are_waited_for_and_the_others_are_not() -> None:
 
 
 def test_all_but_servers_await_servers() -> None:
-    layout = seat(job(server_num=2, trainer_num=1, start_port=7000)).layout
-    first, second, trainer = layout.ranks
-    assert ps.awaited(first, layout) == ps.awaited(second, layout) == ()
+    found = placed(job(server_num=2, trainer_num=1, start_port=7000)).ranks
+    first, second, trainer = found.ranks
+    assert ps.awaited(first, found) == ps.awaited(second, found) == ()
     # The first one listens at the meeting before it listens as a server.
-    waits = [[one.port for one in group] for group in ps.awaited(trainer, layout)]
+    waits = [[one.port for one in group] for group in ps.awaited(trainer, found)]
     assert waits == [[7000, 7003], [7001]]
 
 
@@ -211,7 +197,7 @@ def test_all_but_servers_await_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seats", "said"),
+    ("wanted", "slots", "said"),
     [
         ({"run_mode": "ps"}, {"PSERVER": 1, "TRAINER": 1}, ["--server_num", "--trainer_num"]),
         ({"server_num": 2}, {"PSERVER": 2, "TRAINER": 1}, ["--trainer_num"]),
@@ -229,15 +215,15 @@ def test_all_but_servers_await_servers() -> None:
     ],
 )
 def test_the_side_that_nobody_counts_is_one(
-    wanted: dict[str, Any], seats: dict[str, int], said: list[str]
+    wanted: dict[str, Any], slots: dict[str, int], said: list[str]
 ) -> None:
     request = job(**wanted)
-    found = servers.crew(request)
-    counted = Counter(seat.role for seat in found.seats if seat.role != servers.MEETING)
-    assert counted == seats
+    found = roles(request).slots
+    counted = Counter(slot.role for slot in found.slots if slot.role != MEETING)
+    assert counted == slots
     # On several hosts it is on the first one, whichever side that is.
     assert found.hosts in {(), ("h",), ("h", "b")}
-    notes = servers.supplied(request)
+    notes = supplied(request)
     assert [option for note in notes for option in note.split() if option[:2] == "--"] == said
 
 
@@ -269,7 +255,6 @@ def test_the_side_that_nobody_counts_is_one(
         ({"servers": ("127.0.0.1:1",), "trainers": ("b:1",)}, "only this host to itself"),
         ({"servers": ("a:1",), "trainers": ("a:2",), "ips": ("b",)}, "leave --ips out"),
         ({"server_num": 1, "trainer_num": 1, "http_port": 1, "gloo_port": 2}, "two names for one"),
-        ({"run_mode": "ps-heter", "server_num": 1, "trainer_num": 1}, "heterogeneous trainers"),
         ({"server_num": 1, "trainer_num": 1, "heter_worker_num": "1;x"}, "for each stage"),
         ({"server_num": 1, "trainer_num": 1, "heter_worker_num": "1;0"}, "for each stage"),
         (
@@ -300,59 +285,59 @@ def test_the_side_that_nobody_counts_is_one(
 def test_what_does_not_fit_together_is_refused(wanted: dict[str, Any], says: str) -> None:
     request = job(**wanted)
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
-        servers.ports(servers.crew(request), request.start_port)
+        layout.ports(roles(request).slots, request.start_port)
     assert str(caught.value).endswith((".", '"1;2".'))
 
 
 def test_gloo_is_a_number_that_paddle_knows() -> None:
-    seated = seat(job(server_num=1, trainer_num=1, with_gloo="yes"))
+    found = placed(job(server_num=1, trainer_num=1, with_gloo="yes"))
     with pytest.raises(UsageError, match="--with_gloo=yes: give one of 0, 1, 2"):
-        ps.with_gloo(seated.request, {}, seated.layout)
+        ps.with_gloo(found.request, {}, found.ranks)
 
 
 def test_no_heterogeneous_trainers_can_be_said_in_a_number() -> None:
     request = job(server_num=1, trainer_num=1, heter_worker_num="0", coordinator_num=0)
-    assert seat(request).layout.stages == ()
+    assert placed(request).ranks.stages == ()
 
 
 # -- what each is told ---------------------------------------------------------------------------
 
 
 def test_trainers_get_devices_of_the_mask_and_servers_see_none() -> None:
-    seated = seat(job(server_num=1, trainer_num=3, coordinator_num=1), TWO_GPUS)
-    visible = [seated.env(TRAINER, rank, "gpu")["CUDA_VISIBLE_DEVICES"] for rank in range(3)]
+    found = placed(job(server_num=1, trainer_num=3, coordinator_num=1), TWO_GPUS)
+    visible = [found.env(TRAINER, rank, "gpu")["CUDA_VISIBLE_DEVICES"] for rank in range(3)]
     # Paddle gives 0, 1 and 0: the mask's places, not its devices.
     assert visible == ["4", "5", "4"]
-    assert seated.env(TRAINER, 1, "gpu")["FLAGS_selected_gpus"] == "0"
+    assert found.env(TRAINER, 1, "gpu")["FLAGS_selected_gpus"] == "0"
     for role in (SERVER, COORDINATOR):
-        env = seated.env(role, kind="gpu")
+        env = found.env(role, kind="gpu")
         assert env["CUDA_VISIBLE_DEVICES"] == env["XPU_VISIBLE_DEVICES"] == ""
         assert "FLAGS_selected_gpus" not in env
 
 
 def test_a_trainer_with_several_devices_counts_them_from_0() -> None:
-    seated = seat(job(server_num=1, trainer_num=1), ((*TWO_GPUS[0], *TWO_GPUS[1]),))
-    env = seated.env(TRAINER, kind="gpu")
+    found = placed(job(server_num=1, trainer_num=1), ((*TWO_GPUS[0], *TWO_GPUS[1]),))
+    env = found.env(TRAINER, kind="gpu")
     assert env["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert env["FLAGS_selected_gpus"] == "0,1"
 
 
 def test_npus_have_names_of_their_own() -> None:
-    seated = seat(job(server_num=1, trainer_num=1), ((Device("npu", "3", 0),),))
-    env = seated.env(TRAINER, kind="npu")
+    found = placed(job(server_num=1, trainer_num=1), ((Device("npu", "3", 0),),))
+    env = found.env(TRAINER, kind="npu")
     assert env["ASCEND_RT_VISIBLE_DEVICES"] == "3"
     assert env["FLAGS_selected_npus"] == "0"
-    assert seated.env(SERVER, kind="npu")["ASCEND_RT_VISIBLE_DEVICES"] == ""
+    assert found.env(SERVER, kind="npu")["ASCEND_RT_VISIBLE_DEVICES"] == ""
 
 
 def test_a_mask_that_hides_all_stays() -> None:
-    seated = seat(job(server_num=1, trainer_num=1))
-    hidden = seated.env(TRAINER, environ={"CUDA_VISIBLE_DEVICES": ""})
+    found = placed(job(server_num=1, trainer_num=1))
+    hidden = found.env(TRAINER, environ={"CUDA_VISIBLE_DEVICES": ""})
     assert "CUDA_VISIBLE_DEVICES" not in hidden
 
 
 def test_stages_know_their_neighbours() -> None:
-    seated = seat(
+    found = placed(
         job(
             servers=("a:1",),
             trainers=("a:2", "b:2"),
@@ -364,44 +349,44 @@ def test_stages_know_their_neighbours() -> None:
     following = "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"
     shown = [
         (env["STAGE_ID"], env["HETER_DEVICE_TYPE"], env[previous], env[following])
-        for env in (seated.env(TRAINER), seated.env(HETER, 0), seated.env(HETER, 2))
+        for env in (found.env(TRAINER), found.env(HETER, 0), found.env(HETER, 2))
     ]
     assert shown == [
         ("1", "cpu", "", "a:3"),
         ("2", "gpu", "a:2,b:2", "b:3,b:4"),
         ("3", "cpu", "a:3", ""),
     ]
-    env = seated.env(HETER, 2)
+    env = found.env(HETER, 2)
     assert env["STAGE_NUM"] == "3"
     assert env["PADDLE_STAGE_TRAINERS_NUM"] == "[2, 1, 2]"
     assert env["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] == "a:3,b:3,b:4"
     assert "PADDLE_TRAINER_ID" not in env
-    assert "STAGE_ID" not in seated.env(SERVER)
+    assert "STAGE_ID" not in found.env(SERVER)
 
 
 def test_heterogeneous_trainers_use_what_there_is_when_nobody_says() -> None:
-    seated = seat(job(server_num=1, trainer_num=1, heter_worker_num="1"), TWO_GPUS)
-    assert seated.env(HETER, kind="gpu")["HETER_DEVICE_TYPE"] == "gpu"
-    assert seated.env(HETER, kind="cpu")["HETER_DEVICE_TYPE"] == "cpu"
+    found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1"), TWO_GPUS)
+    assert found.env(HETER, kind="gpu")["HETER_DEVICE_TYPE"] == "gpu"
+    assert found.env(HETER, kind="cpu")["HETER_DEVICE_TYPE"] == "cpu"
 
 
 def test_trainers_wait_for_each_other_where_gloo_can() -> None:
     alone = job(server_num=1, trainer_num=2)
-    assert seat(alone).env(TRAINER)["PADDLE_WITH_GLOO"] == "1"
-    assert seat(alone).env(TRAINER, environ={"PADDLE_WITH_GLOO": "0"})["PADDLE_WITH_GLOO"] == "0"
-    told = seat(alone._replace(with_gloo="2"))
+    assert placed(alone).env(TRAINER)["PADDLE_WITH_GLOO"] == "1"
+    assert placed(alone).env(TRAINER, environ={"PADDLE_WITH_GLOO": "0"})["PADDLE_WITH_GLOO"] == "0"
+    told = placed(alone._replace(with_gloo="2"))
     assert told.env(SERVER, environ={"PADDLE_WITH_GLOO": "0"})["PADDLE_WITH_GLOO"] == "2"
-    heter = seat(alone._replace(heter_worker_num="1"))
+    heter = placed(alone._replace(heter_worker_num="1"))
     assert heter.env(TRAINER)["PADDLE_WITH_GLOO"] == "0"
-    spread = seat(job(servers=("a:1",), trainers=("a:2", "b:2")))
+    spread = placed(job(servers=("a:1",), trainers=("a:2", "b:2")))
     assert spread.env(TRAINER)["PADDLE_WITH_GLOO"] == "0"
-    beside = seat(job(servers=("a:1",), trainers=("b:1", "b:2")))
+    beside = placed(job(servers=("a:1",), trainers=("b:1", "b:2")))
     assert beside.env(TRAINER)["PADDLE_WITH_GLOO"] == "1"
 
 
 def test_coordinators_are_told_how_many_they_are() -> None:
-    seated = seat(job(server_num=1, trainer_num=1, coordinator_num=2))
-    env = seated.env(COORDINATOR, 1)
+    found = placed(job(server_num=1, trainer_num=1, coordinator_num=2))
+    env = found.env(COORDINATOR, 1)
     assert env["PADDLE_COORDINATOR_NUM"] == "2"
     assert env["PADDLE_TRAINER_ID"] == "1"
     assert env["PADDLE_COORDINATOR_ENDPOINTS"].split(",")[1] == f"127.0.0.1:{env['PADDLE_PORT']}"
@@ -454,12 +439,12 @@ def requests(draw: st.DrawFn) -> Request:
 @settings(deadline=None)
 def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int) -> None:
     """Read the environment as Paddle's role maker does."""
-    seated = seat(request, hosts=tuple(f"10.1.0.{host}" for host in range(hosts)))
-    assert len({spec.endpoint for spec in seated.layout.ranks} | {seated.layout.meeting}) == (
-        len(seated.layout.ranks) + 1
+    found = placed(request, hosts=tuple(f"10.1.0.{host}" for host in range(hosts)))
+    assert len({spec.endpoint for spec in found.ranks.ranks} | {found.ranks.meeting}) == (
+        len(found.ranks.ranks) + 1
     )
-    told = [seated.env(spec.role, spec.rank) for spec in seated.layout.ranks]
-    for spec, env in zip(seated.layout.ranks, told, strict=True):
+    told = [found.env(spec.role, spec.rank) for spec in found.ranks.ranks]
+    for spec, env in zip(found.ranks.ranks, told, strict=True):
         me = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
         assert me == str(spec.endpoint)
         names = {
@@ -471,34 +456,32 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
         assert env[names[spec.role]].split(",").index(me) == spec.rank
         if spec.role == TRAINER:
             assert env["PADDLE_TRAINER_ID"] == str(spec.rank)
-            assert int(env["PADDLE_TRAINERS_NUM"]) == len(seated.of(TRAINER))
+            assert int(env["PADDLE_TRAINERS_NUM"]) == len(found.of(TRAINER))
     meeting = {env["PADDLE_GLOO_HTTP_ENDPOINT"] for env in told}
     assert len(meeting) == 1
     # Only the first server serves the meeting, and it does so on its own host.
-    assert meeting.pop().startswith(f"{seated.of(SERVER)[0].endpoint.host}:")
+    assert meeting.pop().startswith(f"{found.of(SERVER)[0].endpoint.host}:")
 
 
 @given(requests())
 @settings(deadline=None)
 def test_logs_of_a_host_have_different_names(request: Request) -> None:
-    layout = seat(request).layout
-    names = [(spec.node_rank, ps.log(spec)) for spec in layout.ranks]
+    names = [(spec.node_rank, ps.log(spec)) for spec in placed(request).ranks.ranks]
     assert len(set(names)) == len(names)
 
 
 @given(requests())
 @settings(deadline=None)
 def test_each_host_plans_the_same_job(request: Request) -> None:
-    crew = servers.crew(request)
-    rows = servers.ports(crew, 7000)
-    names = crew.hosts or ("10.1.0.1",)
+    slots = ps.slots(request, Share("cpu", CPU, "gloo"))
+    rows = layout.ports(slots, 7000)
+    names = slots.hosts or ("10.1.0.1",)
     members = tuple(
-        Member(name, tuple(port or 0 for port in row), ())
+        Member(name, tuple(port or 0 for port in row), ((),) * len(row))
         for name, row in zip(names, rows, strict=True)
     )
     seen = {
-        ps.layout(crew, Roster(members, me, Endpoint(names[0], 1)), CPU)
-        for me in range(len(members))
+        ps.ranks(slots, Roster(members, me, Endpoint(names[0], 1))) for me in range(len(members))
     }
     assert len(seen) == 1
 
@@ -536,20 +519,22 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
     case = CASES[name]
     recorded = (json.loads(line) for line in GOLDEN.read_text().splitlines())
     children = next(one for one in recorded if one["case"] == name)["children"]
-    seated = seat(case.request, case.groups)
+    found = placed(case.request, case.groups)
     values: dict[str, str] = {}
-    assert len(children) == len(seated.layout.ranks)
+    assert len(children) == len(found.ranks.ranks)
     for child, expected in children.items():
         # One of each role, so the number behind the dot (a port, for some) does not matter.
-        env = seated.env(child.partition(".")[0], kind=case.kind)
+        env = found.env(child.partition(".")[0], kind=case.kind)
         # The folder of a launch is not ours to know here.
         env["PADDLE_GLOO_FS_PATH"] = "/somewhere"
         for variable, pattern in expected["env_set"].items():
             if variable not in case.but:
                 expression = re.sub(r"<\w+>", "([^,:]+)", pattern)
-                found = re.fullmatch(expression, env[variable])
-                assert found, f"{child} {variable}: {env[variable]} is not {pattern}"
-                for place, value in zip(re.findall(r"<\w+>", pattern), found.groups(), strict=True):
+                matched = re.fullmatch(expression, env[variable])
+                assert matched, f"{child} {variable}: {env[variable]} is not {pattern}"
+                for place, value in zip(
+                    re.findall(r"<\w+>", pattern), matched.groups(), strict=True
+                ):
                     assert values.setdefault(place, value) == value, variable
 
 
@@ -562,5 +547,5 @@ def test_everybody_gets_what_paddle_gives(name: str) -> None:
 )
 def test_what_paddle_refuses_is_refused_in_one_sentence(wanted: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        servers.crew(job(**wanted))
+        roles(job(**wanted))
     assert "\n" not in str(caught.value)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, some_facts
 
+from fleetrun import planner
 from fleetrun.model import Device, LaunchPlan, Processors
 from fleetrun.plan import affinity, render
 from fleetrun.plan.affinity import bind
-from fleetrun.plan.compose import compose
 from fleetrun.plan.devices import Share
 
 # Two nodes of four cores with two threads each, numbered as Intel's are.
@@ -186,7 +186,7 @@ def made(how: str, **fields: object) -> LaunchPlan:
     facts = some_facts(processors=TWO_NODES)._replace(**fields)  # type: ignore[arg-type]
     roster = a_roster(each=2, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
-    return compose(a_request(bind=how), facts, share, roster)
+    return planner.plan(a_request(bind=how), facts, share, roster)
 
 
 def test_a_plan_has_the_masks_and_as_many_threads() -> None:
@@ -201,7 +201,7 @@ def test_what_the_user_says_of_threads_stays() -> None:
     roster = a_roster(each=1, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
     request = a_request(bind="numa", env=(("OMP_NUM_THREADS", "5"),))
-    plan = compose(request, some_facts(processors=TWO_NODES), share, roster)
+    plan = planner.plan(request, some_facts(processors=TWO_NODES), share, roster)
     assert plan.processes[0].env["OMP_NUM_THREADS"] == "5"
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import a_request, a_roster, some_facts
 
+from fleetrun import planner
 from fleetrun.model import Script
 from fleetrun.plan import render
 from fleetrun.plan.arguments import Hidden, conceal
-from fleetrun.plan.compose import compose
 from fleetrun.plan.devices import Share
 
 HUSH = "s3cr3t-Value"
@@ -79,7 +79,7 @@ def test_s70_no_form_of_a_plan_shows_a_secret_argument() -> None:
     request = a_request(script=script)
     roster = a_roster(each=1, cpu=True)
     share = Share("cpu", roster.members[0].groups, "gloo")
-    plan = compose(request, some_facts(), share, roster)
+    plan = planner.plan(request, some_facts(), share, roster)
     assert plan.processes[0].argv[-1] == HUSH
     forms = [form([plan], request) for form in (render.table, render.as_json, render.as_sh)]
     forms.append(render.banner(request, plan))

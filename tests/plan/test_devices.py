@@ -259,8 +259,8 @@ def test_one_process_has_all_visible_devices(devices: str | None) -> None:
     assert not [note for note in found.notes if "idle" in note]
 
 
-def test_one_trainer_process_with_servers_is_not_the_only_one() -> None:
-    found = share(a_request(run_mode="ps", nproc_per_node=1), some_facts(2))
+def test_one_process_beside_others_has_one_device() -> None:
+    found = share(a_request(nproc_per_node=1), some_facts(2), takes_all=False)
     assert indexes(found) == [[0]]
 
 

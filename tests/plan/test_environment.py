@@ -35,14 +35,9 @@ def made(
     """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
     roster = roster or a_roster()
     kind = Share("gpu", roster.members[roster.me].groups, "nccl")._replace(**share)
-    return variables(
-        request or a_request(),
-        facts or some_facts(8),
-        kind,
-        roster,
-        cast=collective.cast(roster),
-        run_dir=RUN_DIR,
-    )
+    request, facts = request or a_request(), facts or some_facts(8)
+    layout = collective.layout(request, facts, kind, roster)
+    return variables(request, facts, kind, roster, layout=layout, run_dir=RUN_DIR)
 
 
 def first(**arguments: Any) -> Mapping[str, str]:  # noqa: ANN401
@@ -174,18 +169,11 @@ def test_identity_that_the_user_sets_again_stays() -> None:
     assert found.ranks[0]["MASTER_ADDR"] == "10.0.0.8"
 
 
-def test_paddleclouds_variables_stay_where_they_are_used() -> None:
-    cloud = {
-        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
-        "POD_IP": "10.0.0.1",
-        "PADDLE_TRAINER_ID": "0",
-        "TRAINER_PORTS_NUM": "2",
-    }
-    roster = a_roster(TWO_HOSTS)
-    assert made(roster, facts=some_facts(8, environ=cloud)).unset[0] == ()
-    del cloud["POD_IP"]
-    found = made(roster, facts=some_facts(8, environ=cloud))
-    assert set(found.unset) == {("PADDLE_TRAINERS", "TRAINER_PORTS_NUM")}
+def test_what_the_hosts_were_read_from_stays() -> None:
+    environ = {"PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "TRAINER_PORTS_NUM": "2"}
+    facts, roster = some_facts(8, environ=environ), a_roster(TWO_HOSTS)
+    assert set(made(roster, facts=facts).unset) == {tuple(environ)}
+    assert made(roster._replace(told=tuple(environ)), facts=facts).unset[0] == ()
 
 
 def test_options_win_over_everything() -> None:

@@ -15,6 +15,7 @@ from processes import assert_no_survivors
 from waiting import LONG_S, until
 
 from fleetrun import paddles
+from fleetrun.modes import BY_WORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -357,9 +358,14 @@ def test_what_a_cluster_says_is_this_nodes_one_process(
 # -- the Paddle that is here ---------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    paddles.without_servers(sys.path) is None, reason="no Paddle here, or one with servers"
-)
+def lacks(mode: str) -> str | None:
+    """Return the version of the Paddle here where it lacks what MODE needs."""
+    feature = BY_WORD[mode].feature
+    assert feature is not None
+    return paddles.without(feature.symbol, sys.path)
+
+
+@pytest.mark.skipif(lacks("ps") is None, reason="no Paddle here, or one with servers")
 def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Path) -> None:
     job = Command.python(tmp_path, "import paddle", *TWO_AND_TWO)
     done = job.run()
@@ -371,9 +377,7 @@ def test_a_paddle_without_servers_is_refused_before_anything_starts(tmp_path: Pa
     assert "was built without parameter servers" in job.run().out.decode()
 
 
-@pytest.mark.skipif(
-    paddles.without_rpc(sys.path) is None, reason="no Paddle here, or one with remote calls"
-)
+@pytest.mark.skipif(lacks("rpc") is None, reason="no Paddle here, or one with remote calls")
 def test_a_paddle_without_rpc_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = Command.python(tmp_path, "import paddle", "--run_mode=rpc").run()
     assert done.code == 3

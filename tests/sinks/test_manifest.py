@@ -14,8 +14,7 @@ import pytest
 from planning import a_request, a_roster, some_facts
 from waiting import until
 
-from fleetrun import __version__, argv, request
-from fleetrun.plan.compose import compose
+from fleetrun import __version__, argv, planner, request
 from fleetrun.plan.devices import Share
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
@@ -57,7 +56,7 @@ def sink(folder: Path, made: Request, environ: Mapping[str, str]) -> tuple[Manif
     """Return the sink of a launch in FOLDER and the file it is going to write."""
     facts = some_facts(2, cwd=str(folder), environ=environ)
     roster = a_roster()
-    plan = compose(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
+    plan = planner.plan(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
     Path(plan.run_dir).mkdir(parents=True)
     return Manifest(plan, made, environ), Path(plan.run_dir) / "manifest.json"
 

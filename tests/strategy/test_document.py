@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from planning import a_request, a_roster, some_facts
+from planning import planned as gather_and_plan
 
-from fleetrun import argv, engines, request
+from fleetrun import argv, planner, request
 from fleetrun.model import Script
-from fleetrun.plan import devices, render
-from fleetrun.plan.compose import compose
+from fleetrun.plan import render
 from fleetrun.plan.devices import Share
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def planned(
 ) -> LaunchPlan:
     roster = a_roster(hosts, each=2, me=me)
     facts = some_facts(8, environ=environ or {}, program="train.py")
-    return compose(wanted, facts, Share("gpu", roster.members[me].groups, "nccl"), roster)
+    return planner.plan(wanted, facts, Share("gpu", roster.members[me].groups, "nccl"), roster)
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_another_attempt_is_told_the_same() -> None:
     wanted = asked("--strategy=recommended")
     again = a_roster(HOSTS)._replace(generation=3)
     facts = some_facts(8, program="train.py")
-    plan = compose(wanted, facts, Share("gpu", again.members[0].groups, "nccl"), again)
+    plan = planner.plan(wanted, facts, Share("gpu", again.members[0].groups, "nccl"), again)
     assert document(plan) == document(planned(wanted))
 
 
@@ -161,12 +161,7 @@ def test_secrets_of_a_strategy_are_not_shown() -> None:
 def test_parameter_servers_are_told_too() -> None:
     wanted = asked("--server_num=1", "--trainer_num=2", "--set=a_sync_configs.k_steps=4")
     facts = some_facts(program="train.py")
-    engine = engines.choose(wanted, facts, dry=True)
-    try:
-        made = devices.share(wanted, facts)
-        plan = compose(wanted, facts, made, engine.gather(wanted, facts, made.groups))
-    finally:
-        engine.close()
+    plan = gather_and_plan(wanted, facts)
     evidence = [process.env["FLEETRUN_STRATEGY_EVIDENCE"] for process in plan.processes]
     assert [path.rpartition("/")[2] for path in evidence] == [
         "strategy.server.0.json",

@@ -7,9 +7,9 @@ import time
 import pytest
 from planning import a_request, a_roster, from_variable, some_facts
 
+from fleetrun import planner
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, Rules
-from fleetrun.plan.compose import compose
 from fleetrun.plan.devices import Share, share
 
 
@@ -22,7 +22,7 @@ def test_a_plan_holds_everything() -> None:
     )
     facts = some_facts(8, program="train.py")
     made = Share("gpu", roster.members[1].groups, "nccl", ("of the devices",))
-    plan = compose(request, facts, made, roster)
+    plan = planner.plan(request, facts, made, roster)
     assert plan == LaunchPlan(
         job_id="night",
         mode="collective",
@@ -57,21 +57,21 @@ def test_a_rank_that_the_job_does_not_have_cannot_be_shown(each: int, tee: str, 
     roster = a_roster(("10.0.0.1", "10.0.0.2"), each) if each > 1 else a_roster(each=1)
     made = Share("gpu", roster.members[0].groups, "nccl")
     with pytest.raises(UsageError) as caught:
-        compose(a_request(tee=tee), some_facts(8), made, roster)
+        planner.plan(a_request(tee=tee), some_facts(8), made, roster)
     assert str(caught.value) == says
 
 
 def test_a_rank_of_another_host_may_be_shown_there() -> None:
     roster = a_roster(("10.0.0.1", "10.0.0.2"), 2)
     made = Share("gpu", roster.members[0].groups, "nccl")
-    assert compose(a_request(tee="3"), some_facts(8), made, roster).processes
+    assert planner.plan(a_request(tee="3"), some_facts(8), made, roster).processes
 
 
 def run_name(job_id: str) -> str:
     """Return the run directory's own name for a job."""
     roster = a_roster()
     made = Share("gpu", roster.members[0].groups, "nccl")
-    plan = compose(a_request(job_id=job_id, log_dir="/log"), some_facts(8), made, roster)
+    plan = planner.plan(a_request(job_id=job_id, log_dir="/log"), some_facts(8), made, roster)
     return plan.run_dir.removeprefix("/log/runs/")
 
 
@@ -93,13 +93,13 @@ def test_the_refusal_says_where_the_name_came_from() -> None:
     roster = a_roster()
     request = a_request(job_id="a/b", settings=from_variable("job_id", "a/b", "PADDLE_JOB_ID"))
     with pytest.raises(UsageError, match=r"--job_id=a/b \(from \$PADDLE_JOB_ID\)"):
-        compose(request, some_facts(8), Share("gpu", (), "nccl"), roster)
+        planner.plan(request, some_facts(8), Share("gpu", (), "nccl"), roster)
 
 
 def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
     facts = some_facts(exec_limit=5_000)
     with pytest.raises(EnvironmentFault, match=r"trainer\.1: its command line and environment"):
-        compose(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
+        planner.plan(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
 
 
 @pytest.mark.parametrize(("hosts", "each"), [(1250, 8), (1, 10_000)])
@@ -107,7 +107,7 @@ def test_ten_thousand_ranks_are_planned_within_a_second(hosts: int, each: int) -
     request, facts = a_request(nproc_per_node=each), some_facts()
     roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], each, cpu=True)
     started = time.process_time()
-    plan = compose(request, facts, share(request, facts), roster)
+    plan = planner.plan(request, facts, share(request, facts), roster)
     assert time.process_time() - started < 1
     assert len(plan.ranks) == 10_000
     assert len(plan.processes) == each

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import re
 from typing import TYPE_CHECKING
 
+import planning
 import pytest
-from planning import a_request, a_roster, gpus, some_facts
+from planning import a_request, a_roster, gathered, gpus, some_facts
 
-from fleetrun import engines
+from fleetrun import modes, planner
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, LaunchPlan
 from fleetrun.modes import rpc
-from fleetrun.plan import compose, devices, render, servers
+from fleetrun.plan import render
+from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import STRING_LIMIT
 
 if TYPE_CHECKING:
@@ -31,13 +33,7 @@ ROLE = {"TRAINING_ROLE": "TRAINER", "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.9:1,
 
 def planned(request: Request = TWO, facts: Facts | None = None) -> LaunchPlan:
     """Plan REQUEST dryly, so that no port need be free here."""
-    facts = facts or some_facts()
-    share = devices.share(request, facts)
-    engine = engines.choose(request, facts, dry=True)
-    try:
-        return compose.compose(request, facts, share, engine.gather(request, facts, share.groups))
-    finally:
-        engine.close()
+    return planning.planned(request, facts or some_facts())
 
 
 def by_name(plan: LaunchPlan) -> dict[str, Mapping[str, str]]:
@@ -110,7 +106,7 @@ def test_a_job_on_one_host_asks_nobody() -> None:
     assert planned().peers is None
 
 
-def test_ips_give_every_host_the_same_seats() -> None:
+def test_ips_give_every_host_the_same_slots() -> None:
     plan = planned(TWO._replace(ips=("10.0.0.1", "10.0.0.2"), nnodes="2"))
     assert len(plan.processes) == 4
     assert len(plan.ranks) == 8
@@ -128,9 +124,8 @@ def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         planned(SPREAD._replace(**wanted))  # type: ignore[arg-type]
     strange = some_facts(addresses=(Address("eth0", "10.0.0.5"),))
-    engine = engines.choose(SPREAD, strange, dry=False)
     with pytest.raises(EnvironmentFault, match=r"^--servers=.* and --trainers=.*: none of them"):
-        engine.gather(SPREAD, strange, ())
+        gathered(SPREAD, strange, dry=False)
 
 
 def test_hosts_that_must_find_each_other_are_for_later() -> None:
@@ -199,55 +194,63 @@ def test_a_cluster_that_says_too_little_is_refused(told: dict[str, str], says: s
 
 @pytest.mark.parametrize("missing", ROLE)
 def test_half_of_what_a_cluster_says_counts_for_nothing(missing: str) -> None:
-    environ = {**ROLE, missing: ""}
-    assert servers.post(a_request(run_mode="ps"), environ) is None
+    facts = some_facts(environ={**ROLE, missing: ""})
+    assert gathered(a_request(run_mode="ps"), facts).assigned is None
 
 
 def test_who_counts_servers_does_not_go_by_the_cluster() -> None:
-    assert servers.post(TWO, ROLE) is None
-    assert servers.post(a_request(), ROLE) is None
+    facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
+    assert gathered(TWO, facts).assigned is None
+    assert gathered(a_request(), facts).assigned is None
+
+
+def test_heterogeneous_trainers_of_a_cluster_need_no_number() -> None:
+    facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
+    assert planned(a_request(run_mode="ps-heter"), facts).processes[0].name == "trainer.0"
+    with pytest.raises(UsageError, match="needs heterogeneous trainers, and nobody names any"):
+        planned(a_request(run_mode="ps-heter", server_num=1, trainer_num=1))
 
 
 # -- the Paddle that is here ---------------------------------------------------------------------
 
 
-def test_a_paddle_without_servers_is_refused_where_it_is_sure_to_fail() -> None:
-    facts = some_facts(paddle_without_servers="3.3.1")
-    (note,) = servers.check_paddle(TWO, facts)
-    assert note.startswith("Paddle 3.3.1 here was built without parameter servers")
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (TWO, "parameter servers: use paddlepaddle 2.6.2, which has them"),
+        (
+            a_request(run_mode="rpc", nproc_per_node=2),
+            "paddle.distributed.rpc: use paddlepaddle 2.6.2, which has it",
+        ),
+    ],
+)
+def test_a_paddle_that_lacks_the_modes_part_is_refused_where_it_is_sure_to_fail(
+    wanted: Request, says: str
+) -> None:
+    facts = some_facts(paddle_lacking="3.3.1")
+    note = f"Paddle 3.3.1 here was built without {says} (pip install paddlepaddle==2.6.2)."
+    assert note in planned(wanted, facts).notes
     sure = facts._replace(script_imports_paddle=True)
-    assert servers.check_paddle(TWO._replace(dry_run="json"), sure) == (note,)
-    with pytest.raises(EnvironmentFault, match=r"use paddlepaddle 2\.6\.2"):
-        servers.check_paddle(TWO, sure)
-    assert servers.check_paddle(TWO, some_facts()) == ()
+    assert note in planned(wanted._replace(dry_run="json"), sure).notes
+    # Before anybody waits for other hosts.
+    with pytest.raises(EnvironmentFault, match=re.escape(says)):
+        planner.slots(wanted, sure, planner.share(wanted, sure))
+    assert note not in planned(wanted).notes
+
+
+def test_every_mode_has_its_own_words() -> None:
+    assert len(modes.BY_WORD) == sum(len(mode.words) for mode in modes.MODES)
+    assert all(mode.name in mode.words for mode in modes.MODES)
 
 
 # -- remote procedure calls ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ips", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])
-def test_a_paddle_without_rpc_is_refused_where_it_is_sure_to_fail(ips: tuple[str, ...]) -> None:
-    asked = a_request(run_mode="rpc", nproc_per_node=2, ips=ips, host="127.0.0.1")
-    facts = some_facts(paddle_without_rpc="3.3.1", script_imports_paddle=True)
-    with (
-        closing(engines.choose(asked, facts, dry=False)) as engine,
-        pytest.raises(
-            EnvironmentFault, match=r"Paddle 3\.3\.1 here was built without paddle\.dist"
-        ),
-    ):
-        engine.gather(asked, facts, ((), ()))
-    shown = asked._replace(dry_run="json")
-    with closing(engines.choose(shown, facts, dry=True)) as engine:
-        assert (
-            "use paddlepaddle 2.6.2, which has it"
-            in engine.gather(shown, facts, ((), ())).notes[-1]
-        )
-
-
 def test_rpc_workers_meet_at_the_master_and_log_by_global_rank() -> None:
-    cast = rpc.cast(a_roster(("10.0.0.1", "10.0.0.2"), me=1))
-    assert [part.log for part in cast.parts] == ["workerlog.2", "workerlog.3"]
-    assert cast.parts[0].identity == {
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), me=1)
+    layout = rpc.layout(a_request(), some_facts(), Share("cpu", (), "gloo"), roster)
+    assert [process.log for process in layout.processes] == ["workerlog.2", "workerlog.3"]
+    assert layout.processes[0].identity == {
         "PADDLE_MASTER_ENDPOINT": "10.0.0.1:7777",
         "PADDLE_WORKER_ENDPOINT": "10.0.0.2:6070",
         "PADDLE_TRAINER_ID": "2",

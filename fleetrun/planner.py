@@ -1,67 +1,98 @@
-"""The whole plan of one launcher, from what was asked, seen, shared out and gathered."""
+"""From a request and the facts of this host to the plan of its launcher.
+
+What a mode wants goes to an engine as slots, and comes back as a roster, which the mode lays out.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import UsageError
+from fleetrun import modes
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
-from fleetrun.modes import collective
-from fleetrun.plan import command, environment, hosts, origin
+from fleetrun.plan import command, devices, environment, origin
+from fleetrun.plan.layout import TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Facts, RankSpec, Request, Roster, Strategy
-    from fleetrun.modes.cast import Cast
+    from fleetrun.model import Facts, Knob, RankSpec, Request, Roster, Strategy
     from fleetrun.plan.devices import Share
+    from fleetrun.plan.layout import Layout, Places, Slots
     from fleetrun.strategy.resolve import Topology
 
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 
 
-def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
+def places(request: Request) -> Places:
+    """Return what the options of REQUEST's mode say about hosts."""
+    return modes.BY_WORD[request.run_mode].rules.places(request)
+
+
+def share(request: Request, facts: Facts) -> Share:
+    """Share this host's devices out among its ranks."""
+    mode = modes.BY_WORD[request.run_mode]
+    return devices.share(request, facts, takes_all=mode.is_uniform)
+
+
+def slots(request: Request, facts: Facts, share: Share) -> Slots:
+    """Return the processes that REQUEST asks for, if the Paddle here can do what they need."""
+    _lacking(request, facts)
+    return modes.BY_WORD[request.run_mode].rules.slots(request, share)
+
+
+def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
     run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
-    cast = _cast(request, facts, share, roster)
-    if not cast.keeps_identity:
-        _check_ranks(request, "tee", (request.tee or "").split(","), cast)
-        _check_ranks(request, "stdin", (request.stdin or "",), cast)
-    strategy, ranks = _strategy(request, cast)
+    mode = modes.BY_WORD[request.run_mode]
+    layout = mode.rules.layout(request, facts, share, roster)
+    if roster.assigned is None:
+        _check_ranks(request, "tee", (request.tee or "").split(","), layout)
+        _check_ranks(request, "stdin", (request.stdin or "",), layout)
+    strategy, ranks = _strategy(request, layout)
     env = environment.variables(
-        request, facts, share, roster, cast=cast, run_dir=run_dir, strategy=strategy
+        request,
+        facts,
+        share,
+        roster,
+        layout=layout,
+        run_dir=run_dir,
+        asked=_asked(strategy),
+        strategy=strategy,
     )
     argv = command.argv(request, facts)
-    mine = [part.spec for part in cast.parts]
+    mine = [process.spec for process in layout.processes]
     variables, masks, notes = _bound(request, facts, mine, env.ranks)
     processes = tuple(
         ProcessSpec(
-            name=part.name,
+            name=process.name,
             argv=argv,
             env=own,
             unset=unset,
-            log=part.log,
-            essential=part.essential,
-            rank=part.spec,
+            log=process.log,
+            essential=process.essential,
+            rank=process.spec,
             cpus=cpus,
-            awaits=part.awaits,
+            awaits=process.awaits,
         )
-        for part, own, unset, cpus in zip(cast.parts, variables, env.unset, masks, strict=True)
+        for process, own, unset, cpus in zip(
+            layout.processes, variables, env.unset, masks, strict=True
+        )
     )
-    # In a collective job the last rank has the longest numbers, and nothing else differs.
-    for process in processes[-1:] if cast.mode == collective.NAME else processes:
+    # Among equals the last rank has the longest numbers, and nothing else differs.
+    for process in processes[-1:] if mode.is_uniform else processes:
         environment.check_size(process, facts)
     return LaunchPlan(
         job_id=request.job_id,
-        mode=cast.mode,
+        mode=mode.name,
         engine=roster.engine,
         generation=roster.generation,
         node_rank=roster.me,
         nodes=tuple(member.host for member in roster.members),
-        ranks=cast.ranks,
+        ranks=layout.ranks,
         processes=processes,
         rules=Rules(request.grace_s, request.max_restart),
         cwd=facts.cwd,
@@ -74,18 +105,34 @@ def compose(request: Request, facts: Facts, share: Share, roster: Roster) -> Lau
             *share.notes,
             *roster.notes,
             *env.notes,
-            *cast.notes,
+            *_lacking(request, facts),
+            *layout.notes,
             *notes,
             *_reach(request, strategy),
         ),
         strategy=strategy,
-        peers=cast.peers,
+        peers=layout.peers,
     )
 
 
-def _check_ranks(request: Request, option: str, words: Sequence[str], cast: Cast) -> None:
+def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
+    """Say, or refuse, when the Paddle that is here lacks what the mode needs."""
+    feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
+    if feature is None or version is None:
+        return ()
+    said = (
+        f"Paddle {version} here was built without {feature.name}: use paddlepaddle 2.6.2, which "
+        f"has {feature.pronoun} (pip install paddlepaddle==2.6.2)."
+    )
+    # A script that does not name Paddle may do without it, and a dry run may be for elsewhere.
+    if facts.script_imports_paddle and request.dry_run is None:
+        raise EnvironmentFault(said)
+    return (said,)
+
+
+def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
     """Complain about an OPTION that names trainers' ranks which the job does not have."""
-    there = [spec.rank for spec in cast.ranks if spec.role == collective.ROLE]
+    there = [spec.rank for spec in layout.ranks if spec.role == TRAINER]
     missing = [word for word in words if word.isdigit() and int(word) not in there]
     if missing and there:
         have = "only rank 0" if len(there) == 1 else f"ranks {there[0]}-{there[-1]}"
@@ -94,15 +141,24 @@ def _check_ranks(request: Request, option: str, words: Sequence[str], cast: Cast
         )
 
 
-def _strategy(request: Request, cast: Cast) -> tuple[Strategy | None, Topology | None]:
-    """Return the request's strategy as it is for the trainers of CAST, and where those are."""
+def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, Topology | None]:
+    """Return the request's strategy as it is for the trainers of LAYOUT, and where those are."""
     if request.strategy is None:
         return None, None
     from fleetrun.strategy import resolve  # noqa: PLC0415 - only those who have one pay for it
 
-    nodes = [spec.node_rank for spec in cast.ranks if spec.role == collective.ROLE]
+    nodes = [spec.node_rank for spec in layout.ranks if spec.role == TRAINER]
     ranks = resolve.topology(nodes)
     return resolve.resolve(request.strategy, ranks), ranks
+
+
+def _asked(strategy: Strategy | None) -> Mapping[str, Knob]:
+    """Return the variables that STRATEGY asks for."""
+    if strategy is None:
+        return {}
+    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
+
+    return document.variables(strategy)
 
 
 def _files(
@@ -125,19 +181,6 @@ def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
 
     reason = reach.obstacle(request.script)
     return () if reason is None else (reason,)
-
-
-def _cast(request: Request, facts: Facts, share: Share, roster: Roster) -> Cast:
-    """Return who takes part, as the mode has it."""
-    if request.run_mode in hosts.SERVER_MODES:
-        from fleetrun.modes import ps  # noqa: PLC0415 - only those who want servers pay for it
-
-        return ps.cast(request, facts, share, roster)
-    if request.run_mode == "rpc":
-        from fleetrun.modes import rpc  # noqa: PLC0415 - seldom wanted
-
-        return rpc.cast(roster)
-    return collective.cast(roster)
 
 
 def _bound(

@@ -1,0 +1,148 @@
+"""The hosts of a job of trainers in PaddleCloud, which names them in variables."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.engines import static
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Endpoint, Request
+from fleetrun.plan import hosts, layout, origin
+from fleetrun.plan.layout import Places, Slots
+
+if TYPE_CHECKING:
+    from fleetrun.engines import Found
+    from fleetrun.engines.ports import Ports
+    from fleetrun.model import Facts, Roster
+
+# Where its ports begin when it names none.
+_FIRST_PORT = 6170
+
+# Its own words about the hosts stay for the ranks.
+_TOLD = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
+
+
+class Cloud(NamedTuple):
+    """What PaddleCloud's variables say."""
+
+    names: tuple[str, ...]
+    me: int
+    # Ports that each host has for ranks, and where they begin; or every endpoint, host by host.
+    ports_num: int
+    port: int | None
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+def find(request: Request, environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+    """Return the hosts where the variables name several.
+
+    As in Paddle they win over --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
+    """
+    if request.ips and environ.get("PADDLE_LAUNCH_WITH_ARGS") == "1":
+        return None
+    # They count trainers alone.
+    if places.has_roles or not hosts.in_paddlecloud(environ):
+        return None
+    return read(environ).names
+
+
+def make(_found: "Found", ports: "Ports") -> "PaddleCloud":
+    """Return the engine."""
+    return PaddleCloud(ports)
+
+
+class PaddleCloud:
+    """The engine of a job whose hosts, and our place among them, PaddleCloud knows."""
+
+    def __init__(self, ports: "Ports") -> None:
+        self._ports = ports
+
+    def gather(self, request: Request, facts: "Facts", slots: Slots) -> "Roster":
+        """Return the hosts and ports that the variables name."""
+        cloud = read(facts.environ)
+        rows = ports(cloud, request, slots)
+        made = static.roster(self._ports, cloud.names, cloud.me, rows, slots)
+        return made._replace(notes=_overruled(request, cloud), told=_TOLD)
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self._ports.close()
+
+
+def read(environ: Mapping[str, str]) -> Cloud:
+    """Return what the variables say, checked."""
+    names = tuple(name.strip() for name in environ["PADDLE_TRAINERS"].split(","))
+    me = _number(environ, "PADDLE_TRAINER_ID")
+    ports_num = _number(environ, "TRAINER_PORTS_NUM")
+    if me >= len(names):
+        raise EnvironmentFault(
+            f"PADDLE_TRAINER_ID={me}, but PADDLE_TRAINERS={environ['PADDLE_TRAINERS']} names "
+            f"{len(names)} hosts, 0-{len(names) - 1}."
+        )
+    port = _number(environ, "PADDLE_PORT") if environ.get("PADDLE_PORT") else None
+    endpoints: tuple[Endpoint, ...] = ()
+    if environ.get("DISTRIBUTED_TRAINER_ENDPOINTS"):
+        endpoints = _cloud_endpoints(environ, len(names) * ports_num)
+    return Cloud(names, me, ports_num, port, endpoints)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable of PaddleCloud."""
+    text = environ[name].strip()
+    if not (text.isascii() and text.isdigit()):
+        raise EnvironmentFault(
+            f"{name}={text} is not a number; it comes from PaddleCloud. "
+            "Unset PADDLE_TRAINERS to do without PaddleCloud."
+        )
+    return int(text)
+
+
+def _cloud_endpoints(environ: Mapping[str, str], expected: int) -> tuple[Endpoint, ...]:
+    """Take DISTRIBUTED_TRAINER_ENDPOINTS apart."""
+    text = environ["DISTRIBUTED_TRAINER_ENDPOINTS"]
+    endpoints = []
+    for piece in text.split(","):
+        host, _, port = piece.strip().rpartition(":")
+        if not (host and port.isascii() and port.isdigit()):
+            raise EnvironmentFault(
+                f"DISTRIBUTED_TRAINER_ENDPOINTS={text}: {piece} is not HOST:PORT."
+            )
+        endpoints.append(Endpoint(host, int(port)))
+    if len(endpoints) != expected:
+        raise EnvironmentFault(
+            f"DISTRIBUTED_TRAINER_ENDPOINTS names {len(endpoints)} endpoints, but PADDLE_TRAINERS "
+            f"and TRAINER_PORTS_NUM make {expected}."
+        )
+    return tuple(endpoints)
+
+
+def ports(found: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | None, ...], ...]:
+    """Return the ports of each host in PaddleCloud, for SLOTS on each."""
+    ranks = len(slots.slots)
+    if found.endpoints:
+        if ranks > found.ports_num:
+            raise EnvironmentFault(
+                f"{ranks} ranks on this host, but DISTRIBUTED_TRAINER_ENDPOINTS has "
+                f"{found.ports_num} endpoints for each host."
+            )
+        return tuple(
+            tuple(endpoint.port for endpoint in found.endpoints[first : first + ranks])
+            for first in range(0, len(found.endpoints), found.ports_num)
+        )
+    first = request.start_port
+    if first is None:
+        usable = found.port is not None and found.ports_num >= ranks
+        first = found.port if usable else _FIRST_PORT
+    return layout.ports(slots, first or _FIRST_PORT) * len(found.names)
+
+
+def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:
+    """Say in a line what PaddleCloud's variables win over."""
+    listed = tuple(name.strip() for name in request.ips)
+    if not listed or listed == cloud.names:
+        return ()
+    note = (
+        f"{origin.option(request, 'ips')} is not used: PADDLE_TRAINERS={','.join(cloud.names)} "
+        "from PaddleCloud wins, as in Paddle. Export PADDLE_LAUNCH_WITH_ARGS=1 to use --ips."
+    )
+    return (note,)

@@ -1,0 +1,96 @@
+"""A cluster that starts one process on each host, and tells it its role and all endpoints.
+
+Kubernetes' Paddle operator and PaddleCloud do so for jobs with parameter servers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Assigned, Endpoint, Member, Roster
+from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.engines import Found
+    from fleetrun.engines.ports import Ports
+    from fleetrun.model import Facts, Request
+    from fleetrun.plan.layout import Places, Slots
+
+NAME = "cloud"
+
+# What a cluster may call this node, and the variable that lists all of its kind.
+_ROLES = {
+    SERVER: "PADDLE_PSERVERS_IP_PORT_LIST",
+    TRAINER: "PADDLE_TRAINER_ENDPOINTS",
+    HETER: "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    COORDINATOR: "PADDLE_COORDINATOR_ENDPOINTS",
+}
+
+
+def find(_request: Request, environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+    """Return no names where the job has roles that no option gives: the process is told them."""
+    if not (places.has_roles and places.is_open):
+        return None
+    read(environ)
+    return ()
+
+
+def make(_found: Found, _ports: Ports) -> Role:
+    """Return the engine."""
+    return Role()
+
+
+class Role:
+    """The engine of a host with a single process, of which the cluster has decided everything."""
+
+    def gather(self, _request: Request, facts: Facts, _slots: Slots) -> Roster:
+        """Return this host; the cluster has chosen the port, and the others know it."""
+        assigned, endpoint = read(facts.environ)
+        member = Member(endpoint.host, (endpoint.port,), ((),))
+        return Roster((member,), 0, endpoint, engine=NAME, told=IDENTITY, assigned=assigned)
+
+    def close(self) -> None:
+        """Hold nothing, give back nothing."""
+
+
+def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:
+    """Return the role, the rank and the endpoint that the cluster's variables give this host."""
+    role = environ["TRAINING_ROLE"].strip()
+    if role not in _ROLES:
+        raise EnvironmentFault(
+            f"TRAINING_ROLE={role} is none of {', '.join(_ROLES)}; it comes from the cluster. "
+            "Unset it to do without, and give --server_num and --trainer_num."
+        )
+    listed = _listed(environ, role)
+    host = environ.get("POD_IP", "").strip() or "127.0.0.1"
+    port = environ.get("PADDLE_PORT", "").strip()
+    here = f"{host}:{port}"
+    if role == SERVER and here not in listed:
+        raise EnvironmentFault(
+            f"POD_IP={environ.get('POD_IP', '')} and PADDLE_PORT={port} are no server of "
+            f"PADDLE_PSERVERS_IP_PORT_LIST={','.join(listed)}; a server must know which it is."
+        )
+    rank = environ.get("PADDLE_TRAINER_ID", "").strip()
+    if role == TRAINER and not _is_number(rank):
+        raise EnvironmentFault(
+            f"PADDLE_TRAINER_ID={rank} is not a number; the cluster says that this is a trainer, "
+            "and a trainer must know which it is."
+        )
+    place = int(rank) if _is_number(rank) else listed.index(here) if here in listed else 0
+    if role == SERVER:
+        place = listed.index(here)
+    return Assigned(role, place), Endpoint(host, int(port) if _is_number(port) else 0)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _listed(environ: Mapping[str, str], role: str) -> list[str]:
+    """Return the endpoints of ROLE, as the cluster lists them."""
+    text = environ.get(_ROLES[role], "")
+    return [piece.strip() for piece in text.split(",") if piece.strip()]

@@ -1,0 +1,110 @@
+"""From the slots that a mode wants to the ranks of a job, and the ports in between."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fleetrun.errors import UsageError
+from fleetrun.model import Device, Endpoint, Peers, RankSpec
+
+# Roles, as Paddle's TRAINING_ROLE calls them.
+SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"
+
+LAST_PORT = 65535
+
+
+class Places(NamedTuple):
+    """What the options of a mode say about hosts, before the devices are known."""
+
+    # The hosts that the options name, in order, and those options.
+    hosts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    # Whether processes may have other roles than trainer.
+    has_roles: bool = False
+    # Whether no option says who takes part, so that a cluster's variables may.
+    is_open: bool = False
+
+
+class Slot(NamedTuple):
+    """A process that the job has to have; a host or a port of None is for the engine to give.
+
+    `stage` counts as Paddle does: trainers are the first, heterogeneous trainers come after.
+    """
+
+    role: str
+    stage: int = 0
+    host: str | None = None
+    port: int | None = None
+    devices: tuple[Device, ...] = ()
+
+
+class Slots(NamedTuple):
+    """All slots of a job, in the order of Paddle's ports: the n-th has START + n by default.
+
+    When they name no hosts, every host of the job has all of them.
+    """
+
+    slots: tuple[Slot, ...]
+    # Where several hosts, which cannot ask each other, count from without --start_port.
+    first_port: int
+    # Where ranks meet. shared: on several hosts, the first slot's endpoint, otherwise a port of its
+    # own. own: always a port of its own. none: nowhere.
+    master: str = "shared"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that are named, in the order that they have in the job."""
+        return tuple(dict.fromkeys(slot.host for slot in self.slots if slot.host is not None))
+
+    def on(self, host: str) -> tuple[Slot, ...]:
+        """Return the slots of HOST."""
+        return tuple(slot for slot in self.slots if slot.host in {None, host})
+
+
+def ports(slots: Slots, first: int | None) -> tuple[tuple[int | None, ...], ...]:
+    """Return each named host's ports, slot by slot; None where any free one will do.
+
+    All hosts count from the same FIRST port and skip the same ones. Where no host is named there
+    is one row: each host of the job has these.
+    """
+    taken = {(slot.host, slot.port) for slot in slots.slots}
+    rows: dict[str | None, list[int | None]] = {host: [] for host in slots.hosts or (None,)}
+    for offset, slot in enumerate(slots.slots):
+        port = slot.port
+        if port is None and first is not None:
+            port = first + offset
+            while (slot.host, port) in taken:
+                port += 1
+            if not 1 <= port <= LAST_PORT:
+                raise UsageError(
+                    f"{len(slots.slots)} ports from {first} on do not fit below {LAST_PORT}; "
+                    "give a lower --start_port."
+                )
+            taken.add((slot.host, port))
+        rows[slot.host].append(port)
+    return tuple(map(tuple, rows.values()))
+
+
+class LocalProcess(NamedTuple):
+    """One process of this host: its log, whether the job waits for it, and what it waits for.
+
+    `identity` are the variables that say which rank it is.
+    """
+
+    spec: RankSpec
+    name: str
+    log: str
+    identity: Mapping[str, str]
+    essential: bool = True
+    awaits: tuple[tuple[Endpoint, ...], ...] = ()
+
+
+class Layout(NamedTuple):
+    """All ranks of the job, and the processes of this host."""
+
+    ranks: tuple[RankSpec, ...]
+    processes: tuple[LocalProcess, ...]
+    # Variables that describe the job, the same for all processes of this host.
+    job: Mapping[str, str] = {}
+    notes: tuple[str, ...] = ()
+    peers: Peers | None = None

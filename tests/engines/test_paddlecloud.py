@@ -1,0 +1,132 @@
+"""The hosts of PaddleCloud's variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from planning import a_request, gathered, some_facts
+
+from fleetrun.engines import paddlecloud
+from fleetrun.errors import EnvironmentFault
+from fleetrun.model import Endpoint
+from fleetrun.plan.layout import TRAINER, Places, Slot, Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Request
+
+CLOUD = {
+    "PADDLE_TRAINERS": "10.0.0.1, 10.0.0.2",
+    "POD_IP": "10.0.0.2",
+    "PADDLE_TRAINER_ID": "1",
+    "TRAINER_PORTS_NUM": "2",
+}
+
+
+def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the hosts that PaddleCloud's variables name for a job of trainers."""
+    return paddlecloud.find(request, environ, Places())
+
+
+def test_paddlecloud_names_the_hosts() -> None:
+    found = paddlecloud.read(CLOUD)
+    assert found == paddlecloud.Cloud(("10.0.0.1", "10.0.0.2"), me=1, ports_num=2, port=None)
+    assert named(a_request(ips=("1.1.1.1",)), CLOUD) == ("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {name: value for name, value in CLOUD.items() if name != "TRAINER_PORTS_NUM"},
+        {**CLOUD, "POD_IP": ""},
+        {**CLOUD, "PADDLE_TRAINERS_NUM": "1"},
+        {**CLOUD, "PADDLE_TRAINERS": "10.0.0.1"},
+    ],
+)
+def test_less_than_all_variables_is_no_paddlecloud(environ: dict[str, str]) -> None:
+    assert named(a_request(), environ) is None
+
+
+def test_the_list_wins_over_paddlecloud_where_paddle_lets_it() -> None:
+    environ = {**CLOUD, "PADDLE_LAUNCH_WITH_ARGS": "1"}
+    assert named(a_request(ips=("10.0.0.7",)), environ) is None
+    assert named(a_request(), environ) == ("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"PADDLE_TRAINER_ID": "x"}, "PADDLE_TRAINER_ID=x is not a number"),
+        ({"PADDLE_TRAINER_ID": "2"}, "names 2 hosts, 0-1"),
+        ({"TRAINER_PORTS_NUM": "-1"}, "TRAINER_PORTS_NUM=-1 is not a number"),
+        ({"PADDLE_PORT": "http"}, "PADDLE_PORT=http is not a number"),
+        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b"}, "b is not HOST:PORT"),
+        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:x"}, "b:x is not HOST:PORT"),
+        ({"DISTRIBUTED_TRAINER_ENDPOINTS": "a:1,b:2"}, r"2 endpoints, but .* make 4"),
+    ],
+)
+def test_what_paddlecloud_says_is_checked(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        named(a_request(), {**CLOUD, **changed})
+
+
+def ports(
+    ranks: int = 2, start_port: int | None = None, **changed: str
+) -> list[tuple[int | None, ...]]:
+    """Return the ports of each host in PaddleCloud."""
+    request = a_request(start_port=start_port)
+    slots = Slots((Slot(TRAINER),) * ranks, 6070)
+    return list(paddlecloud.ports(paddlecloud.read({**CLOUD, **changed}), request, slots))
+
+
+def test_paddleclouds_ports_begin_where_it_says() -> None:
+    assert ports() == [(6170, 6171)] * 2
+    assert ports(PADDLE_PORT="8800") == [(8800, 8801)] * 2
+    # As in Paddle: it has too few ports there for three ranks.
+    assert ports(3, PADDLE_PORT="8800") == [(6170, 6171, 6172)] * 2
+    assert ports(start_port=9000, PADDLE_PORT="8800") == [(9000, 9001)] * 2
+
+
+def test_paddleclouds_endpoints_are_dealt_out_host_by_host() -> None:
+    endpoints = "10.0.0.1:1,10.0.0.1:2, 10.0.0.2:3,10.0.0.2:4"
+    assert ports(DISTRIBUTED_TRAINER_ENDPOINTS=endpoints) == [(1, 2), (3, 4)]
+    assert ports(1, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints) == [(1,), (3,)]
+    with pytest.raises(EnvironmentFault, match=r"3 ranks on this host, but .* has 2 endpoints"):
+        ports(3, DISTRIBUTED_TRAINER_ENDPOINTS=endpoints)
+    found = paddlecloud.read({**CLOUD, "DISTRIBUTED_TRAINER_ENDPOINTS": endpoints})
+    assert found.endpoints[2] == Endpoint("10.0.0.2", 3)
+
+
+def test_paddlecloud_names_hosts_ports_and_place() -> None:
+    facts = some_facts(environ={**CLOUD, "PADDLE_PORT": "8800"})
+    roster = gathered(a_request(nproc_per_node=2), facts)
+    assert [member.host for member in roster.members] == ["10.0.0.1", "10.0.0.2"]
+    assert {member.ports for member in roster.members} == {(8800, 8801)}
+    assert (roster.me, roster.notes) == (1, ())
+    assert roster.master == Endpoint("10.0.0.1", 8800)
+
+
+def test_paddlecloud_wins_over_the_list_and_says_so() -> None:
+    facts = some_facts(environ=CLOUD)
+    assert gathered(a_request(nproc_per_node=2, ips=("10.0.0.1", "10.0.0.2")), facts).notes == ()
+    (note,) = gathered(a_request(nproc_per_node=2, ips=("1.1.1.1",)), facts).notes
+    assert note.startswith("--ips=1.1.1.1 is not used: PADDLE_TRAINERS=10.0.0.1,10.0.0.2")
+
+
+def test_two_ranks_may_not_have_one_endpoint() -> None:
+    facts = some_facts(environ={**CLOUD, "PADDLE_TRAINERS": "10.0.0.2,10.0.0.2"})
+    with pytest.raises(EnvironmentFault, match=r"Two ranks would have the endpoint 10\.0\.0\.2:"):
+        gathered(a_request(nproc_per_node=2), facts)
+
+
+def test_its_own_words_stay_for_the_ranks() -> None:
+    assert gathered(a_request(nproc_per_node=2), some_facts(environ=CLOUD)).told[-1] == (
+        "TRAINER_PORTS_NUM"
+    )
+
+
+def test_a_job_with_roles_is_not_counted_by_it() -> None:
+    assert paddlecloud.find(a_request(), CLOUD, Places(has_roles=True)) is None
