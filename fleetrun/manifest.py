@@ -17,6 +17,7 @@ from fleetrun.model import Knob, Layer
 from fleetrun.options import Given
 from fleetrun.plan import secrets
 from fleetrun.plan.arguments import Hidden
+from fleetrun.records import names, variables
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     Kind = TypeVar("Kind", str, list[object], dict[str, object])
 
 SCHEMA = 1
-NAME = "manifest.json"
 
 # Variables that decide how a launch is planned, or how its ranks talk and compute. Their values
 # are in the manifest; of all others, the names are.
@@ -32,7 +32,7 @@ _FAMILIES = (
     *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
     *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
 )
-_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", "FLEETRUN_ASSUME_DEVICES", "FLEETRUN_STRATEGY")
+_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", variables.ASSUME_DEVICES, variables.STRATEGY)
 # Not in the manifest, but the plan is another one without them.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -297,7 +297,7 @@ def _read(path: str) -> _Manifest:
 
 def _refuse(path: str, why: str) -> NoReturn:
     raise UsageError(
-        f"{path}: this is no manifest, because {why}; give the {NAME} of a run directory "
+        f"{path}: this is no manifest, because {why}; give the {names.MANIFEST} of a run directory "
         "(log/latest has the last one)."
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fleetrun import modes
+from fleetrun.records import variables
 
 Value = str | int | float | bool | tuple[str, ...] | None
 
@@ -326,7 +327,7 @@ TABLE: tuple[Option, ...] = (
         "Turn on what this preset or YAML file says, in a script that knows nothing of it "
         "(repeatable, later ones win); `fleetrun strategy list` shows the presets.",
         metavar="NAME|FILE",
-        env=("FLEETRUN_STRATEGY",),
+        env=(variables.STRATEGY,),
         path="file",
     ),
     Option(

@@ -13,6 +13,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
 from fleetrun.plan import command, devices, environment, origin
 from fleetrun.plan.layout import TRAINER
+from fleetrun.records import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,7 +170,7 @@ def _files(
         return env.files
     from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
 
-    path = f"{run_dir}/{environment.STRATEGY_NAME}"
+    path = f"{run_dir}/{names.STRATEGY}"
     return {**env.files, path: document.text(strategy, ranks, env.of_strategy)}
 
 

@@ -12,14 +12,13 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, Facts, Processors
 from fleetrun.plan import command, hosts
 from fleetrun.plan.visible import visible
+from fleetrun.records.variables import ASSUME_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import Request, Script
     from fleetrun.nvml import Inquiry, Nvml, Survey
-
-ASSUME = "FLEETRUN_ASSUME_DEVICES"
 
 # Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -58,11 +57,11 @@ def read(
     NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
     SAY gets a line when that takes long, and after PATIENCE_S seconds it counts as stuck.
     """
-    assumed = environ.get(ASSUME)
+    assumed = environ.get(ASSUME_DEVICES)
     if assumed and request.dry_run is None:
         raise UsageError(
-            f"{ASSUME}={assumed}: devices are assumed only for --dry-run; unset it to start on "
-            "those that are here."
+            f"{ASSUME_DEVICES}={assumed}: devices are assumed only for --dry-run; unset it "
+            "to start on those that are here."
         )
     cwd = _here(root)
     facts = Facts(
@@ -257,8 +256,8 @@ def _assumed(text: str) -> dict[str, int]:
         kind, _, number = piece.strip().partition(":")
         if kind not in _ASSUMABLE or not (number.isascii() and number.isdigit()):
             raise UsageError(
-                f"{ASSUME}={text}: give KIND:NUMBER with a kind of {', '.join(_ASSUMABLE)}, "
-                "or cpu, for example gpu:8."
+                f"{ASSUME_DEVICES}={text}: give KIND:NUMBER with a kind of "
+                f"{', '.join(_ASSUMABLE)}, or cpu, for example gpu:8."
             )
         counts[kind] = int(number)
     return {kind: count for kind, count in counts.items() if count}

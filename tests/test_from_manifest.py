@@ -13,6 +13,7 @@ from fleetrun import argv, cli, manifest, options, planner, request
 from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
+from fleetrun.records import names
 from fleetrun.sinks.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def write(
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
     sink = Manifest(plan, made, variables)
     sink.close()
-    return Path(plan.run_dir) / manifest.NAME
+    return Path(plan.run_dir) / names.MANIFEST
 
 
 def edited(path: Path, **changes: Any) -> str:  # noqa: ANN401 - anything JSON

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleetrun.plan import secrets
+from fleetrun.records import variables
 
 
 class Hidden(NamedTuple):
@@ -41,11 +42,11 @@ def _variable(name: str, at: int, value: str, known: dict[str, str]) -> str:
     >>> _variable("--db-password", 1, "a", {}), _variable("HF_TOKEN", 1, "a", {"HF_TOKEN": "b"})
     ('DB_PASSWORD', 'HF_TOKEN_2')
     """
-    name = name or f"FLEETRUN_ARG_{at}"
+    name = name or f"{variables.SECRET_ARGUMENT}{at}"
     if not (name.isidentifier() and name.isascii()):
         letters = "".join(c if c.isascii() and c.isalnum() else " " for c in name).upper()
         name = "_".join(letters.split())
-        name = name if name.isidentifier() else f"FLEETRUN_{name}"
+        name = name if name.isidentifier() else f"{variables.SECRET}{name}"
     variable, number = name, 1
     while known.get(variable, value) != value:
         number += 1

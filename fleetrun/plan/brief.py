@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import columns, elided, visible
+from fleetrun.records import names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80
-LAUNCH_FILE = "launch.txt"
 _NAME = "fleetrun: "
 _TRAINER = "trainer"
 
@@ -31,7 +31,7 @@ def brief(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> list
         lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
-    lines.append(_fitted("settings in ", visible(run_dir), f"/{LAUNCH_FILE}", room))
+    lines.append(_fitted("settings in ", visible(run_dir), f"/{names.LAUNCH}", room))
     return lines
 
 

@@ -9,21 +9,26 @@ from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, 
 from fleetrun.plan import secrets
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
+from fleetrun.records import names
+from fleetrun.records.variables import (
+    ERROR_FILE,
+    HEARTBEAT,
+    JOB,
+    RUN_DIR,
+    STACK_SIGNAL_VARIABLE,
+    STRATEGY_EVIDENCE,
+    STRATEGY_FILE,
+)
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
 STRING_LIMIT = 128 * 1024
 
 # A JSON file of variables that Paddle reads for those that are not set (since Paddle 2.6).
-LONG_FILE = "long_environment.json"
 LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 
 # What every Python of a rank runs first is found there; see its own docstring.
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - see _job
 _ISLAND = f"{_PACKAGE}/inject/site"
-# What is asked of Paddle, and what a rank found to have come of it.
-STRATEGY_NAME = "strategy.json"
-STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
-STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
 # At this signal (SIGRTMAX-4) the island writes the stacks of all threads.
 STACK_SIGNAL = 60
 
@@ -171,8 +176,8 @@ def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> 
     if strategy is None:
         return {}
     return {
-        STRATEGY_FILE: f"{run_dir}/{STRATEGY_NAME}",
-        STRATEGY_EVIDENCE: f"{run_dir}/strategy.{rank_name(spec)}.json",
+        STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}",
+        STRATEGY_EVIDENCE: f"{run_dir}/{names.evidence(names.rank_name(spec))}",
     }
 
 
@@ -181,10 +186,10 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
     return {
         "PADDLE_JOB_ID": request.job_id,
         "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),  # noqa: PTH100, PTH118 - pathlib costs start-up time
-        "FLEETRUN_RUN_DIR": run_dir,
+        RUN_DIR: run_dir,
         # Unique to this launch: it finds every process of ours, whatever became of its parent.
-        "FLEETRUN_JOB": run_dir.rpartition("/")[2],
-        "FLEETRUN_STACK_SIGNAL": str(STACK_SIGNAL),
+        JOB: run_dir.rpartition("/")[2],
+        STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),
         # Each attempt after a failure is a generation of its own.
         "PADDLE_RESTART_COUNT": str(roster.generation),
     }
@@ -192,18 +197,11 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
     """Say where this rank may leave word of its progress and of its end."""
-    name = rank_name(spec)
+    name = names.rank_name(spec)
     return {
-        "FLEETRUN_ERROR_FILE": f"{run_dir}/error.{name}.json",
-        "FLEETRUN_HEARTBEAT": f"{run_dir}/heartbeat.{name}",
+        ERROR_FILE: f"{run_dir}/{names.error(name)}",
+        HEARTBEAT: f"{run_dir}/{names.heartbeat(name)}",
     }
-
-
-def rank_name(spec: RankSpec) -> str:
-    """Name a rank in file names: trainers by their number alone, as people look for them."""
-    if spec.role == "TRAINER":
-        return f"{spec.rank}"
-    return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
 
 
 def _with_island(path: str | None) -> str:
@@ -323,7 +321,7 @@ def _move_long(
         )
     import json  # noqa: PLC0415 - 15 ms that only a job of thousands of ranks has to pay
 
-    path = f"{run_dir}/{LONG_FILE}"
+    path = f"{run_dir}/{names.LONG_ENVIRONMENT}"
     text = json.dumps({name: shared.pop(name) for name in long}, indent=1)
     shared[LONG_VARIABLE] = path
     note = (

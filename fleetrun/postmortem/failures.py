@@ -6,7 +6,7 @@ that of the end.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH118
+# ruff: noqa: PTH110
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import causes, lastwords
+from fleetrun.records import names, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
 from fleetrun.records.heartbeat import read_step
-from fleetrun.run import worker
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan, ProcessSpec
     from fleetrun.run.events import Exited
 
+# What a shell says when it is the wrapper that cannot run a command.
+_SHELL_REFUSALS = frozenset((126, 127))
 # The exception of a Python below a shell is the shell's failure if it is not older than that.
 _WRAPPER_S = 30.0
 # An end is seen a little after it happened; by then others may have raised because of it. No lost
@@ -37,8 +39,8 @@ _LAST = 5
 
 def has_raised(spec: ProcessSpec, attempt: int) -> bool:
     """Whether the process of SPEC, which is alive, has raised what is going to end it."""
-    path = spec.env.get("FLEETRUN_ERROR_FILE", "")
-    for one in (_read(path, attempt), _read(_of_exit(path), attempt)):
+    path = spec.env.get(variables.ERROR_FILE, "")
+    for one in (_read(path, attempt), _read(names.exit_note(path), attempt)):
         # The exception of another one, that a shell survived, ends nobody.
         if one is not None and one.pid and os.path.exists(f"/proc/{one.pid}"):
             return True
@@ -47,7 +49,7 @@ def has_raised(spec: ProcessSpec, attempt: int) -> bool:
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     """Return EXITS with all that is known of them."""
-    steps = [read_step(spec.env.get("FLEETRUN_HEARTBEAT", "")) for spec in plan.processes]
+    steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
     step = max((one for one in steps if one is not None), default=None)
     return tuple(
         _examined(plan, one, step, with_log=place < _MOST_LOGS) for place, one in enumerate(exits)
@@ -60,9 +62,9 @@ def prospects(plan: LaunchPlan, exited: Exited) -> Exited:
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
-    path = plan.processes[exited.process].env.get("FLEETRUN_ERROR_FILE", "")
+    path = plan.processes[exited.process].env.get(variables.ERROR_FILE, "")
     error = _error(path, exited)
-    asked = None if error else _error(_of_exit(path), exited)
+    asked = None if error else _error(names.exit_note(path), exited)
     if error is not None:
         exited = exited._replace(failed_at=_moment(error, exited), raised=1)
     elif asked is not None:
@@ -81,24 +83,18 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
 def _with_words(exited: Exited, words: list[str]) -> Exited:
     known = causes.recognise("\n".join(words))
     hopeless = known.sentence if known and known.name in causes.HOPELESS else ""
-    if exited.status.code in worker.SHELL_REFUSALS:
+    if exited.status.code in _SHELL_REFUSALS:
         hopeless = "its command cannot be run."
     return exited._replace(hopeless=hopeless, last_words=words[-1] if words else "")
 
 
 def _log(plan: LaunchPlan, exited: Exited) -> str:
-    return lastwords.tail(worker.log_path(plan, plan.processes[exited.process], exited.attempt))
+    return lastwords.tail(names.log_path(plan, plan.processes[exited.process], exited.attempt))
 
 
 def _read(path: str, attempt: int) -> ErrorReport | None:
     error = read_error(path) if path else None
     return None if error is None or error.raw or error.restart != attempt else error
-
-
-def _of_exit(path: str) -> str:
-    """Return where a rank notes a failing sys.exit that is under way."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}") if name else ""
 
 
 def _error(path: str, exited: Exited) -> ErrorReport | None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan import secrets
 from fleetrun.postmortem import causes, evidence, lastwords
+from fleetrun.records import names, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
-from fleetrun.run import worker
 from fleetrun.run.events import Exited, signal_name
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 
-NAME = "report.json"
 _SCHEMA = 1
 # How ranks end that were asked to.
 _STOPPED_BY = frozenset((2, 9, 15))
@@ -84,11 +83,11 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Finding
 
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
-    log = worker.log_path(plan, spec, exited.attempt)
+    log = names.log_path(plan, spec, exited.attempt)
     words, source = lastwords.last_lines(lastwords.tail(log)), log
     failed_at = exited.at if exited.failed_at is None else exited.failed_at
     error = None
-    path = spec.env.get("FLEETRUN_ERROR_FILE")
+    path = spec.env.get(variables.ERROR_FILE)
     if path:
         error = read_error(path)
         if error is not None and not error.raw and error.restart != exited.attempt:
@@ -165,7 +164,7 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
         elif unread:
             unread -= 1
             spec = plan.processes[one.process]
-            log = lastwords.tail(worker.log_path(plan, spec, one.attempt))
+            log = lastwords.tail(names.log_path(plan, spec, one.attempt))
             known = causes.recognise("\n".join(lastwords.last_lines(log)))
             how = "peer lost" if known and known.name in causes.LOST else ""
         found.append(Victim(one, max(one.at - failed_at, 0.0), how))
@@ -200,7 +199,7 @@ def write(
         "earlier": [one.describe() for one in outcome.earlier],
     }
     # ASCII: whatever bytes a name or a message has, any reader can take it.
-    folder.write(NAME, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
 
 
 def _told(plan: LaunchPlan, culprit: Culprit) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
 from fleetrun.postmortem import report
+from fleetrun.records import names, variables
 from fleetrun.records.folder import Folder
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import Stdin
 
-_MARKER = "FLEETRUN_JOB"
 # How long trainers wait for servers, and longer for those that somebody starts on other hosts.
 _PATIENCE_S = 30.0
 _PATIENCE_ELSEWHERE_S = 300.0
@@ -142,9 +142,9 @@ class Supervisor:
         # What happened before the watchers were opened.
         self._untold: list[Happening] | None = []
         self._workers: dict[int, worker.Worker] = {}
-        self._labels = [worker.label(spec) for spec in plan.processes]
+        self._labels = [names.label(spec) for spec in plan.processes]
         self._base_env = dict(os.environb)
-        own = plan.processes[0].env.get(_MARKER) if plan.processes else None
+        own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
         self._outcome: Outcome | None = None
         # What ranks that ended well have left running, and was ended.
@@ -172,7 +172,7 @@ class Supervisor:
         self._default_signals = defaults_for_children()
         settings = terminal.Settings() if self._stdin.is_terminal else None
         try:
-            self._guard = Guard(f"{_MARKER}={self._marker}", self._files, settings)
+            self._guard = Guard(f"{variables.JOB}={self._marker}", self._files, settings)
         except OSError as error:
             self._signals.close()
             self._loop.close()
@@ -244,7 +244,7 @@ class Supervisor:
         try:
             findings.write(self._folder, self._plan, outcome, found, self._hide)
         except OSError as error:
-            self._say(f"{findings.NAME} could not be written ({error.strerror}).")
+            self._say(f"{names.REPORT} could not be written ({error.strerror}).")
         return found
 
     def _deliver(self) -> None:
@@ -517,8 +517,8 @@ class Supervisor:
             spec,
             index=index,
             attempt=attempt,
-            env=worker.environment(self._base_env, spec, {_MARKER: self._marker}),
-            log=worker.log_path(self._plan, spec, attempt),
+            env=worker.environment(self._base_env, spec, {variables.JOB: self._marker}),
+            log=names.log_path(self._plan, spec, attempt),
             default_signals=self._default_signals,
             guard=self._guard,
             folder=self._folder,

@@ -1,7 +1,7 @@
 """Starting one process of a plan, and the handle on it."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH118, PTH119
+# ruff: noqa: PTH110, PTH119
 
 import errno
 import os
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
+from fleetrun.model import ExitStatus, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
+from fleetrun.records import variables
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Left, Order
@@ -21,8 +22,6 @@ from fleetrun.run.guard import Guard
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
-# What a shell says when it is the wrapper that cannot run a command.
-SHELL_REFUSALS = frozenset((126, 127))
 # How the command of a rank begins that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
 
@@ -134,21 +133,6 @@ def _group(pid: int) -> int | None:
         return None
 
 
-def label(spec: ProcessSpec) -> str:
-    """Name a process as users think of it: `rank 3`, `server 0`."""
-    if spec.rank is None:
-        return spec.name
-    if spec.rank.role == "TRAINER":
-        return f"rank {spec.rank.rank}"
-    return spec.name.replace(".", " ")
-
-
-def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
-    """Return where an attempt's output goes."""
-    name = f"{spec.log}.attempt{attempt}" if attempt else spec.log
-    return os.path.join(plan.cwd, plan.run_dir, name)
-
-
 def environment(
     base: Mapping[bytes, bytes], spec: ProcessSpec, extra: Mapping[str, str]
 ) -> dict[bytes, bytes]:
@@ -166,7 +150,7 @@ def is_starting(one: Worker, spec: ProcessSpec) -> bool:
 
     Our `sitecustomize` catches STACK_SIGNAL just before that. Of other programs nothing is known.
     """
-    if spec.argv[:2] != _INTERPRETER or not spec.env.get("FLEETRUN_STACK_SIGNAL"):
+    if spec.argv[:2] != _INTERPRETER or not spec.env.get(variables.STACK_SIGNAL_VARIABLE):
         return False
     words = b"".join(os.fsencode(word) + b"\0" for word in spec.argv)
     # It may have become another program by now.

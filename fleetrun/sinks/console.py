@@ -13,9 +13,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records.names import label, log_path
 from fleetrun.run.events import Finished, Restarting, Started
 from fleetrun.run.loop import WRITABLE
-from fleetrun.run.worker import label, log_path
 from fleetrun.sinks.outlet import Outlet
 
 if TYPE_CHECKING:

@@ -51,6 +51,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
@@ -85,7 +86,6 @@ if TYPE_CHECKING:
     Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
 
 SCHEMA = 1
-NAME = "events.jsonl"
 
 
 class EventLog:
@@ -107,7 +107,7 @@ class EventLog:
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
         """Begin the file."""
-        self._fd = self._folder.append(NAME)
+        self._fd = self._folder.append(names.EVENTS)
         plan = self._plan
         self._write(
             "launched",

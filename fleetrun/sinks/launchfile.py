@@ -12,6 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run.events import Restarting
 
@@ -82,9 +83,7 @@ class LaunchFile:
         self._append(render.banner(self._request, self._plan, has_links=self._has_links()) + notes)
 
     def _append(self, text: str) -> None:
-        from fleetrun.plan.brief import LAUNCH_FILE  # noqa: PLC0415 - no start waits for it
-
-        fd = self._folder.append(LAUNCH_FILE)
+        fd = self._folder.append(names.LAUNCH)
         try:
             rest = memoryview(self._hide(text).encode(errors="surrogateescape"))
             while rest:

@@ -35,6 +35,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.records import names, variables
 from fleetrun.records.folder import Folder
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 # As the other chores of the run directory: when the ranks have had the processors for a while.
 _AFTER_S = 0.4
-_MARKER = "FLEETRUN_JOB"
 
 
 class Manifest:
@@ -104,12 +104,12 @@ class Manifest:
         from fleetrun.run.signals import defaults_for_children  # noqa: PLC0415 - after the start
         from fleetrun.sinks.git import Question  # noqa: PLC0415 - see above
 
-        own = self._plan.processes[0].env.get(_MARKER) if self._plan.processes else None
+        own = self._plan.processes[0].env.get(variables.JOB) if self._plan.processes else None
         self._question = Question(
             self._place(),
             self._waiting,
             self._on_answer,
-            marker={} if own is None else {_MARKER: own},
+            marker={} if own is None else {variables.JOB: own},
             default_signals=defaults_for_children(),
         )
 
@@ -134,10 +134,8 @@ class Manifest:
     def _write(self, revision: Revision | None) -> None:
         import json  # noqa: PLC0415 - the start is over when this runs
 
-        from fleetrun.manifest import NAME  # noqa: PLC0415 - see above
-
         text = json.dumps(self._document(revision), indent=1) + "\n"
-        self._folder.write(NAME, text)
+        self._folder.write(names.MANIFEST, text)
         self._is_written = True
 
     def _document(self, revision: Revision | None) -> dict[str, object]:

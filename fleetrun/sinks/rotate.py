@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import LaunchPlan
+from fleetrun.records.names import label, log_path
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Happening, Started
 from fleetrun.run.loop import Waiting
-from fleetrun.run.worker import label, log_path
 
 # A multiple of every block size there is; what is taken away has to be one.
 _UNIT = 64 * 1024

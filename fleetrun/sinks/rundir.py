@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.records import names
 from fleetrun.records.folder import SHARED, Folder, enter, remove
 from fleetrun.run.events import Restarting, Started
-from fleetrun.run.worker import log_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 # Marks a folder as a launch's: who made it, and under which name.
-_LOCK = "lock"
-_RUNS = "runs"
-_LATEST = "latest"
 _TRIED = ".link"
-_ENDPOINTS = "endpoints.log"
 _SCHEMA = 1
 # What nobody waits for is done when the ranks have had the processors for themselves a while.
 _PLAN_AFTER_S = 0.3
@@ -76,10 +72,10 @@ class RunDirectory:
                 os.makedirs(self._log_dir, exist_ok=True)
                 self._log_fd = enter(self._log_dir)
             with suppress(FileExistsError):
-                os.mkdir(_RUNS, dir_fd=self._log_fd)
-            self._runs_fd = enter(_RUNS, self._log_fd)
+                os.mkdir(names.RUNS, dir_fd=self._log_fd)
+            self._runs_fd = enter(names.RUNS, self._log_fd)
             self._folder.make(self._runs_fd)
-            self._lock_fd = self._folder.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "another user has put his own folder there")
@@ -96,9 +92,9 @@ class RunDirectory:
     def open(self, waiting: Waiting) -> None:
         """Give the launch its well-known names; the rest can wait."""
         self._waiting = waiting
-        self._link(_LATEST, self._run_dir)
+        self._link(names.LATEST, self._run_dir)
         if self._plan.ranks:
-            self._link(_ENDPOINTS, self._write_endpoints())
+            self._link(names.ENDPOINTS, self._write_endpoints())
         now = time.monotonic()
         for chore, delay in ((self._write_plan, _PLAN_AFTER_S), (self._prune, _PRUNE_AFTER_S)):
             self._chores.append(chore)
@@ -108,7 +104,7 @@ class RunDirectory:
         """Let a process's well-known log point to the attempt that runs."""
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
-            self._link(spec.log, log_path(self._plan, spec, happening.attempt))
+            self._link(spec.log, names.log_path(self._plan, spec, happening.attempt))
         elif isinstance(happening, Restarting):
             # The same run with other ports.
             self._plan = happening.plan
@@ -143,8 +139,8 @@ class RunDirectory:
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""
         lines = "\n".join(str(rank.endpoint) for rank in self._plan.ranks if rank.role == "TRAINER")
-        self._folder.write(_ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
-        return _join(self._run_dir, _ENDPOINTS)
+        self._folder.write(names.ENDPOINTS, f"PADDLE_TRAINER_ENDPOINTS: \n{lines}", SHARED)
+        return _join(self._run_dir, names.ENDPOINTS)
 
     # Names --------------------------------------------------------------------------------------
 
@@ -224,7 +220,7 @@ class RunDirectory:
             ],
         }
         text = json.dumps(secrets.everywhere(document, self._hide), indent=1)
-        self._folder.write("plan.json", text + "\n")
+        self._folder.write(names.PLAN, text + "\n")
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""
@@ -262,7 +258,7 @@ class RunDirectory:
             return None
         try:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(_LOCK, flags, dir_fd=folder)
+            fd = os.open(names.LOCK, flags, dir_fd=folder)
             found, own = os.fstat(fd), os.fstat(self._lock_fd)
             if (
                 stat.S_ISREG(found.st_mode)
@@ -330,7 +326,7 @@ def _mark(pid: int, name: str) -> bytes:
 def _takes_links(folder: Folder) -> bool:
     """Whether FOLDER's file system has symbolic links; FAT and some network shares do not."""
     try:
-        os.symlink(_LOCK, _TRIED, dir_fd=folder.fd)
+        os.symlink(names.LOCK, _TRIED, dir_fd=folder.fd)
         os.unlink(_TRIED, dir_fd=folder.fd)
     except OSError:
         return False

@@ -13,8 +13,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from fleetrun.records import names, variables
 from fleetrun.run.events import Exited, Finished, Judged, Refuted, Restarting, SignalAll, Started
-from fleetrun.run.worker import label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.sources.overview import Asked, Testimony
 
-NAME = "strategy.json"
-EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
 # A rank needs seconds for its first update, or minutes.
 _FIRST_S = 0.3
 _SLOWER = 1.2
@@ -39,7 +37,7 @@ _ENDING = frozenset((1, 2, 9, 15))
 def find(plan: LaunchPlan) -> str | None:
     """Return the text of the plan's strategy; None if it has none."""
     for path, text in plan.files.items():
-        if os.path.basename(path) == NAME:
+        if os.path.basename(path) == names.STRATEGY:
             return text
     return None
 
@@ -121,10 +119,10 @@ class Proof:
         self._trainers: dict[int, _Trainer] = {}
         for process, spec in enumerate(self._plan.processes):
             if spec.rank is not None and spec.rank.role == "TRAINER":
-                name = f"strategy.{spec.rank.rank}.json"
-                path = spec.env.get(EVIDENCE) or os.path.join(folder, name)
+                name = names.evidence(names.rank_name(spec.rank))
+                path = spec.env.get(variables.STRATEGY_EVIDENCE) or os.path.join(folder, name)
                 path = os.path.join(self._plan.cwd, path)
-                self._trainers[process] = _Trainer(label(spec), path)
+                self._trainers[process] = _Trainer(names.label(spec), path)
 
     # The supervisor's side ----------------------------------------------------------------------
 

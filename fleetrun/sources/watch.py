@@ -13,7 +13,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.plan.environment import rank_name
+from fleetrun.records import names, variables
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -24,7 +24,6 @@ from fleetrun.run.events import (
     StacksWanted,
     Started,
 )
-from fleetrun.run.worker import label, log_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,7 +97,7 @@ class Watch:
         self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
-        self._labels = [label(spec) for spec in plan.processes]
+        self._labels = [names.label(spec) for spec in plan.processes]
         self._ranks: dict[int, _Rank] = {}
         # Heartbeats before this are an earlier attempt's. Not when we hear of a rank's start: by
         # then it may have beaten, and never do so again.
@@ -132,8 +131,8 @@ class Watch:
                 if attempt and not self._ranks:
                     self._begin_again()
                 spec = self._plan.processes[process]
-                log = log_path(self._plan, spec, attempt)
-                heartbeat = spec.env.get("FLEETRUN_HEARTBEAT", "")
+                log = names.log_path(self._plan, spec, attempt)
+                heartbeat = spec.env.get(variables.HEARTBEAT, "")
                 self._ranks[process] = _Rank(pid, log, heartbeat, self._since_ns)
             case Exited(process=process):
                 self._ranks.pop(process, None)
@@ -415,14 +414,14 @@ class Watch:
 
     def _stacks_path(self, process: int) -> str:
         spec = self._plan.processes[process]
-        who = str(process) if spec.rank is None else rank_name(spec.rank)
-        return os.path.join(self._plan.cwd, self._plan.run_dir, f"stacks.{who}.txt")
+        who = str(process) if spec.rank is None else names.rank_name(spec.rank)
+        return os.path.join(self._plan.cwd, self._plan.run_dir, names.stacks(who))
 
     def _stacks_of(self, processes: tuple[int, ...]) -> str:
         """Name the files as a shell would."""
         if len(processes) == 1:
             return self._stacks_path(processes[0])
-        return os.path.join(self._plan.cwd, self._plan.run_dir, "stacks.*.txt")
+        return os.path.join(self._plan.cwd, self._plan.run_dir, names.stacks("*"))
 
 
 def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from fleetrun.strategy.resolve import Topology
 
 SCHEMA = 1
-NAME = "strategy.json"
 
 
 def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) -> str:

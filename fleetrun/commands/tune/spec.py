@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
 from fleetrun.options import Given
+from fleetrun.records.variables import STRATEGY
 from fleetrun.strategy import asked, fields, load
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ def _base(spec: TuneSpec, variables: Mapping[str, str]) -> Iterable[Knob]:
     """Return what is asked for whatever is varied."""
     head = argv.scan(spec.launch, options.TABLE)
     given = [one for one in head.settings if one.option.name == "strategy"]
-    if not given and variables.get("FLEETRUN_STRATEGY"):
+    if not given and variables.get(STRATEGY):
         option = next(one for one in options.TABLE if one.name == "strategy")
-        name = "$FLEETRUN_STRATEGY"
+        name = f"${STRATEGY}"
         given = [Given(option, variables[name[1:]], name, name)]
     layers = [load.read(each.name) for each in asked.names(given)]
     sets = [load.parse_set(one.raw) for one in head.settings if one.option.name == "set"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.commands.tune.spec import FEWEST_TIMED
+from fleetrun.records import names, variables
 
 if TYPE_CHECKING:
     from fleetrun.commands.tune.spec import Candidate, TuneSpec
@@ -34,7 +35,7 @@ class Runner:
             # Of an earlier tune into the same folder; the ranks append.
             old.unlink()
         # A launch that is refused leaves none, and must not be judged by another's.
-        (folder / "log" / "latest").unlink(missing_ok=True)
+        (folder / "log" / names.LATEST).unlink(missing_ok=True)
         code, is_late = self._launch(candidate, steps, folder)
         events = _events(folder)
         if is_late:
@@ -68,8 +69,8 @@ class Runner:
         argv += [f"--set={key}={value}" for key, value in candidate.values]
         environ = {
             **os.environ,
-            "FLEETRUN_STEP_TIMES": str(folder / "steps.{rank}"),
-            "FLEETRUN_STOP_AFTER": str(steps),
+            variables.STEP_TIMES: str(folder / "steps.{rank}"),
+            variables.STOP_AFTER: str(steps),
         }
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - what the user wants run
@@ -116,7 +117,7 @@ def read_steps(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 def _events(folder: Path) -> list[dict[str, Any]]:
     try:
-        text = (folder / "log" / "latest" / "events.jsonl").read_text()
+        text = (folder / "log" / names.LATEST / names.EVENTS).read_text()
     except OSError:
         return []
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -126,7 +127,7 @@ def _why(folder: Path, code: int, events: list[dict[str, Any]]) -> str:
     """Say why a run failed, in one line."""
     verdict = events[-1].get("verdict") if events else None
     try:
-        culprit = json.loads((folder / "log" / "latest" / "report.json").read_text())["culprit"]
+        culprit = json.loads((folder / "log" / names.LATEST / names.REPORT).read_text())["culprit"]
     except (OSError, ValueError, KeyError):
         culprit = None
     parts = [str(verdict)] if verdict else []

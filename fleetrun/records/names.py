@@ -1,0 +1,110 @@
+"""The names of what a launch leaves: its processes, and the files in its log folder.
+
+The log folder has `runs/`, with a run directory for each launch, and links into the latest one.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+# ruff: noqa: PTH118 - pathlib costs start-up time
+import os
+from typing import NamedTuple
+
+from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
+
+# In the log folder.
+RUNS = "runs"
+LATEST = "latest"
+# In each run directory.
+LOCK = "lock"
+PLAN = "plan.json"
+EVENTS = "events.jsonl"
+MANIFEST = "manifest.json"
+REPORT = "report.json"
+LAUNCH = "launch.txt"
+ENDPOINTS = "endpoints.log"
+STRATEGY = "strategy.json"
+LONG_ENVIRONMENT = "long_environment.json"
+
+
+class File(NamedTuple):
+    """A file of the run directory; SCHEMA is that of a JSON document, or of each of its lines."""
+
+    # With {rank} as `rank_name` has it, {log} as the plan names a log, {attempt} and {part} from 1.
+    name: str
+    # Who writes it, and who reads it.
+    writer: str
+    reader: str
+    schema: int | None
+    meaning: str
+
+
+FILES = (
+    File(LOCK, "launcher", "later launches", None, "Marks the folder; locked while it runs."),
+    File(PLAN, "launcher", "people", 1, "What was started, without secrets."),
+    File(EVENTS, "launcher", "fleetrun tune", 1, "What happened, one line each."),
+    File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
+    File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
+    File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
+    File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
+    File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),
+    File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
+    File("strategy.{rank}.json", "rank", "launcher", 1, "What came of the strategy."),
+    File("error.{rank}.json", "rank", "launcher", 1, "The exception that ended it."),
+    File(".error.{rank}.json", "rank", "launcher", 1, "A failing sys.exit that is under way."),
+    File("heartbeat.{rank}", "rank", "launcher", None, "The number of the step made last."),
+    File("stacks.{rank}.txt", "launcher", "people", None, "Stacks of all threads, as asked for."),
+    File("{log}", "rank", "launcher", None, "The output of the first attempt."),
+    File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),
+    File("{log}.{part}", "launcher", "people", None, "An older part of a log; 1 is the newest."),
+)
+
+
+def rank_name(spec: RankSpec) -> str:
+    """Name a rank in file names: trainers by their number alone, as people look for them."""
+    if spec.role == "TRAINER":
+        return f"{spec.rank}"
+    return f"{spec.role.lower().removeprefix('p').removesuffix('_trainer')}.{spec.rank}"
+
+
+def label(spec: ProcessSpec) -> str:
+    """Name a process as users think of it: `rank 3`, `server 0`."""
+    if spec.rank is None:
+        return spec.name
+    if spec.rank.role == "TRAINER":
+        return f"rank {spec.rank.rank}"
+    return spec.name.replace(".", " ")
+
+
+def evidence(rank: str) -> str:
+    """Name the file in which RANK says what came of the strategy."""
+    return f"strategy.{rank}.json"
+
+
+def error(rank: str) -> str:
+    """Name the file in which RANK leaves the exception that ends it."""
+    return f"error.{rank}.json"
+
+
+def exit_note(path: str) -> str:
+    """Return where a rank whose error file is PATH notes a failing sys.exit that is under way."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}") if name else ""
+
+
+def heartbeat(rank: str) -> str:
+    """Name the file for the number of RANK's last step."""
+    return f"heartbeat.{rank}"
+
+
+def stacks(rank: str) -> str:
+    """Name the file with the stacks of RANK."""
+    return f"stacks.{rank}.txt"
+
+
+def run_path(plan: LaunchPlan, name: str) -> str:
+    """Return the path of the file NAME in PLAN's run directory."""
+    return os.path.join(plan.cwd, plan.run_dir, name)
+
+
+def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
+    """Return where an attempt's output goes."""
+    return run_path(plan, f"{spec.log}.attempt{attempt}" if attempt else spec.log)

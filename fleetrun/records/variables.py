@@ -1,0 +1,122 @@
+"""Every variable FLEETRUN_* there is: who sets it, who reads it, what it means.
+
+The island in the ranks, which may not import this, writes the names out; a test holds both
+together, and the README to what users may set or read.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from typing import NamedTuple
+
+ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
+STRATEGY = "FLEETRUN_STRATEGY"
+RUN_DIR = "FLEETRUN_RUN_DIR"
+JOB = "FLEETRUN_JOB"
+HEARTBEAT = "FLEETRUN_HEARTBEAT"
+ERROR_FILE = "FLEETRUN_ERROR_FILE"
+STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
+STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
+STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
+STEP_TIMES = "FLEETRUN_STEP_TIMES"
+STOP_AFTER = "FLEETRUN_STOP_AFTER"
+COMPLETE = "_FLEETRUN_COMPLETE"
+# How those begin that may bring back a secret word of a command that has no better name.
+SECRET = "FLEETRUN_"  # noqa: S105 - a name
+SECRET_ARGUMENT = "FLEETRUN_ARG_"  # noqa: S105 - see above
+
+
+class Variable(NamedTuple):
+    """One variable: `is_public` if users may rely on it."""
+
+    name: str
+    set_by: str
+    read_by: str
+    meaning: str
+    is_public: bool = False
+
+
+TABLE = (
+    Variable(
+        ASSUME_DEVICES,
+        "the user",
+        "the launcher",
+        "Plan as if this host had these devices (`gpu:8`, `npu:4`, `cpu`); only for --dry-run.",
+        is_public=True,
+    ),
+    Variable(
+        STRATEGY,
+        "the user",
+        "the launcher",
+        "Presets and files of a strategy, as `a:b`, where --strategy is not given.",
+        is_public=True,
+    ),
+    Variable(
+        RUN_DIR,
+        "the launcher",
+        "scripts",
+        "The run directory of this launch; scripts may put their own files there.",
+        is_public=True,
+    ),
+    Variable(
+        HEARTBEAT,
+        "the launcher",
+        "scripts; ranks with a strategy",
+        "A file for the number of the step that was made last, for --hang_timeout.",
+        is_public=True,
+    ),
+    Variable(
+        ERROR_FILE,
+        "the launcher",
+        "scripts; Python ranks",
+        "Where a rank writes down, as JSON, the exception that ends it.",
+        is_public=True,
+    ),
+    Variable(
+        JOB,
+        "the launcher",
+        "the launcher and its guard",
+        "The name of the launch, by which all its processes are found in /proc.",
+    ),
+    Variable(
+        STACK_SIGNAL_VARIABLE,
+        "the launcher",
+        "Python ranks",
+        "The number of the signal at which a rank dumps the stacks of its threads.",
+    ),
+    Variable(
+        STRATEGY_FILE,
+        "the launcher",
+        "Python ranks",
+        "The file that says which strategy is asked for; not set without one.",
+    ),
+    Variable(
+        STRATEGY_EVIDENCE,
+        "the launcher",
+        "Python ranks",
+        "Where a rank writes down what came of the strategy.",
+    ),
+    Variable(
+        STEP_TIMES,
+        "`fleetrun tune`",
+        "Python ranks with a strategy",
+        "A file for the time and the loss of each update; `{rank}` in it is replaced.",
+    ),
+    Variable(
+        STOP_AFTER,
+        "`fleetrun tune`",
+        "Python ranks with a strategy",
+        "After how many updates a rank ends.",
+    ),
+    Variable(
+        COMPLETE,
+        "the shell's completion",
+        "the launcher",
+        "Asks for completions instead of a launch.",
+    ),
+    Variable(
+        f"{SECRET_ARGUMENT}N",
+        "the user",
+        "the launcher",
+        "The secret word N of a command that --from-manifest repeats, where it has no name.",
+        is_public=True,
+    ),
+)

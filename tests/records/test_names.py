@@ -1,0 +1,62 @@
+"""What a launch leaves in its run directory is in the table of files."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from commandline import Command
+
+from fleetrun.records import names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANK = r"(?:\d+|server\.\d+)"
+PARTS = {"rank": RANK, "log": r"(?:worker|server|heter)log\.\d+", "attempt": r"\d+", "part": r"\d+"}
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Return what matches the names that a row's NAME stands for."""
+    text = re.escape(name).replace(r"\{", "{").replace(r"\}", "}")
+    return re.compile(text.format(**PARTS))
+
+
+def test_all_that_a_launch_leaves_is_in_the_table(tmp_path: Path) -> None:
+    script = """
+open(os.environ["FLEETRUN_HEARTBEAT"], "w").write("3")
+print("x" * 200_000)
+if rank: sys.exit(4)
+raise ValueError("no")
+"""
+    job = Command.python(tmp_path, script, "--max_restart=1", "--strategy=recommended")
+    assert job.run().code
+    log = tmp_path / "log"
+    assert names.RUNS in {path.name for path in log.iterdir()}
+    latest = log / names.LATEST
+    left = {path.name for path in latest.iterdir()}
+    strange = {
+        name for name in left if not any(pattern(one.name).fullmatch(name) for one in names.FILES)
+    }
+    assert not strange
+    expected = {names.LOCK, names.PLAN, names.EVENTS, names.MANIFEST, names.REPORT, names.LAUNCH}
+    assert {*expected, names.ENDPOINTS, names.STRATEGY, names.error("0")} <= left
+    for one in names.FILES:
+        if one.schema is None:
+            continue
+        for name in left:
+            if pattern(one.name).fullmatch(name):
+                lines = (latest / name).read_text().splitlines()
+                documents = lines if name == names.EVENTS else ["\n".join(lines)]
+                for document in documents:
+                    assert json.loads(document)["schema"] == one.schema, name
+
+
+def test_the_names_that_are_made_are_those_of_the_table() -> None:
+    table = {one.name for one in names.FILES}
+    made = (names.evidence, names.error, names.heartbeat, names.stacks)
+    assert {name("{rank}") for name in made} <= table
+    assert names.exit_note("/run/" + names.error("3")) == "/run/.error.3.json"
+    assert names.exit_note("") == ""
+    assert len(table) == len(names.FILES)

@@ -1,0 +1,123 @@
+"""The table of variables FLEETRUN_* is the whole truth, and the README tells what is public."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fleetrun import cli
+from fleetrun.records import variables
+
+ROOT = Path(__file__).parents[2]
+NAME = re.compile(r"_?FLEETRUN_[A-Z0-9_]*")
+KNOWN = {one.name for one in variables.TABLE}
+# They belong to this checkout's tests and benchmarks.
+OF_TESTS = {
+    "FLEETRUN_TEST_EXPLORE",
+    "FLEETRUN_TEST_MARKER",
+    "FLEETRUN_TEST_PADDLE26",
+    "FLEETRUN_TEST_WARM",
+}
+# How names begin that are made of a secret's place or option, and two that tests make so.
+BEGINNINGS = {variables.SECRET, variables.SECRET_ARGUMENT, "FLEETRUN_ARG_0", "FLEETRUN_1_KEY"}
+# May not import the table: the ranks, and what has to run under any Python.
+SPELL_IT_OUT = ("fleetrun/inject/", "fleetrun/cli.py", "fleetrun/records/variables.py")
+
+
+def tracked() -> list[Path]:
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("this is no checkout")
+    return [ROOT / name for name in found.stdout.split("\n") if name and (ROOT / name).is_file()]
+
+
+def named_in(folders: tuple[str, ...]) -> dict[str, set[str]]:
+    """Return every variable that is named in FOLDERS, and where."""
+    found: dict[str, set[str]] = {}
+    for path in tracked():
+        where = path.relative_to(ROOT).as_posix()
+        if where.startswith(folders) and where != "tests/records/test_variables.py":
+            for name in NAME.findall(path.read_text(encoding="utf-8", errors="replace")):
+                found.setdefault(name, set()).add(where)
+    return found
+
+
+def test_no_variable_is_missing_in_the_table() -> None:
+    named = named_in(("fleetrun/", "scripts/", "tests/", "docs/", "configs/", "README.md"))
+    strange = {
+        name: where for name, where in named.items() if name not in KNOWN | OF_TESTS | BEGINNINGS
+    }
+    assert not strange
+
+
+def test_no_variable_of_the_table_is_stale() -> None:
+    # The code names most by the table's own constants, of which each is used somewhere.
+    constants = {
+        value: name
+        for name, value in vars(variables).items()
+        if name.isupper() and isinstance(value, str)
+    }
+    sources = [
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "fleetrun").rglob("*.py")
+        if path.name != "variables.py"
+    ]
+    stale = {
+        name
+        for name in KNOWN | {variables.SECRET, variables.SECRET_ARGUMENT}
+        if name in constants
+        and not any(re.search(rf"\b({constants[name]}|{name})\b", source) for source in sources)
+    }
+    assert not stale
+    unused = {name for name in OF_TESTS if name not in named_in(("tests/", "scripts/"))}
+    assert not unused
+
+
+def test_each_variable_is_spelled_in_one_place() -> None:
+    breaches = []
+    for path in sorted((ROOT / "fleetrun").rglob("*.py")):
+        where = path.relative_to(ROOT).as_posix()
+        if where.startswith(SPELL_IT_OUT):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        breaches += [
+            f"{where} line {node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and id(node) not in told
+            and isinstance(node.value, str)
+            and NAME.search(node.value)
+        ]
+    assert not breaches
+
+
+def test_what_cannot_import_the_table_agrees_with_it() -> None:
+    assert cli.COMPLETE_VARIABLE == variables.COMPLETE
+    assert set(named_in(("fleetrun/inject/",))) <= KNOWN
+
+
+def test_the_readme_tells_of_all_that_are_public_and_of_no_other() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = set(NAME.findall(text))
+    assert {one.name for one in variables.TABLE if one.is_public} == told
+
+
+def test_every_row_is_complete() -> None:
+    assert len(KNOWN) == len(variables.TABLE)
+    for one in variables.TABLE:
+        assert NAME.fullmatch(one.name)
+        assert one.set_by
+        assert one.read_by
+        assert one.meaning.endswith(".")
