@@ -36,6 +36,10 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     """
     found = engines.find(request, environ, planner.places(request))
     facts = probe.read(request, environ, found.hosts)
+    if request.debug is not None:
+        from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+
+        request = debug.at_terminal(request, facts)
     share = planner.share(request, facts)
     slots = planner.slots(request, facts, share)
     # Before ports are held, each of which is an open file; a dry run opens none.
@@ -125,7 +129,9 @@ def _run(
             plan,
             say=messages.say,
             declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - it is made below
-            hang_timeout_s=request.hang_timeout_s,
+            # A rank that a debugger holds lets the others wait.
+            hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
+            tells_stragglers=request.debug is None,
             ask_gpus=_gpu_watch(plan),
         ),
         # The last ones: what they make of an exit, the others hear after the exit.

@@ -104,6 +104,8 @@ class Request(NamedTuple):
     tee: str | None = None
     # The rank that reads our standard input, or `none`; None: the one that is shown.
     stdin: str | None = None
+    # The ranks that wait for a debugger: all, or numbers with commas.
+    debug: str | None = None
     quiet: bool = False
     # brief, full or none.
     banner: str = "brief"
@@ -190,6 +192,11 @@ class Facts(NamedTuple):
     # Paddle that is here if it lacks it, and whether the script itself says that it imports Paddle.
     paddle_lacking: str | None = None
     script_imports_paddle: bool = False
+    # Only read where a debugger is wanted: whether Python has debugpy, whether we are in the
+    # foreground of a terminal, and the TCP ports in use.
+    has_debugpy: bool = False
+    is_at_terminal: bool = False
+    used_ports: frozenset[int] = frozenset()
     # Why none of the GPUs that are here can be used.
     without_gpus: str = ""
     # What else the user should know of this host.

@@ -537,6 +537,15 @@ TABLE: tuple[Option, ...] = (
         words=("none",),
     ),
     Option(
+        "debug",
+        "list",
+        JOB,
+        "Let these ranks wait for a debugger before their first line: debugpy where it is "
+        "installed, each at a port of its own, else pdb at the terminal. Suspends --hang_timeout.",
+        metavar="RANK|all",
+        words=("all",),
+    ),
+    Option(
         "hang_timeout",
         "float",
         JOB,

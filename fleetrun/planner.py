@@ -53,6 +53,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
     if roster.assigned is None:
         _check_ranks(request, "tee", (request.tee or "").split(","), layout)
         _check_ranks(request, "stdin", (request.stdin or "",), layout)
+        _check_ranks(request, "debug", (request.debug or "").split(","), layout)
     strategy, ranks = _strategy(request, layout)
     env = environment.variables(
         request,
@@ -64,8 +65,8 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         asked=_asked(strategy),
         strategy=strategy,
     )
-    argv = command.argv(request, facts)
     mine = [process.spec for process in layout.processes]
+    commands, debug_notes = _commands(request, facts, mine)
     variables, masks, notes = _bound(request, facts, mine, env.ranks)
     processes = tuple(
         ProcessSpec(
@@ -79,8 +80,8 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             cpus=cpus,
             awaits=process.awaits,
         )
-        for process, own, unset, cpus in zip(
-            layout.processes, variables, env.unset, masks, strict=True
+        for process, argv, own, unset, cpus in zip(
+            layout.processes, commands, variables, env.unset, masks, strict=True
         )
     )
     # Among equals the last rank has the longest numbers, and nothing else differs.
@@ -109,6 +110,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *_lacking(request, facts),
             *layout.notes,
             *notes,
+            *debug_notes,
             *_reach(request, strategy),
         ),
         strategy=strategy,
@@ -129,6 +131,24 @@ def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
     if facts.script_imports_paddle and request.dry_run is None:
         raise EnvironmentFault(said)
     return (said,)
+
+
+def _commands(
+    request: Request, facts: Facts, specs: Sequence[RankSpec]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Return the command of each of SPECS, and remarks."""
+    plain = command.argv(request, facts)
+    if request.debug is None:
+        return (plain,) * len(specs), ()
+    from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+
+    before, notes = debug.debugging(request, facts, specs)
+    return tuple(
+        command.argv(request, facts, before[spec.rank])
+        if spec.role == TRAINER and spec.rank in before
+        else plain
+        for spec in specs
+    ), notes
 
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:

@@ -88,7 +88,20 @@ def read(
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
         facts = facts._replace(processors=_processors(root, near))
-    return facts
+    return facts if request.debug is None else _with_debuggers(facts)
+
+
+def _with_debuggers(facts: Facts) -> Facts:
+    """Complete FACTS with what a debugger could use."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where a debugger is wanted
+
+    from fleetrun.run import terminal  # noqa: PLC0415 - see above
+
+    return facts._replace(
+        has_debugpy=find_spec("debugpy") is not None,
+        is_at_terminal=terminal.is_ours(),
+        used_ports=used_ports(),
+    )
 
 
 def _here(root: str) -> str:

@@ -127,8 +127,9 @@ def resolve(
         log_keep=_whole(chosen["log_keep"]) or 1,
         log_max_bytes=_size(chosen["log_max_bytes"]),
         log_max_files=_whole(chosen["log_max_files"]) or 1,
-        tee=_tee(chosen["tee"]),
+        tee=_ranks(chosen["tee"]),
         stdin=_reader(chosen["stdin"]),
+        debug=_ranks(chosen["debug"]),
         quiet=chosen["quiet"].value is True,
         banner=_text(chosen["banner"]) or "brief",
         color=_text(chosen["color"]) or "auto",
@@ -394,10 +395,10 @@ def _number_or_word(found: Chosen) -> int | str | None:
     return found.value if isinstance(found.value, int | str) else None
 
 
-def _tee(found: Chosen) -> str | None:
-    """Return the ranks to show, ranges written out: all, or numbers with commas.
+def _ranks(found: Chosen) -> str | None:
+    """Return ranks, ranges written out: all, or numbers with commas.
 
-    >>> _tee(Chosen(("0-2", "5"), Given(options.find("tee"), "0-2,5", "--tee")))
+    >>> _ranks(Chosen(("0-2", "5"), Given(options.find("tee"), "0-2,5", "--tee")))
     '0,1,2,5'
     """
     if not isinstance(found.value, tuple):

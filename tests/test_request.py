@@ -100,6 +100,7 @@ VALUES = {
     "job_id": ("a", "b"),
     "grace": ("1", "2"),
     "stdin": ("0", "none"),
+    "debug": ("0", "1"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
     "log_level": ("debug", "error"),

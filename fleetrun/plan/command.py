@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetrun.model import Facts, Request
+    from fleetrun.model import Facts, Request, Script
 
 
 # Paddle's check of its installation: Paddle's launcher takes the word for it, too.
@@ -14,21 +14,33 @@ CHECK = "run_check"
 _CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
 
 
-def argv(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Return the command line of every rank; what follows the script stays as typed."""
+def is_python(script: Script) -> bool:
+    """Whether Python runs SCRIPT, as far as we start it."""
+    return (
+        script.form == "module"
+        or script.target == CHECK
+        or script.target.endswith((".py", ".pyxes"))
+    )
+
+
+def argv(request: Request, facts: Facts, debugger: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the command line of a rank; what follows the script stays as typed.
+
+    DEBUGGER is what stands before the script where one holds it.
+    """
     script = request.script
     # Python would take a name that starts with a hyphen for an option of its own.
     path = f"./{script.target}" if script.target.startswith("-") else script.target
     if script.form == "file" and script.target == CHECK:
-        return (facts.python, "-u", _CHECKER)
-    coverage: tuple[str, ...] = ()
-    if facts.environ.get("WITH_COVERAGE") == "ON":
-        coverage = ("-m", "coverage", "run", "--branch", "-p")
+        return (facts.python, "-u", *debugger, _CHECKER)
+    before = debugger
+    if not debugger and facts.environ.get("WITH_COVERAGE") == "ON":
+        before = ("-m", "coverage", "run", "--branch", "-p")
     if script.form == "module":
         # Not buffered, so that a log is complete up to the moment of a crash.
-        return (facts.python, "-u", *coverage, "-m", script.target, *script.args)
+        return (facts.python, "-u", *before, "-m", script.target, *script.args)
     if script.target.endswith(".py"):
-        return (facts.python, "-u", *coverage, path, *script.args)
+        return (facts.python, "-u", *before, path, *script.args)
     if script.target.endswith(".pyxes"):
-        return (facts.python, path, *script.args)
+        return (facts.python, *debugger, path, *script.args)
     return (facts.program or script.target, *script.args)

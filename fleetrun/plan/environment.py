@@ -228,6 +228,10 @@ def _defaults(
         "PYTHONFAULTHANDLER": "1",
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
+    if request.debug is not None:
+        from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+
+        defaults |= debug.VARIABLES
     if share.backend == "xccl":
         defaults["PADDLE_XCCL_BACKEND"] = share.kind
     defaults |= _communication(facts, share, roster)

@@ -73,6 +73,11 @@ def is_foreground() -> bool:
         return False
 
 
+def is_ours() -> bool:
+    """Whether a process that we start could read the terminal."""
+    return _is_inherited() and os.isatty(0) and is_foreground()
+
+
 class Settings:
     """How the terminal is set, for when a process dies that has changed it, to ask a password."""
 

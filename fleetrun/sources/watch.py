@@ -79,6 +79,7 @@ class Watch:
         say: Callable[[str], None],
         declare: Callable[[Hung | Noticed], None],
         hang_timeout_s: float = 0.0,
+        tells_stragglers: bool = True,
         ask_gpus: Callable[[], Question] | None = None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
@@ -88,6 +89,7 @@ class Watch:
         self._say = say
         self._declare = declare
         self._timeout_s = hang_timeout_s
+        self._tells_stragglers = tells_stragglers
         self._ask_gpus = ask_gpus
         self._driver_s = driver_s
         self._question: Question | None = None
@@ -197,7 +199,7 @@ class Watch:
             if one is not None and self._is_trainer(process)
         }
         lag = None if self._told_stopped else self._comparison.see(cpu_s, now)
-        if lag is not None:
+        if lag is not None and self._tells_stragglers:
             self._notice("straggler", _lag_in_words(lag, self._labels), lag.ranks, now)
 
     def _is_trainer(self, process: int) -> bool:

@@ -1,0 +1,118 @@
+"""`--debug`: which ranks start under a debugger, under which one, and how long others wait."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan import command, origin
+from fleetrun.plan.layout import TRAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import Facts, RankSpec, Request
+
+# debugpy's own port is that of rank 0.
+FIRST_PORT = 5678
+_LAST_PORT = 65535
+_LOOPBACK = "127.0.0.1"
+_UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
+# What may wait for a user waits a week.
+_PATIENCE_S = 7 * 24 * 3600
+VARIABLES = {
+    # Of the store behind paddle.distributed.rpc, in seconds.
+    "FLAGS_stop_check_timeout": str(_PATIENCE_S),
+    # Of collectives over NCCL and the like, in milliseconds.
+    "PADDLE_PG_TIMEOUT": str(_PATIENCE_S * 1000),
+}
+
+
+class Debugging(NamedTuple):
+    """What stands before the script in the commands of ranks, by rank, and remarks."""
+
+    before: Mapping[int, tuple[str, ...]] = {}
+    notes: tuple[str, ...] = ()
+
+
+def at_terminal(request: Request, facts: Facts) -> Request:
+    """Let the rank that pdb will hold read the terminal, and be shown there."""
+    if request.debug is None or facts.has_debugpy or not request.debug.isdigit():
+        return request
+    tee = request.tee
+    if tee not in {None, "all"} and request.debug not in str(tee).split(","):
+        tee = f"{tee},{request.debug}"
+    return request._replace(stdin=request.stdin or request.debug, tee=tee)
+
+
+def debugging(request: Request, facts: Facts, specs: Sequence[RankSpec]) -> Debugging:
+    """Decide how those of SPECS, this host's ranks, that REQUEST names start under a debugger."""
+    if request.debug is None:
+        return Debugging()
+    asked = origin.option(request, "debug")
+    if not command.is_python(request.script):
+        raise UsageError(
+            f"{asked}: {request.script.target} is a program; a debugger can hold scripts that end "
+            "in .py, and modules (-m)."
+        )
+    held = [
+        spec
+        for spec in specs
+        if spec.role == TRAINER
+        and (request.debug == "all" or str(spec.rank) in request.debug.split(","))
+    ]
+    notes: tuple[str, ...] = ()
+    if request.hang_timeout_s:
+        notes = (f"--hang_timeout={request.hang_timeout_s:g} is suspended by {asked}.",)
+    if not held:
+        return Debugging(notes=notes)
+    if facts.has_debugpy:
+        found = _under_debugpy(held, specs, facts)
+    else:
+        found = _under_pdb(request, facts, held, asked)
+    return found._replace(notes=(*found.notes, *notes))
+
+
+def _under_debugpy(held: Sequence[RankSpec], specs: Sequence[RankSpec], facts: Facts) -> Debugging:
+    """Let each of the HELD ranks wait at a port of its own."""
+    taken = facts.used_ports | {spec.endpoint.port for spec in specs}
+    before: dict[int, tuple[str, ...]] = {}
+    places = []
+    for spec in held:
+        first = FIRST_PORT + spec.rank
+        port = next((port for port in range(first, _LAST_PORT + 1) if port not in taken), None)
+        if port is None:
+            raise EnvironmentFault(
+                f"No port from {first} on is free for the debugger of rank {spec.rank}."
+            )
+        taken |= {port}
+        listen = ("--listen", f"{_LOOPBACK}:{port}", "--wait-for-client")
+        # Python's frozen modules keep a debugger from stopping in them, and it would say so.
+        before[spec.rank] = ("-X", "frozen_modules=off", "-m", "debugpy", *listen)
+        places.append(f"{spec.rank} at {_LOOPBACK}:{port}")
+    who = "Rank" if len(places) == 1 else "Ranks"
+    how = "attach with debugpy, as VS Code's Remote Attach does"
+    return Debugging(before, (f"{who} waiting for a debugger ({how}): {', '.join(places)}.",))
+
+
+def _under_pdb(request: Request, facts: Facts, held: Sequence[RankSpec], asked: str) -> Debugging:
+    """Let the one rank HELD stop at its first line, before the terminal."""
+    install = f"install debugpy (`{facts.python} -m pip install debugpy`)"
+    if len(held) > 1:
+        raise EnvironmentFault(
+            f"{asked}: pdb can hold one rank only, as there is one terminal; name it, or {install}."
+        )
+    rank = str(held[0].rank)
+    if request.stdin not in {None, rank}:
+        raise UsageError(
+            f"{asked}: pdb needs the terminal, which {origin.option(request, 'stdin')} gives to "
+            f"another; leave that out, or {install}."
+        )
+    if not facts.is_at_terminal:
+        raise EnvironmentFault(
+            f"{asked}: debugpy is not installed, and pdb needs fleetrun in the foreground of a "
+            f"terminal; {install}, or start this at a terminal."
+        )
+    note = f"Rank {rank} stops at its first line, in pdb at this terminal (debugpy is not there)."
+    return Debugging({held[0].rank: (_UNDER_PDB,)}, (note,))

@@ -1,0 +1,142 @@
+"""Which ranks start under which debugger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from planning import a_request, a_roster, some_facts
+
+from fleetrun import planner
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Script
+from fleetrun.plan import debug
+from fleetrun.plan.devices import Share
+
+if TYPE_CHECKING:
+    from fleetrun.model import Facts, LaunchPlan, Request
+
+WITH_DEBUGPY = some_facts(has_debugpy=True)
+AT_TERMINAL = some_facts(is_at_terminal=True)
+
+
+def planned(request: Request, facts: Facts, me: int = 0) -> LaunchPlan:
+    """Return the plan of host ME of two, with two ranks on each."""
+    roster = a_roster(("10.0.0.1", "10.0.0.2"), me=me)
+    made = Share("gpu", roster.members[me].groups, "nccl")
+    return planner.plan(debug.at_terminal(request, facts), facts, made, roster)
+
+
+def listening(plan: LaunchPlan) -> list[str]:
+    """Return where each process of PLAN waits for debugpy; "" for those that do not."""
+    return [
+        argv[argv.index("--listen") + 1] if "--listen" in argv else ""
+        for argv in (process.argv for process in plan.processes)
+    ]
+
+
+def test_a_rank_waits_for_debugpy_where_it_runs_and_the_others_are_patient() -> None:
+    request = a_request(debug="3", hang_timeout_s=60.0)
+    here, there = planned(request, WITH_DEBUGPY), planned(request, WITH_DEBUGPY, me=1)
+    assert listening(here) == ["", ""]
+    assert listening(there) == ["", "127.0.0.1:5681"]
+    assert there.processes[1].argv[-4:] == ("--wait-for-client", "train.py", "--lr", "0.1")
+    assert there.notes[0].startswith("Rank waiting for a debugger (attach with debugpy,")
+    assert there.notes[0].endswith(": 3 at 127.0.0.1:5681.")
+    suspended = "--hang_timeout=60 is suspended by --debug=3."
+    assert here.notes == (suspended,)
+    assert there.notes[1:] == (suspended,)
+    for process in (*here.processes, *there.processes):
+        assert debug.VARIABLES.items() <= process.env.items()
+
+
+def test_all_ranks_wait_each_at_a_free_port_that_is_no_ranks_own() -> None:
+    facts = WITH_DEBUGPY._replace(used_ports=frozenset((5678,)))
+    plan = planned(a_request(debug="all"), facts)
+    assert listening(plan) == ["127.0.0.1:5679", "127.0.0.1:5680"]
+    assert plan.notes[0].startswith("Ranks waiting for a debugger (")
+    assert plan.notes[0].endswith(": 0 at 127.0.0.1:5679, 1 at 127.0.0.1:5680.")
+    roster = a_roster(each=2)
+    member = roster.members[0]._replace(ports=(5679, 5680))
+    made = Share("gpu", member.groups, "nccl")
+    plan = planner.plan(
+        a_request(debug="1"), WITH_DEBUGPY, made, roster._replace(members=(member,))
+    )
+    assert listening(plan) == ["", "127.0.0.1:5681"]
+
+
+def test_what_is_exported_wins_over_our_patience() -> None:
+    facts = WITH_DEBUGPY._replace(environ={"PADDLE_PG_TIMEOUT": "5"})
+    assert "PADDLE_PG_TIMEOUT" not in planned(a_request(debug="0"), facts).processes[0].env
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        (Script("module", "pkg.train", ("x",)), ("-m", "pkg.train", "x")),
+        (Script("file", "a.pyxes", ()), ("a.pyxes",)),
+        (Script("file", "-a.py", ()), ("./-a.py",)),
+    ],
+)
+def test_modules_and_odd_names_too(script: Script, end: tuple[str, ...]) -> None:
+    facts = WITH_DEBUGPY._replace(environ={"WITH_COVERAGE": "ON"})
+    argv = planned(a_request(script=script, debug="0"), facts).processes[0].argv
+    assert argv[-len(end) - 1 :] == ("--wait-for-client", *end)
+    assert "coverage" not in argv
+
+
+def test_pdb_holds_one_rank_that_is_shown_and_reads_the_terminal() -> None:
+    request = debug.at_terminal(a_request(debug="1"), AT_TERMINAL)
+    assert (request.stdin, request.tee) == ("1", None)
+    assert debug.at_terminal(a_request(debug="1", tee="0"), AT_TERMINAL).tee == "0,1"
+    assert debug.at_terminal(a_request(debug="1", tee="all"), AT_TERMINAL).tee == "all"
+    plan = planned(request, AT_TERMINAL)
+    assert "under_pdb" not in " ".join(plan.processes[0].argv)
+    assert plan.processes[1].argv[2].endswith("/inject/under_pdb.py")
+    assert plan.processes[1].argv[3:] == ("train.py", "--lr", "0.1")
+    # Its terminal may be on another host.
+    assert planned(request, some_facts(), me=1).processes
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts", "error", "says"),
+    [
+        ({"debug": "4"}, WITH_DEBUGPY, UsageError, "--debug=4: there is no rank 4; the job has"),
+        (
+            {"debug": "0", "script": Script("file", "./run.sh", ())},
+            WITH_DEBUGPY,
+            UsageError,
+            "--debug=0: ./run.sh is a program; a debugger can hold scripts that end in .py",
+        ),
+        (
+            {"debug": "0"},
+            some_facts(),
+            EnvironmentFault,
+            "--debug=0: debugpy is not installed, and",
+        ),
+        (
+            {"debug": "all"},
+            AT_TERMINAL,
+            EnvironmentFault,
+            "--debug=all: pdb can hold one rank only",
+        ),
+        (
+            {"debug": "0", "stdin": "none"},
+            AT_TERMINAL,
+            UsageError,
+            "--debug=0: pdb needs the terminal, which --stdin=none gives to another;",
+        ),
+        (
+            {"debug": "0"},
+            WITH_DEBUGPY._replace(used_ports=frozenset(range(5678, 65536))),
+            EnvironmentFault,
+            "No port from 5678 on is free for the debugger of rank 0.",
+        ),
+    ],
+)
+def test_what_no_debugger_can_do_is_refused(
+    fields: dict[str, object], facts: Facts, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error) as caught:
+        planned(a_request(**fields), facts)
+    assert str(caught.value).startswith(says)

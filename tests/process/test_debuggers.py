@@ -1,0 +1,211 @@
+"""`--debug`: an editor attaches to a waiting rank, or pdb stops in it at the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commandline import ROOT, Command
+from terminals import Terminal
+from waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCRIPT = """
+secret = 6 * 7 + rank
+open(f"passed{rank}", "w").close()
+print("argv", sys.argv[1:], __name__, os.path.isfile(__file__), flush=True)
+"""
+# The line of `open` in the script, below what Command.python puts before it.
+LINE = 5
+
+
+class Editor:
+    """What an editor says to a debugger: messages of the Debug Adapter Protocol."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), LONG_S)
+        self._file = self._socket.makefile("rb")
+        self._number = 0
+        self._unread: list[dict[str, Any]] = []
+
+    def ask(self, command: str, **arguments: object) -> int:
+        """Send a request and return its number."""
+        self._number += 1
+        request = {"seq": self._number, "type": "request", "command": command}
+        text = json.dumps({**request, "arguments": arguments}).encode()
+        self._socket.sendall(b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        return self._number
+
+    def wait(self, **fields: object) -> dict[str, Any]:
+        """Return the first message with FIELDS that was not returned yet."""
+        while True:
+            for message in self._unread:
+                if fields.items() <= message.items():
+                    self._unread.remove(message)
+                    return message
+            length = 0
+            while (line := self._file.readline().strip()) or not length:
+                assert line, "the debugger has hung up"
+                length = int(line.rpartition(b":")[2])
+            self._unread.append(json.loads(self._file.read(length)))
+
+    def get(self, command: str, **arguments: object) -> dict[str, Any]:
+        """Send a request and return the body of the answer."""
+        answer = self.wait(type="response", request_seq=self.ask(command, **arguments))
+        assert answer["success"], answer
+        found: dict[str, Any] = answer.get("body", {})
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._socket.close()
+
+
+def attach(port: int) -> Editor:
+    """Return an editor that is connected to the debugger at PORT, once that listens."""
+    found: list[Editor] = []
+
+    def connected() -> bool:
+        try:
+            found.append(Editor(port))
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    until(connected)
+    return found[0]
+
+
+def port_of(job: Command, rank: int) -> int:
+    """Return where the debugger of RANK listens."""
+    path = job.folder / "log" / "latest" / "plan.json"
+    until(path.exists)
+    argv = json.loads(path.read_text())["processes"][rank]["argv"]
+    return int(argv[argv.index("--listen") + 1].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("form", ["file", "module"])
+def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, form: str) -> None:
+    # A rank that waits for its user is no hang.
+    job = Command.python(tmp_path, SCRIPT, "--debug=1", "--hang_timeout=0.2")
+    job.argv.remove("--quiet")
+    script = job.argv[-1]
+    if form == "module":
+        script = str(tmp_path / "training.py")
+        os.rename(job.argv[-1], script)  # noqa: PTH104 - one line
+        job.argv[-1:] = ["-m", "training"]
+    job.argv.append("x")
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    launcher = job.start(env=env)
+    job.wait_for("passed0")
+    port = port_of(job, 1)
+    editor = attach(port)
+    try:
+        editor.get("initialize", adapterID="test")
+        attaching = editor.ask("attach", justMyCode=True)
+        editor.wait(type="event", event="initialized")
+        editor.get("setBreakpoints", source={"path": script}, breakpoints=[{"line": LINE}])
+        editor.get("configurationDone")
+        editor.wait(type="response", request_seq=attaching)
+        thread = editor.wait(type="event", event="stopped")["body"]["threadId"]
+        assert not (tmp_path / "passed1").exists()
+        frame = editor.get("stackTrace", threadId=thread)["stackFrames"][0]
+        assert (frame["source"]["path"], frame["line"]) == (script, LINE)
+        assert editor.get("evaluate", expression="secret", frameId=frame["id"])["result"] == "43"
+        editor.ask("continue", threadId=thread)
+        editor.wait(type="event", event="terminated")
+    finally:
+        editor.close()
+    ended = job.finish(launcher)
+    assert ended.code == 0
+    assert "argv ['x'] __main__ True" in job.log(1).read_text()
+    assert "warning" not in job.log(1).read_text().lower()
+    assert "--hang_timeout=0.2 is suspended by --debug=1." in ended.said
+    assert f"Remote Attach does): 1 at 127.0.0.1:{port}." in ended.said
+
+
+@pytest.fixture
+def without_debugpy(tmp_path: Path) -> dict[str, str]:
+    """Return variables with which no Python finds debugpy."""
+    folder = tmp_path / "without"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['debugpy'] = None\n")
+    return {"PYTHONPATH": f"{folder}:{ROOT}:{tmp_path}"}
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    os.close(made.ours)
+    os.close(made.theirs)
+
+
+def end_of(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
+    """Return the exit code of LAUNCHER, of which nothing is left."""
+    until(lambda: launcher.poll() is not None or terminal.shows(b"\0")())
+    terminal.read()
+    return job.finish(launcher).code
+
+
+@pytest.mark.parametrize("form", ["file", "module"])
+def test_without_debugpy_pdb_stops_the_rank_at_its_first_line(
+    tmp_path: Path, terminal: Terminal, without_debugpy: dict[str, str], form: str
+) -> None:
+    job = Command.python(tmp_path, f"{SCRIPT}\nsys.exit(5 * rank)", "--debug=1")
+    if form == "module":
+        (tmp_path / "package").mkdir()
+        os.rename(job.argv[-1], tmp_path / "package" / "__main__.py")  # noqa: PTH104 - one line
+        job.argv[-1:] = ["-m", "package"]
+    job.argv.append("x")
+    launcher = terminal.start(job.argv, env=job.environ(without_debugpy), cwd=tmp_path)
+    until(terminal.shows(b"(Pdb) "))
+    assert b"(1)<module>()" in terminal.shown
+    assert not (tmp_path / "passed1").exists()
+    terminal.type(b"b %d\nc\np secret\nc\n" % LINE)
+    assert end_of(launcher, terminal, job) == 5
+    assert b"43\r\n" in terminal.shown
+    assert b"argv ['x'] __main__ True" in terminal.shown
+
+
+CASES = (
+    ("print(rank)", b"q\n", b"The debugger was left before the script had ended."),
+    ("bad = 1 / 0", b"c\np rank, 6 * 7\nq\n", b"(0, 42)"),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pdb_left_or_an_exception_ends_the_job(
+    tmp_path: Path,
+    terminal: Terminal,
+    without_debugpy: dict[str, str],
+    case: tuple[str, bytes, bytes],
+) -> None:
+    code, typed, says = case
+    job = Command.python(tmp_path, f"if rank: time.sleep(100)\n{code}", "--debug=0")
+    launcher = terminal.start(job.argv, env=job.environ(without_debugpy), cwd=tmp_path)
+    until(terminal.shows(b"(Pdb) "))
+    terminal.type(typed)
+    assert end_of(launcher, terminal, job) == 1
+    assert says in terminal.shown
+
+
+def test_without_debugpy_and_without_a_terminal_nothing_starts(
+    tmp_path: Path, without_debugpy: dict[str, str]
+) -> None:
+    job = Command.python(tmp_path, SCRIPT, "--debug=0")
+    ended = job.finish(job.start(env=without_debugpy))
+    assert ended.code == 3
+    assert "--debug=0: debugpy is not installed, and pdb needs fleetrun in the fore" in ended.said
+    assert not (tmp_path / "passed0").exists()
+    refused = Command.python(tmp_path, SCRIPT, "--debug=first").run()
+    says = "fleetrun: --debug=first: give all, or ranks such as 0,3 or 0-3.\n"
+    assert (refused.code, refused.said) == (2, says)
