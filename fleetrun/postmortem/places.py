@@ -65,6 +65,20 @@ class Finding(NamedTuple):
     odd: tuple[int, ...]
 
 
+def of_child(dump: str, pid: int) -> Stack:
+    r"""Return the stack of the main thread of process PID in a DUMP that has several processes.
+
+    >>> of_child('# process 7: python\n  File "a.py", line 3 in f\n# process 9: x\nThread 0x1 '
+    ...          '(most recent call first):\n  File "b.py", line 4 in g\n', 9)
+    (Frame(function='g', file='b.py', line=4),)
+    """
+    lines = dump.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if line.startswith((f"# process {pid}: ", f"Process {pid}: ")):
+            return main_thread("".join(lines[number:]))
+    return ()
+
+
 def main_thread(dump: str) -> Stack:
     r"""Return the stack of the main thread in a DUMP by py-spy or faulthandler.
 

@@ -23,6 +23,11 @@ _FAULTS = 12
 # Of what was left running, so many are named, each with so many characters.
 _LEFT = 5
 _LINE = 120
+_FORK = (
+    "A lock that another thread holds during a fork is never released in the child. Create "
+    "DataLoader workers and other children before any thread, by spawn, or not at all "
+    "(num_workers=0)."
+)
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -127,6 +132,15 @@ def _hang(hang: Hung) -> list[str]:
         lines.append(f"    {_sentence(listed(who))} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
+    lines += [
+        f"    A forked child of {label}, pid {pid}, is deadlocked: all its threads wait for locks, "
+        f"in {where}."
+        for label, pid, where in hang.deadlocked[:_PLACES]
+    ]
+    if len(hang.deadlocked) > _PLACES:
+        lines.append(f"    So are {len(hang.deadlocked) - _PLACES} more.")
+    if hang.deadlocked:
+        lines.append(_FORK)
     return [*lines, f"The stacks of all are in {hang.stacks}."]
 
 

@@ -111,6 +111,8 @@ class Hung(NamedTuple):
     exit_code: int = HUNG
     # Whether ranks had told their steps, so that output and processor time meant nothing.
     by_steps: bool = False
+    # Forked children that wait for locks which nobody can release: whose, which, and where.
+    deadlocked: tuple[tuple[str, int, str], ...] = ()
 
     def describe(self) -> str:
         """Say it in one line.

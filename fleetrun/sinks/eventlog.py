@@ -11,7 +11,8 @@ which they usually come, and what else their lines have:
 - `started`: `pid`.
 - `noticed`: `what` (stopped, continued, straggler, stacks, went on), `who` (labels), `text`.
 - `stacks wanted`: somebody sent SIGQUIT.
-- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`
+- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`,
+  and the `deadlocked` forked children (`child_of`, `pid`, `where`)
   (the files).
 - `judged`: what became of the strategy, once the ranks' evidence tells: `verdicts` (each with `who`
   (labels), `name`, `asked`, `in_effect`, `status` (effective, no_effect, refused, script, no_word)
@@ -169,6 +170,10 @@ class EventLog:
                     odd=list(happening.odd),
                     places=[{"who": list(who), "where": place} for who, place in happening.places],
                     stacks=stacks,
+                    deadlocked=[
+                        {"child_of": who, "pid": pid, "where": place}
+                        for who, pid, place in happening.deadlocked
+                    ],
                 )
             case Ready(process=process, at=at, attempt=attempt):
                 name = self._plan.processes[process].name

@@ -352,8 +352,9 @@ class Watch:
         self, texts: dict[int, str], before: Mapping[int, hang.Signs], silence_s: float
     ) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
-        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
         from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc  # noqa: PLC0415 - see _look
 
         for process, rank in self._ranks.items():
             seen = before.get(process)
@@ -368,6 +369,14 @@ class Watch:
                     time.monotonic(),
                 )
                 return
+        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+        families = proc.families(proc.everybody(), leaders)
+        deadlocked = tuple(
+            (self._labels[process], child, str(places.Place((), places.of_child(said, child))))
+            for leader, process in leaders.items()
+            for said in [texts.get(process, "")]
+            for child in deadlocks.forked(families[leader])
+        )
         finding = places.compare({one: places.main_thread(text) for one, text in texts.items()})
         self._declare(
             Hung(
@@ -380,6 +389,7 @@ class Watch:
                 odd=tuple(self._labels[one] for one in finding.odd),
                 stacks=self._stacks_of(tuple(texts)),
                 by_steps=any(seen.beat for seen in before.values()),
+                deadlocked=deadlocked,
             )
         )
 

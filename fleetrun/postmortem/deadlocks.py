@@ -1,0 +1,70 @@
+"""Finds forked children that wait for locks which nobody can release any more."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH208
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# The number of the system call futex.
+_FUTEX = {"x86_64": 202, "aarch64": 98}
+# From linux/futex.h: FUTEX_WAIT and FUTEX_WAIT_BITSET, and what says that no other process has it.
+_WAITS = frozenset((0, 9))
+_PRIVATE = 128
+_CLOCK_REALTIME = 256
+# Of a process with very many threads nothing is said.
+_MOST_THREADS = 512
+
+
+def forked(family: Iterable[proc.Stat]) -> list[int]:
+    """Return the deadlocked processes of FAMILY that are forks of another member of it."""
+    members = list(family)
+    pids = {one.pid for one in members}
+    # A program that was started since has other words; it brings locks of its own.
+    return [
+        one.pid
+        for one in members
+        if one.parent in pids
+        and proc.words(one.pid) == proc.words(one.parent)
+        and is_deadlocked(one.pid)
+    ]
+
+
+def is_deadlocked(pid: int) -> bool:
+    """Whether each thread of PID waits, without a timeout, for one of the others to wake it.
+
+    That is a fact and no guess; False where the kernel does not tell.
+    """
+    folder = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(folder)
+    except OSError:
+        return False
+    return 0 < len(threads) <= _MOST_THREADS and all(
+        waits_for_ever(proc.content(f"{folder}/{thread}/syscall"), os.uname().machine)
+        for thread in threads
+    )
+
+
+def waits_for_ever(syscall: bytes, machine: str) -> bool:
+    """Whether a thread with this line in /proc can be woken by threads of its process only.
+
+    >>> waits_for_ever(b"202 0x7f00 0x189 0x0 0x0 0x0 0xffffffff 0x7ffd 0x7f01", "x86_64")
+    True
+    >>> waits_for_ever(b"202 0x7f00 0x189 0x0 0x7ffe 0x0 0xffffffff 0x7ffd 0x7f01", "x86_64")
+    False
+    """
+    words = syscall.split()
+    # A running thread has the one word `running`; we may not look into another user's.
+    if len(words) < 5 or words[0] != b"%d" % _FUTEX.get(machine, -1):  # noqa: PLR2004
+        return False
+    operation, timeout = int(words[2], 16) & ~_CLOCK_REALTIME, int(words[4], 16)
+    is_private = bool(operation & _PRIVATE)
+    return is_private and operation & ~_PRIVATE in _WAITS and timeout == 0
