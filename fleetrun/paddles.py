@@ -9,6 +9,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from fleetrun.run import proc
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,7 +27,7 @@ def without(symbol: bytes, path: Sequence[str]) -> str | None:
     """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
     for folder in path:
         home = os.path.join(folder, "paddle")
-        text = _text(os.path.join(home, "version", "__init__.py"))
+        text = proc.content(os.path.join(home, "version", "__init__.py")).decode(errors="replace")
         if not text:
             continue
         version = _VERSION.search(text)
@@ -46,14 +48,6 @@ def imports_paddle(script: Script, cwd: str) -> bool:
             return _IMPORT.search(file.read()) is not None
     except OSError:
         return False
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _constants(path: str) -> bytes | None:

@@ -13,6 +13,7 @@ from fleetrun.model import Address, Facts, Processors
 from fleetrun.plan import command, hosts
 from fleetrun.plan.visible import visible
 from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.run import proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -363,11 +364,7 @@ def _names(folder: str) -> tuple[str, ...]:
 
 def _text(path: str) -> str:
     """Read a small file's text; nothing if it cannot be read."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return ""
+    return proc.content(path).decode("ascii", errors="replace")
 
 
 def _with_network(request: Request, facts: Facts, names: Sequence[str]) -> Facts:
@@ -393,11 +390,12 @@ def _with_network(request: Request, facts: Facts, names: Sequence[str]) -> Facts
 
 def addresses() -> tuple[Address, ...]:
     """Return every IP address of this host."""
-    import _socket  # noqa: PLC0415 - `socket` takes 40 ms, this 1
+    # 80 ms that only several hosts have to pay.
+    import socket  # noqa: PLC0415
 
-    import psutil  # noqa: PLC0415 - 80 ms that only several hosts have to pay
+    import psutil  # noqa: PLC0415
 
-    families = (_socket.AF_INET, _socket.AF_INET6)
+    families = (socket.AF_INET, socket.AF_INET6)
     return tuple(
         Address(interface, entry.address.partition("%")[0])
         for interface, entries in psutil.net_if_addrs().items()
@@ -408,10 +406,10 @@ def addresses() -> tuple[Address, ...]:
 
 def resolve(name: str) -> tuple[str, ...]:
     """Return the IPv4 addresses of a host's name; none when nobody knows it."""
-    import _socket  # noqa: PLC0415
+    import socket  # noqa: PLC0415 - see addresses
 
     try:
-        found = _socket.getaddrinfo(name, None, _socket.AF_INET, _socket.SOCK_STREAM)
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError:
         return ()
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -419,10 +417,10 @@ def resolve(name: str) -> tuple[str, ...]:
 
 def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
     """Return the interface from which the kernel would reach the first of TARGETS it can."""
-    import _socket  # noqa: PLC0415
+    import socket  # noqa: PLC0415 - see addresses
 
     for target in targets:
-        probe = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             # Connecting a datagram socket sends nothing; the kernel only looks up the route.
             probe.connect((target, 9))

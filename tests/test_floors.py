@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +68,13 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 BARE = ("fleetrun", "fleetrun.postmortem", "fleetrun.records", "fleetrun.run")
 # It runs inside the training process and is linked to the rest by names and files alone.
 ISLAND = "fleetrun.inject"
+
+# Imports that close a circle between modules; there shall be none, so this list only shrinks.
+CIRCLES = {
+    ("fleetrun.commands.completion", "fleetrun.cli"),
+    ("fleetrun.commands.help", "fleetrun.cli"),
+    ("fleetrun.inject.updates", "fleetrun.inject.equality"),
+}
 
 # Where a package from outside may be imported at all, and whether only inside functions.
 OUTSIDE = {
@@ -174,11 +182,16 @@ def within(name: str, rooms: tuple[str, ...]) -> bool:
     return any(name == room or name.startswith(room + ".") for room in rooms)
 
 
-def floor(name: str) -> int:
-    """Return the floor of module NAME by the longest room that holds it."""
+def room(name: str) -> str:
+    """Return the longest room that holds module NAME."""
     rooms = [room for room in FLOOR_OF if within(name, (room,))]
     assert rooms, f"{name} stands on no floor; give it one in FLOORS of tests/test_floors.py"
-    return FLOOR_OF[max(rooms, key=len)]
+    return max(rooms, key=len)
+
+
+def floor(name: str) -> int:
+    """Return the floor of module NAME."""
+    return FLOOR_OF[room(name)]
 
 
 def show(breaches: list[Import]) -> str:
@@ -212,6 +225,40 @@ def test_the_island_is_linked_to_nobody() -> None:
         and within(one.by, (ISLAND,)) != within(one.target, (ISLAND,))
     ]
     assert not breaches, show(breaches)
+
+
+def circle(edges: set[tuple[str, str]]) -> list[str]:
+    """Return names that import each other in a circle, if any do."""
+    graph: dict[str, set[str]] = {}
+    for by, target in edges:
+        graph.setdefault(by, set()).add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+EDGES = {(one.by, one.target) for one in IMPORTS if one.target in MODULES and one.by != one.target}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle(EDGES - CIRCLES) == []
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    # Those of different floors cannot.
+    apart = {
+        (room(by), room(target))
+        for by, target in EDGES - CIRCLES
+        if not within(by, (ISLAND,)) and by not in BARE and target not in BARE
+    }
+    assert circle({edge for edge in apart if edge[0] != edge[1]}) == []
+
+
+@pytest.mark.parametrize("edge", sorted(CIRCLES))
+def test_every_exception_closes_a_circle(edge: tuple[str, str]) -> None:
+    assert circle(EDGES - CIRCLES | {edge}), "take it out of CIRCLES"
 
 
 @pytest.mark.parametrize("package", sorted(OUTSIDE))
@@ -252,6 +299,16 @@ def test_what_decides_uses_of_os_what_works_on_text() -> None:
             if used.startswith("os.") and used not in TEXT_ONLY | TEXT_ONLY_PATH:
                 breaches.append(f"{name} uses {used}")
     assert not breaches, breaches
+
+
+def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
+    asking = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "run_mode"
+    }
+    assert asking == {"fleetrun.planner", "fleetrun.probe", "fleetrun.modes.roles"}
 
 
 def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Roster
 
+# Plans call it so: everybody knows the hosts from the start.
+NAME = static.NAME
+
 # Where its ports begin when it names none.
 _FIRST_PORT = 6170
 
