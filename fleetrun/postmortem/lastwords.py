@@ -1,11 +1,8 @@
 """The end of a log that explains a failure: a traceback, a crash, or just the last lines."""
 
-# pathlib costs start-up time.
-# ruff: noqa: PTH123
-
 from __future__ import annotations
 
-import os
+from fleetrun.records import reading
 
 _TAIL_BYTES = 64 * 1024
 # A traceback is shown whole up to here; without one, the last lines are enough.
@@ -24,14 +21,7 @@ _RULE = "-----"
 
 def tail(path: str) -> str:
     """Return the end of a file as text, whatever bytes it has; nothing if it cannot be read."""
-    try:
-        # A pipe or a link that somebody has put there is no log.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    return (reading.content(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace")
 
 
 def last_lines(text: str) -> list[str]:

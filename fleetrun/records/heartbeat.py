@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 
+from fleetrun.records import reading
+
 _MOST = 64
 
 
 def read_step(path: str) -> int | None:
     """Return the step that was last written to PATH (`echo 120 > $FLEETRUN_HEARTBEAT`), if any."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        words = os.read(fd, _MOST).split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    words = (reading.content(path, _MOST) or b"").split()
     # What is being written just now is no number yet.
     return int(words[0]) if words and words[0].isdigit() else None
 

@@ -76,3 +76,9 @@ def test_a_heartbeat_may_tell_the_step(tmp_path: Path) -> None:
     assert beat(str(path), now) == now
     assert beat(str(path), now + 1) == 0
     assert read_step(str(tmp_path)) is None
+
+
+def test_s21_numbers_that_no_clock_has_are_no_times(tmp_path: Path) -> None:
+    path = tmp_path / "error.0.json"
+    path.write_text(f'{{"time": 1{"0" * 400}, "monotonic": NaN, "rank": true, "message": "m"}}')
+    assert read_error(str(path)) == ErrorReport(message="m")

@@ -1,0 +1,122 @@
+"""Reading files that other processes write, some of them while they die: tolerant of anything.
+
+Nothing here raises because of what is in a file, and what is not as expected is nothing. Keys that
+are not known are skipped by whoever parses.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A file of ours is never longer, or has a reason to be cut.
+MOST = 64 * 1024 * 1024
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | None:
+    """Return at most MOST bytes of the file PATH; None where there is no such file."""
+    try:
+        # A pipe or a link that somebody has put there is none of ours.
+        fd = os.open(path, _OPEN)
+        with open(fd, "rb", buffering=0) as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            if from_end:
+                file.seek(max(0, found.st_size - most))
+            whole = bytearray()
+            while len(whole) < most and (part := file.read(most - len(whole))):
+                whole += part
+            return bytes(whole)
+    except OSError:
+        return None
+
+
+def parse(text: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object that TEXT is; None if it is none."""
+    if text is None:
+        return None
+    import json  # noqa: PLC0415 - 3 ms that a start has no use for
+
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def document(path: str) -> dict[str, Any] | None:
+    """Return the JSON object in the file PATH; None if there is none."""
+    return parse(content(path))
+
+
+def lines(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file that has one in each line; a line without an end is none."""
+    for line in (content(path) or b"").split(b"\n")[:-1]:
+        found = parse(line)
+        if found is not None:
+            yield found
+
+
+def text(value: object) -> str:
+    """Return VALUE as text that can be printed anywhere; nothing for null."""
+    try:
+        shown = "" if value is None else str(value)
+    except (ValueError, RecursionError):
+        # Nested as deeply as could just be read, or a number of very many digits.
+        return ""
+    return shown.encode(errors="backslashreplace").decode()
+
+
+def whole(value: object) -> int | None:
+    """Return VALUE if it is a whole number."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def real(value: object) -> float | None:
+    """Return VALUE if it is a finite number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if abs(found) < float("inf") else None
+
+
+def fact(value: object) -> bool | None:
+    """Return VALUE if it is true or false."""
+    return value if isinstance(value, bool) else None
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """Return VALUE if it is an object; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> list[Any]:
+    """Return VALUE if it is a list; else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def mappings(value: object) -> list[dict[str, Any]]:
+    """Return the objects of a list."""
+    return [one for one in items(value) if isinstance(one, dict)]
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Return the elements of a list as texts."""
+    return tuple(text(one) for one in items(value))
+
+
+def wholes(value: object) -> tuple[int, ...]:
+    """Return the whole numbers of a list."""
+    return tuple(one for one in map(whole, items(value)) if one is not None)
