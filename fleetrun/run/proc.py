@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# The numbers of read, and of select and pselect6, which readline waits in.
+_READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
+_SELECTS = {"x86_64": (b"23", b"270"), "aarch64": (b"72",)}.get(os.uname().machine, ())
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -142,6 +145,20 @@ def written(pid: int) -> int:
         if line.startswith(b"write_bytes:"):
             return int(line.split()[1])
     return 0
+
+
+def reads_terminal(pid: int) -> bool:
+    """Whether the main thread of PID waits for what is typed at a terminal, if we may know."""
+    called, _, rest = content(f"/proc/{pid}/syscall").partition(b" ")
+    if called not in (*_READS, *_SELECTS):
+        return False
+    # The descriptor, or one more than the highest of those.
+    fd = int(rest.split()[0], 16) - (called in _SELECTS)
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return False
+    return path.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -43,6 +43,8 @@ class Depth(NamedTuple):
     written: int
     # Whether a process of it waits for a disk, in uninterruptible sleep.
     is_in_disk_wait: bool
+    # Whether a process of it waits for what its user types.
+    is_at_prompt: bool = False
     # Bytes that each of its TCP connections has sent and received; none where nobody can tell.
     traffic: Mapping[int, int] = NO_TRAFFIC
 
@@ -112,7 +114,11 @@ class Clock:
         noise = _NOISE_BYTES if self.has_beats else 0
         for rank, now in depths.items():
             past = None if before is None else before.get(rank)
-            if now.is_in_disk_wait or (past is not None and now.written - past.written > noise):
+            if (
+                now.is_in_disk_wait
+                or now.is_at_prompt
+                or (past is not None and now.written - past.written > noise)
+            ):
                 self._since = at
             if minds_all and past is not None:
                 # Who ended in between takes its time with it; who is new brings its own.

@@ -327,6 +327,7 @@ class Watch:
                 cpu_s={one.pid: one.cpu_s for one in family},
                 written=sum(proc.written(one.pid) for one in family),
                 is_in_disk_wait=any(one.state == "D" for one in family),
+                is_at_prompt=any(proc.reads_terminal(one.pid) for one in family),
                 traffic={link: traffic[link] for link in links[pid]},
             )
             for pid, family in families.items()

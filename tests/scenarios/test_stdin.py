@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,30 @@ def test_input_asks_the_user_of_the_shown_rank(
     assert ended(launcher, terminal, job) == 0
     assert b"hello Ada" in terminal.shown
     assert terminal.settings() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "prompt", "typed"),
+    [
+        (ASK, b"name? ", b"Ada\n"),
+        ("if rank == 0: breakpoint()\nhere = rank", b"(Pdb) ", b"c\n"),
+        ("import getpass\nif rank == 0: getpass.getpass()", b"Password: ", b"secret\n"),
+    ],
+)
+def test_a_prompt_that_waits_for_its_user_is_no_hang(
+    tmp_path: Path, terminal: Terminal, code: str, prompt: bytes, typed: bytes
+) -> None:
+    wait = "\nwhile rank and not os.path.exists('go'): time.sleep(0.1)"
+    job = Command.python(tmp_path, code + wait, "--hang_timeout=0.5")
+    launcher = terminal.start(job.argv, env=job.environ(), cwd=tmp_path)
+    until(terminal.shows(prompt))
+    # Several times what would be a hang.
+    began = time.monotonic()
+    until(lambda: began + 2.5 < time.monotonic() or launcher.poll() is not None)
+    assert launcher.poll() is None
+    (tmp_path / "go").touch()
+    terminal.type(typed)
+    assert ended(launcher, terminal, job) == 0
 
 
 def test_a_breakpoint_is_a_debugger_at_the_terminal(tmp_path: Path, terminal: Terminal) -> None:

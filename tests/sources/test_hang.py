@@ -58,6 +58,7 @@ def test_s62_any_sign_of_one_rank_is_life(sign: Signs) -> None:
     [
         Depth({7: 1.0}, 4096, is_in_disk_wait=False),
         Depth({7: 1.0}, 0, is_in_disk_wait=True),
+        Depth({7: 1.0}, 0, is_in_disk_wait=False, is_at_prompt=True),
         Depth({7: 1.0, 8: 0.5}, 0, is_in_disk_wait=False),
         Depth({7: 1.5}, 0, is_in_disk_wait=False),
     ],
