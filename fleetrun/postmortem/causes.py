@@ -4,12 +4,21 @@ from typing import NamedTuple
 
 
 class KnownFailure(NamedTuple):
-    """A failure recognised by any of `marks` in the end of a log, explained in one sentence."""
+    """A failure recognised by any of `marks` in the end of a log, explained in one sentence.
+
+    Where it has `places`, one of them must be there, too.
+    """
 
     name: str
     marks: tuple[str, ...]
     sentence: str
+    places: tuple[str, ...] = ()
 
+
+_SHARED_MEMORY = (
+    "Shared memory ran out: give the container a larger /dev/shm (docker run --shm-size=8g) or "
+    "use fewer DataLoader workers."
+)
 
 # To teach fleetrun another failure, add a row: the marks are plain text as the log shows it,
 # the sentence says what happened and what to do. The first row that matches speaks.
@@ -80,12 +89,24 @@ KNOWN_FAILURES = (
         "shared-memory",
         (
             "Bus error",
+            "Unexpected BUS error encountered in DataLoader worker",
             # Paddle's words for SIGBUS.
             "Access to an undefined portion of a memory object",
             "unable to open shared memory object",
         ),
-        "Shared memory ran out: give the container a larger /dev/shm (docker run --shm-size=8g) or "
-        "use fewer DataLoader workers.",
+        _SHARED_MEMORY,
+    ),
+    KnownFailure(
+        "shared-memory-full",
+        ("No space left on device", "[Errno 28]"),
+        _SHARED_MEMORY,
+        # Semaphores of multiprocessing are files there; the error does not say so.
+        places=(
+            "multiprocessing/synchronize.py",
+            "multiprocessing/shared_memory.py",
+            "multiprocessing/heap.py",
+            "'/dev/shm/",
+        ),
     ),
     KnownFailure(
         "nccl-interface",
@@ -225,9 +246,25 @@ def recognise(text: str) -> KnownFailure | None:
     'address-in-use'
     >>> recognise("all is well")
     """
-    return next(
-        (known for known in KNOWN_FAILURES if any(mark in text for mark in known.marks)), None
-    )
+    return next((known for known in KNOWN_FAILURES if _speaks_of(text, known)), None)
+
+
+def _speaks_of(text: str, known: KnownFailure) -> bool:
+    is_there = any(mark in text for mark in known.marks)
+    return is_there and (not known.places or any(place in text for place in known.places))
+
+
+def recognise_loader(words: str, log: str) -> KnownFailure | None:
+    """Return what ended a DataLoader's worker; the last WORDS of its rank only say that one did.
+
+    >>> words = "SystemError: Blocking queue is killed because the data reader raises an exception."
+    >>> recognise_loader(words, "ERROR: Unexpected BUS error encountered in DataLoader worker").name
+    'shared-memory'
+    """
+    if "the data reader raises an exception" not in words and "exit unexpectedly" not in words:
+        return None
+    known = recognise(log)
+    return known if known is not None and known.name == "shared-memory" else None
 
 
 def is_of_victim(text: str) -> bool:

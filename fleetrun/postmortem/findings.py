@@ -10,6 +10,7 @@ and `evidence`; `earlier` has what ended the attempts before. Nothing of any env
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,10 @@ _STOPPED_BY = frozenset((2, 9, 15))
 _MOST_LOGS = 64
 # Of a half-written error file.
 _RAW_LINES = 5
+_SHARED = frozenset(("shared-memory", "shared-memory-full"))
+# Of those that ended before, so many are told; an end is seen a little after it happened.
+_MOST_EARLY = 4
+_SEEN_S = 0.1
 
 
 class Culprit(NamedTuple):
@@ -84,7 +89,8 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Finding
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
     log = names.log_path(plan, spec, exited.attempt)
-    words, source = lastwords.last_lines(lastwords.tail(log)), log
+    end = lastwords.tail(log)
+    words, source = lastwords.last_lines(end), log
     failed_at = exited.at if exited.failed_at is None else exited.failed_at
     error = None
     path = spec.env.get(variables.ERROR_FILE)
@@ -97,7 +103,8 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
             told = error.stack.rstrip().split("\n") if error.stack else []
             told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
             words, source = (told, path) if any(told) else (words, source)
-    known = causes.recognise("\n".join(words))
+    said = "\n".join(words)
+    known = causes.recognise(said) or causes.recognise_loader(said, end)
     mute = evidence.unwritable(os.path.dirname(log))
     return Culprit(
         exited=exited,
@@ -112,11 +119,34 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
         known=known or causes.recognise("".join(mute)),
         evidence=(
             *evidence.of(exited, before),
+            *_shared_memory(exited, known),
+            *_early_ends(plan, outcome, failed_at, known),
             *_slow_end(outcome, exited, failed_at),
             *_interpreter(spec.argv, known),
             *mute,
         ),
     )
+
+
+def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
+    """Measure shared memory where it is said to have run out."""
+    is_told = exited.status.signum == signal.SIGBUS
+    return evidence.shared_memory() if known and known.name in _SHARED and not is_told else []
+
+
+def _early_ends(
+    plan: LaunchPlan, outcome: Outcome, failed_at: float, known: KnownFailure | None
+) -> list[str]:
+    """Say who had ended without an error before a rank lost its peer."""
+    if known is None or known.name not in causes.LOST:
+        return []
+    return [
+        f"{one.label[:1].upper()}{one.label[1:]} had ended without an error "
+        f"{max(failed_at - one.at, 0.0):.1f} s before; its log is "
+        f"{names.log_path(plan, plan.processes[one.process], one.attempt)}."
+        for one in outcome.exits
+        if not one.status.exit_code and one.at - _SEEN_S <= failed_at
+    ][:_MOST_EARLY]
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:

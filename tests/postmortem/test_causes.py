@@ -47,6 +47,23 @@ TEXTS = (
         ),
     ),
     ("shared-memory", "Fatal Python error: Bus error"),
+    (
+        "shared-memory-full",
+        (
+            '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n'
+            "    sl = self._semlock = _multiprocessing.SemLock(\n"
+            "OSError: [Errno 28] No space left on device"
+        ),
+    ),
+    ("shared-memory-full", "OSError: [Errno 28] No space left on device: '/dev/shm/cache'"),
+    (
+        "disk-full",
+        (
+            '  File "/usr/lib/python3.11/multiprocessing/process.py", line 314, in _bootstrap\n'
+            "OSError: [Errno 28] No space left on device: '/home/me/cache'"
+        ),
+    ),
+    ("shared-memory", "ERROR: Unexpected BUS error encountered in DataLoader worker."),
     ("nccl-interface", "NCCL WARN Bootstrap : no socket interface found\nncclInternalError"),
     ("nccl", "ncclRemoteError: A call failed possibly due to a network error"),
     ("nccl", "Find timeout start but not finish task:group_key:x,group_ranks:[0,1]"),
@@ -124,10 +141,19 @@ def test_no_text_is_too_odd(text: str) -> None:
     assert recognise(text) is None or recognise(text) in KNOWN_FAILURES
 
 
-@given(st.lists(st.sampled_from([mark for known in KNOWN_FAILURES for mark in known.marks])))
+@given(
+    st.lists(
+        st.sampled_from([m for known in KNOWN_FAILURES for m in (*known.marks, *known.places)])
+    )
+)
 def test_the_first_row_wins(marks: list[str]) -> None:
     text = "\n".join(marks)
-    rows = [known for known in KNOWN_FAILURES if any(mark in text for mark in known.marks)]
+    rows = [
+        known
+        for known in KNOWN_FAILURES
+        if any(mark in text for mark in known.marks)
+        and (not known.places or any(place in text for place in known.places))
+    ]
     assert recognise(text) == (rows[0] if rows else None)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from commandline import Command
-from waiting import LONG_S
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,34 @@ def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
 def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
     assert "/dev/shm has " in done.said  # noqa: S108 - only a text
+
+
+def test_s15_semaphores_that_find_no_room_measure_shared_memory(tmp_path: Path) -> None:
+    # The real error, from a semaphore's own code: the name of the folder is not in it.
+    code = """
+import multiprocessing.synchronize as sync
+def refuse(*_): raise OSError(28, "No space left on device")
+if rank == 1:
+    sync._multiprocessing.SemLock = refuse
+    sync.Lock(ctx=__import__("multiprocessing").get_context())
+time.sleep(60)
+"""
+    done = Command.python(tmp_path, code).run()
+    assert "/dev/shm has " in done.said  # noqa: S108 - only a text
+    assert "Shared memory ran out" in done.said
+    assert "The disk is full" not in done.said
+
+
+def test_s16_a_peer_that_ended_too_early_is_told_to_who_lost_it(tmp_path: Path) -> None:
+    lose = "until [ -e gone ]; do sleep 0.02; done; echo Connection reset by peer; exit 1"
+    script = f"if [ $R = 1 ]; then exit 0; fi; {lose}"
+    job = Command(tmp_path, script)
+    launcher = job.start()
+    until(lambda: any(e["event"] == "exited" for e in job.events()))
+    (tmp_path / "gone").touch()
+    done = job.finish(launcher)
+    assert done.said.startswith("fleetrun: rank 0 exited with 1.")
+    assert re.search(r"Rank 1 had ended without an error \d+\.\d s before; its log is ", done.said)
 
 
 def test_s15_a_crash_shows_its_python_stack(tmp_path: Path) -> None:
