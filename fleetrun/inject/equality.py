@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import origins, settings, updates
 from .imports import after_import
-from .static import lanes
 from .static import program as programs
+from .static.cpu import channels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -319,7 +319,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _has_allreduces(program: Any) -> bool:
     return any(
-        op.type in _ALLREDUCES or lanes.lane_of(op) is not None
+        op.type in _ALLREDUCES or channels.channel_of(op) is not None
         for block in program.blocks
         for op in block.ops
     )

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from .. import settings
 from ..imports import after_import
 from . import (
-    computation,
+    collective_order,
     counting,
-    fusion,
-    gloo,
-    local,
-    merged,
-    merging,
-    older,
-    order,
+    fuse_allreduce,
+    fuse_operators,
+    fused_optimizer,
+    gradient_merge,
+    legacy_ops,
+    local_sgd,
     program,
-    reading,
     refusals,
+    settings_view,
 )
+from .cpu import gloo
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -36,7 +36,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 
 def install(asked: Wish, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
-    merging.install()
+    gradient_merge.install()
     refusals.tell_of_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
@@ -50,13 +50,13 @@ def _prepare(module: Any) -> None:
     minimize = kind.minimize_impl
 
     @functools.wraps(minimize)
-    def minimize_impl(self: Any, *words: Any, **named: Any) -> Any:
-        if reading.rewrites():
+    def minimize_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if settings_view.rewrites():
             self.fuse_all_reduce_ops = False
-        return minimize(self, *words, **named)
+        return minimize(self, *args, **kwargs)
 
     kind.minimize_impl = minimize_impl
-    module.apply_build_strategy = computation.tolerant(module.apply_build_strategy)
+    module.apply_build_strategy = fuse_operators.tolerant(module.apply_build_strategy)
 
 
 def _rewrite(module: Any, proof: Evidence) -> None:
@@ -65,16 +65,16 @@ def _rewrite(module: Any, proof: Evidence) -> None:
     minimize = kind._minimize_impl
 
     @functools.wraps(minimize)
-    def _minimize_impl(self: Any, loss: Any, *words: Any, **named: Any) -> Any:
+    def _minimize_impl(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
-            return minimize(self, loss, *words, **named)
+            return minimize(self, loss, *args, **kwargs)
         newer = refusals.needs_older_programs()
-        startup = words[0] if words else named.get("startup_program")
+        startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
         try:
-            with older.functions():
-                result = minimize(self, loss, *words, **named)
+            with legacy_ops.functions():
+                result = minimize(self, loss, *args, **kwargs)
         except Exception as error:
             text = newer or refusals.explain(error, proof)
             if not text:
@@ -102,14 +102,14 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
         # Not before: Paddle counts these operators to find the places of its allreduces.
         program.remove(main, gloo.STREAMS)
         program.remove(startup, gloo.STREAMS)
-    merging.settle(main, startup)
+    gradient_merge.settle(main, startup)
     ranks = fleet.worker_num()
     before = len(program.reductions(main))
     if settings.effective("localsgd") and len(main.blocks) > 1:
-        local.run(main, ranks)
-    if ranks > 1 and reading.rewrites():
-        fusion.run(main, startup, fleet, proof)
+        local_sgd.run(main, ranks)
+    if ranks > 1 and settings_view.rewrites():
+        fuse_allreduce.run(main, startup, fleet, proof)
     if gloo.is_used():
-        order.keep(main)
-    merges = merged.run(main) if reading.fuses_optimizers() else ""
+        collective_order.keep(main)
+    merges = fused_optimizer.run(main) if settings_view.fuses_optimizers() else ""
     counting.expect(main, before=before, ranks=ranks, merges=merges)

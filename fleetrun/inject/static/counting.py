@@ -1,4 +1,4 @@
-"""Counts what the executor really gets, and says it; then tells that parameters were updated."""
+"""Counts the operators of each program that an executor runs, and reports them as evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, many
-from . import communication, computation, lanes, merged, merging, passed_on, program
+from . import (
+    fuse_operators,
+    fused_optimizer,
+    gradient_merge,
+    meta_optimizers,
+    program,
+    reduction_report,
+)
+from .cpu import channels
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -49,8 +57,8 @@ def watch(module: Any, asked: Wish, proof: Evidence) -> None:
         return built
 
     @functools.wraps(run)
-    def run_and_tell(self: Any, program: Any = None, *words: Any, **named: Any) -> Any:
-        result = run(self, program, *words, **named)
+    def run_and_tell(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
+        result = run(self, program, *args, **kwargs)
         watcher.ran(program)
         return result
 
@@ -107,10 +115,10 @@ class Watcher:
         else:
             self._is_fleets = True
         if main in _expected:
-            communication.say(running, known.before, known.ranks, self._proof)
-        self._say_merging(running, merges=merges)
-        self._say_computation(running, known.merges)
-        for finding in passed_on.look(running):
+            reduction_report.report(running, known.before, known.ranks, self._proof)
+        self._report_merging(running, merges=merges)
+        self._report_computation(running, known.merges)
+        for finding in meta_optimizers.look(running):
             self._knob(
                 finding.name,
                 done=finding.is_there,
@@ -133,7 +141,7 @@ class Watcher:
         seen.runs += 1
         is_updated = seen.runs % seen.every == 0
         if settings.settled().merge_steps > 1:
-            merging.ran(main, is_updated=is_updated)
+            gradient_merge.ran(main, is_updated=is_updated)
         if is_updated:
             updates.happened(main)
 
@@ -167,10 +175,10 @@ class Watcher:
         else:
             self._proof.knob(name, NO_EFFECT, reason=reason)
 
-    def _say_merging(self, running: Any, *, merges: bool) -> None:
+    def _report_merging(self, running: Any, *, merges: bool) -> None:
         steps = _merged_steps()
         inside = sum(
-            lanes.lane_of(op) is not None or op.type in program.ALLREDUCES
+            channels.channel_of(op) is not None or op.type in program.ALLREDUCES
             for block in running.blocks[1:]
             for op in block.ops
         )
@@ -181,21 +189,21 @@ class Watcher:
             reason="one step is no merging" if steps == 1 else "Paddle has merged nothing",
         )
 
-    def _say_computation(self, running: Any, merges: str) -> None:
+    def _report_computation(self, running: Any, merges: str) -> None:
         found = program.count(running)
-        for name in computation.PASSES:
-            if name not in computation.done and name not in computation.missing:
+        for name in fuse_operators.PASSES:
+            if name not in fuse_operators.done and name not in fuse_operators.missing:
                 # Nobody has run it: `rest` says why.
                 continue
-            fused = computation.done.get(name, {})
+            fused = fuse_operators.done.get(name, {})
             still = {kind: found[kind] for kind in fused if kind in found}
             self._knob(
                 name,
                 done=bool(still),
                 evidence=", ".join(f"{number} {kind}" for kind, number in sorted(still.items())),
-                reason=computation.missing.get(name, computation.NOTHING),
+                reason=fuse_operators.missing.get(name, fuse_operators.NOTHING),
             )
-        ops = [op for op in program.updates(running) if op.type in merged.MERGED]
+        ops = [op for op in program.updates(running) if op.type in fused_optimizer.MERGED]
         parameters = sum(len(op.input("Param")) for op in ops)
         kinds = ", ".join(sorted({op.type for op in ops}))
         if ops:

@@ -1,4 +1,4 @@
-"""The communicators that buckets go over: one after the other, and in two levels if asked for."""
+"""The communicators for buckets, used round-robin; with one level or two (hierarchical)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from . import gloo, lanes, reading
+from . import settings_view
+from .cpu import channels, gloo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,64 +18,66 @@ if TYPE_CHECKING:
 _FIRST = 100
 
 
-class Way(NamedTuple):
-    """How a bucket is summed: over the ring of all, or in the group, among the leaders, back."""
+class Communicator(NamedTuple):
+    """The rings that sum a bucket: one ring of all ranks, or the group's ring and the leaders'."""
 
     ring: int
     # The ring of this rank's group, -1 where there is one level only.
     inner: int = -1
-    # Whether this rank speaks for its group.
-    leads: bool = False
-    # What sums it in place of Paddle's operators.
-    lane: lanes.Lane | None = None
+    # Whether this rank is the leader of its group.
+    is_leader: bool = False
+    # On CPUs: what sums in place of Paddle's operators.
+    channel: channels.Channel | None = None
 
 
-def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Way]:
-    """Make the communicators that the strategy asks for; all ranks call it alike."""
-    ranks, size = fleet.worker_num(), reading.group_size(fleet.worker_num())
+def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Communicator]:
+    """Open the communicators that the strategy asks for; collective: all ranks must call it."""
+    ranks, size = fleet.worker_num(), settings_view.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
     if size > 1:
         proof.counts["groups"] = [list(group) for group in groups]
     if gloo.is_used():
-        if size == 1 and reading.rings() == 1:
-            return [Way(0)]
-        own = lanes.open_lanes(fleet.worker_index(), ranks, size=size, number=reading.rings())
-        return [Way(lane.rings[-1], lane=lane) for lane in own]
-    ways = []
-    for number in range(reading.rings()):
+        if size == 1 and settings_view.rings() == 1:
+            return [Communicator(0)]
+        own = channels.open_channels(
+            fleet.worker_index(), ranks, size=size, number=settings_view.rings()
+        )
+        return [Communicator(channel.rings[-1], channel=channel) for channel in own]
+    communicators = []
+    for number in range(settings_view.rings()):
         first = _FIRST + number * (len(groups) + 1)
         if size == 1:
             ring = 0 if number == 0 else first
             if ring:
                 _open(startup, fleet, ring, range(ranks))
-            ways.append(Way(ring))
+            communicators.append(Communicator(ring))
             continue
         mine = fleet.worker_index() // size
         # Each group has a number of its own: the keys in the store must not meet.
         _open(startup, fleet, first + 1 + mine, groups[mine])
         leaders = [group[0] for group in groups]
-        leads = fleet.worker_index() in leaders
-        if leads:
+        is_leader = fleet.worker_index() in leaders
+        if is_leader:
             _open(startup, fleet, first, leaders)
-        ways.append(Way(first, first + 1 + mine, leads))
-    return ways
+        communicators.append(Communicator(first, first + 1 + mine, is_leader))
+    return communicators
 
 
-def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:
+def reduce_over(communicator: Communicator, carried: Any, allreduce: str) -> list[dict[str, Any]]:
     """Return the operators that sum CARRIED over all ranks."""
-    if way.inner < 0:
-        return [_sum(carried, allreduce, way.ring)]
+    if communicator.inner < 0:
+        return [_sum(carried, allreduce, communicator.ring)]
     ops = []
     old = allreduce.startswith("c_")
     entry, exit_ = ("X", "Out") if old else ("x", "out")
     wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
-    reduce_attrs = {"ring_id": way.inner, "root_id": 0}
+    reduce_attrs = {"ring_id": communicator.inner, "root_id": 0}
     if not old:
         reduce_attrs["reduce_type"] = _sum(carried, allreduce, 0)["attrs"]["reduce_type"]
     ops.append({"type": "c_reduce_sum" if old else "reduce", **wires, "attrs": reduce_attrs})
-    if way.leads:
-        ops.append(_sum(carried, allreduce, way.ring))
-    root = {"ring_id": way.inner, "root": 0}
+    if communicator.is_leader:
+        ops.append(_sum(carried, allreduce, communicator.ring))
+    root = {"ring_id": communicator.inner, "root": 0}
     ops.append({"type": "c_broadcast" if old else "broadcast", **wires, "attrs": root})
     return ops
 
@@ -82,7 +85,7 @@ def reduce_over(way: Way, carried: Any, allreduce: str) -> list[dict[str, Any]]:
 def _sum(carried: Any, allreduce: str, ring: int) -> dict[str, Any]:
     attrs: dict[str, Any] = {"ring_id": ring}
     if allreduce.startswith("c_"):
-        attrs["use_calc_stream"] = reading.waits() or bool(
+        attrs["use_calc_stream"] = settings_view.waits() or bool(
             settings.effective("calc_comm_same_stream")
         )
         return {

@@ -30,8 +30,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "optimizer": "Momentum",
     },
     "auto": {"strategy": {"fuse_grad_size_in_MB": "auto"}},
-    "lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
-    "merged lanes": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
+    "channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **LEVELS}},
+    "merged channels": {"strategy": {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, **MERGE}},
     "merged": {"strategy": MERGE, "optimizer": "Adam"},
     "stepped with each run": {"strategy": MERGE, "optimizer": "scheduled", "runs": 8},
     "stepped each fourth run": {
@@ -171,9 +171,9 @@ def test_auto_is_a_tenth_of_the_gradients_and_says_so(built: Built) -> None:
 
 
 def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built) -> None:
-    assert built.main("lanes")["py_func"] == 6
-    assert built.allreduce not in built.main("lanes")
-    order = built.order("lanes")
+    assert built.main("channels")["py_func"] == 6
+    assert built.allreduce not in built.main("channels")
+    order = built.order("channels")
     first, second, third, *waits = (i for i, kind in enumerate(order) if kind == "py_func")
     # Each goes out in backward, and is waited for where its parameters are updated.
     assert order[first:second].count("matmul_v2_grad") == 1
@@ -181,20 +181,20 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert len(waits) == 3
     assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
     evidence = "3 allreduces in turn over 2 communicators (rings [100, 101, 103, 104])"
-    assert built.said("lanes", "nccl_comm_num") == ("effective", evidence)
-    assert "[[0, 1], [2, 3]]" in built.said("lanes", "use_hierarchical_allreduce")[1]
+    assert built.said("channels", "nccl_comm_num") == ("effective", evidence)
+    assert "[[0, 1], [2, 3]]" in built.said("channels", "use_hierarchical_allreduce")[1]
 
 
 def test_merged_gradients_are_summed_where_parameters_are_updated(built: Built) -> None:
     for name, kind, number in (
-        ("merged lanes", "py_func", 6),
+        ("merged channels", "py_func", 6),
         ("merged", built.allreduce, 1),
     ):
         assert kind not in built.main(name)
         (block,) = built.blocks(name)
         assert block[kind] == number
         assert built.said(name, "gradient_merge")[0] == "effective"
-    assert built.said("merged lanes", "nccl_comm_num")[0] == "effective"
+    assert built.said("merged channels", "nccl_comm_num")[0] == "effective"
 
 
 def test_rates_advance_with_updates_or_when_the_script_says_so(built: Built) -> None:

@@ -22,7 +22,8 @@ import paddle
 
 from fleetrun import inject
 from fleetrun.inject import evidence, imports, updates, wish
-from fleetrun.inject.static import counting, gloo, lanes
+from fleetrun.inject.static import counting
+from fleetrun.inject.static.cpu import channels, gloo
 
 static: Any = paddle.static
 
@@ -49,7 +50,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evi
 
     imports.on_failure(fail)
     gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
-    lanes._connect = lambda *_: Alone()  # noqa: SLF001
+    channels._connect = lambda *_: Alone()  # noqa: SLF001
     for part in inject._PARTS:  # noqa: SLF001
         part.install(asked, proof)
     return asked, proof

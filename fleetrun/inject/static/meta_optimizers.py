@@ -1,4 +1,4 @@
-"""Counts in a program what Paddle's own optimizers of strategies have left there."""
+"""Counts the operators that Paddle's own meta optimizers have put into a program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 def look(running: Any) -> Iterator[Finding]:
-    """Yield a finding for each field that Paddle's own optimizers of strategies look after."""
+    """Yield a finding for each field that one of Paddle's meta optimizers implements."""
     found = program.count(running)
     for name, (count, reason) in _COUNTS.items():
         evidence = count(running, found)

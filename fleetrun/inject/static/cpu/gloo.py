@@ -1,6 +1,6 @@
-"""Connects the ranks of static programs over gloo where Paddle's build is for CPUs only.
+"""Makes gloo communicators for static programs on Paddle's CPU builds.
 
-Paddle itself refuses them. The kernels are in its CPU builds; what is missing is the communicator.
+Paddle refuses static data parallel there: its CPU builds have the kernels, but no communicator.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..evidence import Evidence
+    from ...evidence import Evidence
 
-# They wait for a GPU's streams; a CPU has none.
+# They synchronise GPU streams; a CPU has none.
 STREAMS = ("c_sync_calc_stream", "c_sync_comm_stream")
-_NAP_S = 0.05
+_POLL_S = 0.05
 # Paddle keeps these as long as somebody has them.
 _open: dict[int, Any] = {}
 
@@ -32,7 +32,7 @@ def is_used() -> bool:
 
 
 def connect(module: Any, proof: Evidence) -> None:
-    """Put our way to make a communicator in the place of Paddle's, on builds for CPUs."""
+    """Put our communicator to make a communicator in the place of Paddle's, on builds for CPUs."""
     from paddle.base import core
 
     if core.is_compiled_with_cuda() or core.is_compiled_with_xpu():
@@ -73,7 +73,7 @@ def _communicator(ring: int, rank: int, endpoints: list[str]) -> Any:
         # Paddle 2's kernels reduce over one global gloo, whatever the ring.
         if rank:
             _wait_for(endpoints[0])
-        with _short_naps():
+        with _short_polls():
             paddle.distributed.gloo_init_parallel_env(rank, len(endpoints), endpoints[0])
     store = core.create_or_get_global_tcp_store()
     core.CommContextManager.create_gloo_comm_context(store, str(ring), rank, len(endpoints))
@@ -87,18 +87,18 @@ def _wait_for(endpoint: str) -> None:
         with socket.socket() as probe:
             if probe.connect_ex((host, int(port))) == 0:
                 return
-        time.sleep(_NAP_S)
+        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager
-def _short_naps() -> Iterator[None]:
+def _short_polls() -> Iterator[None]:
     """Let Paddle 2 look more often than each three seconds for what takes milliseconds."""
     names = ("parallel_with_gloo", "fleet.base.private_helper_function")
     modules = [importlib.import_module(f"paddle.distributed.{name}") for name in names]
     # The server is a process that is forked meanwhile, and inherits it.
-    nap = types.SimpleNamespace(sleep=lambda _seconds: time.sleep(_NAP_S))
+    fast = types.SimpleNamespace(sleep=lambda _seconds: time.sleep(_POLL_S))
     for module in modules:
-        setattr(module, "time", nap)  # noqa: B010 - for mypy
+        setattr(module, "time", fast)  # noqa: B010 - for mypy
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Says how the gradients of the running program are reduced, as counted in it."""
+"""Reports how the gradients of the running program are reduced, as counted in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import settings
 from ..buckets import MEBIBYTE, tell_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, many
-from . import gloo, lanes, program, reading
+from . import program, settings_view
+from .cpu import channels, gloo
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -33,11 +34,11 @@ def buckets(running: Any) -> list[Bucket]:
     rings: dict[str, list[int]] = {}
     for block in running.blocks:
         for op in block.ops:
-            lane = lanes.lane_of(op)
-            if lane is not None:
-                names = lanes.gradients_of(op)
+            channel = channels.channel_of(op)
+            if channel is not None:
+                names = channels.gradients_of(op)
                 inside[names[0]] = [program.bytes_of(block, name) or 0 for name in names]
-                rings[names[0]] = list(lane.rings)
+                rings[names[0]] = list(channel.rings)
             elif op.type == "coalesce_tensor":
                 sizes = [program.bytes_of(block, name) or 0 for name in op.input("Input")]
                 inside[op.output("FusedOutput")[0]] = sizes
@@ -52,7 +53,7 @@ def buckets(running: Any) -> list[Bucket]:
     ]
 
 
-def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:
+def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     """Put what was counted in RUNNING into the proof, knob by knob."""
     found = buckets(running)
     if ranks < 2 or not found:  # noqa: PLR2004 - a lone rank
@@ -74,14 +75,14 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         f"{many(gradients, 'gradient')} in {many(len(found), 'allreduce')};"
         f" largest {largest / MEBIBYTE:.3g} MB"
     )
-    limit = reading.limits(sizes)
+    limit = settings_view.limits(sizes)
     most = max(bucket.gradients for bucket in found)
     fused = len(found) < gradients
     alone = most == 1
-    _say(
+    _report(
         proof,
         "fuse_all_reduce_ops",
-        holds=fused if reading.fuses() else alone,
+        holds=fused if settings_view.fuses() else alone,
         evidence=packed,
         reason="no two gradients fit into one allreduce",
     )
@@ -95,7 +96,7 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         if in_effect == "auto" and limit.size is not None:
             in_effect, words = tell_auto(sum(sizes))
             text += f"; {words}"
-        _say(
+        _report(
             proof,
             "fuse_grad_size_in_MB",
             holds=fits,
@@ -103,23 +104,23 @@ def say(running: Any, before: int, ranks: int, proof: Evidence) -> None:
             reason=off,
             in_effect=in_effect,
         )
-    for name in reading.COUNTS:
+    for name in settings_view.COUNTS:
         value = settings.effective(name)
         if value is not None:
-            _say(
+            _report(
                 proof,
                 name,
-                holds=reading.fuses() and most <= value,
+                holds=settings_view.fuses() and most <= value,
                 evidence=f"{packed}; at most {most} gradients in one",
                 reason=off,
             )
-    _say_rings(proof, found, turns, rings)
-    _say_waiting(running, proof)
+    _report_rings(proof, found, turns, rings)
+    _report_waiting(running, proof)
 
 
-def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
-    asked = reading.rings()
-    _say(
+def _report_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
+    asked = settings_view.rings()
+    _report(
         proof,
         "nccl_comm_num",
         holds=turns == asked,
@@ -134,7 +135,7 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
     levels = bool(groups)
     if settings.effective("use_hierarchical_allreduce"):
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
-            _say(
+            _report(
                 proof,
                 name,
                 holds=levels,
@@ -143,14 +144,14 @@ def _say_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int
             )
 
 
-def _say_waiting(running: Any, proof: Evidence) -> None:
+def _report_waiting(running: Any, proof: Evidence) -> None:
     """Say whether each allreduce is waited for before the computation goes on."""
-    waits = reading.waits()
+    waits = settings_view.waits()
     if not gloo.is_used():
         for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
-            _say_stream(running, name, proof)
+            _report_stream(running, name, proof)
         return
-    _say(
+    _report(
         proof,
         "calc_comm_same_stream",
         holds=False,
@@ -158,22 +159,22 @@ def _say_waiting(running: Any, proof: Evidence) -> None:
         reason="gloo on CPUs has no streams to wait for",
     )
     name = "sync_nccl_allreduce"
-    beside = [operators for block in running.blocks for operators in lanes.work_beside(block)]
+    beside = [operators for block in running.blocks for operators in channels.work_beside(block)]
     if not beside:
-        _say(proof, name, holds=waits, evidence=_GLOO_WAITS, reason=f"{_GLOO_WAITS}; {_SEVERAL}")
+        _report(proof, name, holds=waits, evidence=_GLOO_WAITS, reason=f"{_GLOO_WAITS}; {_SEVERAL}")
         return
     early = sum(operators > 0 for operators in beside)
     evidence = (
         "each allreduce is waited for at once"
         if waits
         else f"{many(sum(beside), 'operator')} of the computation have {early} of"
-        f" {many(len(beside), 'allreduce')} under way"
+        f" {many(len(beside), 'allreduce')} under communicator"
     )
-    reason = "there is nothing left to compute while an allreduce is under way"
-    _say(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
+    reason = "there is nothing left to compute while an allreduce is under communicator"
+    _report(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
 
 
-def _say_stream(running: Any, name: str, proof: Evidence) -> None:
+def _report_stream(running: Any, name: str, proof: Evidence) -> None:
     """Say whether the allreduces are in the stream of the computation, or not, as NAME asks."""
     inside = [
         bool(op.attr(_STREAM))
@@ -183,7 +184,7 @@ def _say_stream(running: Any, name: str, proof: Evidence) -> None:
     ]
     value = bool(settings.effective(name, default=False))
     counted = f"{sum(inside)} of {many(len(inside), 'allreduce')} are in the computation's stream"
-    _say(
+    _report(
         proof,
         name,
         holds=bool(inside) and all(each is value for each in inside),
@@ -192,7 +193,7 @@ def _say_stream(running: Any, name: str, proof: Evidence) -> None:
     )
 
 
-def _say(
+def _report(
     proof: Evidence,
     name: str,
     *,

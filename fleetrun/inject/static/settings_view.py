@@ -1,4 +1,4 @@
-"""What of the strategy concerns static programs, with the script's own word where it wins."""
+"""The settings that concern static programs: the strategy's, or the script's where those win."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMUNICATION = (
     "use_hierarchical_allreduce",
     "sync_nccl_allreduce",
     "gradient_merge",
-    # Paddle leaves out then what orders the operators; without streams they would overtake it.
+    # With it Paddle leaves out the operators that order the collectives; gloo has no streams.
     "calc_comm_same_stream",
 )
 # Paddle's own limit, where the strategy has no limit at all.
@@ -36,7 +36,7 @@ class Limits(NamedTuple):
 def rewrites() -> bool:
     """Whether the strategy says anything about how gradients are reduced."""
     if settings.effective("localsgd"):
-        # It must find the sums of gradients, which are one for each.
+        # LocalSGD looks for one allreduce per gradient.
         return True
     return any(settings.effective(name) is not None for name in COMMUNICATION)
 

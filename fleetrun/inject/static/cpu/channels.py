@@ -1,10 +1,10 @@
-"""Sums gradients over several communicators of gloo's, which Paddle's own operators cannot.
+"""Sums gradients over several gloo communicators, which Paddle's own operators cannot do.
 
-Their kernels for CPUs take the communicator from the device, which is one for all operators: they
-use the same one, whatever ring they name (seen in 2.6.2 and 3.3.1: ranks waited for others that
-were not in their ring). So we put operators written in Python into the program. The first hands
-the gradients of a bucket to a thread of the communicator, and backward goes on; the second waits
-for the sums and stands where the first gradient of the bucket is read.
+Paddle's CPU kernels take the communicator from the device, so all operators use the same one,
+whatever their ring id (seen in 2.6.2 and 3.3.1: ranks waited for ranks outside their ring). Instead
+two `py_func` operators per bucket are inserted. The first hands the gradients to the thread of a
+communicator, and backward goes on. The second waits for the sums; it stands before the first reader
+of a gradient of the bucket.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..dygraph import communicators
+from ...dygraph import communicators
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
-# The lanes that there are, by the number of ranks, the size of groups and their own number.
-_lanes: dict[tuple[int, int, int], Lane] = {}
+# The channels that there are, by the number of ranks, the size of groups and their own number.
+_channels: dict[tuple[int, int, int], Channel] = {}
 # All ranks count alike. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
 _numbers = itertools.count(100)
 # The first operators of buckets, by the number that Paddle has for their functions.
@@ -38,29 +38,29 @@ class _Levels(communicators.TwoLevels):
         self._leaders = leaders
 
 
-class Lane:
-    """One communicator, or one for each level, and its thread; what comes first goes out first."""
+class Channel:
+    """One communicator, or one per level, and the thread that runs its collectives in order."""
 
     def __init__(
         self,
-        carrier: communicators.OneLevel | communicators.TwoLevels,
+        communicator: communicators.OneLevel | communicators.TwoLevels,
         rings: tuple[int, ...],
     ) -> None:
         self.rings = rings
-        self._carrier = carrier
-        self._errands: queue.SimpleQueue[communicators.Errand] = queue.SimpleQueue()
+        self._communicator = communicator
+        self._work: queue.SimpleQueue[communicators.Errand] = queue.SimpleQueue()
         # A rank that fails must not wait for ranks that do not answer any more.
         threading.Thread(target=self._serve, daemon=True).start()
 
     def begin(self, tensor: Any) -> communicators.Errand:
         """Let the thread sum TENSOR over the ranks."""
-        errand = communicators.Errand(self._carrier.sum(tensor))
-        self._errands.put(errand)
+        errand = communicators.Errand(self._communicator.sum(tensor))
+        self._work.put(errand)
         return errand
 
     def _serve(self) -> None:
         while True:
-            self._errands.get().run()
+            self._work.get().run()
 
 
 class Member(NamedTuple):
@@ -71,35 +71,35 @@ class Member(NamedTuple):
 
 
 class Start(NamedTuple):
-    """An operator that gives its first GRADIENTS inputs to a lane."""
+    """An operator that gives its first GRADIENTS inputs to a channel."""
 
-    lane: Lane
+    channel: Channel
     gradients: int
 
 
-def open_lanes(rank: int, ranks: int, *, size: int, number: int) -> list[Lane]:
+def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Channel]:
     """Connect RANKS by NUMBER communicators; in groups of SIZE and among their leaders if above 1.
 
     All ranks call it alike: each connects what it is a member of, in the same order.
     """
     levels = communicators.divide(range(ranks), size if size > 1 else ranks)
-    for lane in range(number):
-        if (ranks, size, lane) in _lanes:
+    for channel in range(number):
+        if (ranks, size, channel) in _channels:
             continue
-        _lanes[ranks, size, lane] = _lane(rank, levels)
-    return [_lanes[ranks, size, lane] for lane in range(number)]
+        _channels[ranks, size, channel] = _open_channel(rank, levels)
+    return [_channels[ranks, size, channel] for channel in range(number)]
 
 
-def _lane(rank: int, levels: communicators.Levels) -> Lane:
+def _open_channel(rank: int, levels: communicators.Levels) -> Channel:
     top = next(_numbers)
     # Ranks count the numbers of all groups, their own or not.
     numbered = [(next(_numbers), group) for group in levels.groups]
     number, group = next(each for each in numbered if rank in each[1])
     inner = _connect(rank, group, number)
     if len(levels.groups) == 1:
-        return Lane(communicators.OneLevel(inner), (number,))
+        return Channel(communicators.OneLevel(inner), (number,))
     rings = (number, top) if rank in levels.leaders else (number,)
-    return Lane(_Levels(inner, _connect(rank, levels.leaders, top)), rings)
+    return Channel(_Levels(inner, _connect(rank, levels.leaders, top)), rings)
 
 
 def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
@@ -112,25 +112,25 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
     return core.ProcessGroupGloo.create(store, ranks.index(rank), len(ranks), number)
 
 
-def lane_of(op: Any) -> Lane | None:
-    """Return the lane that the operator OP gives gradients to, None if it does not."""
+def channel_of(op: Any) -> Channel | None:
+    """Return the channel that the operator OP gives gradients to, None if it does not."""
     if op.type != OPERATOR:
         return None
     start = _starts.get(int(op.attr("forward_callable_id")))
-    return None if start is None else start.lane
+    return None if start is None else start.channel
 
 
 def gradients_of(op: Any) -> list[str]:
-    """Return the names of what the operator OP gives to a lane."""
+    """Return the names of what the operator OP gives to a channel."""
     return list(op.input_arg_names[: _starts[int(op.attr("forward_callable_id"))].gradients])
 
 
 def work_beside(block: Any) -> list[int]:
-    """Return, for each bucket of BLOCK, how many operators run while a lane sums it."""
+    """Return, for each bucket of BLOCK, how many operators run while a channel sums it."""
     begun: dict[str, int] = {}
     found = []
     for place, op in enumerate(block.ops):
-        if lane_of(op) is not None:
+        if channel_of(op) is not None:
             begun[op.output_arg_names[0]] = place
         elif op.type == OPERATOR:
             starts = [begun[name] for name in op.input_arg_names if name in begun]
@@ -157,7 +157,7 @@ def insert(
     block: Any,
     places: tuple[int, int],
     members: Sequence[Member],
-    lane: Lane,
+    channel: Channel,
     *,
     tokens: tuple[Any, Any],
     op_role: int,
@@ -169,7 +169,7 @@ def insert(
     """
     before, token = tokens
     gradients = [member.variable for member in members]
-    begin, end = _functions(lane, members)
+    begin, end = _functions(channel, members)
     for place, function, read, written in (
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
@@ -188,7 +188,7 @@ def insert(
         )
 
 
-def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
+def _functions(channel: Channel, members: Sequence[Member]) -> tuple[int, int]:
     """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one has the sums."""
     import numpy as np
 
@@ -204,7 +204,7 @@ def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
     def begin(*tensors: Any) -> Any:
         for part, given in zip(np.split(carried, ends), tensors):
             part[:] = np.asarray(given).reshape(-1)
-        under_way.append(lane.begin(tensor))
+        under_way.append(channel.begin(tensor))
         return np.zeros(1, "float32")
 
     def end(*tensors: Any) -> Any:
@@ -214,7 +214,7 @@ def _functions(lane: Lane, members: Sequence[Member]) -> tuple[int, int]:
         ]
 
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
-    _starts[numbers[0]] = Start(lane, len(members))
+    _starts[numbers[0]] = Start(channel, len(members))
     return numbers
 
 

@@ -1,6 +1,6 @@
-"""Lets the ranks' collectives go one after the other: without streams, all must go in one order.
+"""Keeps collectives in the same order on all ranks, which gloo needs as it has no streams.
 
-Paddle 2's executor does so by itself; Paddle 3's knows the old names of the operators only.
+Paddle 2's executor keeps the order by itself. Paddle 3's does so only for the old operator names.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _COLLECTIVES = {"all_reduce", "reduce", "broadcast"}
 
 
 def keep(main: Any) -> None:
-    """Let each collective of MAIN wait for the one before it in its block."""
+    """Make each collective of MAIN depend on the previous one in its block."""
     for block in main.blocks:
         places = [index for index, op in enumerate(block.ops) if op.type in _COLLECTIVES]
-        # From the end on: so the places before stay what they are.
+        # Backwards, so that earlier indexes stay valid.
         for before, place in reversed(list(zip(places, places[1:]))):  # noqa: RUF007 - 3.8
             carried = _variable(block, place)
             block._insert_op_without_sync(

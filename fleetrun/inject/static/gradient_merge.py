@@ -1,4 +1,4 @@
-"""What Paddle's gradient merge of static graphs leaves to do, so that it equals a larger batch.
+"""Completes Paddle's gradient merge of static graphs, so that it equals a larger batch.
 
 * A scheduler of the learning rate that is stepped with each run advances once per update; one that
   is stepped once in several runs (per epoch) advances whenever the script says so.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _COUNTERS = ("gradient_merge_step", "gradient_merge_k", "gradient_merge_zero")
 
 
-class _Turn:
+class _SinceStep:
     """What was run since a scheduler was stepped."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Turn:
         self.is_updated = True
 
 
-_turns: weakref.WeakKeyDictionary[Any, _Turn] = weakref.WeakKeyDictionary()
+_since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
@@ -39,9 +39,9 @@ def ran(main: Any, *, is_updated: bool) -> None:
     """Hear that MAIN, which merges, ran, and whether it updated its parameters."""
     scheduler = getattr(main, "lr_scheduler", None)
     if scheduler is not None:
-        turn = _turns.setdefault(scheduler, _Turn())
-        turn.runs += 1
-        turn.is_updated = is_updated
+        since = _since_step.setdefault(scheduler, _SinceStep())
+        since.runs += 1
+        since.is_updated = is_updated
 
 
 def settle(main: Any, startup: Any) -> None:
@@ -68,15 +68,15 @@ def _watch(module: Any) -> None:
 
 def _stepping(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
-    def merged(self: Any, *words: Any, **named: Any) -> Any:
-        turn = _turns.get(self)
-        if turn is not None:
-            is_with_run = turn.runs == 1
-            turn.runs = 0
+    def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
+        since = _since_step.get(self)
+        if since is not None:
+            is_with_run = since.runs == 1
+            since.runs = 0
             # The argument of others is the epoch that they are to be in, whatever was before.
-            is_relative = not words or type(self).__name__ == "ReduceOnPlateau"
-            if is_with_run and not turn.is_updated and is_relative and "epoch" not in named:
+            is_relative = not args or type(self).__name__ == "ReduceOnPlateau"
+            if is_with_run and not since.is_updated and is_relative and "epoch" not in kwargs:
                 return None
-        return step(self, *words, **named)
+        return step(self, *args, **kwargs)
 
     return merged

@@ -1,8 +1,8 @@
-"""Lends Paddle 3's fleet the functions that it calls and that cannot write older programs any more.
+"""Makes functions of Paddle 3 that its static fleet calls work on programs of the legacy IR.
 
-Static fleet of 3.3.1 works with the older representation of programs only, but some functions that
-its own optimizers call (clipping, amp, LocalSGD) know only the newer one. While fleet minimizes,
-these write the operators that Paddle 2 wrote; kernels for them are in Paddle 3, too.
+Static fleet of 3.3.1 supports the legacy IR only. Some functions that its optimizers call
+(clipping, amp, LocalSGD) support only the new IR (PIR). While fleet minimizes, these functions
+append the operators that Paddle 2 appended; Paddle 3 still has the kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @contextlib.contextmanager
 def functions() -> Iterator[None]:
-    """Let the functions write into older programs until the end of the block."""
+    """Let the functions append to legacy programs while the context is open."""
     paddle: Any = sys.modules["paddle"]
     if paddle.__version__.startswith("2."):
         yield
@@ -45,13 +45,13 @@ def functions() -> Iterator[None]:
 
 def _writing(function: Callable[..., Any], kind: str, attrs: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def write(*words: Any, **named: Any) -> Any:
+    def write(*args: Any, **kwargs: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
-        operands = dict(zip(("x", "y"), words), **named)
-        older = paddle.base.framework.Variable
-        if not all(isinstance(operand, older) for operand in operands.values()):
-            # Or it was called with more than operands, and says itself what is wrong.
-            return function(*words, **named)
+        operands = dict(zip(("x", "y"), args), **kwargs)
+        legacy = paddle.base.framework.Variable
+        if not all(isinstance(operand, legacy) for operand in operands.values()):
+            # Not for us, or a wrong call: the function itself reports that.
+            return function(*args, **kwargs)
         writer = paddle.base.layer_helper.LayerHelper(kind)
         out = writer.create_variable_for_type_inference(dtype=operands["x"].dtype)
         inputs = {name.upper(): operand for name, operand in operands.items()}

@@ -1,8 +1,8 @@
 """Packs the allreduces of gradients: one for each bucket, right after its last gradient.
 
-While it is on its way, backward goes on. Paddle's operators carry it, or a lane does. For the
-former the gradients are gathered by `coalesce_tensor`, which copies: gradients that share memory
-with something else, as reshaped ones do, stay right.
+It runs while backward goes on, either by Paddle's operators or by a channel of ours (CPU). Paddle's
+operators take a buffer that `coalesce_tensor` copies the gradients into, so gradients that share
+memory with other tensors, as reshaped ones do, stay right.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..buckets import pack
-from . import gloo, lanes, program, reading, rings
+from . import program, rings, settings_view
+from .cpu import channels, gloo
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -33,18 +34,18 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
             )
             proof.note(text)
             raise RuntimeError(text)
-    ways = rings.open_rings(startup, fleet, proof)
+    communicators = rings.open_rings(startup, fleet, proof)
     turn = 0
     for block in main.blocks:
         mine = [each for each in found if each.block is block]
-        turn = _pack_block(block, mine, ways, turn)
+        turn = _pack_block(block, mine, communicators, turn)
     main._sync_with_cpp()
 
 
 def _pack_block(
     block: Any,
     found: list[program.Reduction],
-    ways: list[rings.Way],
+    communicators: list[rings.Communicator],
     turn: int,
 ) -> int:
     """Pack what is reduced in one BLOCK; the number of buckets so far goes in and out."""
@@ -54,7 +55,7 @@ def _pack_block(
         if size is not None:
             dense.append((each, size))
     sizes = [size for _, size in dense]
-    limit = reading.limits(sizes)
+    limit = settings_view.limits(sizes)
     kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]
     places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
     buckets = []
@@ -63,24 +64,28 @@ def _pack_block(
         buckets += _split_where_read(block, members)
     buckets.sort(key=lambda bucket: bucket[-1].place)
     by_end = {bucket[-1].place: (bucket, turn + n) for n, bucket in enumerate(buckets)}
-    tokens = [None, *(lanes.make_token(block) for _ in buckets)] if ways[0].lane else []
+    tokens = (
+        [None, *(channels.make_token(block) for _ in buckets)] if communicators[0].channel else []
+    )
     for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
         op_role = program.role(each.op)
         original = each.op.type
         block._remove_op(each.place, sync=False)
         if each.place in by_end:
             bucket, number = by_end[each.place]
-            way = ways[number % len(ways)]
+            communicator = communicators[number % len(communicators)]
             names = [member.variable for member in bucket]
-            if way.lane is None:
-                _insert(block, each.place, names, way, original, op_role)
+            if communicator.channel is None:
+                _insert(block, each.place, names, communicator, original, op_role)
                 continue
             reader = _first_reader(block, each.place, names)
-            span = (each.place, each.place if reading.waits() else reader)
+            span = (each.place, each.place if settings_view.waits() else reader)
             gradients = [block._find_var_recursive(name) for name in names]
-            carried = [lanes.Member(each, math.prod(each.shape)) for each in gradients]
+            carried = [channels.Member(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
-            lanes.insert(block, span, carried, way.lane, tokens=passed, op_role=op_role)
+            channels.insert(
+                block, span, carried, communicator.channel, tokens=passed, op_role=op_role
+            )
     return turn + len(buckets)
 
 
@@ -122,7 +127,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     block: Any,
     index: int,
     names: list[str],
-    way: rings.Way,
+    communicator: rings.Communicator,
     allreduce: str,
     op_role: int,
 ) -> None:
@@ -147,7 +152,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
                 "attrs": {"copy_data": True, "use_align": True, "dtype": carried.dtype},
             }
         )
-    ops += rings.reduce_over(way, carried, allreduce)
+    ops += rings.reduce_over(communicator, carried, allreduce)
     if len(gradients) > 1:
         # The executor orders by names: nothing else says that the sum is in the gradients now.
         ops += [

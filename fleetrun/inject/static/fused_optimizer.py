@@ -6,7 +6,7 @@ from typing import Any
 
 from . import program
 
-# What the merged kernels have no entry for: an operator that uses one stays as it is.
+# An operator with an input that the merged kernel does not have is left alone.
 _KINDS = {
     "momentum": (
         ("Param", "Grad", "Velocity", "LearningRate", "MasterParam"),

@@ -1,4 +1,4 @@
-"""Paddle's own passes that fuse computation: run what this build has, and say what it lacks."""
+"""Runs those of Paddle's fusion passes that this build has; records which are missing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ done: dict[str, dict[str, int]] = {}
 
 
 def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Return APPLY (Paddle's apply_build_strategy) that passes over what this build lacks."""
+    """Return APPLY (Paddle's apply_build_strategy) that skips passes this build does not have."""
 
     @functools.wraps(apply)
     def apply_build_strategy(
@@ -61,7 +61,7 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
             setattr(wanted, _SUMS, False)
         asked = [name for name in PASSES if getattr(wanted, name, False)]
         result = None
-        # One at a time: so each is known by what it has changed.
+        # One at a time, to know what each of them changed.
         for name in asked:
             for other in asked:
                 setattr(wanted, other, other == name)

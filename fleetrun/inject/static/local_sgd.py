@@ -1,4 +1,4 @@
-"""Makes LocalSGD local: Paddle 2.6 sums the gradients at every step nevertheless."""
+"""Removes the gradient allreduces that Paddle 2.6 leaves in programs of LocalSGD."""
 
 from __future__ import annotations
 

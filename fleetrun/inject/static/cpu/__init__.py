@@ -1,0 +1,1 @@
+"""What static programs need on builds for CPUs, which Paddle itself does not let train together."""
