@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.asking import Question
-    from fleetrun.run.events import Judged, PeerFailed, PeersDone, Refuted
-    from fleetrun.run.supervisor import Sink
+    from fleetrun.run.listeners import Sink, Source
 
 
 def launch(request: Request, environ: Mapping[str, str]) -> int:
@@ -125,31 +124,23 @@ def _run(
         LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
         console,
         *_rotation(plan, request, console, messages),
+    )
+    sources: tuple[Source, ...] = (
         Watch(
             plan,
             say=messages.say,
-            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - it is made below
             # A rank that a debugger holds lets the others wait.
             hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
             tells_stragglers=request.debug is None,
             ask_gpus=_gpu_watch(plan),
         ),
-        # The last ones: what they make of an exit, the others hear after the exit.
-        *_proof(
-            plan,
-            request,
-            messages,
-            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
-        ),
-        *_peers(
-            plan,
-            messages,
-            declare=lambda happening: supervisor.declare(happening),  # noqa: PLW0108 - see above
-        ),
+        *_proof(plan, request, messages),
+        *_peers(plan, messages),
     )
     supervisor = Supervisor(
         plan,
         sinks=sinks,
+        sources=sources,
         say=messages.say,
         show=messages.show,
         replan=replan,
@@ -179,12 +170,7 @@ def _rotation(
     return (rotation,)
 
 
-def _proof(
-    plan: LaunchPlan,
-    request: Request,
-    messages: Messages,
-    declare: Callable[[Judged | Refuted], None],
-) -> tuple[Sink, ...]:
+def _proof(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Source, ...]:
     """Return what shows which of the strategy is in effect, if there is one."""
     if not plan.files:
         return ()
@@ -192,22 +178,16 @@ def _proof(
 
     if proof.find(plan) is None:
         return ()
-    return (
-        proof.Proof(
-            plan, say=messages.say, show=messages.show, declare=declare, is_quiet=request.quiet
-        ),
-    )
+    return (proof.Proof(plan, say=messages.say, show=messages.show, is_quiet=request.quiet),)
 
 
-def _peers(
-    plan: LaunchPlan, messages: Messages, declare: Callable[[PeersDone | PeerFailed], None]
-) -> tuple[Sink, ...]:
+def _peers(plan: LaunchPlan, messages: Messages) -> tuple[Source, ...]:
     """Return what asks the launchers of the other hosts, if the job depends on them."""
     if plan.peers is None:
         return ()
     from fleetrun.sources import peers  # noqa: PLC0415 - only for servers on several hosts
 
-    return (peers.Assembly(plan, plan.peers, say=messages.say, declare=declare),)
+    return (peers.Assembly(plan, plan.peers, say=messages.say),)
 
 
 def _gpu_watch(plan: LaunchPlan) -> Callable[[], Question] | None:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import causes
-from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted
+from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted, SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +72,8 @@ def verdict(
         case PeerFailed(host=host) as elsewhere:
             lines.append(f"{_sentence(elsewhere.describe())}: the job failed there first, and what")
             lines[-1] += f" is known of it, fleetrun has said on {host}."
+        case SourceFailed() as failed:
+            lines.append(failed.sentence())
         case Interrupted():
             lines.append(f"{_sentence(outcome.describe())}.")
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL

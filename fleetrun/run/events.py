@@ -1,6 +1,6 @@
 """What can happen to a job, what can be done about it, and how it ended.
 
-Events go into `policy.step`, actions come out; watchers are told of both.
+Events go into `policy.step`, actions come out; sinks and sources are told of both.
 """
 
 from typing import NamedTuple, NoReturn, TypeAlias
@@ -215,14 +215,51 @@ class PeerFailed(NamedTuple):
         return f"{self.what} on {self.host}"
 
 
+class SourceFailed(NamedTuple):
+    """A source of events can tell nothing any more; one that `is_required` ends the job.
+
+    `without` completes the sentence "the job goes on ...", or "cannot go on ...".
+    """
+
+    source: str
+    why: str
+    without: str
+    at: float
+    is_required: bool = True
+    exit_code: int = 1
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> SourceFailed("the strategy proof", "a bug", "without its proof", 9.0).describe()
+        'the strategy proof failed (a bug)'
+        """
+        return f"{self.source} failed ({self.why})"
+
+    def sentence(self) -> str:
+        """Say it with its consequence.
+
+        >>> SourceFailed("the hang watch", "a bug", "without it", 9.0, False).sentence()
+        'The hang watch failed (a bug); the job goes on without it.'
+        """
+        said = self.describe()
+        consequence = ", and the job cannot go on" if self.is_required else "; the job goes on"
+        return f"{said[:1].upper()}{said[1:]}{consequence} {self.without}."
+
+
+# What another attempt may follow, and what may end a job.
+Retried: TypeAlias = Exited | Hung | PeerFailed
+Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed
+
+
 class Outcome(NamedTuple):
     """How a job ended: the first thing that went wrong, and every end as they were seen."""
 
-    cause: Exited | Interrupted | Hung | Refuted | PeerFailed | None
+    cause: Cause | None
     exits: tuple[Exited, ...] = ()
     attempts: int = 1
     # What ended the attempts before the last one.
-    earlier: tuple[Exited | Hung | PeerFailed, ...] = ()
+    earlier: tuple[Retried, ...] = ()
     # Processes that even SIGKILL did not end.
     stuck: tuple[int, ...] = ()
     # Why there was no further attempt, although the rules allow one.
@@ -235,9 +272,9 @@ class Outcome(NamedTuple):
             return 0
         if isinstance(self.cause, Interrupted):
             return 128 + self.cause.signum
-        if isinstance(self.cause, Hung | Refuted | PeerFailed):
-            return self.cause.exit_code
-        return self.cause.status.exit_code
+        if isinstance(self.cause, Exited):
+            return self.cause.status.exit_code
+        return self.cause.exit_code
 
     def describe(self) -> str:
         """Say it in one line.
@@ -322,9 +359,12 @@ Event: TypeAlias = (
     | Refuted
     | PeersDone
     | PeerFailed
+    | SourceFailed
 )
+# What sources tell.
+Declared: TypeAlias = Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | SourceFailed
 Action: TypeAlias = Spawn | Await | SignalAll | Examine | Sweep | Finish
-# What watchers hear of.
+# What sinks and sources hear of.
 Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged
 
 

@@ -14,7 +14,7 @@ WRITABLE = select.EPOLLOUT
 
 
 class Waiting(Protocol):
-    """Where a watcher of a run says what it waits for."""
+    """Where somebody says what to wait for."""
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready."""

@@ -12,6 +12,7 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
     Await,
+    Cause,
     Elapsed,
     Event,
     Examine,
@@ -25,7 +26,9 @@ from fleetrun.run.events import (
     PeersDone,
     Ready,
     Refuted,
+    Retried,
     SignalAll,
+    SourceFailed,
     Spawn,
     Started,
     Sweep,
@@ -76,7 +79,7 @@ class State(NamedTuple):
     phase: str = RUNNING
     attempt: int = 0
     # The first thing that went wrong in this attempt.
-    cause: Exited | Interrupted | Hung | Refuted | PeerFailed | None = None
+    cause: Cause | None = None
     # The first signal that asked us to stop: nothing starts any more.
     interrupted: Interrupted | None = None
     # When to send Elapsed.
@@ -89,7 +92,7 @@ class State(NamedTuple):
     spared: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     exits: tuple[Exited, ...] = ()
-    earlier: tuple[Exited | Hung | PeerFailed, ...] = ()
+    earlier: tuple[Retried, ...] = ()
     given_up: str = ""
 
     def outcome(self) -> Outcome:
@@ -140,6 +143,8 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR09
     match event:
         case Refuted():
             return _refuted(state, event, rules)
+        case SourceFailed():
+            return _source_failed(state, event, rules)
         case _ if state.phase == FINISHED:
             return state, ()
         case Started():
@@ -236,20 +241,39 @@ def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
     if state.phase == WAITING and event.is_final:
         return _finish(_given_up_for(state, event))
     if state.phase in {STOPPING, KILLING} and event.is_final and state.cause is not None:
-        return state._replace(given_up=f"{event.describe()}."), ()
+        return _not_again(state, event, rules), ()
     # Of an attempt that we have left behind already, only that there is no other one is news.
     if state.phase != RUNNING or not (event.is_final or event.attempt >= state.attempt):
         return state, ()
     return _stop(state._replace(cause=event), TERM, event.at, rules)
 
 
-def _given_up_for(state: State, cause: Interrupted | PeerFailed) -> State:
+def _source_failed(state: State, event: SourceFailed, rules: Rules) -> Step:
+    """End the job when it cannot do without what EVENT's source tells."""
+    if not event.is_required:
+        return state, ()
+    if state.phase == WAITING:
+        return _finish(_given_up_for(state, event))
+    if state.cause is None:
+        return _refuted(state, event, rules)
+    return _not_again(state, event, rules), ()
+
+
+def _not_again(state: State, event: PeerFailed | SourceFailed, rules: Rules) -> State:
+    """Let EVENT be why there is no other attempt, if there would have been one."""
+    is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
+    if not is_open or state.attempt >= rules.max_restarts:
+        return state
+    return state._replace(given_up=state.given_up or f"{event.describe()}.")
+
+
+def _given_up_for(state: State, cause: Interrupted | PeerFailed | SourceFailed) -> State:
     """Put CAUSE over what another attempt was waited for after."""
-    assert isinstance(state.cause, Exited | Hung | PeerFailed)  # noqa: S101 - see _again
+    assert isinstance(state.cause, Retried)  # noqa: S101 - see _again
     return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
 
 
-def _refuted(state: State, event: Refuted, rules: Rules) -> Step:
+def _refuted(state: State, event: Refuted | SourceFailed, rules: Rules) -> Step:
     """Let it be the verdict, unless something worse has happened already."""
     if state.cause is not None or state.phase == WAITING:
         return state, ()
@@ -291,7 +315,7 @@ def _decide(state: State, at: float, rules: Rules) -> Step:
     if (
         cause is None
         # Another attempt would be no more in effect.
-        or isinstance(cause, Interrupted | Refuted)
+        or isinstance(cause, Interrupted | Refuted | SourceFailed)
         or state.interrupted is not None
         or state.attempt >= rules.max_restarts
         or (isinstance(cause, Exited) and cause.fault)
@@ -317,7 +341,7 @@ def backoff(first_s: float, attempt: int, at: float) -> float:
     return longest * (0.5 + (at * 1000 % 1) / 2)
 
 
-def _futile(causes: Sequence[Exited | Hung | PeerFailed]) -> str:
+def _futile(causes: Sequence[Retried]) -> str:
     """Say why another attempt would end as these did; nothing if it may not."""
     last = causes[-1]
     if isinstance(last, Exited) and last.hopeless:
@@ -331,7 +355,7 @@ def _futile(causes: Sequence[Exited | Hung | PeerFailed]) -> str:
     return ""
 
 
-def _is_alike(one: Exited, other: Exited | Hung | PeerFailed) -> bool:
+def _is_alike(one: Exited, other: Retried) -> bool:
     return isinstance(other, Exited) and (one.process, one.status, one.last_words) == (
         other.process,
         other.status,
@@ -339,7 +363,7 @@ def _is_alike(one: Exited, other: Exited | Hung | PeerFailed) -> bool:
     )
 
 
-def _has_gone_on(first: Exited | Hung | PeerFailed, later: Exited) -> bool:
+def _has_gone_on(first: Retried, later: Exited) -> bool:
     """Whether LATER got further than FIRST."""
     if later.step is None:
         return later.lived_s >= SOME_PROGRESS_S
@@ -349,7 +373,7 @@ def _has_gone_on(first: Exited | Hung | PeerFailed, later: Exited) -> bool:
 def _again(state: State) -> Step:
     """Start everything anew."""
     # Only failures are waited after.
-    assert isinstance(state.cause, Exited | Hung | PeerFailed)  # noqa: S101
+    assert isinstance(state.cause, Retried)  # noqa: S101
     again = State(
         essential=state.essential,
         total=state.total,

@@ -1,4 +1,4 @@
-"""The loop: performs what the policy decides, and tells the watchers."""
+"""The loop: performs what the policy decides, and tells its listeners."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH118, PTH119, PTH121
@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import ExitStatus
@@ -27,18 +27,14 @@ from fleetrun.run.events import (
     Exited,
     Finish,
     Finished,
-    Happening,
-    Hung,
     Interrupted,
     Judged,
     Noticed,
     Outcome,
-    PeerFailed,
-    PeersDone,
     Ready,
-    Refuted,
     Restarting,
     SignalAll,
+    SourceFailed,
     Spawn,
     StacksWanted,
     Started,
@@ -47,17 +43,19 @@ from fleetrun.run.events import (
     signal_name,
 )
 from fleetrun.run.guard import Guard
-from fleetrun.run.loop import READABLE, Loop
+from fleetrun.run.listeners import Listeners
+from fleetrun.run.loop import Loop
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.postmortem.findings import Findings
+    from fleetrun.run.events import Declared
+    from fleetrun.run.listeners import Sink, Source
     from fleetrun.run.listening import Listening
-    from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import Stdin
 
 # How long trainers wait for servers, and longer for those that somebody starts on other hosts.
@@ -77,30 +75,6 @@ _ORPHANS_S = 0.1
 _GROUP_S = 0.05
 
 
-class Sink(Protocol):
-    """A watcher of a run. It may fail without hurting the job."""
-
-    def prepare(self) -> None:
-        """Do what must be done before anything starts; FleetrunError means that nothing will."""
-
-    def open(self, waiting: Waiting) -> None:
-        """Begin, once all processes are started."""
-
-    def tell(self, happening: Happening) -> None:
-        """Hear what happened or was done, in order; Finished is the last."""
-
-    def is_busy(self) -> bool:
-        """Whether something is still to be delivered after Finished."""
-        ...
-
-    def shows(self, process: int) -> bool:
-        """Whether the user has seen all output of PROCESS."""
-        ...
-
-    def close(self) -> None:
-        """End."""
-
-
 class Supervisor:
     """Runs one plan to its end; `say` gets the launcher's own lines, `show` its longer texts."""
 
@@ -109,6 +83,7 @@ class Supervisor:
         plan: LaunchPlan,
         *,
         sinks: Sequence[Sink] = (),
+        sources: Sequence[Source] = (),
         say: Callable[[str], None],
         show: Callable[[str], None],
         replan: Callable[[int], LaunchPlan] | None = None,
@@ -127,7 +102,8 @@ class Supervisor:
         self._terminal: TerminalSignals | None = None
         # Signals that the terminal has sent to who reads it, too.
         self._typed: set[int] = set()
-        self._sinks = list(sinks)
+        self._listeners = Listeners(sinks, sources, say=say, declare=self._declare)
+        self._is_over = False
         self._say = say
         self._show = show
         self._state, actions = policy.begin(
@@ -139,8 +115,6 @@ class Supervisor:
         # What already listened in this attempt.
         self._heard: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
         self._todo: list[Action] = list(actions)
-        # What happened before the watchers were opened.
-        self._untold: list[Happening] | None = []
         self._workers: dict[int, worker.Worker] = {}
         self._labels = [names.label(spec) for spec in plan.processes]
         self._base_env = dict(os.environb)
@@ -150,8 +124,6 @@ class Supervisor:
         # What ranks that ended well have left running, and was ended.
         self._left: list[children.Left] = []
         self._in_a_hurry = False
-        self._corners: dict[int, _Corner] = {}
-        self._warned: set[str | None] = set()
 
     def run(self) -> Outcome:
         """Start everything, watch it, and return when nothing of the job runs any more."""
@@ -161,8 +133,7 @@ class Supervisor:
                 f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, "
                 "or `mount -t proc proc /proc`."
             )
-        for sink in self._sinks:
-            sink.prepare()
+        self._listeners.prepare()
         descriptors.hold_standard()
         _enter(self._plan.cwd)
         self._files = self._given_files or descriptors.FileLimit(len(self._plan.processes))
@@ -202,7 +173,7 @@ class Supervisor:
         if self._terminal is not None:
             self._loop.watch(self._terminal.fd, self._on_signals)
         self._work()
-        self._open_sinks()
+        self._listeners.open(self._loop)
         from fleetrun.postmortem import evidence  # noqa: PLC0415 - starting goes first
 
         self._baseline = evidence.baseline(began)
@@ -210,19 +181,18 @@ class Supervisor:
             self._loop.turn()
             # Whatever was fed in this turn is performed before we sleep again.
             self._work()
-        self._tell(Finished(self._outcome, time.monotonic()))
+        self._is_over = True
+        self._listeners.tell(Finished(self._outcome, time.monotonic()))
         # The ranks' last words come before ours.
         self._deliver()
         if self._outcome.cause is not None:
-            shown = [i for i in range(len(self._labels)) if any(s.shows(i) for s in self._sinks)]
+            shown = [i for i in range(len(self._labels)) if self._listeners.shows(i)]
             findings = self._investigate(self._outcome)
             self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
             self._deliver()
-        # Who can say something to the user was opened first and is closed last.
-        for sink in reversed(list(self._sinks)):
-            self._shielded(sink, sink.close)
+        self._listeners.close()
         return self._outcome
 
     def _say_where_it_stands(self, index: int) -> None:
@@ -248,8 +218,8 @@ class Supervisor:
         return found
 
     def _deliver(self) -> None:
-        """Let the watchers finish; a signal ends the wait."""
-        while not self._in_a_hurry and any(sink.is_busy() for sink in self._sinks):
+        """Let the listeners finish; a signal ends the wait."""
+        while not self._in_a_hurry and self._listeners.is_busy():
             self._loop.turn()
 
     # What happens -------------------------------------------------------------------------------
@@ -267,7 +237,7 @@ class Supervisor:
                 case signal.SIGCHLD:
                     self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
                 case signal.SIGQUIT:
-                    self._tell(StacksWanted(time.monotonic()))
+                    self._listeners.tell(StacksWanted(time.monotonic()))
                 case signal.SIGTSTP:
                     self._pause()
                 case signal.SIGTTIN:
@@ -372,12 +342,13 @@ class Supervisor:
         self._feed(Elapsed(time.monotonic()))
         self._work()
 
-    def declare(
-        self, happening: Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed
-    ) -> None:
-        """Take the word of a watcher, tell the others, and act on it."""
+    def _declare(self, happening: Declared) -> None:
+        """Take what a source tells, tell the others, and act on it."""
         if isinstance(happening, Noticed | Judged):
-            self._tell(happening)
+            self._listeners.tell(happening)
+        elif self._is_over:
+            if isinstance(happening, SourceFailed) and happening.is_required:
+                self._say(f"{happening.describe()}.")
         else:
             self._feed(happening)
             self._work()
@@ -392,7 +363,7 @@ class Supervisor:
             self._forget_listening()
         if self._state.deadline != before.deadline:
             self._loop.alarm("policy", self._state.deadline, self._on_deadline)
-        self._tell(event)
+        self._listeners.tell(event)
 
     # What is done -------------------------------------------------------------------------------
 
@@ -413,7 +384,7 @@ class Supervisor:
                 self._await(action)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
-                self._tell(action)
+                self._listeners.tell(action)
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))
@@ -432,7 +403,7 @@ class Supervisor:
         said = report.left_running(self._left) if is_well else ""
         if said:
             self._say(said)
-            self._tell(Noticed("ended", said, time.monotonic()))
+            self._listeners.tell(Noticed("ended", said, time.monotonic()))
         self._left = []
 
     def _await(self, action: Await) -> None:
@@ -500,7 +471,7 @@ class Supervisor:
         self._planned_attempt = attempt
         if self._replan is not None:
             self._plan = self._replan(attempt)
-        self._tell(Restarting(attempt, self._plan, time.monotonic()))
+        self._listeners.tell(Restarting(attempt, self._plan, time.monotonic()))
 
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
@@ -582,70 +553,6 @@ class Supervisor:
 
     def _alive(self) -> list[str]:
         return [self._labels[index] for index in sorted(self._workers)]
-
-    # Watchers -----------------------------------------------------------------------------------
-
-    def _open_sinks(self) -> None:
-        untold, self._untold = self._untold or [], None
-        for sink in list(self._sinks):
-            corner = self._corners[id(sink)] = _Corner(self._loop, partial(self._shielded, sink))
-            self._shielded(sink, partial(sink.open, corner))
-        for happening in untold:
-            self._tell(happening)
-
-    def _tell(self, happening: Happening) -> None:
-        if self._untold is not None:
-            # Starting goes first; the watchers hear of it in a moment.
-            self._untold.append(happening)
-            return
-        for sink in list(self._sinks):
-            self._shielded(sink, partial(sink.tell, happening))
-
-    def _shielded(self, sink: Sink, call: Callable[[], None]) -> None:
-        """Do CALL; a watcher that fails is let go, and training goes on."""
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - no defect of a watcher is worth a training run
-            if sink in self._sinks:
-                self._sinks.remove(sink)
-                self._corners[id(sink)].clear()
-                self._warn(sink, error)
-
-    def _warn(self, sink: Sink, error: Exception) -> None:
-        """Say that SINK is let go; what one full disk does to several is one warning."""
-        why = error.strerror if isinstance(error, OSError) else repr(error)
-        if why not in self._warned:
-            self._warned.add(why)
-            self._say(f"{type(sink).__name__} failed ({why}); the job goes on without it.")
-
-
-class _Corner:
-    """One watcher's share of the loop: what fails in it does not reach the others."""
-
-    def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
-        self._shield = shield
-        self._loop = loop
-        self._fds: set[int] = set()
-        self._keys: set[Hashable] = set()
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
-        self._fds.add(fd)
-        self._loop.watch(fd, lambda: self._shield(callback), mask)
-
-    def unwatch(self, fd: int) -> None:
-        self._fds.discard(fd)
-        self._loop.unwatch(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        own = (id(self), key)
-        self._keys.add(own)
-        self._loop.alarm(own, at, lambda: self._shield(callback))
-
-    def clear(self) -> None:
-        for fd in self._fds:
-            self._loop.unwatch(fd)
-        for key in self._keys:
-            self._loop.alarm(key, None, _nothing)
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records.names import label, log_path
 from fleetrun.run.events import Finished, Restarting, Started
+from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import WRITABLE
 from fleetrun.sinks.outlet import Outlet
 
@@ -206,7 +207,7 @@ class Feed:
         os.close(self._fd)
 
 
-class Console:
+class Console(Sink):
     """Shows the processes in SHOWN; a line gets a prefix when there are several.
 
     IS_PROMPT: one of them reads the terminal.
@@ -244,9 +245,6 @@ class Console:
         self._progress_at = 0.0
 
     # The supervisor's side ----------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
 
     def open(self, waiting: Waiting) -> None:
         """Show whatever there is."""

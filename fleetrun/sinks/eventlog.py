@@ -19,6 +19,8 @@ which they usually come, and what else their lines have:
   and `why`), `silent` (labels without evidence), `ranks_equal` (null: not compared). It comes again
   when the evidence has changed.
 - `refuted`: --strategy_strict ends the job; `faults` are sentences.
+- `source failed`: the `source` of such lines can tell nothing any more, and `why`; one that
+  `is_required` ends the job.
 - `peer failed`: the job failed on another `host`: `what` happened, the culprit's `exit_code`, and
   whether that host is not going to start `attempt` again (`is_final`).
 - `peers done`: the trainers of all other hosts are done with `attempt`.
@@ -70,11 +72,13 @@ from fleetrun.run.events import (
     Refuted,
     Restarting,
     SignalAll,
+    SourceFailed,
     StacksWanted,
     Started,
     assert_never,
     signal_name,
 )
+from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +93,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-class EventLog:
+class EventLog(Sink):
     """Writes down what the supervisor tells."""
 
     def __init__(
@@ -102,9 +106,6 @@ class EventLog:
         self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._fd = -1
-
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
         """Begin the file."""
@@ -211,6 +212,8 @@ class EventLog:
                     exit_code=happening.exit_code,
                     is_final=happening.is_final,
                 )
+            case SourceFailed(at=at, source=source, why=why, is_required=is_required):
+                self._write("source failed", at, source=source, why=why, is_required=is_required)
             case Refuted(at=at, faults=faults):
                 self._write("refuted", at, faults=list(faults))
             case Finished(outcome=outcome, at=at):
@@ -225,14 +228,6 @@ class EventLog:
                 )
             case _:  # pragma: no cover - there are no others
                 assert_never(happening)
-
-    def is_busy(self) -> bool:
-        """Everything is written when it is told."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """End the file."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run.events import Restarting
+from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _AFTER_S = 0.35
 
 
-class LaunchFile:
+class LaunchFile(Sink):
     """Writes what `--banner=full` shows, whatever the console does."""
 
     def __init__(
@@ -46,9 +47,6 @@ class LaunchFile:
         self._has_links = has_links
         self._is_written = False
 
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
-
     def open(self, waiting: Waiting) -> None:
         """Write when nobody waits for us any more."""
         waiting.alarm("launch file", time.monotonic() + _AFTER_S, self._write_first)
@@ -60,14 +58,6 @@ class LaunchFile:
 
             self._write_first()
             self._append(render.again(happening.plan))
-
-    def is_busy(self) -> bool:
-        """Leave nothing to wait for: `close` does what is left."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """Do what a short launch had no time for."""

@@ -37,12 +37,12 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names, variables
 from fleetrun.records.folder import Folder
+from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fleetrun.model import LaunchPlan, Request
-    from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.sinks.git import Question, Revision
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _AFTER_S = 0.4
 
 
-class Manifest:
+class Manifest(Sink):
     """Writes down what REQUEST, made in ENVIRON, has led to."""
 
     def __init__(
@@ -68,24 +68,10 @@ class Manifest:
         self._is_written = False
         self._question: Question | None = None
 
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
-
     def open(self, waiting: Waiting) -> None:
         """Write when nobody waits for us any more."""
         self._waiting = waiting
         waiting.alarm("manifest", time.monotonic() + _AFTER_S, self._begin)
-
-    def tell(self, happening: Happening) -> None:
-        """Nothing that happens later matters here."""
-
-    def is_busy(self) -> bool:
-        """Leave nothing to wait for: `close` does what is left."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """Do what a short launch had no time for."""

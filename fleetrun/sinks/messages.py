@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fleetrun import colors
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Finished
+from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import WRITABLE
 from fleetrun.sinks.outlet import Outlet
 
@@ -24,7 +25,7 @@ _MOST = 1000
 _PATIENCE_S = 2.0
 
 
-class Messages:
+class Messages(Sink):
     """Says things to the user, and never waits for a terminal to take them."""
 
     def __init__(
@@ -90,9 +91,6 @@ class Messages:
         if self._is_last:
             self._queue.clear()
 
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
-
     def open(self, waiting: Waiting) -> None:
         """Say the preface, and what could not be said yet."""
         self._waiting = waiting
@@ -109,10 +107,6 @@ class Messages:
     def is_busy(self) -> bool:
         """Whether the last words are not out yet."""
         return self._is_last and bool(self._queue)
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """No rank's output comes here."""
-        return False
 
     def close(self) -> None:
         """Stop."""

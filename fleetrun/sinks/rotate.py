@@ -32,6 +32,7 @@ from fleetrun.model import LaunchPlan
 from fleetrun.records.names import label, log_path
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Happening, Started
+from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import Waiting
 
 # A multiple of every block size there is; what is taken away has to be one.
@@ -153,7 +154,7 @@ class _Log:
         os.close(self.fd)
 
 
-class Rotation:
+class Rotation(Sink):
     """Cuts logs that are longer than MAX_BYTES; FILES older parts of each are kept."""
 
     def __init__(
@@ -207,14 +208,6 @@ class Rotation:
                 self._complain(label(spec), error)
         elif isinstance(happening, Finished):
             self.close()
-
-    def is_busy(self) -> bool:
-        """Nothing of this is worth a wait."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """Stop."""

@@ -21,6 +21,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.records import names
 from fleetrun.records.folder import SHARED, Folder, enter, remove
 from fleetrun.run.events import Restarting, Started
+from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
 
 
-class RunDirectory:
+class RunDirectory(Sink):
     """Makes the run directory of PLAN and keeps at most KEEP of them."""
 
     def __init__(
@@ -111,14 +112,6 @@ class RunDirectory:
             self._write_files()
             if self._plan.ranks:
                 self._write_endpoints()
-
-    def is_busy(self) -> bool:
-        """Leave nothing to wait for: `close` does what is left."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """Do what a short launch had no time for, and give up the claim to the folder."""

@@ -25,6 +25,7 @@ from fleetrun.run.events import (
     Restarting,
     SignalAll,
 )
+from fleetrun.run.listeners import Source
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.policy import PASSED_ON
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan, Peers
-    from fleetrun.run.events import Happening
+    from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
 
 _PACE_S = 0.5
@@ -110,8 +111,15 @@ def _told(failure: PeerFailed) -> Word:
     )
 
 
-class Assembly:
-    """The launcher among those of the job: a watcher of the run which hears of the others."""
+class Assembly(Source):
+    """The session with the launchers of the other hosts.
+
+    Without it the hosts would wait for each other for ever, so it may not fail.
+    """
+
+    name = "the session with the other hosts"
+    without = "without word of the other hosts"
+    is_required = True
 
     def __init__(
         self,
@@ -119,11 +127,9 @@ class Assembly:
         peers: Peers,
         *,
         say: Callable[[str], None],
-        declare: Callable[[PeersDone | PeerFailed], None],
     ) -> None:
         self._peers = peers
         self._say = say
-        self._declare = declare
         self._me = plan.node_rank
         self._nodes = plan.nodes
         self._max_restarts = plan.rules.max_restarts
@@ -140,15 +146,16 @@ class Assembly:
         else:
             self._end = _Caller(self, peers, self._me)
 
-    # As a watcher -------------------------------------------------------------------------------
+    # As a source --------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Listen, if the others call us; EnvironmentFault when there is no port for that."""
         self._end.prepare()
 
-    def open(self, waiting: Waiting) -> None:
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Call, or wait for calls."""
         self._waiting = waiting
+        self._declare = declare
         self._end.open(waiting)
         self._look()
 
@@ -198,10 +205,6 @@ class Assembly:
     def is_busy(self) -> bool:
         """Whether somebody has not heard our last words yet; not for long."""
         return self._end.is_busy
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002
-        """Show nothing."""
-        return False
 
     def close(self) -> None:
         """Hang up."""
@@ -602,7 +605,7 @@ class _Line:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         try:
             words = [read(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             # No launcher talks like that.
             words, piece = [], b""
         for word in words:

@@ -14,13 +14,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names, variables
-from fleetrun.run.events import Exited, Finished, Judged, Refuted, Restarting, SignalAll, Started
+from fleetrun.run.events import (
+    REFUTED,
+    Exited,
+    Finished,
+    Judged,
+    Refuted,
+    Restarting,
+    SignalAll,
+    Started,
+)
+from fleetrun.run.listeners import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.run.events import Happening
+    from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.sources.overview import Asked, Testimony
 
@@ -79,8 +89,11 @@ class _Trainer:
             self.testimony = overview.testimony(json.loads(text)) or self.testimony
 
 
-class Proof:
+class Proof(Source):
     """Watches for the evidence of PLAN's trainers and declares what it says of the strategy."""
+
+    name = "the proof of the strategy"
+    exit_code = REFUTED
 
     def __init__(
         self,
@@ -88,7 +101,6 @@ class Proof:
         *,
         say: Callable[[str], None],
         show: Callable[[str], None],
-        declare: Callable[[Judged | Refuted], None],
         is_quiet: bool = False,
         width: int | None = None,
         first_s: float = _FIRST_S,
@@ -97,7 +109,6 @@ class Proof:
         self._plan = plan
         self._say = say
         self._show_lines = show
-        self._declare = declare
         self._is_quiet = is_quiet
         self._width = width
         self._first_s = self._pace_s = first_s
@@ -105,6 +116,7 @@ class Proof:
         self._waiting: Waiting | None = None
         self._asked: Asked | None = None
         self._is_ending = False
+        self._need(is_strict=plan.strategy is not None and plan.strategy.is_strict)
         self._begin()
 
     def _begin(self) -> None:
@@ -126,12 +138,10 @@ class Proof:
 
     # The supervisor's side ----------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
-
-    def open(self, waiting: Waiting) -> None:
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look."""
         self._waiting = waiting
+        self._declare = declare
         self._look_later()
 
     def tell(self, happening: Happening) -> None:
@@ -164,14 +174,6 @@ class Proof:
                     self._show(self._asked_for())
             case _:
                 pass
-
-    def is_busy(self) -> bool:
-        """Everything is said when it is known."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """No rank's output is shown here."""
-        return False
 
     def close(self) -> None:
         """Stop."""
@@ -221,7 +223,14 @@ class Proof:
             from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
 
             self._asked = overview.wanted(json.loads(find(self._plan) or "{}"))
+            self._need(is_strict=self._asked.is_strict)
         return self._asked
+
+    def _need(self, *, is_strict: bool) -> None:
+        """Know whether the job may go on without us: what must be proved and is not is a fault."""
+        self.is_required = is_strict
+        asked_for = ", which --strategy_strict asks for" if is_strict else ""
+        self.without = f"without proof of what its strategy does{asked_for}"
 
     def _judge(self, *, is_last: bool) -> None:
         from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
@@ -230,14 +239,7 @@ class Proof:
         if self._has_judged and not is_last:
             return
         self._has_judged = True
-        try:
-            judged = self._show(asked)
-            found = overview.faults(asked, judged, self._silence())
-        except Exception as error:
-            # A watcher that fails is let go; what must be proved and is not is a failure.
-            found = (f"the evidence could not be judged ({error!r})",)
-            if not asked.is_strict:
-                raise
+        found = overview.faults(asked, self._show(asked), self._silence())
         if found and asked.is_strict:
             self._declare(Refuted(found, time.monotonic()))
 

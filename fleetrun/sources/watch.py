@@ -24,6 +24,7 @@ from fleetrun.run.events import (
     StacksWanted,
     Started,
 )
+from fleetrun.run.listeners import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.stacks import Collection
     from fleetrun.run.asking import Question
-    from fleetrun.run.events import Happening
+    from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Clock, Comparison
@@ -69,15 +70,20 @@ class _Rank:
         return self._size - self._idle_bytes
 
 
-class Watch:
-    """Watches the processes of PLAN and declares what it notices, a hang too."""
+class Watch(Source):
+    """Watches the processes of PLAN and declares what it notices, a hang too.
+
+    A job that trains well is not ended because nobody would notice a hang, so it may fail.
+    """
+
+    name = "the watch over the ranks"
+    without = "without notice of stopped and slow ranks"
 
     def __init__(
         self,
         plan: LaunchPlan,
         *,
         say: Callable[[str], None],
-        declare: Callable[[Hung | Noticed], None],
         hang_timeout_s: float = 0.0,
         tells_stragglers: bool = True,
         ask_gpus: Callable[[], Question] | None = None,
@@ -87,9 +93,10 @@ class Watch:
     ) -> None:
         self._plan = plan
         self._say = say
-        self._declare = declare
         self._timeout_s = hang_timeout_s
         self._tells_stragglers = tells_stragglers
+        if hang_timeout_s:
+            self.without = "without notice of hangs: --hang_timeout has no effect any more"
         self._ask_gpus = ask_gpus
         self._driver_s = driver_s
         self._question: Question | None = None
@@ -112,12 +119,10 @@ class Watch:
 
     # The supervisor's side ----------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Nothing is needed before the start."""
-
-    def open(self, waiting: Waiting) -> None:
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin to look, but not before the ranks have had some time."""
         self._waiting = waiting
+        self._declare = declare
         now = time.monotonic()
         waiting.alarm("compare", now + self._pace_s, self._look)
         if self._timeout_s:
@@ -146,14 +151,6 @@ class Watch:
                 self._collect("fleetrun was asked for its stack", self._say_where)
             case _:
                 pass
-
-    def is_busy(self) -> bool:
-        """Nothing of this is worth a wait."""
-        return False
-
-    def shows(self, process: int) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing is shown here."""
-        return False
 
     def close(self) -> None:
         """Stop."""

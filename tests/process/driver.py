@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
-from fleetrun.run.supervisor import Sink, Supervisor
+from fleetrun.run.listeners import Sink, Source
+from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.messages import Messages
@@ -29,19 +31,18 @@ from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
-    from fleetrun.run.events import Happening
+    from collections.abc import Callable
+
+    from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
 
 
-class InterruptBetweenDeaths:
+class InterruptBetweenDeaths(Sink):
     """When rank 0 has ended, let rank 1 end, then 2; send ourselves TERM between their exits."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._pids: dict[int, int] = {}
-
-    def prepare(self) -> None:
-        """Have nothing to prepare."""
 
     def open(self, waiting: Waiting) -> None:
         """Let nothing but the deaths and our own signal wake the loop."""
@@ -63,16 +64,24 @@ class InterruptBetweenDeaths:
             case _:
                 pass
 
-    def is_busy(self) -> bool:
-        """Have nothing to deliver."""
-        return False
 
-    def shows(self, process: int) -> bool:
-        """Show nothing."""
-        return process < 0
+class BrokenSource(Source):
+    """Fails in the middle of the run, when a rank makes the file `break`."""
 
-    def close(self) -> None:
-        """Have nothing to close."""
+    name = "the session with the other hosts"
+    without = "without word of the other hosts"
+    is_required = True
+
+    def __init__(self, folder: str) -> None:
+        self._file = Path(folder) / "break"
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Look for the file again and again."""
+        if self._file.exists():
+            text = "no such message"
+            raise KeyError(text)
+        again = partial(self.open, waiting, declare)
+        waiting.alarm("look", time.monotonic() + 0.01, again)
 
 
 def main(path: str) -> int:
@@ -122,17 +131,19 @@ def main(path: str) -> int:
         say=messages.say,
     )
     console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
-    supervisors: list[Supervisor] = []
     sinks: list[Sink] = [messages, rundir, EventLog(plan), console]
+    sources: list[Source] = []
     if strategy:
-        # The supervisor is made below.
-        declare = lambda one: supervisors[0].declare(one)  # noqa: E731, PLW0108
-        sinks.append(Proof(plan, say=messages.say, show=messages.show, declare=declare))
+        sources.append(Proof(plan, say=messages.say, show=messages.show))
+    if wanted.get("broken_source"):
+        sources.append(BrokenSource(folder))
     if wanted.get("interrupt_between_deaths"):
         sinks.append(InterruptBetweenDeaths(folder))
-    supervisors.append(Supervisor(plan, sinks=sinks, say=messages.say, show=messages.show))
+    supervisor = Supervisor(
+        plan, sinks=sinks, sources=sources, say=messages.say, show=messages.show
+    )
     try:
-        return supervisors[0].run().exit_code
+        return supervisor.run().exit_code
     except FleetrunError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

@@ -24,6 +24,7 @@ from fleetrun.run.events import (
     PeersDone,
     Refuted,
     SignalAll,
+    SourceFailed,
     Spawn,
     Started,
     Sweep,
@@ -593,6 +594,54 @@ def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
     assert one.verdict().exit_code == (1 if is_waiting else 3)
 
 
+LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
+
+
+def test_a_job_that_cannot_be_watched_as_it_must_ends() -> None:
+    one = job(2, max_restarts=3)
+    one.feed(LOST)
+    assert one.signals() == [TERM]
+    one.exit(0, signum=TERM)
+    one.exit(1, signum=TERM)
+    assert (one.verdict().exit_code, one.verdict().attempts) == (1, 1)
+    assert one.verdict().describe() == "the session failed (a bug)"
+
+
+def test_a_job_goes_on_without_a_source_that_it_does_not_need() -> None:
+    one = job(1)
+    one.feed(LOST._replace(is_required=False))
+    assert one.signals() == []
+    one.exit(0)
+    assert one.verdict().exit_code == 0
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_nothing_starts_again_that_cannot_be_watched_as_it_must(*, is_waiting: bool) -> None:
+    one = job(2, max_restarts=3)
+    one.exit(0, code=3)
+    if is_waiting:
+        one.exit(1, signum=TERM)
+    one.feed(LOST)
+    if not is_waiting:
+        one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == (1 if is_waiting else 3)
+    assert one.verdict().attempts == 1
+
+
+def test_what_fails_when_all_is_lost_anyway_explains_nothing() -> None:
+    one = job(1)
+    one.take(Exited(0, "rank 0", ExitStatus(code=3), 2.0))
+    one.feed(LOST)
+    assert one.state.given_up == ""
+
+
+def test_a_source_that_fails_at_the_last_exit_has_the_last_word() -> None:
+    one = job(1)
+    one.take(Exited(0, "rank 0", OK, 2.0))
+    actions = one.take(LOST)
+    assert [action.outcome.cause for action in actions if isinstance(action, Finish)] == [LOST]
+
+
 def test_after_the_end_nothing_happens() -> None:
     one = job(1)
     one.exit(0)
@@ -637,6 +686,8 @@ def happen(one: Job, dice: Dice) -> None:
             die(one, dice, code=(0, 0, 0, 7)[dice.roll(4)])
         case 3 if alive:
             die(one, dice, signum=(KILL, TERM, 11)[dice.roll(3)])
+        case 4 if dice.roll(8) == 7:
+            one.feed(LOST._replace(is_required=dice.roll(2) == 1))
         case 4:
             one.interrupt((INT, TERM, HUP, USR1)[dice.roll(4)])
         case 5 if dice.roll(4) == 3:
@@ -700,7 +751,10 @@ def check(one: Job) -> None:
         after = order[order.index(stops[0]) :]
         assert not any(isinstance(event, Started) for event in after), "started after a signal"
     assert 1 <= outcome.attempts <= one.rules.max_restarts + 1
-    was_waiting = isinstance(outcome.cause, Interrupted | PeerFailed) and len(outcome.earlier) > 0
+    was_waiting = (
+        isinstance(outcome.cause, Interrupted | PeerFailed | SourceFailed)
+        and len(outcome.earlier) > 0
+    )
     assert len(outcome.earlier) in {outcome.attempts - 1, outcome.attempts * was_waiting}
     check_last_attempt(one, stops)
     check_spawns(one)
@@ -735,6 +789,10 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             )
         case Refuted():
             assert outcome.exit_code == 5
+            assert outcome.cause in one.events
+        case SourceFailed():
+            assert outcome.exit_code == 1
+            assert outcome.cause.is_required
             assert outcome.cause in one.events
         case PeerFailed():
             assert outcome.exit_code == 9

@@ -31,6 +31,8 @@ from fleetrun.sources.peers import Assembly, Word
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fleetrun.run.events import Declared
+
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 OK = ExitStatus(code=0)
 
@@ -43,7 +45,7 @@ class Job:
         self.place = Peers(0, HOSTS[0], ports.free(1), key)
         self.restarts = restarts
         self.said: list[str] = []
-        self.declared: dict[int, list[PeersDone | PeerFailed]] = {}
+        self.declared: dict[int, list[Declared]] = {}
         self.launchers: dict[int, Assembly] = {}
 
     def plan(self, node: int) -> LaunchPlan:
@@ -73,10 +75,10 @@ class Job:
         for node in nodes:
             heard = self.declared[node] = []
             one = self.launchers[node] = Assembly(
-                self.plan(node), place or self.place, say=self.said.append, declare=heard.append
+                self.plan(node), place or self.place, say=self.said.append
             )
             one.prepare()
-            one.open(_Own(self.loop, node))
+            one.open(_Own(self.loop, node), heard.append)
 
     def done(self, *nodes: int, attempt: int = 0) -> None:
         """Let the trainers of NODES end well."""
@@ -179,7 +181,9 @@ def test_the_next_attempt_is_done_when_all_are_done_again(job: Job) -> None:
     job.done(0, 1, attempt=1)
     job.done(2, attempt=1)
     job.heard(0, 1, 2)
-    assert all(each[0].attempt == 1 for each in job.declared.values())
+    assert all(
+        isinstance(each[0], PeersDone) and each[0].attempt == 1 for each in job.declared.values()
+    )
 
 
 def test_late_news_of_an_earlier_attempt_settle_nothing(job: Job) -> None:
@@ -294,7 +298,6 @@ def test_without_a_free_port_nothing_starts(job: Job) -> None:
             job.plan(0),
             job.place._replace(ports=(taken,)),
             say=job.said.append,
-            declare=lambda _: None,
         )
         with pytest.raises(EnvironmentFault, match="are all taken"):
             hub.prepare()

@@ -14,6 +14,7 @@ from processes import Launch
 from waiting import LONG_S
 
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -31,6 +32,8 @@ from fleetrun.sources.proof import Proof
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from fleetrun.run.events import Declared
 
 ASKED = {
     "schema": 1,
@@ -111,16 +114,15 @@ class Room:
             files={"./strategy.json": json.dumps(ASKED if asked is None else asked)},
         )
         self.said: list[str] = []
-        self.declared: list[Judged | Refuted] = []
+        self.declared: list[Declared] = []
         self.loop = Loop()
         self.proof = Proof(
             self.plan,
             say=self.said.append,
             show=self.said.append,
-            declare=self.declared.append,
             **{"width": 0, "first_s": 0.01, **proof},
         )
-        self.proof.open(self.loop)
+        self.proof.open(self.loop, self.declared.append)
 
     def leave(self, rank: int, what: object) -> None:
         """Let RANK leave its evidence."""
@@ -464,17 +466,19 @@ def test_strict_refutes_what_only_the_end_shows(tmp_path: Path) -> None:
     assert here.refuted is not None
 
 
-def test_strict_refutes_when_it_cannot_judge(tmp_path: Path) -> None:
-    here = Room(tmp_path, ranks=1, asked=strict())
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: bool) -> None:
+    here = Room(tmp_path, ranks=1, asked=strict() if is_strict else None)
 
     def broken(text: str) -> None:
         raise ValueError(text)
 
     here.proof._show_lines = broken  # noqa: SLF001 - how else would it fail
     here.leave(0, evidence(GOOD))
-    here.exit(0)
-    assert here.refuted is not None
-    assert "could not be judged" in here.refuted.faults[0]
+    with pytest.raises(ValueError, match="Strategy"):
+        here.exit(0)
+    assert here.proof.is_required == is_strict
+    assert here.proof.exit_code == events.REFUTED
 
 
 def test_without_strict_nothing_is_refuted(tmp_path: Path) -> None:

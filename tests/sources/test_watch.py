@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fleetrun.run.asking import Question
+    from fleetrun.run.events import Declared
 
 BUSY = "while True: pass"
 IDLE = "import time\ntime.sleep(60)"
@@ -64,18 +65,17 @@ class Room:
             subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
             for code in codes
         ]
-        self.declared: list[Hung | Noticed] = []
+        self.declared: list[Declared] = []
         self.said: list[str] = []
         self.loop = Loop()
         self.watch = Watch(
             a_plan(folder, len(codes)),
             say=self.said.append,
-            declare=self.declared.append,
             **watch,  # type: ignore[arg-type]
         )
         for number in range(len(codes)):
             (folder / f"workerlog.{number}").touch()
-        self.watch.open(self.loop)
+        self.watch.open(self.loop, self.declared.append)
         for number, child in enumerate(self.children):
             self.watch.tell(Started(number, f"rank {number}", child.pid, time.monotonic()))
 

@@ -1,0 +1,24 @@
+"""What becomes of real ranks when that fails which must watch them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from processes import Launch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_job_whose_session_fails_ends_with_a_sentence(tmp_path: Path) -> None:
+    one = Launch(tmp_path, "touch break; exec sleep 600", "exec sleep 600", broken_source=True)
+    done = one.run()
+    assert done.returncode == 1
+    assert (
+        b"The session with the other hosts failed (KeyError('no such message')), and the job "
+        b"cannot go on without word of the other hosts."
+    ) in done.stderr
+    (failed,) = [event for event in one.events() if event["event"] == "source failed"]
+    assert (failed["source"], failed["is_required"]) == ("the session with the other hosts", True)
+    (last,) = [event for event in one.events() if event["event"] == "finished"]
+    assert last["exit_code"] == 1

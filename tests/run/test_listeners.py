@@ -1,0 +1,176 @@
+"""Sinks and sources: who hears of what, and what a failure of each means."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.run.events import Declared, Elapsed, Happening, Noticed, SourceFailed
+from fleetrun.run.listeners import Listeners, Sink, Source
+from fleetrun.run.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fleetrun.run.loop import Waiting
+
+NEWS = Elapsed(1.0)
+
+
+class _Ear(Sink):
+    """Hears everything."""
+
+    def __init__(self) -> None:
+        self.heard: list[Happening] = []
+
+    def tell(self, happening: Happening) -> None:
+        self.heard.append(happening)
+
+
+class _Deaf(_Ear):
+    """Fails when it is told something."""
+
+    def tell(self, happening: Happening) -> None:
+        super().tell(happening)
+        raise OSError(28, "No space left on device")
+
+
+class _Spring(Source):
+    """Declares what a test wants, and fails where it wants."""
+
+    name = "the spring"
+    without = "without water"
+
+    def __init__(self, fails: str = "", *, is_required: bool = True) -> None:
+        self.fails = fails
+        self.is_required = is_required
+        self.is_closed = False
+        self.pipe = os.pipe()
+        self.heard: list[Happening] = []
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        self.declare = declare
+        waiting.watch(self.pipe[0], lambda: self.fail_at("watch"))
+        waiting.alarm("now", 0.0, lambda: self.fail_at("alarm"))
+        os.write(self.pipe[1], b"x")
+        self.fail_at("open")
+
+    def tell(self, happening: Happening) -> None:
+        self.heard.append(happening)
+        self.fail_at("tell")
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.fail_at("close")
+
+    def fail_at(self, place: str) -> None:
+        if self.fails == place:
+            raise RuntimeError(place)
+
+
+class _Room:
+    """Listeners with a loop, whose supervisor only writes down what is declared."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.declared: list[Declared] = []
+        self.loop = Loop()
+
+    def open(self, *listeners: Sink | Source) -> Listeners:
+        made = Listeners(
+            [one for one in listeners if isinstance(one, Sink)],
+            [one for one in listeners if isinstance(one, Source)],
+            say=self.said.append,
+            declare=self.declared.append,
+        )
+        made.prepare()
+        made.tell(NEWS)
+        made.open(self.loop)
+        return made
+
+
+@pytest.fixture
+def room() -> Iterator[_Room]:
+    one = _Room()
+    yield one
+    one.loop.close()
+
+
+def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None:
+    ear, spring = _Ear(), _Spring()
+    listeners = room.open(ear, spring)
+    listeners.tell(NEWS)
+    assert ear.heard == spring.heard == [NEWS, NEWS]
+    assert not listeners.is_busy()
+    assert not listeners.shows(0)
+
+
+def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
+    ear, first, second = _Ear(), _Deaf(), _Deaf()
+    listeners = room.open(first, second, ear)
+    listeners.tell(NEWS)
+    assert [len(one.heard) for one in (ear, first, second)] == [2, 1, 1]
+    assert room.said == ["_Deaf failed (No space left on device); the job goes on without it."]
+    assert room.declared == []
+
+
+@pytest.mark.parametrize("place", ["open", "tell", "watch", "alarm", "close"])
+def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None:
+    spring = _Spring(place)
+    listeners = room.open(spring)
+    room.loop.turn()
+    room.loop.turn()
+    if place == "close":
+        listeners.close()
+    (failed,) = room.declared
+    assert isinstance(failed, SourceFailed)
+    assert (failed.source, failed.is_required, failed.exit_code) == ("the spring", True, 1)
+    assert failed.why == f"RuntimeError('{place}')"
+    assert failed.sentence() == (
+        f"The spring failed (RuntimeError('{place}')), and the job cannot go on without water."
+    )
+    assert room.said == []
+    # Whoever is connected to it notices.
+    assert spring.is_closed
+
+
+def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -> None:
+    spring = _Spring("tell")
+    listeners = room.open(spring)
+    listeners.tell(NEWS)
+    spring.declare(Noticed("stopped", "rank 0 is stopped", 1.0))
+    assert spring.heard == [NEWS]
+    assert len(room.declared) == 1
+
+
+def test_a_source_that_is_not_needed_is_said_once(room: _Room) -> None:
+    room.open(_Spring("tell", is_required=False))
+    assert room.said == ["The spring failed (RuntimeError('tell')); the job goes on without water."]
+    assert len(room.declared) == 1
+
+
+def test_what_cannot_be_prepared_keeps_everything_from_starting(room: _Room) -> None:
+    class Refuses(Sink):
+        def prepare(self) -> None:
+            text = "no room"
+            raise EnvironmentFault(text)
+
+    with pytest.raises(EnvironmentFault, match="no room"):
+        room.open(Refuses())
+
+
+def test_listeners_are_closed_in_the_order_opposite_to_their_opening(room: _Room) -> None:
+    closed: list[str] = []
+
+    class Closes(Sink):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    room.open(Closes("messages"), Closes("log")).close()
+    assert closed == ["log", "messages"]
