@@ -23,6 +23,9 @@ PIP = (sys.executable, "-m", "pip")
 # Nothing is fetched: the build backend comes with the tools for development.
 OFFLINE = ("--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
 
+# As if the requirements were installed, too.
+REQUIREMENTS = sysconfig.get_path("purelib")
+
 
 class Installed(NamedTuple):
     """A wheel, and the Python that it is installed in."""
@@ -77,12 +80,10 @@ def test_the_wheel_has_every_file_of_the_package_and_every_preset(installed: Ins
 
 
 def test_presets_are_shown_where_there_is_no_checkout(installed: Installed) -> None:
-    shown = installed.say("strategy", "show", "recommended")
+    shown = installed.say("strategy", "show", "recommended", PYTHONPATH=REQUIREMENTS)
     assert shown == (ROOT / "configs" / "recommended.yaml").read_text()
 
 
 def test_presets_are_read_where_there_is_no_checkout(installed: Installed) -> None:
-    # As if the requirements were installed, too.
-    site = sysconfig.get_path("purelib")
-    said = installed.say("strategy", "validate", *load.PRESETS, PYTHONPATH=site)
+    said = installed.say("strategy", "validate", *load.PRESETS, PYTHONPATH=REQUIREMENTS)
     assert [line.partition(":")[0] for line in said.splitlines()] == list(load.PRESETS)
