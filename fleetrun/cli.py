@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.argv import ParsedCommand
+    from fleetrun.configfile import Config
     from fleetrun.manifest import Replay
     from fleetrun.model import Layer, Request
-    from fleetrun.request import Config
 
     Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -131,15 +131,11 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
     """Show the help text that PARSED asks for."""
-    from fleetrun import colors, options  # noqa: PLC0415 - a launch lacks them
+    from fleetrun import colors  # noqa: PLC0415 - a launch lacks them
     from fleetrun.commands import help as text  # noqa: PLC0415 - a launch lacks it
-    from fleetrun.errors import UsageError  # noqa: PLC0415 - see main
 
     given = next(given for given in parsed.settings if given.option.name == "help")
-    try:
-        section = str(options.parse(given.option, given.raw))
-    except ValueError as error:
-        raise UsageError(given.blame(str(error))) from None
+    section = str(given.value())
     # --color may stand behind --help, where nothing is looked at otherwise.
     choice = colors.choice([word for word in parsed.words if word != given.typed])
     return text.show(section, choice, environ)
@@ -182,12 +178,12 @@ def _check_script(parsed: ParsedCommand) -> None:
 
 def _config(parsed: ParsedCommand) -> Config | None:
     """Read the config file that was named, or the one in the current folder."""
-    from fleetrun import request  # noqa: PLC0415 - see main
+    from fleetrun import configfile  # noqa: PLC0415 - see main
 
-    path = request.config_named(parsed)
-    if path is None and not os.path.exists(request.DEFAULT_FILE):  # noqa: PTH110 - pathlib is slow
+    path = configfile.named(parsed)
+    if path is None and not os.path.exists(configfile.DEFAULT):  # noqa: PTH110 - pathlib is slow
         return None
-    return request.read_config(path or request.DEFAULT_FILE)
+    return configfile.read(path or configfile.DEFAULT)
 
 
 def _complain(text: str) -> None:

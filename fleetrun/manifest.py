@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from fleetrun import __version__, argv, options, request
+from fleetrun import __version__, argv, configfile, options
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
 from fleetrun.options import Given
@@ -42,7 +42,7 @@ class Replay(NamedTuple):
 
     parsed: argv.ParsedCommand
     environ: dict[str, str]
-    config: request.Config | None
+    config: configfile.Config | None
     cwd: str
     restored: tuple[tuple[str, str | None], ...]
     notes: tuple[str, ...]
@@ -138,9 +138,10 @@ def _words(
             written = word if hidden.before else f"{command[hidden.at - 1]} {word}"
             missing.append(_plea(written, hidden.variable))
         command[hidden.at] = hidden.before + (value or "")
-    beside = _without_manifest(parsed, now.script_at)
+    settings = (*argv.scan(command).settings, *now.settings)
+    given = [f"{one.typed}={one.raw}" for one in settings if one.option.name != "from_manifest"]
     script = command[start:] if now.script_at is None else parsed.words[now.script_at :]
-    return [*_head(command[:start]), *_head(beside), "--", *script]
+    return [*given, "--", *script]
 
 
 def _plea(written: str, variable: str) -> str:
@@ -151,32 +152,16 @@ def _pair_names(settings: Sequence[Given]) -> set[str]:
     return {given.raw.partition("=")[0] for given in settings if given.option.kind == "pairs"}
 
 
-def _without_manifest(parsed: argv.ParsedCommand, script_at: int | None) -> list[str]:
-    """Return the options of PARSED as they were typed, without --from-manifest."""
-    words = list(parsed.words[:script_at])
-    for given in parsed.settings:
-        if given.option.name != "from_manifest":
-            continue
-        whole = f"{given.typed}={given.raw}"
-        at = words.index(whole if whole in words else given.typed)
-        del words[at : at + (1 if words[at] == whole else 2)]
-    return words
-
-
-def _head(words: list[str]) -> list[str]:
-    return words[:-1] if words[-1:] == ["--"] else words
-
-
 def _config(
     found: _Manifest,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
-) -> request.Config | None:
+) -> configfile.Config | None:
     """Return what the config file said at the time, or what the one named now says."""
-    named = request.config_named(parsed)
+    named = configfile.named(parsed)
     if named is not None:
-        return request.read_config(named)
+        return configfile.read(named)
     if found.config is None:
         return None
     given_now = _pair_names(parsed.settings)
@@ -189,7 +174,7 @@ def _config(
                 missing.append(_plea(f"{source}: {text}", variable))
             raw = f"{variable}={value or ''}"
         lines.append(Given(options.find(name), raw, name, source))
-    return request.Config(found.config, tuple(lines))
+    return configfile.Config(found.config, tuple(lines))
 
 
 def _layers(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fleetrun import modes
+from fleetrun.errors import UsageError
 from fleetrun.records import variables
 
 Value = str | int | float | bool | tuple[str, ...] | None
@@ -105,6 +106,13 @@ class Given(NamedTuple):
     raw: str
     typed: str
     source: str = "command line"
+
+    def value(self) -> Value:
+        """Read the typed value; UsageError that says where it came from."""
+        try:
+            return parse(self.option, self.raw)
+        except ValueError as error:
+            raise UsageError(self.blame(str(error))) from None
 
     def blame(self, problem: str) -> str:
         """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, modes, options
+from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Given, Option, Value
@@ -12,9 +13,9 @@ from fleetrun.plan import secrets
 from fleetrun.plan.hosts import in_paddlecloud
 
 if TYPE_CHECKING:
-    from yaml import Node
+    from typing import TypeVar
 
-DEFAULT_FILE = "fleetrun.yaml"
+    Kind = TypeVar("Kind", int, float, str, tuple[str, ...])
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
@@ -44,18 +45,15 @@ _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
-class Config(NamedTuple):
-    """A config file: where it is, and what each of its lines says."""
-
-    path: str
-    settings: tuple[Given, ...]
-
-
 class Chosen(NamedTuple):
     """One field of the request: its value, and who gave it."""
 
     value: Value
     given: Given
+
+    def of(self, kind: "type[Kind]") -> "Kind | None":
+        """Return the value if it is of KIND."""
+        return self.value if isinstance(self.value, kind) else None
 
 
 def resolve(
@@ -85,7 +83,7 @@ def resolve(
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
-    word = _text(chosen["run_mode"]) or "collective"
+    word = chosen["run_mode"].of(str) or "collective"
     mode = modes.BY_WORD[word]
     # Then there is somebody who knows the hosts.
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
@@ -97,55 +95,55 @@ def resolve(
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
 
-    devices = chosen["devices"]
+    devices, processes = chosen["devices"], chosen["nproc_per_node"]
     raw_devices = devices.given.raw.strip()
     return Request(
         script=parsed.script,
         devices=raw_devices or None,
         device_kind=_KINDS.get(devices.given.option.name) if raw_devices else None,
-        nproc_per_node=_number_or_word(chosen["nproc_per_node"]),
+        nproc_per_node=processes.of(int) or processes.of(str),
         oversubscribe=chosen["oversubscribe"].value is True,
         ips=hosts.ips,
-        host=(_text(chosen["host"]) or "").strip() or None,
+        host=(chosen["host"].of(str) or "").strip() or None,
         nnodes=hosts.nnodes,
-        master=_text(chosen["master"]),
+        master=chosen["master"].of(str),
         rank=hosts.rank,
-        start_port=_whole(chosen["start_port"]),
-        backend=_text(chosen["backend"]) or "auto",
+        start_port=chosen["start_port"].of(int),
+        backend=chosen["backend"].of(str) or "auto",
         run_mode=word,
         job_id=_job_id(chosen["job_id"]),
         env=tuple((name, value) for name, (value, _) in env.items()),
         nccl=tuple((name, value) for name, (value, _) in nccl.items()),
-        gpu_memory_fraction=_real(chosen["gpu_memory_fraction"]),
-        max_restart=_whole(chosen["max_restart"]) or 0,
-        bind=_text(chosen["bind"]) or "none",
-        grace_s=_real(chosen["grace_s"]) or 0.0,
-        hang_timeout_s=_real(chosen["hang_timeout_s"]) or 0.0,
-        log_dir=_text(chosen["log_dir"]) or "log",
-        log_level=_text(chosen["log_level"]) or "info",
+        gpu_memory_fraction=chosen["gpu_memory_fraction"].of(float),
+        max_restart=chosen["max_restart"].of(int) or 0,
+        bind=chosen["bind"].of(str) or "none",
+        grace_s=chosen["grace_s"].of(float) or 0.0,
+        hang_timeout_s=chosen["hang_timeout_s"].of(float) or 0.0,
+        log_dir=chosen["log_dir"].of(str) or "log",
+        log_level=chosen["log_level"].of(str) or "info",
         log_overwrite=chosen["log_overwrite"].value is True,
-        log_keep=_whole(chosen["log_keep"]) or 1,
+        log_keep=chosen["log_keep"].of(int) or 1,
         log_max_bytes=_size(chosen["log_max_bytes"]),
-        log_max_files=_whole(chosen["log_max_files"]) or 1,
+        log_max_files=chosen["log_max_files"].of(int) or 1,
         tee=_ranks(chosen["tee"]),
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
         quiet=chosen["quiet"].value is True,
-        banner=_text(chosen["banner"]) or "brief",
-        color=_text(chosen["color"]) or "auto",
-        dry_run=_text(chosen["dry_run"]),
-        server_num=_whole(chosen["server_num"]),
-        servers=_list(chosen["servers"]),
-        trainer_num=_whole(chosen["trainer_num"]),
-        trainers=_list(chosen["trainers"]),
-        heter_worker_num=_text(chosen["heter_worker_num"]),
-        heter_workers=_text(chosen["heter_workers"]),
-        heter_devices=_text(chosen["heter_devices"]),
-        coordinator_num=_whole(chosen["coordinator_num"]),
-        coordinators=_list(chosen["coordinators"]),
-        http_port=_whole(chosen["http_port"]),
-        gloo_port=_whole(chosen["gloo_port"]),
-        with_gloo=_text(chosen["with_gloo"]),
+        banner=chosen["banner"].of(str) or "brief",
+        color=chosen["color"].of(str) or "auto",
+        dry_run=chosen["dry_run"].of(str),
+        server_num=chosen["server_num"].of(int),
+        servers=chosen["servers"].of(tuple) or (),
+        trainer_num=chosen["trainer_num"].of(int),
+        trainers=chosen["trainers"].of(tuple) or (),
+        heter_worker_num=chosen["heter_worker_num"].of(str),
+        heter_workers=chosen["heter_workers"].of(str),
+        heter_devices=chosen["heter_devices"].of(str),
+        coordinator_num=chosen["coordinator_num"].of(int),
+        coordinators=chosen["coordinators"].of(tuple) or (),
+        http_port=chosen["http_port"].of(int),
+        gloo_port=chosen["gloo_port"].of(int),
+        with_gloo=chosen["with_gloo"].of(str),
         strategy=strategy,
         settings=(
             *_config_setting(parsed, config),
@@ -201,7 +199,7 @@ def _answer_for_others(given: Iterable[Given], notes: list[str]) -> None:
             continue
         if option.status == "later":
             raise UsageError(each.blame(option.reason))
-        _value(each)
+        each.value()
         notes.append(f"{each.typed} has no effect: {option.reason}")
 
 
@@ -216,8 +214,8 @@ def _choose(option: Option, tiers: Sequence[Sequence[Given]], notes: list[str]) 
     said = typed or variables or filed
     if not said:
         default = Given(option, option.default or "", option.flag, "default")
-        return Chosen(None if option.default is None else _value(default), default)
-    found = Chosen(_value(said[-1]), said[-1])
+        return Chosen(None if option.default is None else default.value(), default)
+    found = Chosen(said[-1].value(), said[-1])
     if typed:
         notes.extend(_contradicted(found, variables))
     return found
@@ -235,14 +233,6 @@ def _contradicted(found: Chosen, variables: Iterable[Given]) -> Iterable[str]:
                 f"{found.given.typed}={found.given.raw} wins over {variable.typed}={variable.raw}"
                 " (with Paddle's launcher the variable wins)."
             )
-
-
-def _value(given: Given) -> Value:
-    """Read GIVEN's typed value; UsageError that says where it came from."""
-    try:
-        return options.parse(given.option, given.raw)
-    except ValueError as error:
-        raise UsageError(given.blame(str(error))) from None
 
 
 # -- single options ----------------------------------------------------------------------------
@@ -269,7 +259,7 @@ def _hosts(chosen: Mapping[str, Chosen], notes: list[str], *, is_cloud: bool) ->
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
         else:
             raise UsageError(nnodes.given.blame(f"{named}; leave one of the two out."))
-    if (_text(master) or "").startswith("etcd://"):
+    if (master.of(str) or "").startswith("etcd://"):
         raise UsageError(
             master.given.blame(
                 "this version does not meet through etcd; until then name the hosts with --ips."
@@ -302,7 +292,7 @@ def _count(given: Given) -> int:
 
 def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
     """Return our host's place as the user says it, if there is more than one place."""
-    rank = _whole(found)
+    rank = found.of(int)
     if rank is None or rank < 0:
         return None
     if is_alone and rank > 0:
@@ -382,17 +372,12 @@ def _implied(found: Chosen, mode: str, by: str) -> Chosen:
 
 def _job_id(found: Chosen) -> str:
     """Return the job's name, which becomes part of a folder's name."""
-    name = (_text(found) or "").strip()
+    name = (found.of(str) or "").strip()
     if not name.isprintable() or set(name) & set("/ ") or name.startswith("."):
         raise UsageError(
             found.given.blame("give a name without slashes and spaces, and no dot at its start.")
         )
     return name
-
-
-def _number_or_word(found: Chosen) -> int | str | None:
-    """Return the number of processes, or the word that stands for it."""
-    return found.value if isinstance(found.value, int | str) else None
 
 
 def _ranks(found: Chosen) -> str | None:
@@ -419,27 +404,12 @@ def _ranks(found: Chosen) -> str | None:
 
 def _reader(found: Chosen) -> str | None:
     """Return the rank that reads our standard input, or `none`."""
-    word = (_text(found) or "").strip().lower()
+    word = (found.of(str) or "").strip().lower()
     if not word:
         return None
     if word != "none" and not (word.isascii() and word.isdigit()):
         raise UsageError(found.given.blame("give a rank such as 0, or none."))
     return word if word == "none" else str(int(word))
-
-
-def _text(found: Chosen) -> str | None:
-    """Return a text or a choice."""
-    return found.value if isinstance(found.value, str) else None
-
-
-def _list(found: Chosen) -> tuple[str, ...]:
-    """Return the words of a list."""
-    return found.value if isinstance(found.value, tuple) else ()
-
-
-def _whole(found: Chosen) -> int | None:
-    """Return a whole number."""
-    return found.value if isinstance(found.value, int) else None
 
 
 def _size(found: Chosen) -> int:
@@ -448,7 +418,7 @@ def _size(found: Chosen) -> int:
     >>> _size(Chosen("1.5G", Given(options.find("log_max_size"), "1.5G", "--log_max_size")))
     1610612736
     """
-    text = (_text(found) or "").strip().upper().removesuffix("B").removesuffix("I")
+    text = (found.of(str) or "").strip().upper().removesuffix("B").removesuffix("I")
     power = "KMGT".find(text[-1:]) + 1 if text else 0
     digits = text[:-1].rstrip() if power else text
     whole, _, part = digits.partition(".")
@@ -459,11 +429,6 @@ def _size(found: Chosen) -> int:
     if size and size < _LEAST_LOG:
         raise UsageError(found.given.blame("give 1M or more, as 100M or 2G, or 0 for no limit."))
     return size
-
-
-def _real(found: Chosen) -> float | None:
-    """Return a number of any kind."""
-    return found.value if isinstance(found.value, float) else None
 
 
 def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, str]]:
@@ -495,7 +460,7 @@ def _strategy(
     typed, variables, filed = (_about("strategy", tier) for tier in tiers)
     given = typed or variables or filed
     sets = [each for tier in (tiers[2], tiers[0]) for each in _about("set", tier)]
-    check_ranks = _whole(chosen["check_ranks"])
+    check_ranks = chosen["check_ranks"].of(int)
     if not (given or sets or (check_ranks is not None and check_ranks >= 0)):
         notes.extend(
             f"{chosen[name].given.typed} has no effect: no strategy is asked for."
@@ -511,10 +476,10 @@ def _strategy(
     notes.extend(found.notes)
     strategy = asked.settle(
         found,
-        mode=_text(chosen["strategy_mode"]) or "defaults",
+        mode=chosen["strategy_mode"].of(str) or "defaults",
         is_strict=chosen["strategy_strict"].value is True,
         check_ranks=check_ranks,
-        merge_tail=_text(chosen["merge_tail"]) or "drop",
+        merge_tail=chosen["merge_tail"].of(str) or "drop",
     )
     lines = asked.settings(named, sets)
     return strategy, [Setting(n, secrets.redact(n.rpartition(".")[2], v), s) for n, v, s in lines]
@@ -567,107 +532,5 @@ def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterab
     if config is None:
         yield Setting("config", "None", "default")
     else:
-        source = "command line" if config_named(parsed) else "current folder"
+        source = "command line" if named(parsed) else "current folder"
         yield Setting("config", config.path, source)
-
-
-# -- the config file -----------------------------------------------------------------------------
-
-
-def config_named(parsed: argv.ParsedCommand) -> str | None:
-    """Return the file that --config names."""
-    named = [given.raw for given in parsed.settings if given.option.name == "config" and given.raw]
-    return named[-1] if named else None
-
-
-def read_config(path: str) -> Config:
-    """Read the config file at PATH; UsageError as file:line when it says what no option means."""
-    # Only those who have a config file pay for yaml.
-    import yaml  # noqa: PLC0415
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs 10 ms
-            root = yaml.compose(file.read(), Loader=loader)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: this config file cannot be read.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: this config file is not UTF-8 text.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = path if mark is None else f"{path}:{mark.line + 1}"
-        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
-        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
-    if root is None:
-        return Config(path, ())
-    if not isinstance(root, yaml.MappingNode):
-        raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
-    return Config(path, tuple(_read_entries(root.value, path)))
-
-
-def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[Given]:
-    """Read each line of the file as what it says about one option."""
-    names = options.by_name()
-    lines: dict[str, int] = {}
-    for key, node in entries:
-        line = key.start_mark.line + 1
-        where = f"{path}:{line}"
-        typed = str(key.value)
-        option = names.get(typed.replace("-", "_"))
-        if option is None:
-            raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")
-        if not option.in_file:
-            raise UsageError(f"{where}: {typed} belongs on the command line.")
-        if option.target in lines:
-            raise UsageError(f"{where}: {typed} was already said in line {lines[option.target]}.")
-        lines[option.target] = line
-        for raw, at in _read_values(option, node, where):
-            given = Given(option, raw, typed, f"{path}:{at}")
-            if option.status == "works":
-                _value(given)
-            if raw.strip():
-                yield given
-
-
-def _suggest(typed: str) -> str:
-    """End a sentence with the key most like TYPED."""
-    in_file = [name for name, option in options.by_name().items() if option.in_file]
-    return argv.suggest(typed, in_file, prefix="")
-
-
-def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
-    """Turn NODE into the texts the command line would have given, each with its line."""
-    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - see read_config
-
-    match node:
-        case ScalarNode():
-            if not _is_null(node):
-                yield node.value, node.start_mark.line + 1
-        case MappingNode() if option.kind == "pairs":
-            for key, value in node.value:
-                pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
-                yield pair, key.start_mark.line + 1
-        case SequenceNode() if option.kind == "pairs":
-            for item in node.value:
-                yield _scalar(item, where, option), item.start_mark.line + 1
-        case SequenceNode() if option.kind == "list":
-            texts = [_scalar(item, where, option) for item in node.value]
-            yield ",".join(texts), node.start_mark.line + 1
-        case _:
-            kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
-            problem = f"{kind} does not fit: {options.wanted(option)}"
-            raise UsageError(f"{where}: {option.name}: {problem}")
-
-
-def _scalar(node: "Node", where: str, option: Option) -> str:
-    """Return NODE's text; UsageError when it is a list or a mapping."""
-    from yaml import ScalarNode  # noqa: PLC0415 - see read_config
-
-    if not isinstance(node, ScalarNode):
-        raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")
-    return "" if _is_null(node) else str(node.value)
-
-
-def _is_null(node: "Node") -> bool:
-    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
-    return str(node.tag).endswith(":null")

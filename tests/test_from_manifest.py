@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun import argv, cli, manifest, options, planner, request
+from fleetrun import argv, cli, configfile, manifest, options, planner
 from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
@@ -254,7 +254,7 @@ def test_a_manifest_that_is_not_there_is_said(folder: Path) -> None:
 def test_only_the_command_line_names_a_manifest(folder: Path) -> None:
     (folder / "fleetrun.yaml").write_text("from_manifest: a.json\n")
     with pytest.raises(UsageError, match="belongs on the command line"):
-        request.read_config("fleetrun.yaml")
+        configfile.read("fleetrun.yaml")
     assert options.find("from_manifest").flag == "--from-manifest"
 
 

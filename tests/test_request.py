@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun import argv, options, request
+from fleetrun import argv, configfile, options, request
 from fleetrun.errors import UsageError
 from fleetrun.model import Setting
 from fleetrun.options import Given
@@ -18,8 +18,8 @@ from fleetrun.options import Given
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fleetrun.configfile import Config
     from fleetrun.model import Request
-    from fleetrun.request import Config
 
     ConfigFile = Callable[[str], Config]
 
@@ -39,7 +39,7 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigFile:
 
     def read(text: str) -> Config:
         Path("fleetrun.yaml").write_text(text, encoding="utf-8")
-        return request.read_config("fleetrun.yaml")
+        return configfile.read("fleetrun.yaml")
 
     return read
 
@@ -569,12 +569,12 @@ def test_a_file_may_use_any_spelling_and_an_empty_variable(config_file: ConfigFi
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        request.read_config(str(tmp_path / "nowhere.yaml"))
+        configfile.read(str(tmp_path / "nowhere.yaml"))
     with pytest.raises(UsageError, match="Is a directory"):
-        request.read_config(str(tmp_path))
+        configfile.read(str(tmp_path))
     (tmp_path / "latin.yaml").write_bytes(b"job_id: \xe9\n")
     with pytest.raises(UsageError, match=r"latin\.yaml: this config file is not UTF-8 text"):
-        request.read_config(str(tmp_path / "latin.yaml"))
+        configfile.read(str(tmp_path / "latin.yaml"))
 
 
 def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
@@ -586,7 +586,7 @@ def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
 
 def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    assert request.read_config(str(EXAMPLE)).settings == ()
+    assert configfile.read(str(EXAMPLE)).settings == ()
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.target for option in options.TABLE if option.status == "works"}
     missing = shown - {given.option.target for given in config.settings}

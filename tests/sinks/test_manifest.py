@@ -14,7 +14,7 @@ import pytest
 from planning import a_request, a_roster, some_facts
 from waiting import until
 
-from fleetrun import __version__, argv, planner, request
+from fleetrun import __version__, argv, configfile, planner, request
 from fleetrun.plan.devices import Share
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
@@ -124,7 +124,7 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     }
     (tmp_path / "a.yaml").write_text("env: {DB_PASSWORD: s3cr3t}\njob_id: night\n")
     words = ("--env", "A_TOKEN=s3cr3t", "train.py", "--password=s3cr3t", "--api-key", "s3cr3t")
-    config = request.read_config(str(tmp_path / "a.yaml"))
+    config = configfile.read(str(tmp_path / "a.yaml"))
     made = request.resolve(argv.split(words), environ, config)._replace(typed=words)
     document = written(tmp_path, made, environ)
     assert "s3cr3t" not in json.dumps(document)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun import argv, request
+from fleetrun import argv, configfile, request
 from fleetrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def asked(
     *words: str, environ: Mapping[str, str] | None = None, config: Path | None = None
 ) -> Request:
-    read = None if config is None else request.read_config(str(config))
+    read = None if config is None else configfile.read(str(config))
     return request.resolve(argv.split([*words, "train.py"]), environ or {}, read)
 
 

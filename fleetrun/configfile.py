@@ -1,0 +1,120 @@
+"""The config file: options as `option: value` lines of YAML."""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun import argv, options
+from fleetrun.errors import UsageError
+from fleetrun.options import Given, Option
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+DEFAULT = "fleetrun.yaml"
+
+
+class Config(NamedTuple):
+    """A config file: where it is, and what each of its lines says."""
+
+    path: str
+    settings: tuple[Given, ...]
+
+
+def named(parsed: argv.ParsedCommand) -> str | None:
+    """Return the file that --config names."""
+    named = [given.raw for given in parsed.settings if given.option.name == "config" and given.raw]
+    return named[-1] if named else None
+
+
+def read(path: str) -> Config:
+    """Read the config file at PATH; UsageError as file:line when it says what no option means."""
+    # Only those who have a config file pay for yaml.
+    import yaml  # noqa: PLC0415
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs 10 ms
+            root = yaml.compose(file.read(), Loader=loader)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}: this config file cannot be read.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: this config file is not UTF-8 text.") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = path if mark is None else f"{path}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
+        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
+    if root is None:
+        return Config(path, ())
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
+    return Config(path, tuple(_read_entries(root.value, path)))
+
+
+def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[Given]:
+    """Read each line of the file as what it says about one option."""
+    names = options.by_name()
+    lines: dict[str, int] = {}
+    for key, node in entries:
+        line = key.start_mark.line + 1
+        where = f"{path}:{line}"
+        typed = str(key.value)
+        option = names.get(typed.replace("-", "_"))
+        if option is None:
+            raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")
+        if not option.in_file:
+            raise UsageError(f"{where}: {typed} belongs on the command line.")
+        if option.target in lines:
+            raise UsageError(f"{where}: {typed} was already said in line {lines[option.target]}.")
+        lines[option.target] = line
+        for raw, at in _read_values(option, node, where):
+            given = Given(option, raw, typed, f"{path}:{at}")
+            if option.status == "works":
+                given.value()
+            if raw.strip():
+                yield given
+
+
+def _suggest(typed: str) -> str:
+    """End a sentence with the key most like TYPED."""
+    in_file = [name for name, option in options.by_name().items() if option.in_file]
+    return argv.suggest(typed, in_file, prefix="")
+
+
+def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
+    """Turn NODE into the texts the command line would have given, each with its line."""
+    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - see read
+
+    match node:
+        case ScalarNode():
+            if not _is_null(node):
+                yield node.value, node.start_mark.line + 1
+        case MappingNode() if option.kind == "pairs":
+            for key, value in node.value:
+                pair = f"{_scalar(key, where, option)}={_scalar(value, where, option)}"
+                yield pair, key.start_mark.line + 1
+        case SequenceNode() if option.kind == "pairs":
+            for item in node.value:
+                yield _scalar(item, where, option), item.start_mark.line + 1
+        case SequenceNode() if option.kind == "list":
+            texts = [_scalar(item, where, option) for item in node.value]
+            yield ",".join(texts), node.start_mark.line + 1
+        case _:
+            kind = "a list" if isinstance(node, SequenceNode) else "a mapping"
+            problem = f"{kind} does not fit: {options.wanted(option)}"
+            raise UsageError(f"{where}: {option.name}: {problem}")
+
+
+def _scalar(node: "Node", where: str, option: Option) -> str:
+    """Return NODE's text; UsageError when it is a list or a mapping."""
+    from yaml import ScalarNode  # noqa: PLC0415 - see read
+
+    if not isinstance(node, ScalarNode):
+        raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")
+    return "" if _is_null(node) else str(node.value)
+
+
+def _is_null(node: "Node") -> bool:
+    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
+    return str(node.tag).endswith(":null")
