@@ -86,6 +86,34 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
     assert examined["failed_at"] < exited["monotonic"]
 
 
+@pytest.mark.slow
+def test_s16_teardowns_of_all_lengths_in_all_orders(tmp_path: Path) -> None:
+    # The ranks sleep, so that all cases can run at once.
+    cases = [
+        (failure, victim, teardown)
+        for failure in FAILURES
+        for victim in ("exception", "plain exit", "signal")
+        for teardown in (0, 0.5, 2, 5)
+    ]
+    for first in range(0, len(cases), 12):
+        running = []
+        for failure, victim, teardown in cases[first : first + 12]:
+            fail, code = FAILURES[failure]
+            folder = tmp_path / f"{failure}-{victim}-{teardown}"
+            folder.mkdir()
+            script = JOB.format(fail=fail, teardown=teardown, lose=VICTIMS[victim])
+            job = Command.python(folder, script, "--grace=60", ranks=3)
+            running.append((job, job.start(), code))
+        for job, launcher, code in running:
+            ended = job.finish(launcher)
+            assert (ended.code, job.folder.name) == (code, job.folder.name)
+            # Before it may stand that a slow one is waited for.
+            assert f"fleetrun: rank 1 exited with {code}.\nIt failed first" in ended.said
+            found = report(job)
+            assert (found["culprit"]["rank"], found["culprit"]["code"]) == (1, code)
+            assert [one["rank"] for one in found["victims"]] == [0, 2]
+
+
 @pytest.mark.parametrize("failure", ["raise", "sys.exit"])
 def test_s16_who_does_not_end_in_time_is_judged_by_its_exception(
     tmp_path: Path, failure: str
