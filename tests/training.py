@@ -13,6 +13,8 @@ import ports
 from waiting import TRAINING_S
 from warming import WARM, warm
 
+from fleetrun.strategy import document
+
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
 SITE = ROOT / "fleetrun" / "inject" / "site"
@@ -24,12 +26,17 @@ PYTHONS = {
 }
 
 
+def told(wish: dict[str, Any]) -> dict[str, Any]:
+    """Return the strategy.json of WISH, with what the launcher knows of its fields."""
+    return {"schema": 1, **wish, "verdicts": document.known(wish)}
+
+
 def alone(
     version: str, folder: Path, script: str, wish: dict[str, Any], *words: str
 ) -> tuple[dict[str, Any], str]:
     """Return the proof of one process that runs SCRIPT with WISH and WORDS, and its output."""
     (folder / "train.py").write_text(script, encoding="utf-8")
-    (folder / "strategy.json").write_text(json.dumps({"schema": 1, **wish}), encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps(told(wish)), encoding="utf-8")
     done = subprocess.run(
         [PYTHONS[version], "-W", "ignore", folder / "train.py", *words],
         env={
@@ -72,7 +79,7 @@ def train(
     }
     if strategy is not None:
         asked = {"strategy": strategy, "topology": {"nranks": 2, "ranks_per_node": 2}}
-        (folder / "strategy.json").write_text(json.dumps(asked))
+        (folder / "strategy.json").write_text(json.dumps(told(asked)))
         environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
     ranks = [
         subprocess.Popen(

@@ -288,13 +288,8 @@ def _explained(
         return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
     is_part = "." in knob.name
     named = name if is_part else f"{name}: {page.written(knob.value)}"
-    outcomes = page.outcomes(
-        section,
-        name,
-        fields.find(section, name).only,
-        places,
-        is_off=knob.value is False and not is_part,
-    )
+    field = fields.find(section, name)
+    outcomes = page.outcomes(field, places, is_off=knob.value is False and not is_part)
     return [
         ("" if place else named, verdict.status, where, verdict.reason)
         for place, (verdict, where) in enumerate(outcomes.items())

@@ -10,6 +10,8 @@ from importlib import util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .wish import Wish
 
 SCHEMA = 1
@@ -83,6 +85,18 @@ class Evidence:
     def status(self, name: str) -> str | None:
         """Return what was said of the field NAME, None if nothing was."""
         return self._knobs[name]["status"] if name in self._knobs else None
+
+    def known(self, name: str, value: Any) -> Mapping[str, Any]:
+        """Return what the launcher knows of the field NAME with VALUE in this graph and Paddle."""
+        paddle = sys.modules.get("paddle")
+        # Of other versions the nearest: 2 or 3.
+        version = str(getattr(paddle, "__version__", ""))[:1]
+        here = {"graph": self.graph, "device": _device(paddle)}
+        for line in self._asked.known(name, value):
+            is_here = all(line.get(key, there) == there for key, there in here.items())
+            if is_here and line.get("paddle", version)[:1] == version:
+                return line
+        return {}
 
     def note(self, text: str) -> None:
         """Leave a sentence for the user; once."""

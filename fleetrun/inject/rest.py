@@ -37,53 +37,6 @@ _COMMUNICATION = (
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
 )
-# By it Paddle adds the allreduces to static programs; its other value is refused.
-_REWRITES = "without_graph_optimization"
-_NOT_HERE = "Paddle has it for static graphs only"
-_SHARDED = "Paddle reads it for sharded static graphs only"
-_BY_FLAG = "Paddle sets it for static graphs only; FLAGS_{name} in the section `flags` works here"
-_DYGRAPH = {
-    "amp": "in dynamic graphs fleet makes a GradScaler at most; the script must call auto_cast",
-    "recompute": "in dynamic graphs the script must call paddle.distributed.fleet.recompute",
-    "sync_batch_norm": (
-        "in dynamic graphs the script must call SyncBatchNorm.convert_sync_batchnorm"
-    ),
-    "sharding": "in dynamic graphs Paddle shards by hybrid_configs or group_sharded_parallel",
-    "lars": _NOT_HERE,
-    "lamb": "in dynamic graphs the script must make a paddle.optimizer.Lamb",
-    "localsgd": _NOT_HERE,
-    "adaptive_localsgd": _NOT_HERE,
-    "dgc": _NOT_HERE,
-    "hybrid_configs": "the script has not made these groups by fleet.init",
-    "a_sync": "only training with parameter servers is asynchronous",
-    "fp16_allreduce": _NOT_HERE,
-    "without_graph_optimization": "there is no graph to optimize in dynamic graphs",
-    "fuse_grad_merge": _NOT_HERE,
-    "calc_comm_same_stream": _NOT_HERE,
-    "gradient_scale_configs": _SHARDED,
-    "cudnn_exhaustive_search": _BY_FLAG,
-    "conv_workspace_size_limit": _BY_FLAG,
-    "cudnn_batchnorm_spatial_persistent": _BY_FLAG,
-}
-_STATIC = {
-    "sync_batch_norm": "Paddle never hands it to the pass that would do it",
-    "find_unused_parameters": "a static graph has the gradients that it has",
-    "last_comm_group_size_MB": "Paddle reads it in dynamic graphs only",
-    "nccl_comm_num": "Paddle sets FLAGS_nccl_nrings by it, and uses one ring",
-    "use_hierarchical_allreduce": "Paddle reads it, and uses one ring",
-    "hierarchical_allreduce_inter_nranks": "Paddle reads it, and uses one ring",
-    "fuse_grad_size_in_MB": "Paddle fuses static graphs by fuse_grad_size_in_num",
-    "fuse_grad_size_in_TFLOPS": "no part of Paddle reads it",
-    "cudnn_exhaustive_search": "it is for the kernels of a GPU",
-    "conv_workspace_size_limit": "it is for the kernels of a GPU",
-    "cudnn_batchnorm_spatial_persistent": "it is for the kernels of a GPU",
-    "dgc": "Paddle has it for GPUs only",
-    "calc_comm_same_stream": "only a GPU has streams, and nobody has counted what it saves there",
-    "gradient_scale_configs": _SHARDED,
-    "hybrid_configs": "Paddle reads it in dynamic graphs only",
-    "a_sync": "only training with parameter servers is asynchronous",
-    "fuse_grad_merge": "Paddle has no pass that reads it",
-}
 # Fields of details that no switch turns on, and how fleet's topology tells the degrees of one.
 _SWITCHLESS = ("gradient_scale_configs", "hybrid_configs")
 _DEGREES = {
@@ -94,8 +47,7 @@ _DEGREES = {
     "sep_degree": "sep",
 }
 _NO_STEPS = "one step is no merging: gradient_merge_configs.k_steps says how many are one update"
-_BUILD = "not available in dygraph: there is no graph to fuse in"
-_THREADS = "a dynamic graph has no executor with threads"
+_ONLY_STATIC = "Paddle has it for static graphs only"
 
 
 def install(asked: Wish, proof: Evidence) -> None:
@@ -180,21 +132,13 @@ class _Rest:
             return
         elif name in strategies.refused:
             proof.knob(name, REFUSED, reason=strategies.refused[name])
-        elif value is False:
-            # What is nowhere switched on is off; but not what Paddle has on by itself.
-            self._say_off(name)
-        elif name == _REWRITES and proof.graph == "static":
-            proof.knob(name, EFFECTIVE, in_effect=value, evidence="on, as without it")
+        elif proof.known(name, value).get("by_default"):
+            said = proof.known(name, value)["reason"]
+            proof.knob(name, EFFECTIVE, in_effect=value, evidence=said)
         elif proof.graph == "dygraph" and name in self._arguments:
             self._say_argument(name, value)
         elif not name.endswith("_configs"):
             proof.knob(name, NO_EFFECT, reason=self._reason(name))
-
-    def _say_off(self, name: str) -> None:
-        if name in settings.ON_BY_DEFAULT:
-            self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
-        else:
-            self._proof.knob(name, EFFECTIVE, in_effect=False, evidence="off, as without it")
 
     def _say_argument(self, name: str, value: Any) -> None:
         if name == "last_comm_group_size_MB":
@@ -235,24 +179,34 @@ class _Rest:
             self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
 
     def _reason(self, name: str) -> str:
-        asked, is_dynamic = self._asked, self._proof.graph == "dygraph"
-        table = dict(_DYGRAPH if is_dynamic else _STATIC)
-        if name in _COMMUNICATION and is_dynamic and not self._models:
-            table[name] = "the script has no data-parallel model"
-        if name in _COMMUNICATION and servers.are_used():
-            table[name] = "with parameter servers, ranks do not reduce gradients among themselves"
-        if name in _COMMUNICATION and asked.topology.nranks == 1:
-            table[name] = "a single rank has nothing to reduce"
-        if name in asked.build_strategy:
-            table[name] = _BUILD if is_dynamic else "it has changed nothing in this program"
-        if name in asked.execution_strategy:
-            table[name] = _THREADS if is_dynamic else "Paddle's executor does not read it any more"
-        table.update(strategies.misfits)
-        where = "dynamic" if is_dynamic else "static"
+        """Say why NAME has no effect: what differs in this job, or what is known of it anyway."""
+        of_this_job = self._obstacle(name)
+        if of_this_job:
+            return of_this_job
+        known = self._proof.known(name, settings.effective(name))
+        if "unseen" in known:
+            return str(known["unseen"])
+        if known.get("status") == NO_EFFECT:
+            return str(known["reason"])
+        if name in self._asked.build_strategy:
+            return "it has changed nothing in this program"
+        where = "dynamic" if self._proof.graph == "dygraph" else "static"
+        return f"nothing in Paddle's {where} graphs was seen to follow it"
+
+    def _obstacle(self, name: str) -> str:
+        """Return what in this job or script keeps NAME from having an effect; empty if nothing."""
+        is_dynamic = self._proof.graph == "dygraph"
+        if name in strategies.misfits:
+            return strategies.misfits[name]
         if name == "gradient_merge" and is_dynamic:
-            table[name] = _NO_STEPS if asked.get(name) else _NOT_HERE
-        unknown = f"nothing in Paddle's {where} graphs was seen to follow it"
-        return table.get(name, unknown).replace("{name}", name)
+            return _NO_STEPS if self._asked.get(name) else _ONLY_STATIC
+        if name not in _COMMUNICATION:
+            return ""
+        if self._asked.topology.nranks == 1:
+            return "a single rank has nothing to reduce"
+        if servers.are_used():
+            return "with parameter servers, ranks do not reduce gradients among themselves"
+        return "the script has no data-parallel model" if is_dynamic and not self._models else ""
 
 
 def _degrees() -> dict[str, int]:

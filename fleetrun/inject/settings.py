@@ -27,9 +27,6 @@ from .wish import Wish
 if TYPE_CHECKING:
     from .evidence import Evidence
 
-# `false` for these is no word for what is off anyway: Paddle, or fleetrun, has them on.
-ON_BY_DEFAULT = ("fuse_all_reduce_ops", "sync_nccl_allreduce", "without_graph_optimization")
-
 
 class _Settlement:
     """What the strategy asks for, and what the script says itself."""

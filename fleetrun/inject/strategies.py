@@ -28,13 +28,6 @@ _ATTRIBUTES = {
     "with_coordinator": "is_with_coordinator",
 }
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
-# The values that make Paddle forget the allreduces of a static graph; ranks then diverge silently.
-_DIVERGING = {
-    "fp16_allreduce": True,
-    "without_graph_optimization": False,
-    "asp": True,
-    "qat": True,
-}
 # What was not put into a DistributedStrategy, and why.
 refused: dict[str, str] = {}
 misfits: dict[str, str] = {}
@@ -144,10 +137,9 @@ class _Injection:
         names = sorted(self._asked.strategy, key=lambda name: name.endswith("_configs"))
         for name in names:
             value = self._asked.strategy[name]
-            if name in _DIVERGING and value is _DIVERGING[name]:
-                refused[name] = (
-                    "Paddle forgets the allreduces of a static graph then: ranks diverge"
-                )
+            why = self._asked.refusal(name, value)
+            if why:
+                refused[name] = why
             elif value != "auto":
                 self._place_field(strategy, name, value)
         for name, value in self._asked.build_strategy.items():

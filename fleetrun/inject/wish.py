@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping  # noqa: TC003 - NamedTuple reads it
+from collections.abc import Mapping, Sequence  # noqa: TC003 - NamedTuple reads it
 from typing import Any, NamedTuple
 
 
@@ -28,6 +28,8 @@ class Wish(NamedTuple):
     # drop or step.
     merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
+    # What the launcher knows of each field: lines for its being on and off (strategy/document.py).
+    verdicts: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {}
     topology: Topology = Topology()
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -37,6 +39,19 @@ class Wish(NamedTuple):
     def builds(self, name: str) -> bool:
         """Whether the field NAME of BuildStrategy is asked for and on."""
         return bool(self.build_strategy.get(name))
+
+    def known(self, name: str, value: Any) -> Sequence[Mapping[str, Any]]:
+        """Return what the launcher knows of the field NAME with VALUE; the first that fits counts.
+
+        Each line has a status and a reason, and may be about one graph, paddle or device only.
+        """
+        return self.verdicts.get(name, {}).get("off" if value is False else "on", ())
+
+    def refusal(self, name: str, value: Any) -> str:
+        """Return why VALUE is nowhere given to Paddle as the field NAME; empty where it may be."""
+        first = next(iter(self.known(name, value)), {})
+        is_everywhere = not {"graph", "paddle", "device"} & first.keys()
+        return str(first["reason"]) if first.get("status") == "refused" and is_everywhere else ""
 
     @property
     def merge_steps(self) -> int:
@@ -66,5 +81,6 @@ def read(path: str) -> Wish:
         check_ranks=int(values.get("check_ranks", 0)),
         merge_tail=values.get("merge_tail", "drop"),
         reasons=values.get("reasons", {}),
+        verdicts=values.get("verdicts", {}),
         topology=Topology(**values.get("topology", {})),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.plan import secrets
-from fleetrun.strategy import fields
+from fleetrun.strategy import fields, verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from fleetrun.model import Knob, Strategy
     from fleetrun.strategy.resolve import Topology
@@ -20,6 +20,7 @@ def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) ->
     """Return the document of STRATEGY for RANKS; ENVIRONMENT is what its variables came to."""
     import json  # noqa: PLC0415 - only those who have a strategy pay for it
 
+    asked = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {
         "schema": SCHEMA,
         "mode": strategy.mode,
@@ -28,7 +29,8 @@ def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) ->
         "merge_tail": strategy.merge_tail,
         "sources": strategy.sources,
         "digest": strategy.digest,
-        **{section: nested(strategy, section) for section in fields.FIELD_SECTIONS},
+        **asked,
+        "verdicts": known(asked),
         "environment": {name: secrets.redact(name, value) for name, value in environment.items()},
         "reasons": {knob.name: knob.reason for knob in strategy.knobs if knob.reason},
         "topology": {
@@ -54,6 +56,42 @@ def nested(strategy: Strategy, section: str) -> dict[str, object]:
         else:
             found[knob.name] = knob.value
     return found
+
+
+def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, object]]]]:
+    """Return the verdicts on each field ASKED for by section, and on the switches of details.
+
+    The training process, which has no such table, takes from them what it cannot measure. Each
+    field has lines for what it is when on and, if it is true or false, when off; the first that
+    fits the graph, Paddle and device counts.
+
+    >>> known({"strategy": {"dgc": True}})["dgc"]["off"]
+    [{'status': 'effective', 'reason': 'off, as without it', 'by_default': True}]
+    """
+    table = fields.by_name(fields.STRATEGY)
+    names = [name for section in fields.FIELD_SECTIONS for name in _mapping(asked.get(section))]
+    names += [name.removesuffix("_configs") for name in names]
+    found: dict[str, dict[str, list[dict[str, object]]]] = {}
+    for name in dict.fromkeys(names):
+        field = table.get(name)
+        if field is not None:
+            found[name] = {"on": _lines(verdicts.rows(field))}
+            if field.kind == "bool":
+                found[name]["off"] = _lines(verdicts.rows(field, is_off=True))
+    return found
+
+
+def _lines(rows: Iterable[verdicts.Row]) -> list[dict[str, object]]:
+    """Return ROWS as JSON: what stands for all is left out, and a status is one word."""
+    return [
+        {name: value for name, value in row._asdict().items() if value and name != "names"}
+        | {"status": row.status.replace(" ", "_")}
+        for row in rows
+    ]
+
+
+def _mapping(section: object) -> Mapping[str, object]:
+    return section if isinstance(section, dict) else {}
 
 
 def variables(strategy: Strategy) -> dict[str, Knob]:

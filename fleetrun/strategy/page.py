@@ -55,10 +55,10 @@ def page(field: Field, presets: Mapping[str, Layer]) -> str:
         (p, g, d) for g in verdicts.GRAPHS for p in verdicts.PADDLES for d in verdicts.DEVICES
     ]
     lines += ["", "What it comes to, by kind of graph, Paddle and device"]
-    lines += comes_to(field.section, field.name, field.only, places)
+    lines += comes_to(field, places)
     if field.kind == "bool":
         lines.append("  and if it is false:")
-        off = comes_to(field.section, field.name, field.only, places, is_off=True)
+        off = comes_to(field, places, is_off=True)
         lines += [f"  {line}" for line in off]
     lines += ["", "How that is known", *(f"  {line}" for line in EVIDENCE)]
     using = _using(field, presets)
@@ -104,11 +104,9 @@ def kind(field: Field) -> str:
     return said + ("" if field.default in ("", ()) else f" [default: {written(field.default)}]")
 
 
-def comes_to(
-    section: str, name: str, only: str, places: Sequence[Place], *, is_off: bool = False
-) -> list[str]:
-    """Return what becomes of a field in PLACES (Paddle, graph, device), alike ones together."""
-    found = outcomes(section, name, only, places, is_off=is_off)
+def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> list[str]:
+    """Return what becomes of FIELD in PLACES (Paddle, graph, device), alike ones together."""
+    found = outcomes(field, places, is_off=is_off)
     return [
         line
         for one, where in found.items()
@@ -117,20 +115,12 @@ def comes_to(
 
 
 def outcomes(
-    section: str, name: str, only: str, places: Sequence[Place], *, is_off: bool = False
+    field: Field, places: Sequence[Place], *, is_off: bool = False
 ) -> dict[verdicts.Verdict, str]:
-    """Map each verdict on a field to the PLACES (Paddle, graph, device) that it is about."""
+    """Map each verdict on FIELD to the PLACES (Paddle, graph, device) that it is about."""
     found: dict[verdicts.Verdict, list[str]] = {}
     for paddle, graph, device in places:
-        one = verdicts.verdict(
-            name,
-            is_off=is_off,
-            section=section,
-            only=only,
-            paddle=paddle,
-            graph=graph,
-            device=device,
-        )
+        one = verdicts.verdict(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
         found.setdefault(one, []).append(f"{graph} {paddle} {device}")
     if len(found) == 1 and len(places) > 1:
         return dict.fromkeys(found, "everywhere")

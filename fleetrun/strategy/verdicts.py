@@ -5,7 +5,11 @@ is said of GPUs was read in the programs of a GPU build, or holds wherever it ho
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from fleetrun.strategy import fields
+from fleetrun.strategy.fields import Field
 
 PADDLES = ("2.6.2", "3.3.1")
 GRAPHS = ("dygraph", "static")
@@ -26,7 +30,11 @@ class Verdict(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table: an empty place stands for all; the first line that fits counts."""
+    """One line of the table: an empty place stands for all; the first line that fits counts.
+
+    `unseen` is the reason where a run does not show what the line says.
+    `by_default` is true where the field asks for what is so without it.
+    """
 
     names: str
     status: str
@@ -34,6 +42,8 @@ class Row(NamedTuple):
     graph: str = ""
     paddle: str = ""
     device: str = ""
+    unseen: str = ""
+    by_default: bool = False
 
 
 # What all that is said of GPUs comes with.
@@ -45,24 +55,28 @@ LEGACY_IR = (
     "Paddle 3.3.1 runs static strategies with its older representation of programs only: "
     "FLAGS_enable_pir_api=0, and networks that get by without paddle.matmul and its like."
 )
-_DIVERGES = "{} makes ranks diverge without an error"
-_AS_ALWAYS = "{}, as without it"
-_GRAPH = "not available in dygraph: it fuses operators of a static program"
+_AUTO_CAST = "in dygraph fleet makes a GradScaler at most; the script must call auto_cast"
 _STOPS = "true makes Paddle stop while it rewrites the program"
 _ONLY_A_GPU = "only a GPU can tell: "
 _SERVERS = "only training with parameter servers reads it"
+_SHARDED = "Paddle reads it for sharded static programs only"
 _MAKES = "data parallel makes nothing of it"
 # Whatever it is set to.
-_WAITING_ON_GPUS = Row(
-    "sync_nccl_allreduce", UNTESTED, f"{_ONLY_A_GPU}its flag is a GPU's", "static", "3.3.1", "gpu"
+_WAITING_ON_GPUS = (
+    Row("sync_nccl_allreduce", EFFECTIVE, "sets Paddle's flag", "static", "2.6.2", "gpu"),
+    Row(
+        "sync_nccl_allreduce",
+        UNTESTED,
+        f"{_ONLY_A_GPU}its flag is a GPU's",
+        "static",
+        "3.3.1",
+        "gpu",
+    ),
 )
 
 TABLE: tuple[Row, ...] = (
-    # Known to ruin a training.
-    Row("fp16_allreduce", REFUSED, _DIVERGES.format("true")),
-    Row("asp qat", REFUSED, "true makes the ranks of static graphs diverge without an error"),
     Row("without_graph_optimization", NO_EFFECT, "dygraph has no graph to optimize", "dygraph"),
-    Row("without_graph_optimization", EFFECTIVE, _AS_ALWAYS.format("on")),
+    Row("without_graph_optimization", EFFECTIVE, "on, as without it", by_default=True),
     Row("qat_configs", NO_EFFECT, "qat is refused"),
     # What fleetrun makes real.
     Row(
@@ -125,31 +139,56 @@ TABLE: tuple[Row, ...] = (
     ),
     # Passed on to Paddle in dygraph.
     Row("find_unused_parameters", EFFECTIVE, "handed to DataParallel", "dygraph"),
-    Row("hybrid_configs", EFFECTIVE, "fleet.init makes groups of ranks by it", "dygraph"),
+    Row(
+        "hybrid_configs",
+        EFFECTIVE,
+        "fleet.init makes groups of ranks by it",
+        "dygraph",
+        unseen="the script has not made these groups by fleet.init",
+    ),
     Row(
         "amp amp_configs",
         NO_EFFECT,
         "Paddle's auto_cast does nothing on the CPU",
         "dygraph",
         device="cpu",
+        unseen=_AUTO_CAST,
     ),
     Row(
         "amp amp_configs",
         UNTESTED,
         f"{_ONLY_A_GPU}the script must call auto_cast, and operators in 16 bits are counted",
         "dygraph",
+        unseen=_AUTO_CAST,
     ),
     Row(
         "sharding sharding_configs",
         NO_EFFECT,
-        "in dygraph Paddle shards by hybrid_configs only",
+        "in dygraph Paddle shards by hybrid_configs or group_sharded_parallel",
         "dygraph",
     ),
-    Row("recompute recompute_configs", NO_EFFECT, "data parallel does not read it", "dygraph"),
-    Row("sync_batch_norm", NO_EFFECT, "layers stay as the script made them", "dygraph"),
     Row(
-        "lars lars_configs lamb lamb_configs localsgd localsgd_configs adaptive_localsgd "
-        "adaptive_localsgd_configs dgc dgc_configs fuse_grad_merge gradient_scale_configs",
+        "recompute recompute_configs",
+        NO_EFFECT,
+        "in dygraph the script must call paddle.distributed.fleet.recompute",
+        "dygraph",
+    ),
+    Row(
+        "sync_batch_norm",
+        NO_EFFECT,
+        "in dygraph the script must call SyncBatchNorm.convert_sync_batchnorm",
+        "dygraph",
+    ),
+    Row(
+        "lamb lamb_configs",
+        NO_EFFECT,
+        "in dygraph the script must make a paddle.optimizer.Lamb",
+        "dygraph",
+    ),
+    Row("gradient_scale_configs", NO_EFFECT, _SHARDED, "dygraph"),
+    Row(
+        "lars lars_configs localsgd localsgd_configs adaptive_localsgd "
+        "adaptive_localsgd_configs dgc dgc_configs fuse_grad_merge",
         NO_EFFECT,
         "Paddle reads it for static programs only",
         "dygraph",
@@ -187,7 +226,7 @@ TABLE: tuple[Row, ...] = (
     Row("find_unused_parameters", NO_EFFECT, "a program has the gradients that it has", "static"),
     Row("hybrid_configs", NO_EFFECT, "Paddle reads it in dygraph only", "static"),
     Row("pipeline_configs tensor_parallel_configs", NO_EFFECT, f"{_MAKES} by itself", "static"),
-    Row("gradient_scale_configs", NO_EFFECT, "only sharded programs are scaled by it", "static"),
+    Row("gradient_scale_configs", NO_EFFECT, _SHARDED, "static"),
     Row("fuse_grad_merge", NO_EFFECT, "no part of the program follows it", "static"),
     Row(
         "pipeline",
@@ -218,8 +257,7 @@ TABLE: tuple[Row, ...] = (
         device="cpu",
     ),
     Row("calc_comm_same_stream", NO_EFFECT, "gloo on CPUs has no streams", "static", device="cpu"),
-    Row("sync_nccl_allreduce", EFFECTIVE, "sets Paddle's flag", "static", "2.6.2", "gpu"),
-    _WAITING_ON_GPUS,
+    *_WAITING_ON_GPUS,
     Row("calc_comm_same_stream", EFFECTIVE, f"{_REWRITES}, for the one stream", "static"),
     Row(
         "fuse_bn_act_ops fuse_bn_add_act_ops",
@@ -370,9 +408,21 @@ TABLE: tuple[Row, ...] = (
     Row("lamb lamb_configs", EFFECTIVE, "in the place of Adam", "static"),
 )
 
+# What fits no line above, by its section.
+SECTIONS: Mapping[str, tuple[Row, ...]] = {
+    fields.BUILD: (
+        Row(
+            "",
+            NO_EFFECT,
+            "not available in dygraph: it fuses operators of a static program",
+            "dygraph",
+        ),
+    ),
+    fields.EXECUTION: (Row("", NO_EFFECT, "dygraph has no executor", "dygraph"),),
+}
+
 # The same for `false`; what is not here is off then, as it is by itself.
 OFF: tuple[Row, ...] = (
-    Row("without_graph_optimization", REFUSED, _DIVERGES.format("false")),
     Row("fuse_all_reduce_ops", EFFECTIVE, f"{_OURS}, one by one", "dygraph"),
     Row("fuse_all_reduce_ops", EFFECTIVE, f"{_REWRITES}, with one allreduce for each", "static"),
     Row("sync_nccl_allreduce", EFFECTIVE, f"{_OURS}, and goes on meanwhile", "dygraph"),
@@ -383,40 +433,42 @@ OFF: tuple[Row, ...] = (
         "static",
         device="cpu",
     ),
-    _WAITING_ON_GPUS,
+    *_WAITING_ON_GPUS,
 )
 
 
-def verdict(
-    name: str,
-    *,
-    section: str,
-    only: str,
-    paddle: str,
-    graph: str,
-    device: str,
-    is_off: bool = False,
-) -> Verdict:
-    """Say what becomes of the field NAME of SECTION; it may be there in ONLY one Paddle.
+# What is off by itself is off.
+_OFF_BY_DEFAULT = Row("", EFFECTIVE, "off, as without it", by_default=True)
 
-    >>> verdict("nccl_comm_num", section="strategy", only="", paddle="3.3.1", graph="dygraph",
-    ...         device="cpu").status
+
+def rows(field: Field, *, is_off: bool = False) -> tuple[Row, ...]:
+    """Return what is known of FIELD, IS_OFF: of its being false; the first line that fits counts.
+
+    >>> [row.status for row in rows(fields.find("strategy", "fp16_allreduce"))]
+    ['refused']
+    """
+    if field.refused is not None and field.refused[0] is not is_off:
+        return (Row(field.name, REFUSED, field.refused[1]),)
+    found = [
+        Row(field.name, NO_EFFECT, f"Paddle {paddle} has no such field", paddle=paddle)
+        for paddle in PADDLES
+        if field.only not in ("", paddle)
+    ]
+    table = OFF if is_off else TABLE
+    found += [row for row in table if field.name in row.names.split()]
+    found += (_OFF_BY_DEFAULT,) if is_off else SECTIONS.get(field.section, ())
+    return tuple(found)
+
+
+def verdict(field: Field, *, paddle: str, graph: str, device: str, is_off: bool = False) -> Verdict:
+    """Say what becomes of FIELD in one place; IS_OFF: when it is false.
+
+    >>> field = fields.find("strategy", "nccl_comm_num")
+    >>> verdict(field, paddle="3.3.1", graph="dygraph", device="cpu").status
     'effective'
     """
-    if only and only != paddle:
-        return Verdict(NO_EFFECT, f"Paddle {paddle} has no such field")
-    for row in OFF if is_off else TABLE:
-        if (
-            name in row.names.split()
-            and row.graph in ("", graph)
-            and row.paddle in ("", paddle)
-            and row.device in ("", device)
-        ):
+    for row in rows(field, is_off=is_off):
+        places = ((row.graph, graph), (row.paddle, paddle), (row.device, device))
+        if all(there in ("", here) for there, here in places):
             return Verdict(row.status, row.reason)
-    if is_off:
-        return Verdict(EFFECTIVE, _AS_ALWAYS.format("off"))
-    if graph == "dygraph" and section == "build_strategy":
-        return Verdict(NO_EFFECT, _GRAPH)
-    if graph == "dygraph" and section == "execution_strategy":
-        return Verdict(NO_EFFECT, "dygraph has no executor")
-    raise KeyError(name)
+    raise KeyError(field.name)

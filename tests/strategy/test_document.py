@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +14,13 @@ from planning import a_request, a_roster, some_facts
 from planning import planned as gather_and_plan
 
 from fleetrun import argv, planner, request
+from fleetrun.inject.evidence import Evidence
+from fleetrun.inject.wish import Wish
 from fleetrun.model import Script
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
+from fleetrun.strategy import document as strategy_document
+from fleetrun.strategy import fields, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +55,35 @@ def document(plan: LaunchPlan) -> dict[str, Any]:
 def test_the_document_is_as_it_was_agreed_on() -> None:
     words = ("--strategy=resnet50_32gpu", "--set", "nccl_comm_num=auto", "--merge_tail=step")
     plan = planned(asked(*words, "--strategy_strict", "--strategy_mode=override"))
-    text = plan.files[f"{plan.run_dir}/strategy.json"]
-    assert text == (GOLDEN / "strategy.json").read_text()
+    found = document(plan)
+    # Their wording is that of `strategy explain`; see the next test.
+    known = found.pop("verdicts")
+    assert known.keys() == {
+        *found["strategy"],
+        *found["build_strategy"],
+        *found["execution_strategy"],
+    }
+    assert json.dumps(found, indent=1) + "\n" == (GOLDEN / "strategy.json").read_text()
+
+
+def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    wish: dict[str, dict[str, object]] = {section: {} for section in fields.FIELD_SECTIONS}
+    for field in fields.TABLE:
+        wish[field.section][field.name] = True
+    known = strategy_document.known(wish)
+    assert json.loads(json.dumps(known)) == known
+    proof = Evidence("", Wish(wish["strategy"], {}, {}, verdicts=known))
+    for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
+        fake = SimpleNamespace(__version__=paddle, device=SimpleNamespace(get_device=device.lower))
+        monkeypatch.setitem(sys.modules, "paddle", fake)
+        proof.graph = graph
+        for field in fields.TABLE:
+            for is_off in (False, True)[: 1 + (field.kind == "bool")]:
+                there = proof.known(field.name, not is_off)
+                here = verdicts.verdict(
+                    field, paddle=paddle, graph=graph, device=device, is_off=is_off
+                )
+                assert (there["status"].replace("_", " "), there["reason"]) == here, field.name
 
 
 def test_every_rank_learns_of_it_and_has_a_file_to_answer() -> None:

@@ -50,22 +50,13 @@ def test_every_line_of_the_verdicts_is_about_fields_and_places_there_are() -> No
 
 def status(name: str, paddle: str, graph: str, device: str = "cpu") -> str:
     field = next(one for one in fields.TABLE if one.name == name)
-    return verdicts.verdict(
-        name, section=field.section, only=field.only, paddle=paddle, graph=graph, device=device
-    ).status
+    return verdicts.verdict(field, paddle=paddle, graph=graph, device=device).status
 
 
 @pytest.mark.parametrize("field", fields.TABLE, ids=lambda field: field.name)
 def test_every_field_has_a_verdict_with_a_reason_everywhere(field: fields.Field) -> None:
     for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
-        found = verdicts.verdict(
-            field.name,
-            section=field.section,
-            only=field.only,
-            paddle=paddle,
-            graph=graph,
-            device=device,
-        )
+        found = verdicts.verdict(field, paddle=paddle, graph=graph, device=device)
         assert found.reason
         # Tests measure the rest.
         assert found.status != verdicts.UNTESTED or (

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from training import PYTHONS
+from training import PYTHONS, told
 from waiting import TRAINING_S
 from warming import warm
 
@@ -139,7 +139,7 @@ def train(
     assert python.exists(), f"scripts/setup puts Paddle {version} here: {python}"
     (folder / "train.py").write_text(script, encoding="utf-8")
     (folder / "strategy.json").write_text(
-        json.dumps({"schema": 1, "topology": TOPOLOGY, **wish}), encoding="utf-8"
+        json.dumps(told({"topology": TOPOLOGY, **wish})), encoding="utf-8"
     )
     env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]

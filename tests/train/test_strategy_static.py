@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import PYTHONS
+from training import PYTHONS, told
 from waiting import TRAINING_S
 from warming import warm
 
@@ -71,7 +71,7 @@ def train(
         "build_strategy": build_strategy or {},
         "topology": {"nranks": ranks, "nnodes": 1, "ranks_per_node": ranks},
     }
-    (folder / "strategy.json").write_text(json.dumps(wish), encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps(told(wish)), encoding="utf-8")
     merged = strategy.get("gradient_merge_configs", {}).get("k_steps", 1)
     local = strategy.get("localsgd_configs", {}).get("k_steps", 0)
     run = subprocess.run(

@@ -230,15 +230,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
 
 def expected(version: str, graph: str, name: str, *, is_off: bool = False) -> str:
     field = next(one for one in fields.TABLE if one.name == name)
-    return verdicts.verdict(
-        name,
-        section=field.section,
-        only=field.only,
-        paddle=version,
-        graph=graph,
-        device="cpu",
-        is_off=is_off,
-    ).status
+    return verdicts.verdict(field, paddle=version, graph=graph, device="cpu", is_off=is_off).status
 
 
 def measured(done: Done, case: Case) -> dict[str, str]:

@@ -203,7 +203,7 @@ def _report(
     in_effect: Any = None,
 ) -> None:
     value = settings.effective(name)
-    if value is None or (value is False and name not in settings.ON_BY_DEFAULT):
+    if value is None or (value is False and proof.known(name, value).get("by_default")):
         return
     if holds:
         shown = value if in_effect is None else in_effect
