@@ -148,8 +148,8 @@ def _sentence(error: click.UsageError) -> str:
             error.option_name, known, f"see `{context.command_path} --help`."
         )
         return f"{where}no such option: {error.option_name}{meant}"
-    if isinstance(error, click.MissingParameter) and error.param is not None and context:
-        return f"{where}give {error.param.make_metavar(context)}."
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"{where}give {error.param.human_readable_name}."
     if "Missing command" in error.format_message() and isinstance(context, click.Context):
         views = context.command.commands if isinstance(context.command, click.Group) else ()
         return f"{where}give one of {', '.join(views)}."
