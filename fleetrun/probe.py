@@ -65,6 +65,9 @@ def read(
             "to start on those that are here."
         )
     cwd = _here(root)
+    # Ranks may be given a path of their own.
+    if request.script.form == "module" and "PYTHONPATH" not in dict(request.env):
+        check_module(request.script.target, cwd)
     facts = Facts(
         environ=environ,
         cwd=cwd,
@@ -166,6 +169,33 @@ def find_script(script: Script, cwd: str, environ: Mapping[str, str]) -> str | N
             f"that reads it, as in `fleetrun bash {target}`."
         )
     return target
+
+
+def check_module(name: str, cwd: str) -> None:
+    """Complain about a module NAME that is not there when one here has nearly that name."""
+    if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
+        return
+    path = name.replace(".", "/")
+    here = os.path.join(cwd, path)  # noqa: PTH118
+    if os.path.isfile(f"{here}.py") or os.path.isdir(here):  # noqa: PTH112, PTH113
+        return
+    folder, _, last = path.rpartition("/")
+    # A file of another kind that Python can import.
+    if any(entry.partition(".")[0] == last for entry in _names(os.path.join(cwd, folder))):  # noqa: PTH118
+        return
+    from importlib.util import find_spec  # noqa: PLC0415 - not for modules that are here
+
+    from fleetrun import nearby  # noqa: PLC0415 - as above
+
+    first = path.partition("/")[0]
+    is_here = os.path.isdir(os.path.join(cwd, first)) and first != path  # noqa: PTH112, PTH118
+    meant = nearby.find(f"{path}.py", cwd)
+    if meant is None or (not is_here and find_spec(first) is not None):
+        return
+    raise EnvironmentFault(
+        f"There is no module {name} (looked in {cwd}); "
+        f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
+    )
 
 
 def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:

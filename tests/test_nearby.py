@@ -60,3 +60,33 @@ def test_the_refusal_of_a_script_names_it(folder: Path, typed: str) -> None:
 
 def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> None:
     assert nearby.find("gone/train.py", str(tmp_path / "gone")) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("tarin", "train"), ("scripts.tarin", "scripts.train")]
+)
+def test_the_refusal_of_a_module_names_it(folder: Path, typed: str, meant: str) -> None:
+    with pytest.raises(EnvironmentFault, match=rf"module {typed} .*; did you mean {meant}\?$"):
+        probe.check_module(typed, str(folder))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train",
+        "scripts.train",
+        "scripts.other",
+        "compiled",
+        "finetune",
+        "trace",
+        "json.tool",
+        ".tarin",
+    ],
+)
+def test_other_modules_are_left_to_python(folder: Path, name: str) -> None:
+    # Nearly `train`, but Python has it; one that is not written in Python; a package.
+    (folder / "compiled.so").touch()
+    (folder / "compile.py").touch()
+    (folder / "scripts" / "other").mkdir()
+    (folder / "scripts" / "others.py").touch()
+    probe.check_module(name, str(folder))
