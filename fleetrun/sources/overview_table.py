@@ -9,13 +9,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem.report import listed
-from fleetrun.sources.overview import EFFECTIVE, NO_WORD, in_words
+from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
+from fleetrun.sources.overview import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
     from fleetrun.run.events import Judged, Verdict
-    from fleetrun.sources.overview import Asked, Counts, Testimony
 
 _SHOWN = {
     "no_effect": "NO EFFECT",
@@ -35,8 +36,8 @@ _MEBIBYTE = 2**20
 
 
 def table(
-    asked: Asked,
-    heard: Mapping[str, Testimony | None],
+    asked: StrategyDocument,
+    heard: Mapping[str, RankEvidence | None],
     judged: Judged,
     silence: Mapping[str, str],
     width: int,
@@ -143,11 +144,11 @@ def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
     return (name, *short, status)
 
 
-def _counted(counts: Counts | None, where: str) -> list[str]:
+def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     """Say how the gradients were sent.
 
-    >>> from fleetrun.sources.overview import Counts
-    >>> counts = Counts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
+    >>> from fleetrun.records.strategyfiles import GradientCounts
+    >>> counts = GradientCounts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
     >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
     ...     print(line)
     Allreduces: 161 → 6, of 161 gradients.
@@ -200,12 +201,12 @@ def _difference(one: Verdict, main: Verdict) -> str:
     return f"{who}: {in_words(one)}."
 
 
-def notes(heard: Mapping[str, Testimony | None]) -> list[str]:
+def notes(heard: Mapping[str, RankEvidence | None]) -> list[str]:
     """Return what the ranks have noted, each sentence once."""
     return _told(heard, [one.notes for one in heard.values() if one is not None])
 
 
-def _told(heard: Mapping[str, Testimony | None], said: Sequence[tuple[str, ...]]) -> list[str]:
+def _told(heard: Mapping[str, RankEvidence | None], said: Sequence[tuple[str, ...]]) -> list[str]:
     """Return each sentence once, with those who say it if not all do."""
     who = [label for label, one in heard.items() if one is not None]
     by: dict[str, list[str]] = {}

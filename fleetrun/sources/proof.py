@@ -4,7 +4,7 @@ With `--strategy_strict` a job whose strategy is not in effect is declared refut
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH108, PTH116, PTH118, PTH119, PTH123
+# ruff: noqa: PTH108, PTH116, PTH118, PTH119
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
+    from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.sources.overview import Asked, Testimony
 
 # A rank needs seconds for its first update, or minutes.
 _FIRST_S = 0.3
@@ -58,35 +58,31 @@ class _Trainer:
     def __init__(self, name: str, path: str) -> None:
         self.name = name
         self.path = path
-        self.testimony: Testimony | None = None
+        self.evidence: RankEvidence | None = None
         self.seen: tuple[int, ...] = ()
         self.has_ended = False
 
     @property
     def is_settled(self) -> bool:
         """Whether nothing more is to be expected before the end of the job."""
-        return self.has_ended or (self.testimony is not None and self.testimony.is_complete)
+        return self.has_ended or (self.evidence is not None and self.evidence.is_complete)
 
     def look(self) -> None:
         """Read the evidence, if it is new."""
+        from fleetrun.records import reading, strategyfiles  # noqa: PLC0415 - only with a strategy
+
         try:
             stat = os.stat(self.path)
-            seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if seen == self.seen:
-                return
-            with open(self.path, "rb") as file:
-                text = file.read()
         except OSError:
             # It is not there yet, or its folder is gone.
             return
-        import json  # noqa: PLC0415 - the start is over when this runs
-
-        from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
-
-        self.seen = seen
-        # What cannot be read says nothing; an older word stands.
-        with suppress(ValueError, RecursionError):
-            self.testimony = overview.testimony(json.loads(text)) or self.testimony
+        seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if seen != self.seen:
+            self.seen = seen
+            # What cannot be read says nothing; an older word stands.
+            self.evidence = (
+                strategyfiles.parse_evidence(reading.content(self.path)) or self.evidence
+            )
 
 
 class Proof(Source):
@@ -114,7 +110,7 @@ class Proof(Source):
         self._first_s = self._pace_s = first_s
         self._patience_s = patience_s
         self._waiting: Waiting | None = None
-        self._asked: Asked | None = None
+        self._asked: StrategyDocument | None = None
         self._is_ending = False
         self._need(is_strict=plan.strategy is not None and plan.strategy.is_strict)
         self._begin()
@@ -168,7 +164,7 @@ class Proof(Source):
             case Finished(outcome=outcome):
                 self._stop()
                 self._read()
-                has_word = any(one.testimony is not None for one in self._trainers.values())
+                has_word = any(one.evidence is not None for one in self._trainers.values())
                 # Ranks that failed or were stopped had no time for evidence.
                 if has_word or (outcome.cause is None and self._trainers):
                     self._show(self._asked_for())
@@ -216,13 +212,11 @@ class Proof(Source):
 
     # Judging ------------------------------------------------------------------------------------
 
-    def _asked_for(self) -> Asked:
+    def _asked_for(self) -> StrategyDocument:
         if self._asked is None:
-            import json  # noqa: PLC0415 - the start is over when this runs
+            from fleetrun.records import strategyfiles  # noqa: PLC0415 - only with a strategy
 
-            from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
-
-            self._asked = overview.wanted(json.loads(find(self._plan) or "{}"))
+            self._asked = strategyfiles.parse_document(find(self._plan) or "{}")
             self._need(is_strict=self._asked.is_strict)
         return self._asked
 
@@ -243,11 +237,11 @@ class Proof(Source):
         if found and asked.is_strict:
             self._declare(Refuted(found, time.monotonic()))
 
-    def _show(self, asked: Asked) -> Judged:
+    def _show(self, asked: StrategyDocument) -> Judged:
         """Tell what is known, if it is not what was told before."""
         from fleetrun.sources import overview, overview_table  # noqa: PLC0415 - only with a strategy
 
-        heard = {one.name: one.testimony for one in self._trainers.values()}
+        heard = {one.name: one.evidence for one in self._trainers.values()}
         judged = overview.judge(asked, heard, time.monotonic())
         silence = self._silence()
         # Numbers grow with every update; only another answer is news.
@@ -288,9 +282,9 @@ class Proof(Source):
 
 
 def _silence_of(trainer: _Trainer) -> str:
-    if trainer.testimony is not None and not trainer.has_ended:
+    if trainer.evidence is not None and not trainer.has_ended:
         return "has made no optimizer update yet"
-    if trainer.testimony is not None:
+    if trainer.evidence is not None:
         return "made no optimizer update, so nothing could be counted"
     if not trainer.has_ended:
         return "has left no evidence yet"

@@ -26,7 +26,6 @@ from fleetrun.run.events import (
     Started,
 )
 from fleetrun.run.loop import Loop
-from fleetrun.sources import overview
 from fleetrun.sources.proof import Proof
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def test_the_table_comes_once_when_all_ranks_have_made_an_update(tmp_path: Path)
     here = Room(tmp_path)
     here.leave(0, evidence(GOOD, ranks_equal=True))
     here.leave(1, evidence(GOOD, complete=False))
-    here.until(lambda: here.proof._trainers[1].testimony)  # noqa: SLF001 - nothing else shows it
+    here.until(lambda: here.proof._trainers[1].evidence)  # noqa: SLF001 - nothing else shows it
     assert here.said == []
     here.leave(1, evidence(GOOD, ranks_equal=True))
     here.until(lambda: here.said)
@@ -311,22 +310,6 @@ def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, ga
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
     here.finish()
-
-
-def test_evidence_with_fields_of_any_kind_is_read_as_far_as_it_goes() -> None:
-    odd = {
-        "schema": 1,
-        "complete": "yes",
-        "paddle": 3,
-        "knobs": [1, {}, {"name": 7, "status": ["x"], "in_effect": {"a": [1.5, None]}}],
-        "notes": {"a": 1},
-        "disagreements": [None, {"name": "x"}],
-        "ranks_equal": 0,
-    }
-    read = overview.testimony(odd)
-    assert read is not None
-    assert read.knobs == (overview.Knob("7", "", "a=1.5,", "no_word", ""),)
-    assert (read.is_complete, read.notes, read.ranks_equal) == (False, (), None)
 
 
 def test_the_last_column_is_wrapped_where_the_terminal_ends(tmp_path: Path) -> None:
