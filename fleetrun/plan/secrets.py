@@ -181,7 +181,9 @@ def _is_meant(name: str, value: str, *, quoted: bool, spaced: bool) -> bool:
     """Whether VALUE, which stands after NAME in a text, is the secret that NAME promises."""
     # The folder of a shell, or the password of a connection string.
     certainty = (_NONE if value[:1] in "/~." else _SURE) if name == "PWD" else _certainty(name)
-    if certainty == _NONE or value.lower() in _PLAIN_WORDS or set(value) == {"*"}:
+    # Hidden already, or what a sentence of help calls it: `KEY=VALUE`.
+    is_none = set(value.rstrip(":;.")) == {"*"} or value == "VALUE"
+    if is_none or certainty == _NONE or value.lower() in _PLAIN_WORDS:
         return False
     if not quoted and (re.match(_CODE, value) or value == name):
         return False
