@@ -1,8 +1,4 @@
-"""What is found out about a job that ended badly, and `report.json`, which says it to programs.
-
-`schema`, `outcome`, `exit_code`, `attempts`, and where a process is to blame `culprit`, `victims`
-and `evidence`; `earlier` has what ended the attempts before. Nothing of any environment is in it.
-"""
+"""What is found out about a job that ended badly: for people, and for programs in `report.json`."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH100, PTH118, PTH119, PTH120
@@ -14,15 +10,14 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.plan import secrets
 from fleetrun.postmortem import causes, evidence, lastwords
-from fleetrun.records import names, variables
+from fleetrun.records import names, reportfile, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
+from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
 from fleetrun.run.events import Exited, signal_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable, Sequence
 
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.causes import KnownFailure
@@ -30,9 +25,6 @@ if TYPE_CHECKING:
     from fleetrun.records.folder import Folder
     from fleetrun.run.events import Outcome
 
-    Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
-
-_SCHEMA = 1
 # How ranks end that were asked to.
 _STOPPED_BY = frozenset((2, 9, 15))
 # So many logs of victims are read, each from its end.
@@ -212,55 +204,53 @@ def write(
     hide: Callable[[str], str] = str,
 ) -> None:
     """Write report.json into the run directory, whole or not at all; OSError if that fails."""
-    import json  # noqa: PLC0415 - only after a failure
-
-    document = {
-        "schema": _SCHEMA,
-        "outcome": outcome.describe(),
-        "exit_code": outcome.exit_code,
-        "attempts": outcome.attempts,
-        "time": time.time(),
-        "culprit": None if findings.culprit is None else _told(plan, findings.culprit),
-        "victims": [
-            {**_end(plan, victim.exited), "after_s": round(victim.after_s, 3), "how": victim.how}
+    culprit = findings.culprit
+    report = ReportRecord(
+        outcome=outcome.describe(),
+        exit_code=outcome.exit_code,
+        attempts=outcome.attempts,
+        time=time.time(),
+        culprit=None if culprit is None else _record(plan, culprit),
+        victims=tuple(
+            VictimRecord(_end(plan, victim.exited), round(victim.after_s, 3), victim.how)
             for victim in findings.victims
-        ],
-        "evidence": list(findings.culprit.evidence) if findings.culprit else [],
-        "earlier": [one.describe() for one in outcome.earlier],
-    }
-    # ASCII: whatever bytes a name or a message has, any reader can take it.
-    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+        ),
+        evidence=culprit.evidence if culprit else (),
+        earlier=tuple(one.describe() for one in outcome.earlier),
+    )
+    reportfile.write(folder, report, hide)
 
 
-def _told(plan: LaunchPlan, culprit: Culprit) -> dict[str, Value]:
-    error = culprit.error
-    return {
-        **_end(plan, culprit.exited),
-        "host": culprit.host,
-        "devices": culprit.devices,
-        "time": round(culprit.wall, 6),
-        "after_s": round(culprit.after_s, 3),
-        "class": error.kind if error else "",
-        "message": error.message if error else "",
-        "stack": error.stack if error else "",
-        "raw": error.raw if error else "",
-        "log": culprit.log,
-        "last_words": list(culprit.words),
-        "known": culprit.known.name if culprit.known else None,
-        "remedy": culprit.known.sentence if culprit.known else "",
-        "peak_bytes": culprit.exited.peak_bytes,
-    }
+def _record(plan: LaunchPlan, culprit: Culprit) -> CulpritRecord:
+    error = culprit.error or ErrorReport()
+    known = culprit.known
+    return CulpritRecord(
+        _end(plan, culprit.exited),
+        host=culprit.host,
+        devices=culprit.devices,
+        time=round(culprit.wall, 6),
+        after_s=round(culprit.after_s, 3),
+        kind=error.kind,
+        message=error.message,
+        stack=error.stack,
+        raw=error.raw,
+        log=culprit.log,
+        last_words=culprit.words,
+        known=known.name if known else None,
+        remedy=known.sentence if known else "",
+        peak_bytes=culprit.exited.peak_bytes,
+    )
 
 
-def _end(plan: LaunchPlan, exited: Exited) -> dict[str, Value]:
+def _end(plan: LaunchPlan, exited: Exited) -> EndRecord:
     spec = plan.processes[exited.process]
     signum = exited.status.signum
-    return {
-        "process": spec.name,
-        "rank": None if spec.rank is None else spec.rank.rank,
-        "pid": exited.pid,
-        "attempt": exited.attempt,
-        "code": exited.status.code,
-        "signal": None if signum is None else signal_name(signum),
-        "fault": exited.fault or None,
-    }
+    return EndRecord(
+        process=spec.name,
+        rank=None if spec.rank is None else spec.rank.rank,
+        pid=exited.pid,
+        attempt=exited.attempt,
+        code=exited.status.code,
+        signal=None if signum is None else signal_name(signum),
+        fault=exited.fault or None,
+    )

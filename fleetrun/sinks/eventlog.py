@@ -1,60 +1,15 @@
-"""`events.jsonl` in the run directory: what happened, one JSON object a line.
-
-Schema 1. Every line has `schema`, `time` (wall clock, seconds since 1970), `monotonic` (seconds of
-this host's steady clock; use it for differences) and `event`. Lines about a process have
-`process` (its name), `rank` (null: none) and `attempt` (from 0). The `event`s, in the order in
-which they usually come, and what else their lines have:
-
-- `launched`: `job_id`, `mode`, `engine`, `generation`, `node_rank`, `processes` (how many are
-  started here), `launcher_pid`. Always the first.
-- `ready`: what a `process` of an `attempt` waited for before its start is there.
-- `started`: `pid`.
-- `noticed`: `what` (stopped, continued, straggler, stacks, went on), `who` (labels), `text`.
-- `stacks wanted`: somebody sent SIGQUIT.
-- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`,
-  and the `deadlocked` forked children (`child_of`, `pid`, `where`)
-  (the files).
-- `judged`: what became of the strategy, once the ranks' evidence tells: `verdicts` (each with `who`
-  (labels), `name`, `asked`, `in_effect`, `status` (effective, no_effect, refused, script, no_word)
-  and `why`), `silent` (labels without evidence), `ranks_equal` (null: not compared). It comes again
-  when the evidence has changed.
-- `refuted`: --strategy_strict ends the job; `faults` are sentences.
-- `source failed`: the `source` of such lines can tell nothing any more, and `why`; one that
-  `is_required` ends the job.
-- `peer failed`: the job failed on another `host`: `what` happened, the culprit's `exit_code`, and
-  whether that host is not going to start `attempt` again (`is_final`).
-- `peers done`: the trainers of all other hosts are done with `attempt`.
-- `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
-  be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown).
-- `examined`: all that failed have ended. The line is about the culprit (`process`), which failed
-  first: `code` and `signal` as above, `failed_at` (monotonic, the moment of its exception, if it
-  raised one, else of its end), and `failed`, the processes (names) that had failed before anybody
-  was asked to end. The culprit is not always the first that `exited`.
-- `interrupted`: the launcher got `signal`.
-- `signalled`: every process that was alive was sent `signal`, but those (names) that were `spared`:
-  they have raised an exception and end by themselves, or are sent it a little later.
-- `elapsed`: a time that was set has passed, such as --grace.
-- `restarting`: all are dead, and `attempt` begins.
-- `finished`: `exit_code`, `verdict` (a sentence), `attempts`, `given_up` (why there were no more;
-  null: nothing to say), `stuck` (processes that even SIGKILL did not end). Always the last, unless
-  the launcher was killed.
-
-`schema` goes up when a key changes its meaning or goes away; keys and events may be added, so skip
-what you do not know. Each line is written at once, so that the file is valid up to its last line
-even if the launcher is killed; a last line without an end is none.
-"""
+"""Writes `events.jsonl`, what happened; `records/eventfile.py` says what is in it."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH118
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.records import names
+from fleetrun.records import eventfile, names
 from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
@@ -81,16 +36,12 @@ from fleetrun.run.events import (
 from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
+    from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
+    from fleetrun.records.eventfile import Value
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
-
-    Value: TypeAlias = str | int | float | Sequence["Value"] | Mapping[str, "Value"] | None
-
-SCHEMA = 1
 
 
 class EventLog(Sink):
@@ -239,20 +190,4 @@ class EventLog(Sink):
         return {"process": spec.name, "rank": rank, "attempt": event.attempt}
 
     def _write(self, event: str, at: float, **more: Value) -> None:
-        import json  # noqa: PLC0415 - the start is over when this runs
-
-        from fleetrun.plan import secrets  # noqa: PLC0415 - see above
-
-        wall = time.time() - (time.monotonic() - at)
-        record = {
-            "schema": SCHEMA,
-            "time": round(wall, 6),
-            "monotonic": round(at, 6),
-            "event": event,
-            **more,
-        }
-        line = json.dumps(secrets.everywhere(record, self._hide)).encode() + b"\n"
-        if (written := os.write(self._fd, line)) < len(line):
-            # A full disk took half a line; half a line is none.
-            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        eventfile.append(self._fd, event, at, more, self._hide)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.records import eventfile
 from fleetrun.run.events import (
     Elapsed,
     Examined,
@@ -33,7 +34,6 @@ from fleetrun.run.events import (
     Verdict,
 )
 from fleetrun.run.loop import Loop
-from fleetrun.sinks import eventlog
 from fleetrun.sinks.eventlog import EventLog
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ def test_s71_events_say_what_people_ask_for(tmp_path: Path) -> None:
 
 
 def test_s71_the_schema_is_documented(tmp_path: Path) -> None:
-    assert eventlog.__doc__ is not None
-    head, *bullets = re.split(r"^- ", eventlog.__doc__, flags=re.MULTILINE)
+    assert eventfile.__doc__ is not None
+    head, *bullets = re.split(r"^- ", eventfile.__doc__, flags=re.MULTILINE)
     common = set(re.findall(r"`(\w+)`", head))
     told = {}
     written = set()
@@ -139,7 +139,7 @@ def test_s71_the_schema_is_documented(tmp_path: Path) -> None:
         told[name.strip("`")] = set(re.findall(r"`(\w+)`", rest.split("\n\n")[0]))
     for event in write(tmp_path):
         kind = event["event"]
-        assert event["schema"] == eventlog.SCHEMA == 1
+        assert event["schema"] == eventfile.SCHEMA == 1
         assert isinstance(event["time"], float)
         assert isinstance(event["monotonic"], float)
         assert isinstance(kind, str)

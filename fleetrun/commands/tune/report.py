@@ -13,7 +13,7 @@ import yaml
 
 from fleetrun.commands import tables
 from fleetrun.plan import arguments, secrets
-from fleetrun.records import names
+from fleetrun.records import names, reading
 from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
@@ -110,11 +110,7 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
 def strategy_of(best: Result) -> dict[str, Any]:
     """Return the whole strategy that BEST was launched with; nothing if it is not there."""
     path = Path(best.trials[-1].folder) / "log" / names.LATEST / names.STRATEGY
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return reading.document(str(path)) or {}
 
 
 def yaml_of(best: Result, strategy: dict[str, Any]) -> str:

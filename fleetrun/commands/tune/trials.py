@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetrun.commands.tune.halving import Trial
 from fleetrun.commands.tune.spec import FEWEST_TIMED
-from fleetrun.records import names, variables
+from fleetrun.records import eventfile, names, reading, reportfile, variables
+from fleetrun.records.strategyfiles import EFFECTIVE, SECTIONS
 
 if TYPE_CHECKING:
     from fleetrun.commands.tune.spec import Candidate, TuneSpec
+    from fleetrun.records.eventfile import EventRecord, FieldVerdict
 
 # How long a launcher that was asked to stop has for it.
 _GRACE_S = 60.0
@@ -37,7 +38,7 @@ class Runner:
         # A launch that is refused leaves none, and must not be judged by another's.
         (folder / "log" / names.LATEST).unlink(missing_ok=True)
         code, is_late = self._launch(candidate, steps, folder)
-        events = _events(folder)
+        events = list(eventfile.read(str(folder / "log" / names.LATEST / names.EVENTS)))
         if is_late:
             fault = f"it was stopped after {self._spec.timeout_s:g} s"
             return Trial(fault=fault, folder=str(folder))
@@ -57,7 +58,10 @@ class Runner:
         return Trial(
             updates_per_s=(timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]]),
             loss=losses.get(timed[-1]),
-            peak_bytes=max((one.get("peak_bytes") or 0 for one in events), default=0) or None,
+            peak_bytes=max(
+                (reading.whole(one.more.get("peak_bytes")) or 0 for one in events), default=0
+            )
+            or None,
             merged=_merged(candidate, verdicts),
             idle=_idle(candidate, verdicts),
             folder=str(folder),
@@ -115,39 +119,28 @@ def read_steps(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
     return at, losses
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
-    try:
-        text = (folder / "log" / names.LATEST / names.EVENTS).read_text()
-    except OSError:
-        return []
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _why(folder: Path, code: int, events: list[dict[str, Any]]) -> str:
+def _why(folder: Path, code: int, events: list[EventRecord]) -> str:
     """Say why a run failed, in one line."""
-    verdict = events[-1].get("verdict") if events else None
-    try:
-        culprit = json.loads((folder / "log" / names.LATEST / names.REPORT).read_text())["culprit"]
-    except (OSError, ValueError, KeyError):
-        culprit = None
-    parts = [str(verdict)] if verdict else []
-    if culprit:
-        kind, message = culprit.get("class"), culprit.get("message")
-        words = [line for line in culprit.get("last_words") or () if line.strip()]
-        parts += [f"{kind}: {message}"] if kind else words[-1:]
+    verdict = reading.text(events[-1].more.get("verdict")) if events else ""
+    parts = [verdict] if verdict else []
+    found = reportfile.read(str(folder / "log" / names.LATEST / names.REPORT))
+    if found is not None and found.culprit is not None:
+        one = found.culprit
+        words = [line for line in one.last_words if line.strip()]
+        parts += [f"{one.kind}: {one.message}"] if one.kind else words[-1:]
     if not parts:
         said = (folder / "output.txt").read_text(errors="replace").split("\n")
         parts = [line for line in said if line.strip()][-1:] or [f"it exited with {code}"]
     return " ".join(": ".join(parts).split())[:_LONGEST_FAULT]
 
 
-def _verdicts(events: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _verdicts(events: list[EventRecord]) -> dict[str, FieldVerdict]:
     """Return what became of each field, where all ranks agree or the worst that one says."""
-    judged = [one for one in events if one["event"] == "judged"]
-    found: dict[str, dict[str, Any]] = {}
-    for one in judged[-1]["verdicts"] if judged else ():
-        if found.get(one["name"], {"status": "effective"})["status"] == "effective":
-            found[one["name"]] = one
+    judged = [one for one in events if one.event == "judged"]
+    found: dict[str, FieldVerdict] = {}
+    for one in eventfile.verdicts(judged[-1]) if judged else ():
+        if one.name not in found or found[one.name].status == EFFECTIVE:
+            found[one.name] = one
     return found
 
 
@@ -158,12 +151,13 @@ def _field(key: str) -> str:
     ('gradient_merge_configs', 'fuse_bn_act_ops')
     """
     section, dot, name = key.partition(".")
-    is_section = section in {"strategy", "build_strategy", "execution_strategy"}
+    is_section = section in SECTIONS
     return name.partition(".")[0] if dot and is_section else section
 
 
-def _merged(candidate: Candidate, verdicts: dict[str, dict[str, Any]]) -> int:
-    if verdicts.get("gradient_merge_configs", {}).get("status") != "effective":
+def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
+    merge = verdicts.get("gradient_merge_configs")
+    if merge is None or merge.status != EFFECTIVE:
         return 1
     for key, value in candidate.values:
         if key.endswith("gradient_merge_configs.k_steps") and value.isdigit():
@@ -171,12 +165,12 @@ def _merged(candidate: Candidate, verdicts: dict[str, dict[str, Any]]) -> int:
     return 1
 
 
-def _idle(candidate: Candidate, verdicts: dict[str, dict[str, Any]]) -> tuple[str, ...]:
+def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
     """Say which varied fields are not in effect, as far as there is a word about them."""
     found = []
     for key, _ in candidate.values:
         one = verdicts.get(_field(key))
-        if one is not None and one["status"] != "effective":
-            why = f" ({one['why']})" if one["why"] else ""
-            found.append(f"{key} is not in effect: {one['status']}{why}")
+        if one is not None and one.status != EFFECTIVE:
+            why = f" ({one.why})" if one.why else ""
+            found.append(f"{key} is not in effect: {one.status}{why}")
     return tuple(found)

@@ -1,0 +1,152 @@
+"""`report.json`, which tells programs what is known of a bad end; schema 1.
+
+`schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
+`victims` and `evidence`; `earlier` has what ended the attempts before. Nothing of any environment
+is in it. Keys may be added; the schema goes up when one changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import names, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.records.folder import Folder
+
+SCHEMA = 1
+
+
+class EndRecord(NamedTuple):
+    """How a process ended: `code` by itself, or by a `signal` (its name)."""
+
+    process: str = ""
+    rank: int | None = None
+    pid: int | None = None
+    attempt: int = 0
+    code: int | None = None
+    signal: str | None = None
+    # Why it could not be started.
+    fault: str | None = None
+
+
+class VictimRecord(NamedTuple):
+    """A process that ended because of the culprit; `how` is stopped, peer lost, or nothing."""
+
+    end: EndRecord
+    after_s: float = 0.0
+    how: str = ""
+
+
+class CulpritRecord(NamedTuple):
+    """The process that failed first."""
+
+    end: EndRecord
+    host: str = ""
+    devices: str = ""
+    # Seconds since 1970, and since the job began.
+    time: float = 0.0
+    after_s: float = 0.0
+    # The exception's class (`class` in the file), message and traceback; `raw`: of a broken file.
+    kind: str = ""
+    message: str = ""
+    stack: str = ""
+    raw: str = ""
+    log: str = ""
+    last_words: tuple[str, ...] = ()
+    # The name of the known failure, and what to do about it.
+    known: str | None = None
+    remedy: str = ""
+    peak_bytes: int | None = None
+
+
+class ReportRecord(NamedTuple):
+    """All of the file; `evidence` and `earlier` are sentences."""
+
+    outcome: str = ""
+    exit_code: int | None = None
+    attempts: int = 1
+    time: float = 0.0
+    culprit: CulpritRecord | None = None
+    victims: tuple[VictimRecord, ...] = ()
+    evidence: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
+
+
+def write(folder: Folder, report: ReportRecord, hide: Callable[[str], str] = str) -> None:
+    """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
+    import json  # noqa: PLC0415 - only after a failure
+
+    from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+
+    culprit = report.culprit
+    document = {
+        "schema": SCHEMA,
+        **report._asdict(),
+        "culprit": None if culprit is None else _flat(culprit),
+        "victims": [_flat(one) for one in report.victims],
+    }
+    # ASCII: whatever bytes a name or a message has, any reader can take it.
+    folder.write(names.REPORT, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+
+
+def _flat(one: CulpritRecord | VictimRecord) -> dict[str, object]:
+    """Return ONE as the file has it: its end is not apart, and `kind` is called `class`."""
+    rest = {"class" if key == "kind" else key: value for key, value in one._asdict().items()}
+    return {**rest.pop("end")._asdict(), **rest}
+
+
+def read(path: str) -> ReportRecord | None:
+    """Return what the file PATH says, as far as it can be read; None if it is no report."""
+    found = reading.document(path)
+    if found is None or found.get("schema") != SCHEMA:
+        return None
+    culprit = found.get("culprit")
+    return ReportRecord(
+        outcome=reading.text(found.get("outcome")),
+        exit_code=reading.whole(found.get("exit_code")),
+        attempts=reading.whole(found.get("attempts")) or 1,
+        time=reading.real(found.get("time")) or 0.0,
+        culprit=_culprit(culprit) if isinstance(culprit, dict) else None,
+        victims=tuple(
+            VictimRecord(
+                _end(one), reading.real(one.get("after_s")) or 0.0, reading.text(one.get("how"))
+            )
+            for one in reading.mappings(found.get("victims"))
+        ),
+        evidence=reading.texts(found.get("evidence")),
+        earlier=reading.texts(found.get("earlier")),
+    )
+
+
+def _culprit(found: Mapping[str, Any]) -> CulpritRecord:
+    return CulpritRecord(
+        _end(found),
+        host=reading.text(found.get("host")),
+        devices=reading.text(found.get("devices")),
+        time=reading.real(found.get("time")) or 0.0,
+        after_s=reading.real(found.get("after_s")) or 0.0,
+        kind=reading.text(found.get("class")),
+        message=reading.text(found.get("message")),
+        stack=reading.text(found.get("stack")),
+        raw=reading.text(found.get("raw")),
+        log=reading.text(found.get("log")),
+        last_words=reading.texts(found.get("last_words")),
+        known=reading.text(found.get("known")) or None,
+        remedy=reading.text(found.get("remedy")),
+        peak_bytes=reading.whole(found.get("peak_bytes")),
+    )
+
+
+def _end(found: Mapping[str, Any]) -> EndRecord:
+    return EndRecord(
+        process=reading.text(found.get("process")),
+        rank=reading.whole(found.get("rank")),
+        pid=reading.whole(found.get("pid")),
+        attempt=reading.whole(found.get("attempt")) or 0,
+        code=reading.whole(found.get("code")),
+        signal=reading.text(found.get("signal")) or None,
+        fault=reading.text(found.get("fault")) or None,
+    )

@@ -1,0 +1,67 @@
+"""events.jsonl is read back as it was written, and as far as it goes whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleetrun.records import eventfile
+from fleetrun.records.eventfile import EventRecord, FieldVerdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleetrun.records.eventfile import Value
+
+ANYTHING = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.floats()
+LINES = st.lists(
+    st.binary(max_size=20)
+    | st.dictionaries(
+        st.sampled_from(["schema", "time", "event", "rank", "attempt", "process", "verdicts", "x"]),
+        ANYTHING | st.just(1) | st.lists(ANYTHING | st.dictionaries(st.just("who"), ANYTHING)),
+    ).map(lambda one: json.dumps(one).encode())
+)
+
+
+def test_what_was_appended_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    process: dict[str, Value] = {"process": "trainer.1", "rank": 1, "attempt": 2}
+    more = {**process, "pid": 7, "text": "my secret"}
+    eventfile.append(fd, "started", 3.5, more, lambda text: text.replace("secret", "***"))
+    os.close(fd)
+    (read,) = eventfile.read(str(path))
+    expected = EventRecord(
+        "started", read.time, 3.5, "trainer.1", 1, 2, {"pid": 7, "text": "my ***"}
+    )
+    assert read == expected
+
+
+def test_a_schema_to_come_and_half_a_line_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"schema": 2, "event": "a"}\n{"schema": 1, "event": "b"}\n{"schema": 1, "ev')
+    assert [one.event for one in eventfile.read(str(path))] == ["b"]
+    assert list(eventfile.read(str(tmp_path / "none"))) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LINES)
+def test_no_file_breaks_the_reader(tmp_path: Path, lines: list[bytes]) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    for one in eventfile.read(str(path)):
+        assert all(isinstance(verdict, FieldVerdict) for verdict in eventfile.verdicts(one))
+
+
+def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    told = {"who": ["rank 0"], "name": "amp", "status": "effective", "new": 1}
+    path.write_text(json.dumps({"schema": 1, "event": "judged", "verdicts": [told, 3]}) + "\n")
+    (judged,) = eventfile.read(str(path))
+    assert eventfile.verdicts(judged) == (
+        FieldVerdict(("rank 0",), "amp", "", "", "effective", ""),
+    )
