@@ -74,7 +74,6 @@ ISLAND = "fleetrun.inject"
 CIRCLES = {
     ("fleetrun.commands.completion", "fleetrun.cli"),
     ("fleetrun.commands.help", "fleetrun.cli"),
-    ("fleetrun.inject.updates", "fleetrun.inject.equality"),
 }
 
 # Where a package from outside may be imported at all, and whether only inside functions.

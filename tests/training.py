@@ -26,17 +26,17 @@ PYTHONS = {
 }
 
 
-def told(wish: dict[str, Any]) -> dict[str, Any]:
-    """Return the strategy.json of WISH, with what the launcher knows of its fields."""
-    return {"schema": 1, **wish, "verdicts": document.known(wish)}
+def told(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the strategy.json of ASKED, with what the launcher knows of its fields."""
+    return {"schema": 1, **asked, "verdicts": document.known(asked)}
 
 
 def alone(
-    version: str, folder: Path, script: str, wish: dict[str, Any], *words: str
+    version: str, folder: Path, script: str, asked: dict[str, Any], *words: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the proof of one process that runs SCRIPT with WISH and WORDS, and its output."""
+    """Return the proof of one process that runs SCRIPT with ASKED and WORDS, and its output."""
     (folder / "train.py").write_text(script, encoding="utf-8")
-    (folder / "strategy.json").write_text(json.dumps(told(wish)), encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps(told(asked)), encoding="utf-8")
     done = subprocess.run(
         [PYTHONS[version], "-W", "ignore", folder / "train.py", *words],
         env={

@@ -1,8 +1,8 @@
-"""Runs in the training process: makes what the strategy asks for take effect, and writes the proof.
+"""Runs in the training process: makes the strategy take effect, and writes the proof.
 
-`inject/site/sitecustomize.py` loads this package when Paddle is first imported, under a name of its
-own: the training's Python need not have fleetrun, so everything here uses relative imports, the
-standard library, and, inside functions, numpy and Paddle. The syntax is Python 3.8's.
+`site/sitecustomize.py` loads this package under a name of its own when Paddle is first imported.
+The training's Python need not have fleetrun. So everything here uses relative imports, the standard
+library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 """
 
 from __future__ import annotations
@@ -11,62 +11,62 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import (
+    distributed_strategy,
     dygraph,
-    equality,
-    evidence,
-    groups,
-    imports,
-    optimizers,
-    precision,
-    rest,
-    servers,
+    gloo_stores,
+    import_hooks,
+    parameter_servers,
+    progress,
+    rank_check,
     static,
-    strategies,
+    unsupported,
     updates,
-    wish,
 )
+from .evidence import Evidence
+from .spec import read_spec
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-# In this order: the script's settings are settled before what obeys them is put in place.
+    from .spec import StrategySpec
+
+# In this order: what the script sets is recorded before it is used, and what is reported after an
+# update is complete before it is written.
 _PARTS = (
-    strategies,
+    distributed_strategy,
     updates,
-    groups,
+    gloo_stores,
     dygraph,
     static,
-    servers,
-    optimizers,
-    precision,
-    equality,
-    rest,
+    parameter_servers,
+    rank_check,
+    unsupported,
+    progress,
 )
 
 
 def arm(path: str, evidence_path: str) -> None:
-    """Prepare everything that the strategy in the file PATH asks for; Paddle is not imported yet.
+    """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
-    The proof goes to EVIDENCE_PATH. A part that cannot be put in place is said and noted: the
-    launcher reports what it was to do as without effect.
+    The proof goes to EVIDENCE_PATH. A part that fails is reported there and on stderr, and the
+    launcher reports its fields as without effect.
     """
-    asked = wish.read(path)
-    proof = evidence.Evidence(evidence_path, asked)
-    imports.on_failure(lambda text: _tell(proof, text))
+    spec = read_spec(path)
+    proof = Evidence(evidence_path, spec)
+    import_hooks.on_failure(lambda text: _report(proof, text))
     for part in _PARTS:
-        _install(part, asked, proof)
-    updates.write_after_the_first(proof)
+        _install(part, spec, proof)
     proof.write_at_exit()
 
 
-def _install(part: ModuleType, asked: wish.Wish, proof: evidence.Evidence) -> None:
+def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
     try:
-        part.install(asked, proof)
+        part.install(spec, proof)
     except Exception as error:
         text = f"{part.__name__.rpartition('.')[2]} could not be put in place: {error!r}"
-        _tell(proof, text)
+        _report(proof, text)
 
 
-def _tell(proof: evidence.Evidence, text: str) -> None:
+def _report(proof: Evidence, text: str) -> None:
     proof.note(text)
     print(f"fleetrun: {text}", file=sys.stderr)

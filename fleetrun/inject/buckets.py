@@ -1,4 +1,4 @@
-"""Which gradients go out together: greedy packing by bytes and by count, in the order they come."""
+"""Packs gradients into buckets: greedily, by bytes and by count, in the order of backward."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def pack(
     limit_count: int | None = None,
     last_bytes: float | None = None,
 ) -> list[list[int]]:
-    """Return the indexes of each bucket; gradients of one kind (dtype) only share a bucket.
+    """Return the indexes of each bucket. A bucket has gradients of one kind (dtype) only.
 
-    SIZES are bytes, in the order in which backward makes the gradients. A bucket is closed when
-    the next gradient of its kind would pass LIMIT_BYTES or LIMIT_COUNT; one that is larger by
-    itself stands alone. Buckets are in the order in which they are full.
+    SIZES are bytes, in the order of backward. A bucket is closed when the next gradient of its
+    kind would exceed LIMIT_BYTES or LIMIT_COUNT; a larger gradient is a bucket by itself. Buckets
+    are in the order in which they are complete.
 
-    The gradients at the end that fit into LAST_BYTES are a bucket of their own, or else the last
-    one alone: nothing is left to compute while it is reduced, so a small one ends the step sooner.
+    With LAST_BYTES, the last gradients that fit into it are the last bucket, at least one of them.
+    Nothing is left to compute while it is reduced, so a small one ends the step sooner.
 
     >>> pack([4, 4, 4, 9, 1], "aaaaa", limit_bytes=8)
     [[0, 1], [2], [3], [4]]
@@ -64,7 +64,7 @@ def pack(
 
 
 def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
-    """Return where the last gradient begins, and those of its kind that fit into LIMIT with it."""
+    """Return where the last gradients of one kind begin that fit into LIMIT; at least one does."""
     start, filled = len(sizes), 0
     while start and kinds[start - 1] == kinds[-1] and filled + sizes[start - 1] <= limit:
         start -= 1
@@ -72,15 +72,17 @@ def _tail(sizes: Sequence[int], kinds: Sequence[Hashable], limit: float) -> int:
     return min(start, len(sizes) - 1)
 
 
-def wait(packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence[int]) -> float:
-    """Return when a byte of the buckets PACKED goes out on average, as a part of the backward.
+def mean_send_time(
+    packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence[int]
+) -> float:
+    """Return when a byte of the buckets PACKED is sent on average, as a fraction of the backward.
 
-    The gradient at each index has its size and its place in the order in which backward makes
-    them, from 1 on. A bucket goes out when all of it is there, and those before it have gone.
+    SIZES are bytes. PLACES are the gradients' places in the order of backward, from 1 on. A bucket
+    is sent when its last gradient is ready and all buckets before it have been sent.
 
-    >>> wait([[0, 1], [2, 3]], [4, 4, 4, 4], [1, 2, 3, 4])
+    >>> mean_send_time([[0, 1], [2, 3]], [4, 4, 4, 4], [1, 2, 3, 4])
     0.75
-    >>> wait([[0, 1], [2, 3]], [4, 4, 4, 4], [4, 1, 2, 3])
+    >>> mean_send_time([[0, 1], [2, 3]], [4, 4, 4, 4], [4, 1, 2, 3])
     1.0
     """
     total, last = 0, 0
@@ -91,17 +93,17 @@ def wait(packed: Sequence[Sequence[int]], sizes: Sequence[int], places: Sequence
 
 
 def auto_limit_bytes(gradient_bytes: int) -> float:
-    """Return what `fuse_grad_size_in_MB: auto` means, in bytes.
+    """Return the limit of `fuse_grad_size_in_MB: auto`, in bytes.
 
-    A tenth of all gradients, as Paddle's documentation advises; so there are about ten buckets.
+    It is a tenth of all gradients, as Paddle's documentation advises: about ten buckets.
     """
     return max(gradient_bytes / 10, 1.0)
 
 
-def tell_auto(gradient_bytes: int) -> tuple[float, str]:
-    """Return the limit in MB that `auto` comes to for the table, and the words for it.
+def describe_auto(gradient_bytes: int) -> tuple[float, str]:
+    """Return the limit of `auto` in MB, and its explanation for the table.
 
-    >>> tell_auto(20 * MEBIBYTE)
+    >>> describe_auto(20 * MEBIBYTE)
     (2.0, 'auto: a tenth of 20 MB of gradients')
     """
     limit = float(f"{auto_limit_bytes(gradient_bytes) / MEBIBYTE:.3g}")

@@ -1,4 +1,4 @@
-"""The proof of what took effect in this rank: `strategy.<rank>.json` of the run directory."""
+"""The proof of what took effect in this rank: writes `strategy.<rank>.json`."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .wish import Wish
+    from .spec import StrategySpec
 
 SCHEMA = 1
 _SECRETS = "_fleetrun_secrets"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
 
 
-def many(count: int, what: str) -> str:
-    """Write COUNT of WHAT.
+def plural(count: int, noun: str) -> str:
+    """Write COUNT and NOUN, with an `s` unless COUNT is 1.
 
-    >>> many(1, "allreduce"), many(0, "allreduce")
+    >>> plural(1, "allreduce"), plural(0, "allreduce")
     ('1 allreduce', '0 allreduces')
     """
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Evidence:
-    """Collects what was counted in this process and writes it, whole or not at all.
+    """Collects what was counted in this process, and writes it atomically to a file.
 
-    Whatever says `effective` must have counted it in the program or the calls that really ran;
-    a setter's answer is no evidence.
+    `effective` must be counted in the program or the calls that ran. What a setter accepted is no
+    evidence.
     """
 
-    def __init__(self, path: str, asked: Wish) -> None:
+    def __init__(self, path: str, spec: StrategySpec) -> None:
         self._path = path
-        self._asked = asked
+        self._spec = spec
         self._pid = os.getpid()
         self._knobs: dict[str, dict[str, Any]] = {}
         self._notes: list[str] = []
         self._disagreements: list[dict[str, Any]] = []
         self._written = ""
-        # Whether this process trains the rank; known at its first update.
+        # Whether this process trains the rank; None before its first update.
         self._is_trainer: bool | None = None
-        # Free for whoever counts: gradients, allreduces, bucket_bytes, communicators, groups, …
+        # By name: gradients, allreduces, bucket_bytes, communicators, groups, ...
         self.counts: dict[str, Any] = {}
-        # dygraph or static, once something was trained.
+        # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
-        # None: not compared.
+        # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
-        # After which update they were compared last.
+        # The update after which they were compared last.
         self.compared_after: int | None = None
 
     def knob(
@@ -64,14 +64,10 @@ class Evidence:
         reason: str = "",
         evidence: str = "",
     ) -> None:
-        """Say what became of the field NAME; a later word replaces an earlier one."""
-        asked = self._asked.strategy.get(
-            name,
-            self._asked.build_strategy.get(name, self._asked.execution_strategy.get(name)),
-        )
+        """Set the row of the field NAME; it replaces an earlier row."""
         self._knobs[name] = {
             "name": name,
-            "asked": asked,
+            "asked": self._spec.asked(name),
             "in_effect": in_effect,
             "status": status,
             "reason": reason,
@@ -79,11 +75,11 @@ class Evidence:
         }
 
     def put(self, name: str, **changes: Any) -> None:
-        """Change what was said of the field NAME in the columns CHANGES."""
+        """Change the columns CHANGES in the row of the field NAME."""
         self._knobs[name].update(changes)
 
     def status(self, name: str) -> str | None:
-        """Return what was said of the field NAME, None if nothing was."""
+        """Return the status of the field NAME; None if it has no row."""
         return self._knobs[name]["status"] if name in self._knobs else None
 
     def known(self, name: str, value: Any) -> Mapping[str, Any]:
@@ -92,52 +88,48 @@ class Evidence:
         # Of other versions the nearest: 2 or 3.
         version = str(getattr(paddle, "__version__", ""))[:1]
         here = {"graph": self.graph, "device": _device(paddle)}
-        for line in self._asked.known(name, value):
+        for line in self._spec.known(name, value):
             is_here = all(line.get(key, there) == there for key, there in here.items())
             if is_here and line.get("paddle", version)[:1] == version:
                 return line
         return {}
 
     def note(self, text: str) -> None:
-        """Leave a sentence for the user; once."""
+        """Add the sentence TEXT for the user, unless it is there already."""
         if text not in self._notes:
             self._notes.append(text)
 
     def disagree(self, name: str, script: Any, used: Any) -> None:
-        """Say that the script sets NAME to SCRIPT itself, where the strategy says otherwise."""
-        asked = self._asked.strategy.get(
-            name,
-            self._asked.build_strategy.get(name, self._asked.execution_strategy.get(name)),
-        )
-        entry = {"name": name, "script": script, "strategy": asked, "used": used}
+        """List that the script's value of NAME is SCRIPT, not the strategy's; USED is in effect."""
+        strategy = self._spec.asked(name)
+        entry = {"name": name, "script": script, "strategy": strategy, "used": used}
         if entry not in self._disagreements:
             self._disagreements.append(entry)
 
     def claim(self) -> bool:
-        """Say that this process trains; return whether it is the rank, and so may report.
+        """Claim the evidence file for this process, which trains; return whether it succeeds.
 
-        A rank may consist of several processes: it is the first of them that trains.
+        A rank may have several processes. The first one that trains writes the file.
         """
         if self._is_trainer is None or os.getpid() != self._pid:
-            # A forked child inherits this object; where it is the one that trains, it is its own.
+            # A forked child inherits this object, and may be the process that trains.
             self._pid = os.getpid()
             self._is_trainer = not _is_taken(self._path, self._pid)
         return self._is_trainer
 
     def write(self) -> None:
-        """Write what is known; training goes on where the file cannot be written."""
-        # Neither forked DataLoader workers, which inherit this object, nor helpers are the rank.
+        """Write what is known so far. A failure is printed, and the training goes on."""
+        # Forked DataLoader workers inherit this object, and must not write.
         if os.getpid() != self._pid or not self._path:
             return
-        if not self._is_trainer and (self._is_trainer is False or _exists(self._path)):
+        if not self._is_trainer and (self._is_trainer is False or os.path.exists(self._path)):
             return
         text = json.dumps(_without_secrets(self._record()))
         if text == self._written:
             return
         draft = f"{self._path}.{self._pid}"
         try:
-            # Its owner's alone, from its first byte; a link that somebody has put there is in
-            # the way.
+            # Private from the first byte, and never through a link.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
                 file.write(text)
@@ -148,8 +140,8 @@ class Evidence:
             print(f"fleetrun: the strategy's evidence cannot be written: {error}", file=sys.stderr)
 
     def write_at_exit(self) -> None:
-        """Write once more when the process ends, if it trained anything."""
-        # A DataLoader worker or a helper that only imports Paddle must not overwrite the rank's.
+        """Write again when the process ends, if it has anything to report."""
+        # A process that only imports Paddle must not overwrite the rank's file.
         atexit.register(lambda: self.write() if self.graph or self._knobs else None)
 
     def _record(self) -> dict[str, Any]:
@@ -163,7 +155,7 @@ class Evidence:
             "device": _device(paddle),
             "complete": self.updates > 0,
             "updates": self.updates,
-            "knobs": [self._as_far_as_seen(knob) for knob in self._knobs.values()],
+            "knobs": [self._if_updated(knob) for knob in self._knobs.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
             "notes": self._notes,
@@ -171,8 +163,8 @@ class Evidence:
             "compared_after": self.compared_after,
         }
 
-    def _as_far_as_seen(self, knob: dict[str, Any]) -> dict[str, Any]:
-        """Return KNOB; what was counted in a backward has no effect until parameters change."""
+    def _if_updated(self, knob: dict[str, Any]) -> dict[str, Any]:
+        """Return KNOB, without effect as long as no update was made."""
         if self.updates or knob["status"] != EFFECTIVE:
             return knob
         reason = "no update of the optimizer was made"
@@ -180,7 +172,7 @@ class Evidence:
 
 
 def _without_secrets(record: dict[str, Any]) -> object:
-    """Return RECORD without the secrets of this process, which scripts give to Paddle, too."""
+    """Return RECORD without the secrets in this process's environment and arguments."""
     module = sys.modules.get(_SECRETS)
     if module is None:
         home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -196,7 +188,7 @@ def _without_secrets(record: dict[str, Any]) -> object:
 
 
 def _is_taken(path: str, pid: int) -> bool:
-    """Whether another process of this rank, which still runs, has proven in PATH that it trains."""
+    """Whether PATH was written by another process of this rank that trains and still runs."""
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
@@ -205,16 +197,14 @@ def _is_taken(path: str, pid: int) -> bool:
             environ = file.read()
     except (OSError, ValueError, KeyError):
         return False
-    # Process ids are used again, and an earlier run of the rank leaves its file.
+    # Process ids are reused, and an earlier run of the rank leaves its file.
     return owner != pid and os.fsencode(path) in environ
 
 
-def _exists(path: str) -> bool:
-    return os.path.exists(path)
-
-
 def _device(paddle: Any) -> str:
+    """Return the kind of device of the module PADDLE: `cpu`, `gpu`; empty if it is not known."""
     try:
         return str(paddle.device.get_device()).partition(":")[0]
     except Exception:
+        # Paddle is half imported, or has been shut down.
         return ""

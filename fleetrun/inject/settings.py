@@ -1,133 +1,115 @@
-"""What holds: the strategy's value or the script's own, and where they disagree.
+"""The values in effect: the strategy's or the script's, and where the two disagree.
 
-Everybody else asks here what holds, because the script may have its own word:
-
-* `effective(name, default=None)`: the value of the field NAME that holds now. Not asked for and
-  not set by the script: DEFAULT. For a field of dictionaries (`gradient_merge_configs`): the keys
-  that were asked for or set. What the script switches on by itself, and nobody asked for, is
-  Paddle's business: DEFAULT.
-* `settled()`: the whole `Wish` with these values, for `.merge_steps`, `.builds(…)` and the like.
-* `is_on(name)`: whether a switch is on, also where only the script has switched it.
-* `is_scripts(name)`: whether the script's own value holds where the strategy asks for another.
-  The proof then says `script` by itself; call `proof.knob` as always.
-* `script_says(name, value)`: tell that the script gave VALUE by other means, as an argument of
-  DataParallel say; returns what holds.
-
-What holds is known once the script has called `fleet.init` or `distributed_optimizer`; before it,
-and in a script without fleet, the strategy's values hold. So ask late: when the reducer is built
-or the program is rewritten, never in `install`.
+The value of a field is known once the script has called `fleet.init` or `distributed_optimizer`.
+Before that, and in a script without fleet, it is the strategy's. So read it late: when a reducer is
+built or a program is rewritten, never in `install`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .wish import Wish
+from .spec import StrategySpec
 
 if TYPE_CHECKING:
     from .evidence import Evidence
 
 
-class _Settlement:
-    """What the strategy asks for, and what the script says itself."""
+class _Settings:
+    """What the strategy asks for, and what the script has set."""
 
-    def __init__(self, asked: Wish, proof: Evidence | None) -> None:
-        self.asked = asked
-        self.proof = proof
-        # The script's own words, by field; of dictionaries only the keys it set.
+    def __init__(self, spec: StrategySpec, proof: Evidence | None) -> None:
+        self.spec = spec
+        self._proof = proof
+        # The script's values by field; of dictionaries only the keys that it has set.
         self.script: dict[str, Any] = {}
 
-    def override(self) -> bool:
-        return self.asked.mode == "override"
+    @property
+    def overrides(self) -> bool:
+        return self.spec.mode == "override"
 
-    def wished(self, name: str) -> Any:
-        for section in (
-            self.asked.strategy,
-            self.asked.build_strategy,
-            self.asked.execution_strategy,
-        ):
-            if name in section:
-                return section[name]
-        return None
-
-    def holds(self, name: str, *, default: Any) -> Any:
-        wished, said = self.wished(name), self.script.get(name)
-        if said is None:
-            return default if wished is None else wished
-        if wished is None:
-            return default if said is True else said
-        if not isinstance(wished, dict) and _agree(wished, said):
-            # Not as Paddle keeps it, in single precision.
-            return wished
-        first, last = (said, wished) if self.override() else (wished, said)
-        if isinstance(first, dict) and isinstance(last, dict):
-            return {**first, **last}
-        return last
-
-    def hear(self, name: str, value: Any) -> None:
-        """Take VALUE as the script's own word on NAME, and list it if it disagrees."""
+    def set_by_script(self, name: str, value: Any) -> None:
+        """Record VALUE as the script's; list a disagreement."""
         self.script[name] = value
-        wished = self.wished(name)
-        if wished is not None and not _agree(wished, value) and self.proof is not None:
-            self.proof.disagree(name, value, self.holds(name, default=None))
+        asked = self.spec.asked(name)
+        if asked is not None and not _agree(asked, value) and self._proof is not None:
+            self._proof.disagree(name, value, self.effective(name, default=None))
+
+    def effective(self, name: str, *, default: Any) -> Any:
+        asked, script = self.spec.asked(name), self.script.get(name)
+        if script is None:
+            return default if asked is None else asked
+        if asked is None:
+            return default if script is True else script
+        if not isinstance(asked, dict) and _agree(asked, script):
+            # The script's value went through Paddle's single precision.
+            return asked
+        base, winner = (script, asked) if self.overrides else (asked, script)
+        if isinstance(base, dict) and isinstance(winner, dict):
+            return {**base, **winner}
+        return winner
 
 
-_settlement = _Settlement(Wish({}, {}, {}), None)
+_settings = _Settings(StrategySpec({}, {}, {}), None)
 
 
-def begin(asked: Wish, proof: Evidence) -> None:
-    """Nobody has said anything yet but the strategy."""
-    global _settlement  # noqa: PLW0603 - one process, one training
-    _settlement = _Settlement(asked, proof)
+def reset(spec: StrategySpec, proof: Evidence) -> None:
+    """Begin with SPEC alone; disagreements go to PROOF."""
+    global _settings  # noqa: PLW0603 - one process, one training
+    _settings = _Settings(spec, proof)
+
+
+def set_by_script(name: str, value: Any) -> Any:
+    """Record that the script has set the field NAME to VALUE; return the value in effect."""
+    _settings.set_by_script(name, value)
+    return effective(name)
 
 
 def effective(name: str, default: Any = None) -> Any:
-    """Return the value of the field NAME that holds now, DEFAULT where nobody said one."""
-    return _settlement.holds(name, default=default)
+    """Return the value of the field NAME in effect; DEFAULT if neither side has set it.
+
+    For a dictionary (`gradient_merge_configs`): the keys that either side has set. DEFAULT also
+    for what the script alone has switched on: that is Paddle's to do.
+    """
+    return _settings.effective(name, default=default)
 
 
-def settled() -> Wish:
-    """Return the strategy with the script's own settings in it, as far as they win."""
-    asked = _settlement.asked
-    known = {**asked.build_strategy, **asked.execution_strategy}
+def effective_spec() -> StrategySpec:
+    """Return the strategy with all values in effect."""
+    spec = _settings.spec
+    known = {**spec.build_strategy, **spec.execution_strategy}
     own = {
         name: value
-        for name, value in _settlement.script.items()
+        for name, value in _settings.script.items()
         if name not in known and value is not True
     }
-    return asked._replace(
-        strategy={name: effective(name) for name in {**own, **asked.strategy}},
-        build_strategy={name: effective(name) for name in asked.build_strategy},
-        execution_strategy={name: effective(name) for name in asked.execution_strategy},
+    return spec._replace(
+        strategy={name: effective(name) for name in {**own, **spec.strategy}},
+        build_strategy={name: effective(name) for name in spec.build_strategy},
+        execution_strategy={name: effective(name) for name in spec.execution_strategy},
     )
 
 
 def is_on(name: str) -> bool:
-    """Whether the switch NAME is on, be it by the strategy or by the script alone."""
+    """Whether the switch NAME is on, by the strategy or by the script alone."""
     value = effective(name)
-    return bool(_settlement.script.get(name) if value is None else value)
+    return bool(_settings.script.get(name) if value is None else value)
 
 
-def is_scripts(name: str) -> bool:
-    """Whether the script's own value of NAME holds in place of the strategy's."""
-    if _settlement.override() or name not in _settlement.script:
+def script_wins(name: str) -> bool:
+    """Whether the script's value of NAME is in effect where the strategy asks for another."""
+    if _settings.overrides or name not in _settings.script:
         return False
-    wished = _settlement.wished(name)
-    return wished is not None and not _agree(wished, _settlement.script[name])
+    asked = _settings.spec.asked(name)
+    return asked is not None and not _agree(asked, _settings.script[name])
 
 
-def script_says(name: str, value: Any) -> Any:
-    """Take VALUE as the script's own word on NAME; return what holds."""
-    _settlement.hear(name, value)
-    return effective(name)
-
-
-def _agree(wished: Any, said: Any) -> bool:
-    if isinstance(wished, dict) and isinstance(said, dict):
-        return all(_agree(wished[key], said[key]) for key in wished if key in said)
-    if isinstance(wished, (int, float)) and isinstance(said, (int, float)):
-        # Paddle keeps single precision.
-        return abs(wished - said) <= 1e-6 * max(1.0, abs(wished))
-    if isinstance(wished, (list, tuple)) and isinstance(said, (list, tuple)):
-        return len(wished) == len(said) and all(map(_agree, wished, said))
-    return bool(wished == said)
+def _agree(asked: Any, script: Any) -> bool:
+    """Whether the two values are equal in single precision; of dictionaries the common keys."""
+    if isinstance(asked, dict) and isinstance(script, dict):
+        return all(_agree(asked[key], script[key]) for key in asked if key in script)
+    if isinstance(asked, (int, float)) and isinstance(script, (int, float)):
+        return abs(asked - script) <= 1e-6 * max(1.0, abs(asked))
+    if isinstance(asked, (list, tuple)) and isinstance(script, (list, tuple)):
+        return len(asked) == len(script) and all(map(_agree, asked, script))
+    return bool(asked == script)

@@ -9,12 +9,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from fleetrun.inject.evidence import Evidence
-from fleetrun.inject.wish import Wish
+from fleetrun.inject.spec import StrategySpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING = Wish({}, {}, {})
+NOTHING = StrategySpec({}, {}, {})
 
 
 def record(path: Path, pid: int, *, complete: bool) -> None:
@@ -70,8 +70,8 @@ def test_a_forked_child_that_trains_writes_and_one_that_does_not_is_silent(
     code = f"""
 import json, os, sys
 from fleetrun.inject.evidence import Evidence
-from fleetrun.inject.wish import Wish
-proof = Evidence({str(path)!r}, Wish({{}}, {{}}, {{}}))
+from fleetrun.inject.spec import StrategySpec
+proof = Evidence({str(path)!r}, StrategySpec({{}}, {{}}, {{}}))
 for trains in (False, True):
     child = os.fork()
     if not child:

@@ -8,7 +8,7 @@ import pytest
 
 from fleetrun.inject import settings
 from fleetrun.inject.evidence import Evidence
-from fleetrun.inject.wish import Wish
+from fleetrun.inject.spec import StrategySpec
 
 CONFIGS = "gradient_merge_configs"
 
@@ -19,16 +19,16 @@ def begin(mode: str = "defaults") -> Evidence:
         "gradient_merge": True,
         CONFIGS: {"k_steps": 4, "avg": False},
     }
-    asked = Wish(strategy, {"fuse_bn_act_ops": True}, {"num_threads": 2}, mode=mode)
-    proof = Evidence("", asked)
-    settings.begin(asked, proof)
+    spec = StrategySpec(strategy, {"fuse_bn_act_ops": True}, {"num_threads": 2}, mode=mode)
+    proof = Evidence("", spec)
+    settings.reset(spec, proof)
     return proof
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_asked() -> Any:  # noqa: ANN401 - a fixture
+def settings_are_reset() -> Any:  # noqa: ANN401 - a fixture
     yield
-    settings.begin(Wish({}, {}, {}), Evidence("", Wish({}, {}, {})))
+    settings.reset(StrategySpec({}, {}, {}), Evidence("", StrategySpec({}, {}, {})))
 
 
 def test_the_strategy_holds_while_the_script_says_nothing() -> None:
@@ -37,27 +37,27 @@ def test_the_strategy_holds_while_the_script_says_nothing() -> None:
     assert settings.effective("fuse_bn_act_ops") is True
     assert settings.effective("num_threads") == 2
     assert settings.effective("nccl_comm_num", 1) == 1
-    assert settings.settled().merge_steps == 4
-    assert not settings.is_scripts("fuse_grad_size_in_MB")
+    assert settings.effective_spec().merge_steps == 4
+    assert not settings.script_wins("fuse_grad_size_in_MB")
 
 
 def test_the_script_wins_key_by_key() -> None:
     proof = begin()
-    assert settings.script_says("fuse_grad_size_in_MB", 4) == 4
-    assert settings.script_says(CONFIGS, {"k_steps": 2}) == {"k_steps": 2, "avg": False}
-    assert settings.script_says("fuse_bn_act_ops", False) is False  # noqa: FBT003
-    settled = settings.settled()
+    assert settings.set_by_script("fuse_grad_size_in_MB", 4) == 4
+    assert settings.set_by_script(CONFIGS, {"k_steps": 2}) == {"k_steps": 2, "avg": False}
+    assert settings.set_by_script("fuse_bn_act_ops", False) is False  # noqa: FBT003
+    settled = settings.effective_spec()
     assert (settled.merge_steps, settled.merge_averages) == (2, False)
     assert not settled.builds("fuse_bn_act_ops")
-    assert settings.is_scripts(CONFIGS)
+    assert settings.script_wins(CONFIGS)
     assert len(proof._disagreements) == 3  # noqa: SLF001
 
 
 def test_the_strategy_wins_in_override_mode() -> None:
     proof = begin("override")
-    assert settings.script_says("fuse_grad_size_in_MB", 4) == 16
-    assert settings.script_says(CONFIGS, {"k_steps": 2}) == {"k_steps": 4, "avg": False}
-    assert not settings.is_scripts("fuse_grad_size_in_MB")
+    assert settings.set_by_script("fuse_grad_size_in_MB", 4) == 16
+    assert settings.set_by_script(CONFIGS, {"k_steps": 2}) == {"k_steps": 4, "avg": False}
+    assert not settings.script_wins("fuse_grad_size_in_MB")
     assert proof._disagreements[0] == {  # noqa: SLF001
         "name": "fuse_grad_size_in_MB",
         "script": 4,
@@ -69,17 +69,17 @@ def test_the_strategy_wins_in_override_mode() -> None:
 @pytest.mark.parametrize("mode", ["defaults", "override"])
 def test_what_nobody_asked_for_is_switched_off_by_the_script_but_not_on(mode: str) -> None:
     begin(mode)
-    settings.script_says("fuse_all_reduce_ops", False)  # noqa: FBT003
-    settings.script_says("lars", True)  # noqa: FBT003
+    settings.set_by_script("fuse_all_reduce_ops", False)  # noqa: FBT003
+    settings.set_by_script("lars", True)  # noqa: FBT003
     assert settings.effective("fuse_all_reduce_ops", True) is False  # noqa: FBT003
     assert settings.effective("lars", False) is False  # noqa: FBT003
-    assert settings.settled().get("fuse_all_reduce_ops", True) is False
-    assert settings.settled().get("lars") is None
+    assert settings.effective_spec().get("fuse_all_reduce_ops", True) is False
+    assert settings.effective_spec().get("lars") is None
 
 
 def test_who_says_the_same_does_not_disagree() -> None:
     proof = begin()
-    settings.script_says("fuse_grad_size_in_MB", 16.0000001)
-    settings.script_says(CONFIGS, {"avg": False})
+    settings.set_by_script("fuse_grad_size_in_MB", 16.0000001)
+    settings.set_by_script(CONFIGS, {"avg": False})
     assert not proof._disagreements  # noqa: SLF001
-    assert not settings.is_scripts("fuse_grad_size_in_MB")
+    assert not settings.script_wins("fuse_grad_size_in_MB")

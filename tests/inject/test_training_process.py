@@ -93,8 +93,8 @@ print("PID", os.getpid(), sys.argv, __name__)
 def test_optimizers_are_fused_where_it_changes_nothing_and_children_leave_the_proof_alone(
     version: str, tmp_path: Path
 ) -> None:
-    wish = {"build_strategy": {"fuse_all_optimizer_ops": True}}
-    told, said = alone(version, tmp_path, SCRIPT, wish, "--flag")
+    asked = {"build_strategy": {"fuse_all_optimizer_ops": True}}
+    told, said = alone(version, tmp_path, SCRIPT, asked, "--flag")
     script = str(tmp_path / "train.py")
     assert f"PID {told['pid']} [{script!r}, '--flag'] __main__" in said
     # 6 trainings with both kinds, 2 with sparse gradients, AdamW and SGD, of 6 updates each.

@@ -15,7 +15,7 @@ from planning import planned as gather_and_plan
 
 from fleetrun import argv, planner, request
 from fleetrun.inject.evidence import Evidence
-from fleetrun.inject.wish import Wish
+from fleetrun.inject.spec import StrategySpec
 from fleetrun.model import Script
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
@@ -67,12 +67,12 @@ def test_the_document_is_as_it_was_agreed_on() -> None:
 
 
 def test_the_training_process_is_told_what_explain_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    wish: dict[str, dict[str, object]] = {section: {} for section in fields.FIELD_SECTIONS}
+    asked: dict[str, dict[str, object]] = {section: {} for section in fields.FIELD_SECTIONS}
     for field in fields.TABLE:
-        wish[field.section][field.name] = True
-    known = strategy_document.known(wish)
+        asked[field.section][field.name] = True
+    known = strategy_document.known(asked)
     assert json.loads(json.dumps(known)) == known
-    proof = Evidence("", Wish(wish["strategy"], {}, {}, verdicts=known))
+    proof = Evidence("", StrategySpec(asked["strategy"], {}, {}, verdicts=known))
     for paddle, graph, device in product(verdicts.PADDLES, verdicts.GRAPHS, verdicts.DEVICES):
         fake = SimpleNamespace(__version__=paddle, device=SimpleNamespace(get_device=device.lower))
         monkeypatch.setitem(sys.modules, "paddle", fake)

@@ -132,14 +132,14 @@ for index in range(4):
 
 
 def train(
-    version: str, folder: Path, script: str, wish: dict[str, Any], *, ranks: int = 2, **env: str
+    version: str, folder: Path, script: str, asked: dict[str, Any], *, ranks: int = 2, **env: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run SCRIPT on RANKS ranks with the strategy WISH; return the end and the output of each."""
+    """Run SCRIPT on RANKS ranks with the strategy ASKED; return the end and the output of each."""
     python = PYTHONS[version]
     assert python.exists(), f"scripts/setup puts Paddle {version} here: {python}"
     (folder / "train.py").write_text(script, encoding="utf-8")
     (folder / "strategy.json").write_text(
-        json.dumps(told({"topology": TOPOLOGY, **wish})), encoding="utf-8"
+        json.dumps(told({"topology": TOPOLOGY, **asked})), encoding="utf-8"
     )
     env = {"FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"), **env}
     words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
@@ -261,8 +261,8 @@ class Rows(paddle.io.Dataset):
         return np.ones(6, "float32") * (index + rank)
 
 paddle.distributed.init_parallel_env()
-from _fleetrun_inject.dygraph import communicators
-communicators._MEETING_S = 3
+from _fleetrun_inject import store
+store._ARRIVAL_TIMEOUT_S = 3
 model = paddle.DataParallel(paddle.nn.Linear(6, 1))
 optimizer = paddle.optimizer.SGD(0.001, parameters=model.parameters())
 for index, row in enumerate(paddle.io.DataLoader(Rows(), batch_size=1)):
@@ -292,9 +292,9 @@ def test_a_rest_is_applied_only_where_all_ranks_have_one(
     version: str, way: str, says: str, tmp_path: Path
 ) -> None:
     merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4}}
-    wish = {"strategy": merge, "merge_tail": "step"}
+    asked = {"strategy": merge, "merge_tail": "step"}
     script = TAILS.replace("sys.argv[1]", repr(way))
-    done, logs = train(version, tmp_path, script, wish)
+    done, logs = train(version, tmp_path, script, asked)
     assert (done.returncode == 0) == (way == "even"), done.stdout
     assert says in "".join(logs)
     if way == "even":
@@ -326,8 +326,8 @@ if __name__ == "__main__":
 def test_processes_that_the_script_spawns_train_with_the_strategy(
     version: str, tmp_path: Path
 ) -> None:
-    wish = {"strategy": {"fuse_all_reduce_ops": False}}
-    done, (log,) = train(version, tmp_path, SPAWNED, wish, ranks=1)
+    asked = {"strategy": {"fuse_all_reduce_ops": False}}
+    done, (log,) = train(version, tmp_path, SPAWNED, asked, ranks=1)
     assert done.returncode == 0, done.stdout
     totals = re.findall(r"TOTAL (\S+) of 2", log)
     assert len(totals) == 2

@@ -65,13 +65,13 @@ def train(
     ranks: int = 2,
 ) -> Trained:
     folder.mkdir()
-    wish = {
+    asked = {
         "schema": 1,
         "strategy": strategy,
         "build_strategy": build_strategy or {},
         "topology": {"nranks": ranks, "nnodes": 1, "ranks_per_node": ranks},
     }
-    (folder / "strategy.json").write_text(json.dumps(told(wish)), encoding="utf-8")
+    (folder / "strategy.json").write_text(json.dumps(told(asked)), encoding="utf-8")
     merged = strategy.get("gradient_merge_configs", {}).get("k_steps", 1)
     local = strategy.get("localsgd_configs", {}).get("k_steps", 0)
     run = subprocess.run(

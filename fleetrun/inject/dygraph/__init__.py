@@ -1,35 +1,40 @@
-"""What the strategy asks for in dynamic graphs: our own reducer of gradients, and their merging."""
+"""What the strategy asks of dynamic graphs: our reducer, gradient merge, fused updates, AMP."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..imports import after_import
-from . import backward, merging
-from .data_parallel import BUCKETED, Models
-from .merge import Rounds
+from ..import_hooks import after_import
+from . import amp, backward, merge_hooks, multi_tensor
+from .data_parallel import REDUCER_FIELDS, Reducers
+from .gradient_merge import GradientMerge
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from ..evidence import Evidence
-    from ..wish import Wish
+    from ..spec import StrategySpec
 
 
-def install(asked: Wish, proof: Evidence) -> None:
-    """Put our reducer into Paddle if anything is asked for that needs it."""
-    if not any(name in asked.strategy for name in BUCKETED):
-        return
-    rounds = Rounds(asked, proof)
-    models = Models(asked, proof, rounds.must_sync)
-    rounds.count_calls = models.count_calls
-    if asked.merge_steps > 1:
-        merging.install(rounds, models.flush, steps_tail=asked.merge_tail == "step")
+def install(spec: StrategySpec, proof: Evidence) -> None:
+    """Patch Paddle for the fields that are asked for."""
+    if any(name in spec.strategy for name in REDUCER_FIELDS):
+        _install_reducers(spec, proof)
+    multi_tensor.install(spec, proof)
+    amp.install(spec, proof)
+
+
+def _install_reducers(spec: StrategySpec, proof: Evidence) -> None:
+    merge = GradientMerge(spec, proof)
+    reducers = Reducers(spec, proof, merge.must_sync)
+    merge.count_calls = reducers.count_calls
+    if spec.merge_steps > 1:
+        merge_hooks.install(merge, reducers.flush, applies_tail=spec.merge_tail == "step")
 
     def patch(module: ModuleType) -> None:
-        models.patch(module)
+        reducers.patch(module)
         from paddle.base import core
 
-        backward.watch(core)
+        backward.patch(core)
 
     after_import("paddle.distributed.parallel", patch)

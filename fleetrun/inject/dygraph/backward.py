@@ -1,4 +1,4 @@
-"""Tells when a backward begins and when it has ended, however it was started."""
+"""Callbacks around every backward, however it was started."""
 
 from __future__ import annotations
 
@@ -11,36 +11,35 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class Listener(Protocol):
-    """Who wants to know; all of them hear of every outermost backward."""
+class BackwardListener(Protocol):
+    """Is told of every outermost backward."""
 
     def begin(self) -> None:
         """Backward is about to run."""
 
     def finish(self) -> None:
-        """Backward is done: every gradient is there that will be."""
+        """Backward has ended: no more gradients will come."""
 
     def abandon(self) -> None:
-        """Backward has failed."""
+        """Backward has raised."""
 
 
-# In the order in which they came, which is the same on all ranks; they go with their models.
-_listeners: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+# In the order of `listen`, which is the same on all ranks. They are dropped with their models.
+_listeners: weakref.WeakValueDictionary[int, BackwardListener] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-# Those who hear of each end when all others have.
-_last: list[Listener] = []
+_last_listeners: list[BackwardListener] = []
 _depth = 0
-_run: Callable[..., Any] | None = None
+_run_backward: Callable[..., Any] | None = None
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: BackwardListener) -> None:
     """Tell LISTENER of every outermost backward from now on, as long as it lives."""
     _listeners[next(_numbers)] = listener
 
 
-def listen_last(listener: Listener) -> None:
-    """Tell LISTENER, too, after all others, who may change gradients when a backward ends."""
-    _last.append(listener)
+def listen_last(listener: BackwardListener) -> None:
+    """Tell LISTENER after all others, who may change gradients when a backward ends."""
+    _last_listeners.append(listener)
 
 
 def is_nested() -> bool:
@@ -48,20 +47,20 @@ def is_nested() -> bool:
     return _depth > 1
 
 
-def watch(core: ModuleType) -> None:
-    """Watch the one function of Paddle's CORE through which every backward goes."""
-    global _run  # noqa: PLW0603 - one Paddle
-    _run = run = core.eager.run_backward
-    core.eager.run_backward = _watched(run)
+def patch(core: ModuleType) -> None:
+    """Patch the one function of Paddle's CORE that every backward calls."""
+    global _run_backward  # noqa: PLW0603 - one Paddle
+    _run_backward = core.eager.run_backward
+    core.eager.run_backward = _observed(core.eager.run_backward)
 
 
-def run_unseen(*args: Any) -> None:
-    """Run a backward of our own, of which nobody hears."""
-    assert _run is not None  # noqa: S101 - nothing is reduced before `watch`
-    _run(*args)
+def run_unobserved(*args: Any) -> None:
+    """Run a backward of our own, without callbacks."""
+    assert _run_backward is not None  # noqa: S101 - nothing is reduced before `patch`
+    _run_backward(*args)
 
 
-def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         global _depth  # noqa: PLW0603 - autograd of one process
         if _depth:
@@ -70,7 +69,7 @@ def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        listeners = [*_listeners.values(), *_last]
+        listeners = [*_listeners.values(), *_last_listeners]
         for listener in listeners:
             listener.begin()
         _depth = 1

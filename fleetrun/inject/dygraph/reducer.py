@@ -6,66 +6,67 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
-from . import backward, coalesced, sparse
+from . import backward, sparse
+from .flat_buffer import FlatBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .communicators import Errand, Lane, Pending
+    from ..communicators import Communicator, DeviceWork, ThreadWork
 
 
-# By what part of a backward buckets must go out sooner on average, to be made anew: what one
-# operator makes together comes in any order, and there is nothing to be gained.
-_WORTH_MOVING = 0.1
+# Buckets are rebuilt if they are sent earlier by this fraction of a backward, on average. The
+# gradients of one operator come in any order, which is no reason to rebuild.
+_MIN_GAIN = 0.1
 
 
-class Limits(NamedTuple):
-    """What bounds a bucket; None: nothing does."""
+class BucketLimits(NamedTuple):
+    """The limits of a bucket; None is no limit."""
 
     most_bytes: float | None = None
     most_gradients: int | None = None
-    # Of the bucket that goes out last.
+    # Of the bucket that is sent last.
     last_bytes: float | None = None
 
 
 class Bucket:
-    """Gradients that go out together."""
+    """Gradients of NBYTES in all that are reduced together."""
 
-    def __init__(self, parameters: list[Any], nbytes: int, *, stays: bool) -> None:
+    def __init__(self, parameters: list[Any], nbytes: int, *, reuse: bool) -> None:
         self.parameters = parameters
         self.nbytes = nbytes
-        self.block = coalesced.Block(parameters, stays=stays)
-        # How many of them this backward has not made yet.
+        self.buffer = FlatBuffer(parameters, reuse=reuse)
+        # Gradients that this backward has not computed yet.
         self.missing = len(parameters)
-        self.is_out = False
-        # How many gradients there were when it went out.
+        self.is_sent = False
+        # The number of gradients of the model that were ready when it was sent.
         self.gradients_before = 0
-        # What must be waited for, and what keeps the memory until then.
-        self.pending: Pending | Errand | None = None
+        # What to wait for, and the memory that must stay until then.
+        self.work: DeviceWork | ThreadWork | None = None
         self.flat: Any = None
-        # Parameters without a gradient here, and where that of other ranks will be.
+        # Parameters without a gradient on this rank, each with its view of `flat`.
         self.absent: list[tuple[Any, Any]] = []
 
     def reset(self) -> None:
-        """Forget the last backward, and get ready for the next one."""
-        self.block.prepare()
+        """Get ready for the next backward."""
+        self.buffer.prepare()
         self.missing = len(self.parameters)
-        self.is_out = False
-        self.pending = self.flat = None
+        self.is_sent = False
+        self.work = self.flat = None
         self.absent = []
 
 
 class Reducer:
     """Takes the place of Paddle's own reducer in one `paddle.DataParallel`.
 
-    Every rank issues the same buckets in the same order, whatever its backward made: a bucket
-    waits for those before it, and what is left goes out at the end, with zeros for the gradients
-    that are not there. Whether another rank had one is agreed on in one more, small allreduce,
-    which ends after the first backward if all ranks had all gradients.
+    Every rank sends the same buckets in the same order, whatever gradients its backward computes.
+    A bucket waits for those before it. What is left is sent at the end, with zeros for absent
+    gradients. One more small allreduce tells whether other ranks have them; it is not repeated
+    once all ranks had all gradients.
 
-    The first backward is expected to make the gradients of the last layers first. It tells in
-    which order they really come. Where buckets go out much sooner in that order, as rank 0 saw it,
-    they follow it from then on: an unused parameter must not hold up those behind it.
+    The buckets follow the reversed order of the parameters at first, and then the order in which
+    rank 0 got its gradients in the first backward, if that sends them much earlier. So an unused
+    parameter does not hold up those behind it.
     """
 
     def __init__(
@@ -74,96 +75,97 @@ class Reducer:
         *,
         sparse_parameters: Sequence[Any],
         group: Any,
-        lanes: Sequence[Lane],
+        communicators: Sequence[Communicator],
         ranks: Sequence[int],
-        limits: Callable[[int], Limits],
+        limits: Callable[[int], BucketLimits],
         finds_unused: bool,
         must_sync: Callable[[Sequence[Any]], bool],
-        reduced: Callable[[Reducer], None],
+        on_reduced: Callable[[Reducer], None],
     ) -> None:
         self._sparse = list(sparse_parameters)
         self._group = group
         self.ranks = ranks
         self._nranks = len(ranks)
-        self._lanes = lanes
+        self._communicators = communicators
         self._limits = limits
         self._finds_unused = finds_unused
         self._must_sync = must_sync
-        self._reduced = reduced
-        # Whether the forwards asked for their gradients to be averaged; and whether one of them
-        # still waits for its backward.
+        self._on_reduced = on_reduced
+        # The next backward is to be reduced; and a forward still waits for its backward.
         self._is_armed = False
         self._is_awaited = False
+        # The backward that runs is reduced.
         self._is_active = False
+        # All ranks have all gradients in each backward.
         self._knows_usage = False
-        # Whether the buckets are in the order of a backward that was seen.
+        # The buckets are in the order of a backward that was seen.
         self._is_ordered = False
-        # Recomputed layers make their gradients in several portions: nothing goes out early.
-        self._goes_late = False
+        # Buckets are sent at the end only: recomputed layers add to their gradients several times.
+        self._sends_late = False
         # Another model has some of these parameters, too.
-        self._shares = False
+        self._shares_parameters = False
         self._hooked: set[int] = set()
         self._all = list(parameters)
         self.parameters: list[Any] = []
         self.buckets: list[Bucket] = []
-        self._homes: dict[int, Bucket] = {}
+        self._bucket_of: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
-        # The gradients of this backward in the order in which they came: a set that keeps it.
-        self._fired: dict[int, None] = {}
-        # Whether backward came to sparse parameters.
-        self._is_touched = False
+        # The ids of the parameters whose gradients are ready, in the order in which they came.
+        self._ready: dict[int, None] = {}
+        self._has_sparse_gradient = False
+        # The next bucket to send.
         self._next = 0
-        # How many buckets were out before the last gradient of the last backward was there.
+        # Buckets that were sent before the last gradient of the last backward was ready.
         self.early = 0
-        # How many gradients came at another place than was expected at first.
+        # Gradients that were moved to another place when the buckets were rebuilt.
         self.moved = 0
-        self.rounds = 0
+        self.backwards = 0
         self._arrange()
         for parameter in self._sparse:
-            parameter._register_backward_hook(self._touched())
+            parameter._register_backward_hook(self._sparse_hook())
         backward.listen(self)
 
     @property
-    def everything(self) -> list[Any]:
-        """Every parameter that it averages, dense or sparse."""
+    def trained_parameters(self) -> list[Any]:
+        """The parameters whose gradients it averages, dense or sparse."""
         return [*self.parameters, *self._sparse]
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
-        """Do nothing: DataParallel calls it, and Paddle's own looks for unused parameters then."""
+        """Do nothing; DataParallel calls it, for reducers that look for unused parameters."""
 
-    def hear_of_forward(self, *, syncs: bool) -> None:
-        """Average the gradients of later backwards if the forward SYNCS them.
+    def on_forward(self, *, syncs: bool) -> None:
+        """Reduce the backward of this forward if it SYNCS, that is, is not under `no_sync`.
 
-        One under `no_sync` takes nothing back from one that still waits for its backward: Paddle
-        has it so, and one average too many does no harm.
+        A forward under `no_sync` does not disarm an earlier one that still waits for its backward,
+        as in Paddle: reducing once too often does no harm.
         """
         if syncs:
             self._is_armed = self._is_awaited = True
         elif not self._is_awaited:
             self._is_armed = False
 
-    def has_any(self, parameters: Sequence[Any]) -> bool:
-        """Whether it averages any of PARAMETERS, or would if they were trained."""
+    def overlaps(self, parameters: Sequence[Any]) -> bool:
+        """Whether any of PARAMETERS belongs to this model, trained or frozen."""
         own = {id(each) for each in (*self._all, *self._sparse)}
         return not own.isdisjoint(map(id, parameters))
 
-    def share(self) -> None:
-        """Bear with another model that has some of the same parameters.
+    def share_parameters(self) -> None:
+        """Prepare for another model that has some of the same parameters.
 
-        A backward that ends in both models is reduced by one after the other, which changes
-        nothing: the average of averages is the average. But neither may move a gradient that the
-        other one has sent, nor rely on one that belongs to another model's backward.
+        A backward through both models is reduced by one reducer after the other, which changes
+        nothing: averaging an average gives the same. But neither may move a gradient that the
+        other has sent, nor rely on a gradient that only the other model's backward computes.
         """
-        self._shares = self._goes_late = True
+        self._shares_parameters = self._sends_late = True
         self._knows_usage = False
-        self._pack()
+        self._build_buckets()
 
-    def rest(self) -> None:
-        """Leave newer backwards alone until the next forward; one may still wait for its own."""
+    def disarm(self) -> None:
+        """Reduce no backward before the next forward, unless one is still awaited."""
         self._is_armed = self._is_awaited
 
     def _arrange(self) -> None:
-        """Take the parameters that are trained now; last layers first."""
+        """Take the parameters that are trained now, the last layers first."""
         self.parameters = [each for each in reversed(self._all) if not each.stop_gradient]
         self._frozen = [each for each in self._all if each.stop_gradient]
         for parameter in self.parameters:
@@ -172,20 +174,19 @@ class Reducer:
                 # Paddle calls it after the gradient was accumulated.
                 parameter._register_backward_hook(self._hook(parameter))
         self._knows_usage = self._is_ordered = False
-        self._pack()
+        self._build_buckets()
 
-    def _pack(self) -> None:
-        """Put the gradients into buckets, in the order of the parameters."""
+    def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)
         self.buckets = [
             Bucket(
                 [self.parameters[index] for index in one],
                 sum(sizes[index] for index in one),
-                stays=not self._shares,
+                reuse=not self._shares_parameters,
             )
             for one in packed
         ]
-        self._homes = {
+        self._bucket_of = {
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
         }
 
@@ -203,158 +204,156 @@ class Reducer:
 
     def _hook(self, parameter: Any) -> Callable[..., None]:
         key = id(parameter)
-        # Paddle keeps a hook as long as its parameter, which a reducer keeps: neither would go.
-        reducer = weakref.ref(self)
+        # Paddle keeps the hook with the parameter, which the reducer holds: a cycle otherwise.
+        reference = weakref.ref(self)
 
-        def made(*_: Any) -> None:
-            owner = reducer()
-            if owner is not None and owner._is_active:
-                owner._made(key)
+        def hook(*_: Any) -> None:
+            reducer = reference()
+            if reducer is not None and reducer._is_active:
+                reducer._on_gradient(key)
 
-        return made
+        return hook
 
-    def _touched(self) -> Callable[..., None]:
-        reducer = weakref.ref(self)
+    def _sparse_hook(self) -> Callable[..., None]:
+        reference = weakref.ref(self)
 
-        def touch(*_: Any) -> None:
-            owner = reducer()
-            if owner is not None:
-                owner._is_touched = True
+        def hook(*_: Any) -> None:
+            reducer = reference()
+            if reducer is not None:
+                reducer._has_sparse_gradient = True
 
-        return touch
+        return hook
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        self._is_active = self._is_armed and self._must_sync(self.everything)
+        self._is_active = self._is_armed and self._must_sync(self.trained_parameters)
         if not self._is_active:
             self._is_awaited = False
             return
-        self._is_touched = False
+        self._has_sparse_gradient = False
         if any(not each.stop_gradient for each in self._frozen):
-            # All ranks run the same script: they unfreeze together.
+            # All ranks run the same script, so they unfreeze parameters together.
             self._arrange()
-        self._fired = {}
-        self._next = 0
-        for bucket in self.buckets:
-            bucket.reset()
+        self.restart()
 
-    def _made(self, key: int) -> None:
-        """Take note of a gradient, and send its bucket if it is its turn."""
-        bucket = self._homes[key]
+    def _on_gradient(self, key: int) -> None:
+        """Count the gradient of the parameter with the id KEY; send what is complete."""
+        bucket = self._bucket_of[key]
         if backward.is_nested():
-            self._goes_late = True
-        if bucket.is_out:
+            self._sends_late = True
+        if bucket.is_sent:
             message = (
                 "fleetrun: a parameter got a second gradient in one backward after its bucket had"
                 " gone out (a recomputed layer shares it): use the strategy without"
                 " communication fusion for this model."
             )
             raise RuntimeError(message)
-        if key in self._fired:
+        if key in self._ready:
             return
-        self._fired[key] = None
+        self._ready[key] = None
         bucket.missing -= 1
-        if not bucket.missing and not self._goes_late:
-            self._send_what_is_ready()
-
-    def _send_what_is_ready(self) -> None:
-        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-            self._send(self._next)
-            self._next += 1
+        if not bucket.missing and not self._sends_late:
+            while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+                self._send(self._next)
+                self._next += 1
 
     def _send(self, number: int) -> None:
+        """Begin the allreduce of the bucket NUMBER."""
+        import paddle
+
         bucket = self.buckets[number]
-        bucket.is_out = True
-        bucket.gradients_before = len(self._fired)
-        bucket.flat, bucket.absent = bucket.block.gather()
-        # Paddle divides before it sums, too.
-        coalesced.scale(bucket.flat, 1.0 / self._nranks)
-        lane = self._lanes[number % len(self._lanes)]
-        bucket.pending = lane.issue(bucket.flat, is_alone=len(self.buckets) == 1)
+        bucket.is_sent = True
+        bucket.gradients_before = len(self._ready)
+        bucket.flat, bucket.absent = bucket.buffer.gather()
+        with paddle.no_grad():
+            # Paddle divides before it sums, too.
+            bucket.flat.scale_(1.0 / self._nranks)
+        communicator = self._communicators[number % len(self._communicators)]
+        bucket.work = communicator.all_reduce(bucket.flat, is_only=len(self.buckets) == 1)
 
     def finish(self) -> None:
-        """Send what is left, and wait for everything."""
-        if not self._is_active or not (self._fired or self._is_touched):
+        """Send what is left, and wait for all allreduces."""
+        if not self._is_active or not (self._ready or self._has_sparse_gradient):
             return
         self._is_active = self._is_awaited = False
         self.flush()
 
     def flush(self) -> None:
-        """Average what gradients there are, but for those that are on their way already."""
-        made = len(self._fired)
+        """Average all gradients that are not being averaged already; wait for all."""
+        ready = len(self._ready)
         sent = self.buckets[: self._next]
-        self.early = sum(1 for bucket in sent if bucket.gradients_before < made)
+        self.early = sum(1 for bucket in sent if bucket.gradients_before < ready)
         for number in range(self._next, len(self.buckets)):
             self._send(number)
         self._next = len(self.buckets)
         usage = order = None
         if not (self._knows_usage and self._is_ordered):
-            usage, order = self._agree()
+            usage, order = self._exchange_usage()
         for bucket in self.buckets:
-            if bucket.pending is not None:
-                bucket.pending.wait()
+            if bucket.work is not None:
+                bucket.work.wait()
             for parameter, gradient in bucket.absent:
-                self._complete(parameter, gradient, usage)
-            bucket.pending = bucket.flat = None
+                self._set_absent(parameter, gradient, usage)
+            bucket.work = bucket.flat = None
             bucket.absent = []
         for parameter in self._sparse:
             if not parameter.stop_gradient:
                 sparse.average(parameter, self._group, self._nranks)
-        self.rounds += 1
-        self._reduced(self)
+        self.backwards += 1
+        self._on_reduced(self)
         if order:
-            self._follow(order)
+            self._reorder(order)
 
     def restart(self) -> None:
-        """Be as before a backward, to `flush` what others have left."""
+        """Reset the state to that before a backward."""
         self._next = 0
-        self._fired = {}
+        self._ready = {}
         for bucket in self.buckets:
             bucket.reset()
 
-    def _agree(self) -> tuple[dict[int, int], dict[int, int] | None]:
-        """Return how many ranks have a gradient of each parameter; of all, by its id.
+    def _exchange_usage(self) -> tuple[dict[int, int], dict[int, int] | None]:
+        """Return, by the id of each parameter, how many ranks have a gradient of it.
 
-        And, if it is not known yet, at which place rank 0 got each; those that none got are last.
+        And, unless it is known, the place of each in the order of rank 0's backward; parameters
+        that no rank uses come last.
         """
         if not self.parameters:
             return {}, None
         absent = {id(parameter) for bucket in self.buckets for parameter, _ in bucket.absent}
-        have = [0 if id(each) in absent else 1 for each in self.parameters]
-        if not self._is_ordered:
-            # The sum of what rank 0 says, and of zeros.
-            seen = self._fired if self._group.rank() == 0 else ()
-            places = {key: place for place, key in enumerate(seen, 1)}
-            have += [places.get(id(each), 0) for each in self.parameters]
         keys = [id(each) for each in self.parameters]
-        counted = coalesced.sum_of(have, self._lanes[0])
-        counts, told = counted[: len(keys)], counted[len(keys) :]
-        is_sure = not self._finds_unused and not self._shares
-        self._knows_usage = is_sure and min(counts) == self._nranks
+        values = [0 if key in absent else 1 for key in keys]
+        if not self._is_ordered:
+            # All ranks but rank 0 add zeros.
+            ready = self._ready if self._group.rank() == 0 else ()
+            own_places = {key: place for place, key in enumerate(ready, 1)}
+            values += [own_places.get(key, 0) for key in keys]
+        sums = self._communicators[0].sum_integers(values)
+        counts, places = sums[: len(keys)], sums[len(keys) :]
+        may_know = not self._finds_unused and not self._shares_parameters
+        self._knows_usage = may_know and min(counts) == self._nranks
         usage = dict(zip(keys, counts))
-        if not any(told):
+        if not any(places):
             return usage, None
         end = len(keys)
-        order = {key: place or end + (not usage[key]) for key, place in zip(keys, told)}
+        order = {key: place or end + (not usage[key]) for key, place in zip(keys, places)}
         return usage, order
 
-    def _follow(self, places: dict[int, int]) -> None:
-        """Make the buckets anew, in the order of PLACES, if they go out much sooner so; once."""
+    def _reorder(self, places: dict[int, int]) -> None:
+        """Rebuild the buckets in the order of PLACES if they are sent much earlier then; once."""
         self._is_ordered = True
         order = sorted(self.parameters, key=lambda each: places[id(each)])
-        waits = []
+        times = []
         for parameters in (self.parameters, order):
             sizes, packed = self._packed(parameters)
             seen = [min(places[id(each)], len(parameters)) for each in parameters]
-            waits.append(buckets.wait(packed, sizes, seen))
-        if waits[0] - waits[1] > _WORTH_MOVING:
-            moved = zip(self.parameters, order)
-            self.moved = sum(1 for was, now in moved if was is not now)
+            times.append(buckets.mean_send_time(packed, sizes, seen))
+        if times[0] - times[1] > _MIN_GAIN:
+            self.moved = sum(1 for was, now in zip(self.parameters, order) if was is not now)
             self.parameters = order
-            self._pack()
+            self._build_buckets()
 
-    def _complete(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:
-        """Give PARAMETER the average of the other ranks, if any of them has a gradient of it."""
+    def _set_absent(self, parameter: Any, gradient: Any, usage: dict[int, int] | None) -> None:
+        """Give PARAMETER the averaged GRADIENT if any rank has computed one."""
         if parameter.stop_gradient:
             return
         if usage is None:
@@ -364,11 +363,12 @@ class Reducer:
             )
             raise RuntimeError(message)
         if usage[id(parameter)]:
+            # `parameter.grad =` would copy.
             parameter._set_grad_ivar(gradient)
 
     def abandon(self) -> None:
-        """Let go of what is out: it ends by itself, in step with the other ranks."""
+        """Drop the works under way: they end by themselves, in step with the other ranks."""
         if self._is_active:
             self._is_active = False
             for bucket in self.buckets:
-                bucket.pending = bucket.flat = None
+                bucket.work = bucket.flat = None

@@ -1,22 +1,26 @@
-"""Sparse gradients: every rank gets the rows of all, as from Paddle's own reducer."""
+"""Averages sparse gradients: every rank gets the rows of all ranks, as in Paddle's reducer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import backward, coalesced
+from . import backward
+from .flat_buffer import contiguous_gradient
 
 
 def average(parameter: Any, group: Any, nranks: int) -> None:
-    """Average the gradient of PARAMETER over the NRANKS ranks of GROUP, if any rank has one."""
+    """Average the gradient of PARAMETER over the NRANKS ranks of the ProcessGroup GROUP.
+
+    Does nothing if no rank has a gradient. A rank without one gets the rows of the others.
+    """
     import paddle
     from paddle.base.core import ReduceOp
 
     gradient = parameter.grad
     with paddle.no_grad():
         if gradient is not None and not gradient.is_selected_rows():
-            # The layer is sparse, but the weight is used elsewhere, too.
-            gradient = coalesced.contiguous_gradient(parameter)
+            # The weight of the sparse layer is also used elsewhere.
+            gradient = contiguous_gradient(parameter)
             gradient.scale_(1.0 / nranks)
             group.all_reduce(gradient, ReduceOp.SUM, True).wait()
             return
@@ -29,7 +33,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:
         if not most:
             return
         if gradient is None:
-            gradient = _empty_like(parameter, paddle)
+            gradient = _new_sparse_gradient(parameter, paddle)
         held = gradient.get_selected_rows()
         values = paddle.base.core.eager.Tensor(held.get_tensor())[: len(rows)]
         all_rows = _gathered(paddle.to_tensor(rows, dtype="int64"), most, group, nranks)
@@ -43,7 +47,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:
 
 
 def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
-    """Return what all ranks have, each padded to MOST rows."""
+    """Return the tensors OWN of all ranks, each padded to MOST rows, along the first axis."""
     import paddle
 
     padded = paddle.zeros([most, *own.shape[1:]], dtype=own.dtype)
@@ -54,14 +58,14 @@ def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
     return gathered
 
 
-def _empty_like(parameter: Any, paddle: Any) -> Any:
-    """Give PARAMETER a sparse gradient of one row, whose place others take; and return it."""
+def _new_sparse_gradient(parameter: Any, paddle: Any) -> Any:
+    """Give PARAMETER a sparse gradient of one row, and return it; the caller replaces the row."""
     with paddle.enable_grad():
         copy = parameter.detach()
         copy.stop_gradient = False
         row = paddle.zeros([1], dtype="int64")
-        # Paddle makes sparse tensors of this kind nowhere else.
+        # Nothing else in Paddle creates a SelectedRows gradient.
         looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
-        backward.run_unseen([looked_up], [], False)
+        backward.run_unobserved([looked_up], [], False)
     parameter._set_grad_ivar(copy.grad)
     return parameter.grad

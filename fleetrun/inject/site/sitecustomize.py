@@ -283,7 +283,7 @@ class _UntilPaddleIsWanted:
             _apply_the_strategy()
             # Python walks through the old list, without those who have just come.
             for finder in sys.meta_path:
-                if type(finder).__module__ == _INJECT + ".imports":
+                if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
         except Exception as error:
             sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))

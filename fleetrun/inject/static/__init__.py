@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
-from ..imports import after_import
+from ..import_hooks import after_import
 from . import (
     collective_order,
     counting,
@@ -29,19 +29,19 @@ from .cpu import gloo
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
-    from ..wish import Wish
+    from ..spec import StrategySpec
 
 _META = "paddle.distributed.fleet.meta_optimizers"
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
     gradient_merge.install()
     refusals.tell_of_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)
-    after_import("paddle.base.executor", lambda module: counting.watch(module, asked, proof))
+    after_import("paddle.base.executor", lambda module: counting.watch(module, spec, proof))
 
 
 def _prepare(module: Any) -> None:

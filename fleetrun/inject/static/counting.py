@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT, many
+from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from . import (
     fuse_operators,
     fused_optimizer,
@@ -21,7 +21,7 @@ from .cpu import channels
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
-    from ..wish import Wish
+    from ..spec import StrategySpec
 
 
 class Expectation(NamedTuple):
@@ -41,9 +41,9 @@ def expect(main: Any, *, before: int, ranks: int, merges: str) -> None:
     _expected[main] = Expectation(before, ranks, merges)
 
 
-def watch(module: Any, asked: Wish, proof: Evidence) -> None:
+def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
     """Look at each program that an executor gets, and hear of each run."""
-    watcher = Watcher(asked, proof)
+    watcher = Watcher(spec, proof)
     atexit.register(watcher.end)
     cache: Any = module._ExecutorCache
     build = cache._get_program_and_executor
@@ -86,8 +86,8 @@ class _Seen:
 class Watcher:
     """Knows the programs that run, and how often each did."""
 
-    def __init__(self, asked: Wish, proof: Evidence) -> None:
-        self._asked = asked
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._spec = spec
         self._proof = proof
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
         # All of them, whatever becomes of the programs.
@@ -140,17 +140,17 @@ class Watcher:
             return
         seen.runs += 1
         is_updated = seen.runs % seen.every == 0
-        if settings.settled().merge_steps > 1:
+        if settings.effective_spec().merge_steps > 1:
             gradient_merge.ran(main, is_updated=is_updated)
         if is_updated:
-            updates.happened(main)
+            updates.record(main)
 
     def end(self) -> None:
         """Say what was merged and never applied."""
         left = max((seen.runs % seen.every for seen in self._rounds), default=0)
         if left:
-            tail = self._asked.merge_tail
-            what = f"{many(left, 'micro-step')} of a partial round"
+            tail = self._spec.merge_tail
+            what = f"{plural(left, 'micro-step')} of a partial round"
             text = f"{what} {'was' if left == 1 else 'were'} dropped (merge_tail={tail}"
             if tail == "step":
                 text += ": a static graph cannot know that no more will come"
@@ -164,9 +164,9 @@ class Watcher:
         """
         if not settings.is_on(name):
             return
-        if name not in {**self._asked.strategy, **self._asked.build_strategy}:
+        if name not in {**self._spec.strategy, **self._spec.build_strategy}:
             name = f"{name}_configs"
-            if name not in self._asked.strategy:
+            if name not in self._spec.strategy:
                 return
             evidence += "; the script switches it on" if evidence else ""
         if done:

@@ -11,7 +11,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from ..imports import after_import
+from ..import_hooks import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable

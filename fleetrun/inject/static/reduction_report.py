@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, tell_auto
-from ..evidence import EFFECTIVE, NO_EFFECT, many
+from ..buckets import MEBIBYTE, describe_auto
+from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
 
@@ -72,7 +72,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     )
     largest = max(sizes)
     packed = (
-        f"{many(gradients, 'gradient')} in {many(len(found), 'allreduce')};"
+        f"{plural(gradients, 'gradient')} in {plural(len(found), 'allreduce')};"
         f" largest {largest / MEBIBYTE:.3g} MB"
     )
     limit = settings_view.limits(sizes)
@@ -94,7 +94,7 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
         if in_effect == "auto" and limit.size is not None:
-            in_effect, words = tell_auto(sum(sizes))
+            in_effect, words = describe_auto(sum(sizes))
             text += f"; {words}"
         _report(
             proof,
@@ -125,8 +125,8 @@ def _report_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[
         "nccl_comm_num",
         holds=turns == asked,
         evidence=(
-            f"{many(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
-            f" {many(turns, 'communicator')} (rings {rings})"
+            f"{plural(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
+            f" {plural(turns, 'communicator')} (rings {rings})"
         ),
         reason="there are fewer allreduces than communicators",
         in_effect=turns,
@@ -167,10 +167,10 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
     evidence = (
         "each allreduce is waited for at once"
         if waits
-        else f"{many(sum(beside), 'operator')} of the computation have {early} of"
-        f" {many(len(beside), 'allreduce')} under communicator"
+        else f"{plural(sum(beside), 'operator')} of the computation have {early} of"
+        f" {plural(len(beside), 'allreduce')} under way"
     )
-    reason = "there is nothing left to compute while an allreduce is under communicator"
+    reason = "there is nothing left to compute while an allreduce is under way"
     _report(proof, name, holds=(early == 0) == waits, evidence=evidence, reason=reason)
 
 
@@ -183,7 +183,7 @@ def _report_stream(running: Any, name: str, proof: Evidence) -> None:
         if op.type in program.ALLREDUCES and op.has_attr(_STREAM)
     ]
     value = bool(settings.effective(name, default=False))
-    counted = f"{sum(inside)} of {many(len(inside), 'allreduce')} are in the computation's stream"
+    counted = f"{sum(inside)} of {plural(len(inside), 'allreduce')} are in the computation's stream"
     _report(
         proof,
         name,

@@ -75,7 +75,7 @@ def group_size(ranks: int) -> int:
     """Return how many ranks reduce among themselves first; 1 where there is one level only."""
     if not settings.effective("use_hierarchical_allreduce"):
         return 1
-    topology = settings.settled().topology
+    topology = settings.effective_spec().topology
     size = int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
     return size if 1 < size < ranks else 1
 

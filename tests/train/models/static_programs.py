@@ -21,7 +21,8 @@ os.environ.update(
 import paddle
 
 from fleetrun import inject
-from fleetrun.inject import evidence, imports, updates, wish
+from fleetrun.inject import evidence, import_hooks, updates
+from fleetrun.inject.spec import StrategySpec, Topology
 from fleetrun.inject.static import counting
 from fleetrun.inject.static.cpu import channels, gloo
 
@@ -32,28 +33,28 @@ class Alone:
     """A communicator in a process that has no others."""
 
 
-def arm(scenario: dict[str, Any], folder: Path) -> tuple[wish.Wish, evidence.Evidence]:
+def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.Evidence]:
     """Do as `inject.arm`, and let nobody connect."""
-    asked = wish.Wish(
+    spec = StrategySpec(
         scenario.get("strategy", {}),
         scenario.get("build_strategy", {}),
         {},
         check_ranks=-1,
         merge_tail=scenario.get("merge_tail", "drop"),
-        topology=wish.Topology(4, 2, 2),
+        topology=Topology(4, 2, 2),
     )
-    proof = evidence.Evidence(str(folder / "proof"), asked)
+    proof = evidence.Evidence(str(folder / "proof"), spec)
     proof.updates = 1
 
     def fail(text: str) -> None:
         raise SystemExit(text)
 
-    imports.on_failure(fail)
+    import_hooks.on_failure(fail)
     gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
     channels._connect = lambda *_: Alone()  # noqa: SLF001
     for part in inject._PARTS:  # noqa: SLF001
-        part.install(asked, proof)
-    return asked, proof
+        part.install(spec, proof)
+    return spec, proof
 
 
 def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
@@ -94,7 +95,7 @@ def optimizer(kind: str) -> Any:  # noqa: ANN401 - Paddle's
 def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Build the program of SCENARIO; return what is in it and what is said of it."""
     fleet: Any = paddle.distributed.fleet
-    asked, proof = arm(scenario, folder)
+    spec, proof = arm(scenario, folder)
     paddle.enable_static()
     main, startup = static.Program(), static.Program()
     try:
@@ -103,11 +104,11 @@ def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
             loss = network()
             method = optimizer(scenario.get("optimizer", "SGD"))
             fleet.distributed_optimizer(method).minimize(loss, startup)
-        watcher = counting.Watcher(asked, proof)
+        watcher = counting.Watcher(spec, proof)
         watcher.look(main, main)
         rates = run(watcher, main, method, scenario)
         if not rates:
-            updates.happened(main)
+            updates.record(main)
     except Exception as error:  # noqa: BLE001 - the test reads it
         return {"error": f"{type(error).__name__}: {error}", **proof._record()}  # noqa: SLF001
     return {"error": "", "rates": rates, **count(main), **proof._record()}  # noqa: SLF001

@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...dygraph import communicators
+from ... import communicators, gloo_stores, store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,37 +30,29 @@ _numbers = itertools.count(100)
 _starts: dict[int, Start] = {}
 
 
-class _Levels(communicators.TwoLevels):
-    """Two levels whose groups are connected already; None where this rank is alone or not in."""
-
-    def __init__(self, inner: Any, leaders: Any) -> None:
-        self._inner = inner
-        self._leaders = leaders
-
-
 class Channel:
     """One communicator, or one per level, and the thread that runs its collectives in order."""
 
     def __init__(
         self,
-        communicator: communicators.OneLevel | communicators.TwoLevels,
+        communicator: communicators.FlatAllReduce | communicators.HierarchicalAllReduce,
         rings: tuple[int, ...],
     ) -> None:
         self.rings = rings
         self._communicator = communicator
-        self._work: queue.SimpleQueue[communicators.Errand] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[communicators.ThreadWork] = queue.SimpleQueue()
         # A rank that fails must not wait for ranks that do not answer any more.
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def begin(self, tensor: Any) -> communicators.Errand:
+    def begin(self, tensor: Any) -> communicators.ThreadWork:
         """Let the thread sum TENSOR over the ranks."""
-        errand = communicators.Errand(self._communicator.sum(tensor))
-        self._work.put(errand)
-        return errand
+        work = communicators.ThreadWork(self._communicator.tasks(tensor))
+        self._queue.put(work)
+        return work
 
     def _serve(self) -> None:
         while True:
-            self._work.get().run()
+            self._queue.get().run()
 
 
 class Member(NamedTuple):
@@ -82,7 +74,7 @@ def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Chan
 
     All ranks call it alike: each connects what it is a member of, in the same order.
     """
-    levels = communicators.divide(range(ranks), size if size > 1 else ranks)
+    levels = communicators.split_ranks(range(ranks), size if size > 1 else ranks)
     for channel in range(number):
         if (ranks, size, channel) in _channels:
             continue
@@ -90,16 +82,17 @@ def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Chan
     return [_channels[ranks, size, channel] for channel in range(number)]
 
 
-def _open_channel(rank: int, levels: communicators.Levels) -> Channel:
+def _open_channel(rank: int, levels: communicators.Hierarchy) -> Channel:
     top = next(_numbers)
     # Ranks count the numbers of all groups, their own or not.
     numbered = [(next(_numbers), group) for group in levels.groups]
     number, group = next(each for each in numbered if rank in each[1])
     inner = _connect(rank, group, number)
     if len(levels.groups) == 1:
-        return Channel(communicators.OneLevel(inner), (number,))
+        return Channel(communicators.FlatAllReduce(inner), (number,))
     rings = (number, top) if rank in levels.leaders else (number,)
-    return Channel(_Levels(inner, _connect(rank, levels.leaders, top)), rings)
+    leaders = _connect(rank, levels.leaders, top)
+    return Channel(communicators.HierarchicalAllReduce(inner, leaders), rings)
 
 
 def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
@@ -107,9 +100,8 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
         return None
     from paddle.base import core
 
-    shared = core.create_or_get_global_tcp_store()
-    store = communicators.own_store(shared, number, is_leader=rank == ranks[0])
-    return core.ProcessGroupGloo.create(store, ranks.index(rank), len(ranks), number)
+    own = gloo_stores.new_store(store.job_store(), number, is_leader=rank == ranks[0])
+    return core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
 
 
 def channel_of(op: Any) -> Channel | None:
@@ -162,7 +154,7 @@ def insert(
     tokens: tuple[Any, Any],
     op_role: int,
 ) -> None:
-    """Sum MEMBERS of BLOCK over LANE from the first of PLACES on, and have the sums at the second.
+    """Sum MEMBERS of BLOCK over CHANNEL, from the first of PLACES on; read the sums at the second.
 
     The first of TOKENS says that the bucket before has gone out: ranks that began in different
     orders would wait for each other. The second is for this bucket.
@@ -198,7 +190,7 @@ def _functions(channel: Channel, members: Sequence[Member]) -> tuple[int, int]:
     carried = np.zeros(sum(member.size for member in members), dtype=kind)
     ends = np.cumsum([member.size for member in members])[:-1]
     tensor = _sharing(carried)
-    under_way: list[communicators.Errand] = []
+    under_way: list[communicators.ThreadWork] = []
 
     # Paddle looks at the names of their parameters, so they cannot be methods.
     def begin(*tensors: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the strategy asks for: `strategy.json` of the run directory, as the launcher wrote it."""
+"""The strategy that was asked for: `strategy.json` of the run directory."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 
 class Topology(NamedTuple):
-    """The shape of the job: ranks, hosts, and ranks on each host."""
+    """The number of ranks, of hosts, and of ranks on each host."""
 
     nranks: int = 1
     nnodes: int = 1
     ranks_per_node: int = 1
 
 
-class Wish(NamedTuple):
-    """The fields that were asked for, by section; a field that was not is absent."""
+class StrategySpec(NamedTuple):
+    """The fields that were asked for, by section; others are absent."""
 
     strategy: Mapping[str, Any]
     build_strategy: Mapping[str, Any]
     execution_strategy: Mapping[str, Any]
-    # defaults: the script's own settings win; override: these do.
+    # `defaults`: the script's own values win. `override`: these do.
     mode: str = "defaults"
-    # 0: after updates 1 and 3; N: after every N updates, too; -1: never.
+    # 0: compare the ranks after updates 1 and 3. N: also after every N updates. -1: never.
     check_ranks: int = 0
-    # drop or step.
+    # What becomes of a partial round of gradient merge: `drop` or `step`.
     merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
     # What the launcher knows of each field: lines for its being on and off (strategy/document.py).
@@ -33,11 +33,18 @@ class Wish(NamedTuple):
     topology: Topology = Topology()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the field NAME of DistributedStrategy, or DEFAULT where it was not asked for."""
+        """Return the field NAME of DistributedStrategy; DEFAULT if it was not asked for."""
         return self.strategy.get(name, default)
 
+    def asked(self, name: str) -> Any:
+        """Return the field NAME of any section; None if it was not asked for."""
+        for section in (self.strategy, self.build_strategy, self.execution_strategy):
+            if name in section:
+                return section[name]
+        return None
+
     def builds(self, name: str) -> bool:
-        """Whether the field NAME of BuildStrategy is asked for and on."""
+        """Whether the field NAME of BuildStrategy is asked for and true."""
         return bool(self.build_strategy.get(name))
 
     def known(self, name: str, value: Any) -> Sequence[Mapping[str, Any]]:
@@ -55,25 +62,25 @@ class Wish(NamedTuple):
 
     @property
     def merge_steps(self) -> int:
-        """How many micro-steps make one update; 1 where gradients are not merged."""
+        """The number of micro-steps per update; 1 without gradient merge."""
         if not self.get("gradient_merge"):
             return 1
         return int(self.get("gradient_merge_configs", {}).get("k_steps", 1))
 
     @property
     def merge_averages(self) -> bool:
-        """Whether merged gradients are averaged (Paddle's default) or summed."""
+        """Whether merged gradients are averaged (Paddle's default), not summed."""
         return bool(self.get("gradient_merge_configs", {}).get("avg", True))
 
 
-def read(path: str) -> Wish:
-    """Return what the file PATH asks for.
+def read_spec(path: str) -> StrategySpec:
+    """Read the file PATH, which the launcher wrote.
 
-    Raises OSError or ValueError when it cannot be read; the launcher wrote it, so that is a bug.
+    Raises OSError, or ValueError if it is no such file.
     """
     with open(path, encoding="utf-8") as file:
         values = json.load(file)
-    return Wish(
+    return StrategySpec(
         strategy=values.get("strategy", {}),
         build_strategy=values.get("build_strategy", {}),
         execution_strategy=values.get("execution_strategy", {}),

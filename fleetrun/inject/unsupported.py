@@ -9,15 +9,15 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import servers, settings, strategies, updates
+from . import distributed_strategy, parameter_servers, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
-from .imports import after_import
+from .import_hooks import after_import
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from .evidence import Evidence
-    from .wish import Wish
+    from .spec import StrategySpec
 
 # The arguments of DataParallel that are fields of the strategy; fleet passes them on itself.
 _ARGUMENTS = {
@@ -50,16 +50,16 @@ _NO_STEPS = "one step is no merging: gradient_merge_configs.k_steps says how man
 _ONLY_STATIC = "Paddle has it for static graphs only"
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Have the last word after the first update, and before the proof is written."""
-    rest = _Rest(asked, proof)
-    after_import("paddle.distributed.parallel", rest.enter)
-    updates.on_update(rest.after_update)
+    remaining = _RemainingFields(spec, proof)
+    after_import("paddle.distributed.parallel", remaining.patch)
+    updates.on_update(remaining.after_update)
 
 
-class _Rest:
-    def __init__(self, asked: Wish, proof: Evidence) -> None:
-        self._asked = asked
+class _RemainingFields:
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._spec = spec
         self._proof = proof
         self._models = 0
         # What was counted of fields where the script's own value holds.
@@ -68,7 +68,7 @@ class _Rest:
         self._arguments: dict[str, Any] = {}
         self._first_bucket = 0
 
-    def enter(self, module: ModuleType) -> None:
+    def patch(self, module: ModuleType) -> None:
         """Pass on what DataParallel has an argument for, where the script has not said it."""
         import inspect
 
@@ -88,11 +88,11 @@ class _Rest:
         kind.__init__ = __init__
 
     def _pass_on(self, name: str, argument: str, arguments: dict[str, Any]) -> None:
-        wished = self._asked.get(name)
+        wished = self._spec.get(name)
         if wished is None:
             return
         if argument in arguments and arguments[argument] != wished:
-            holds = settings.script_says(name, arguments[argument])
+            holds = settings.set_by_script(name, arguments[argument])
         else:
             holds = settings.effective(name)
         arguments[argument] = holds
@@ -112,17 +112,17 @@ class _Rest:
         """Sweep after the first update."""
         if number != 1:
             return
-        asked = self._asked
-        for section in (asked.strategy, asked.build_strategy, asked.execution_strategy):
+        spec = self._spec
+        for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
             for name in section:
                 self._say(name, section[name])
         # A field of details shares the fate of what it details.
-        for name in asked.strategy:
+        for name in spec.strategy:
             self._share(name)
 
     def _say(self, name: str, value: Any) -> None:
         proof = self._proof
-        if settings.is_scripts(name):
+        if settings.script_wins(name):
             self._counted[name] = said = proof.status(name)
             if said is None:
                 proof.knob(name, SCRIPT)
@@ -130,8 +130,8 @@ class _Rest:
             proof.put(name, status=SCRIPT, in_effect=holds, reason="the script sets it itself")
         elif proof.status(name) is not None:
             return
-        elif name in strategies.refused:
-            proof.knob(name, REFUSED, reason=strategies.refused[name])
+        elif name in distributed_strategy.refused:
+            proof.knob(name, REFUSED, reason=distributed_strategy.refused[name])
         elif proof.known(name, value).get("by_default"):
             said = proof.known(name, value)["reason"]
             proof.knob(name, EFFECTIVE, in_effect=value, evidence=said)
@@ -156,7 +156,7 @@ class _Rest:
         switch = name[: -len("_configs")]
         status = self._counted.get(switch, self._proof.status(switch))
         if not settings.is_on(switch):
-            is_scripts = settings.is_scripts(switch)
+            is_scripts = settings.script_wins(switch)
             reason = f"the script switches {switch} off" if is_scripts else f"{switch} is not on"
             self._proof.knob(name, NO_EFFECT, reason=reason)
         elif status is None:
@@ -188,7 +188,7 @@ class _Rest:
             return str(known["unseen"])
         if known.get("status") == NO_EFFECT:
             return str(known["reason"])
-        if name in self._asked.build_strategy:
+        if name in self._spec.build_strategy:
             return "it has changed nothing in this program"
         where = "dynamic" if self._proof.graph == "dygraph" else "static"
         return f"nothing in Paddle's {where} graphs was seen to follow it"
@@ -196,15 +196,15 @@ class _Rest:
     def _obstacle(self, name: str) -> str:
         """Return what in this job or script keeps NAME from having an effect; empty if nothing."""
         is_dynamic = self._proof.graph == "dygraph"
-        if name in strategies.misfits:
-            return strategies.misfits[name]
+        if name in distributed_strategy.misfits:
+            return distributed_strategy.misfits[name]
         if name == "gradient_merge" and is_dynamic:
-            return _NO_STEPS if self._asked.get(name) else _ONLY_STATIC
+            return _NO_STEPS if self._spec.get(name) else _ONLY_STATIC
         if name not in _COMMUNICATION:
             return ""
-        if self._asked.topology.nranks == 1:
+        if self._spec.topology.nranks == 1:
             return "a single rank has nothing to reduce"
-        if servers.are_used():
+        if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
         return "the script has no data-parallel model" if is_dynamic and not self._models else ""
 

@@ -9,14 +9,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import settings
-from .imports import after_import
+from .import_hooks import after_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from .evidence import Evidence
-    from .wish import Wish
+    from .spec import StrategySpec
 
 _FLEET = "paddle.distributed.fleet"
 # Where a DistributedStrategy keeps the names that the script has assigned; a copy keeps them, too.
@@ -36,10 +36,10 @@ misfits: dict[str, str] = {}
 _lent: dict[int, Any] = {}
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Put the strategy into every DistributedStrategy, and listen to what the script says."""
-    settings.begin(asked, proof)
-    injection = _Injection(asked)
+    settings.reset(spec, proof)
+    injection = _Injection(spec)
     after_import(f"{_FLEET}.base.distributed_strategy", injection.enter_strategies)
     after_import(f"{_FLEET}.fleet", injection.enter_fleet)
     after_import(f"{_FLEET}.optimizer", injection.enter_optimizers)
@@ -48,8 +48,8 @@ def install(asked: Wish, proof: Evidence) -> None:
 class _Injection:
     """One strategy on its way into every DistributedStrategy of the process."""
 
-    def __init__(self, asked: Wish) -> None:
-        self._asked = asked
+    def __init__(self, spec: StrategySpec) -> None:
+        self._spec = spec
         self._module: Any = None
 
     def enter_strategies(self, module: ModuleType) -> None:
@@ -122,8 +122,8 @@ class _Injection:
             value = _value(strategy, name)
             if isinstance(value, dict) and keys:
                 value = {key: value[key] for key in keys if key in value}
-            settings.script_says(name, value)
-        if self._asked.mode != "override":
+            settings.set_by_script(name, value)
+        if self._spec.mode != "override":
             return strategy
         strategy = copy.deepcopy(strategy)
         self.place(strategy)
@@ -134,15 +134,15 @@ class _Injection:
         # Any assignment makes Paddle believe that the script does without `auto`.
         automatic = self._module.non_auto_func_called
         # Switching a_sync on makes Paddle forget its details, so details come last.
-        names = sorted(self._asked.strategy, key=lambda name: name.endswith("_configs"))
+        names = sorted(self._spec.strategy, key=lambda name: name.endswith("_configs"))
         for name in names:
-            value = self._asked.strategy[name]
-            why = self._asked.refusal(name, value)
+            value = self._spec.strategy[name]
+            why = self._spec.refusal(name, value)
             if why:
                 refused[name] = why
             elif value != "auto":
                 self._place_field(strategy, name, value)
-        for name, value in self._asked.build_strategy.items():
+        for name, value in self._spec.build_strategy.items():
             if name in _build_fields(strategy):
                 setattr(strategy.strategy.build_strategy, name, value)
         self._module.non_auto_func_called = automatic
@@ -188,10 +188,10 @@ class _Injection:
             return
         assign(strategy, name, value)
         said[field] = set()
-        if name == "a_sync" and "a_sync_configs" in self._asked.strategy:
+        if name == "a_sync" and "a_sync_configs" in self._spec.strategy:
             # See `place`; what the script has said of them before is forgotten, as without us.
             said.pop("a_sync_configs", None)
-            self._place_field(strategy, "a_sync_configs", self._asked.strategy["a_sync_configs"])
+            self._place_field(strategy, "a_sync_configs", self._spec.strategy["a_sync_configs"])
 
     def _said_in(self, strategy: Any, build: Any) -> list[str]:
         """Return the fields that the script set in its BuildStrategy; put ours into the others.
@@ -201,7 +201,7 @@ class _Injection:
         from paddle.static import BuildStrategy
 
         fresh: Any = BuildStrategy()
-        ours = self._asked.build_strategy
+        ours = self._spec.build_strategy
         is_lent = id(build) in _lent
         said = []
         for name in _build_fields(strategy):

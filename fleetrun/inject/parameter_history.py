@@ -22,7 +22,7 @@ _OFTEN = 2
 _forwards: list[set[int]] = []
 
 
-def hear_of_values() -> None:
+def watch_writes() -> None:
     """Hear of the tensors that are given values while a forward is watched."""
     from paddle.base import core
 
@@ -42,7 +42,7 @@ def _heard(write: Callable[..., Any]) -> Callable[..., Any]:
     return writing
 
 
-class Origins:
+class ParameterHistory:
     """What was seen to update the parameters of one model, which keep their ids while it lives."""
 
     def __init__(self, model: Any) -> None:

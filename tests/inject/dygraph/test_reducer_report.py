@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleetrun.inject import settings
-from fleetrun.inject.dygraph.report import Made, Report
+from fleetrun.inject.dygraph.reducer_report import ReducerReport, ReducerSetup
 from fleetrun.inject.evidence import Evidence
-from fleetrun.inject.wish import Wish
+from fleetrun.inject.spec import StrategySpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_asked() -> Iterator[None]:
+def settings_are_reset() -> Iterator[None]:
     yield
-    settings.begin(Wish({}, {}, {}), Evidence("", Wish({}, {}, {})))
+    settings.reset(StrategySpec({}, {}, {}), Evidence("", StrategySpec({}, {}, {})))
 
 
 def told(
@@ -32,22 +32,24 @@ def told(
 ) -> dict[str, tuple[Any, ...]]:
     """Return status, value, reason and evidence of each field ASKED for.
 
-    The reducer has BUCKETS of so many bytes in each model; CALLS is how many each lane made.
+    The reducer of each model has BUCKETS of so many bytes; each communicator has made CALLS.
     """
-    wish = Wish(asked, {}, {})
-    proof = Evidence(str(folder / "proof.json"), wish)
-    settings.begin(wish, proof)
-    report = Report(wish, proof)
-    lanes: Any = [SimpleNamespace(calls=count) for count in calls]
+    spec = StrategySpec(asked, {}, {})
+    proof = Evidence(str(folder / "proof.json"), spec)
+    settings.reset(spec, proof)
+    report = ReducerReport(spec, proof)
+    communicators: Any = [SimpleNamespace(calls=count) for count in calls]
     for number, sizes in enumerate(buckets):
         reducer: Any = SimpleNamespace(
-            rounds=1,
+            backwards=1,
             parameters=["p"] * (2 * len(sizes)),
             buckets=[SimpleNamespace(nbytes=size) for size in sizes],
             early=len(sizes) - 1,
             moved=0,
         )
-        report.reduced(reducer, Made(number, lanes, None, 1, overlaps=True, nranks=4))
+        report.reduced(
+            reducer, ReducerSetup(number, communicators, None, 1, overlaps=True, nranks=4)
+        )
     proof.updates = 1
     assert proof.claim()
     proof.write()

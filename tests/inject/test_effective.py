@@ -1,4 +1,4 @@
-"""What the proof may say before anything was trained."""
+"""What the proof says before anything was trained."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.inject.evidence import EFFECTIVE, REFUSED, Evidence
-from fleetrun.inject.wish import Wish
+from fleetrun.inject.spec import StrategySpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ASKED = Wish({"nccl_comm_num": 2, "dgc": True}, {}, {})
+SPEC = StrategySpec({"nccl_comm_num": 2, "dgc": True}, {}, {})
 
 
 def test_nothing_is_effective_before_an_update_was_counted(tmp_path: Path) -> None:
     path = tmp_path / "strategy.0.json"
-    proof = Evidence(str(path), ASKED)
+    proof = Evidence(str(path), SPEC)
     proof.knob("nccl_comm_num", EFFECTIVE, in_effect=2, evidence="2 communicators in turn")
     proof.knob("dgc", REFUSED, reason="no")
     proof.write()

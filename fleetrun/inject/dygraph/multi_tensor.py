@@ -6,13 +6,13 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import settings, updates
-from .evidence import EFFECTIVE, NO_EFFECT
-from .imports import after_import
+from .. import settings, updates
+from ..evidence import EFFECTIVE, NO_EFFECT
+from ..import_hooks import after_import
 
 if TYPE_CHECKING:
-    from .evidence import Evidence
-    from .wish import Wish
+    from ..evidence import Evidence
+    from ..spec import StrategySpec
 
 _KNOB = "fuse_all_optimizer_ops"
 # Where an optimizer keeps the names of the parameters in its tables; absent before we fused.
@@ -37,9 +37,9 @@ _TABLES = {
 }
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Fuse where it is asked for."""
-    if not asked.builds(_KNOB):
+    if not spec.builds(_KNOB):
         return
     fusion = _Fusion(proof)
     for name in _KERNELS:
@@ -113,7 +113,7 @@ class _Fusion:
             return
         fused, parameters, single = self._fused, self._parameters, self._single
         self._fused = self._parameters = self._single = 0
-        if settings.is_scripts(_KNOB):
+        if settings.script_wins(_KNOB):
             return
         if fused:
             text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"

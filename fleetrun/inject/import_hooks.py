@@ -1,4 +1,4 @@
-"""Calls a function when a module has just been imported, before its importer goes on."""
+"""Callbacks right after a module was executed, before its importer goes on."""
 
 from __future__ import annotations
 
@@ -10,46 +10,45 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    Then = Callable[[ModuleType], None]
+    Callback = Callable[[ModuleType], None]
 
-_waiting: dict[str, list[Then]] = {}
-# What is told of a module that is not as it was expected.
-_told: list[Callable[[str], None]] = []
-
-
-def on_failure(tell: Callable[[str], None]) -> None:
-    """Call TELL with a sentence when somebody fails who was called after an import."""
-    _told.append(tell)
+_callbacks: dict[str, list[Callback]] = {}
+_failure_callbacks: list[Callable[[str], None]] = []
 
 
-def after_import(name: str, then: Then) -> None:
-    """Call THEN with the module NAME right after it was executed, at once if it is there."""
+def on_failure(callback: Callable[[str], None]) -> None:
+    """Call CALLBACK with a sentence when a callback after an import raises."""
+    _failure_callbacks.append(callback)
+
+
+def after_import(name: str, callback: Callback) -> None:
+    """Call CALLBACK with the module NAME right after it was executed; now if it is imported."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
-        _call(then, module)
+        _call(callback, module)
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    _waiting.setdefault(name, []).append(then)
+    _callbacks.setdefault(name, []).append(callback)
 
 
-def _call(then: Then, module: ModuleType) -> None:
+def _call(callback: Callback, module: ModuleType) -> None:
     try:
-        then(module)
+        callback(module)
     except Exception as error:
         text = f"this {module.__name__} cannot be changed as the strategy needs it: {error!r}"
-        for tell in _told:
-            tell(text)
+        for report in _failure_callbacks:
+            report(text)
 
 
 class _Finder:
-    """Lets the others find the module, and puts itself between it and its loader."""
+    """Finds what the other finders find, with a loader that calls the callbacks."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find what the finders after this one find."""
-        if name not in _waiting:
+        """Ask the other finders for NAME, if there are callbacks for it."""
+        if name not in _callbacks:
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -62,7 +61,7 @@ class _Finder:
 
 
 class _Loader:
-    """A module's own loader, and afterwards those who wait for the module."""
+    """A module's own loader, and the callbacks after it."""
 
     def __init__(self, loader: Any, name: str) -> None:
         self._loader = loader
@@ -72,17 +71,17 @@ class _Loader:
         return getattr(self._loader, attribute)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Do as the loader does."""
+        """Do as the module's own loader."""
         return self._loader.create_module(spec)  # type: ignore[no-any-return]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module, then call those who wait."""
-        # What is seen of the module afterwards is as without us.
+        """Execute the module, then call the callbacks."""
+        # Nothing of ours is left in the module.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        for then in _waiting.pop(self._name, []):
-            _call(then, module)
-        if not _waiting:
+        for callback in _callbacks.pop(self._name, []):
+            _call(callback, module)
+        if not _callbacks:
             sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]

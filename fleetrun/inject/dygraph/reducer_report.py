@@ -1,19 +1,19 @@
-"""Says of each field what our reducer really did, counted in a backward that it reduced."""
+"""Reports for each field what our reducer did, counted in a backward that it reduced."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, tell_auto
-from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, many
+from ..buckets import MEBIBYTE, describe_auto
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ..communicators import Communicator, Hierarchy
     from ..evidence import Evidence
-    from ..wish import Wish
-    from .communicators import Lane, Levels
+    from ..spec import StrategySpec
     from .reducer import Reducer
 
 _FUSION = (
@@ -24,59 +24,61 @@ _FUSION = (
     "last_comm_group_size_MB",
 )
 _HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+# The backwards of each model that are counted.
+_COUNTED_BACKWARDS = 2
 _ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY)
 
 
-class Made(NamedTuple):
-    """With what a reducer was made; NUMBER counts them in this process."""
+class ReducerSetup(NamedTuple):
+    """What the reducer of the model NUMBER was created with."""
 
     number: int
-    lanes: Sequence[Lane]
-    levels: Levels | None
-    # How many buckets Paddle's own reducer would have had.
+    communicators: Sequence[Communicator]
+    hierarchy: Hierarchy | None
+    # The number of buckets of Paddle's own reducer.
     paddles_buckets: int
     overlaps: bool
     nranks: int
 
 
-class Report:
-    """Speaks after the first reduced backwards of each model; and stays silent then."""
+class ReducerReport:
+    """Writes the proof after the first two reduced backwards of each model."""
 
-    def __init__(self, asked: Wish, proof: Evidence) -> None:
-        self._asked = asked
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._spec = spec
         self._proof = proof
         self._models: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, list[int]] = {}
 
-    def alone(self) -> None:
-        """Say that there is only one rank."""
+    def single_rank(self) -> None:
+        """Report that there is only one rank."""
         self._proof.graph = "dygraph"
         for name in _ALL:
-            if name in self._asked.strategy:
+            if name in self._spec.strategy:
                 self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
 
-    def reduced(self, reducer: Reducer, made: Made) -> None:
+    def reduced(self, reducer: Reducer, setup: ReducerSetup) -> None:
         """Count what REDUCER did in the backward that has just ended."""
-        # The second one shows the steady state; more of them would only cost time.
-        if reducer.rounds > 2:  # noqa: PLR2004
+        # The second one shows the steady state; counting more would only cost time.
+        if reducer.backwards > _COUNTED_BACKWARDS:
             return
-        before = self._calls.get(made.number, [0] * len(made.lanes))
-        after = [lane.calls for lane in made.lanes]
-        self._calls[made.number] = after
+        before = self._calls.get(setup.number, [0] * len(setup.communicators))
+        after = [communicator.calls for communicator in setup.communicators]
+        self._calls[setup.number] = after
         calls = [now - then for now, then in zip(after, before)]
-        self._models[made.number] = {
+        self._models[setup.number] = {
             "gradients": len(reducer.parameters),
-            "allreduces_before": made.paddles_buckets,
+            "allreduces_before": setup.paddles_buckets,
             "allreduces": sum(calls),
             "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
             "communicators": sum(1 for count in calls if count),
             "early": reducer.early,
             "moved": reducer.moved,
-            "groups": [list(group) for group in made.levels.groups] if made.levels else [],
+            "groups": [list(group) for group in setup.hierarchy.groups] if setup.hierarchy else [],
         }
-        self._speak(made)
+        self._report(setup)
 
-    def _speak(self, made: Made) -> None:
+    def _report(self, setup: ReducerSetup) -> None:
         models = list(self._models.values())
         counts: dict[str, Any] = {
             name: sum(model[name] for model in models)
@@ -88,39 +90,39 @@ class Report:
         self._proof.graph = "dygraph"
         self._proof.counts.update(counts)
         fused = (
-            f"{many(counts['gradients'], 'gradient')} in"
-            f" {many(counts['allreduces'], 'allreduce')}"
+            f"{plural(counts['gradients'], 'gradient')} in"
+            f" {plural(counts['allreduces'], 'allreduce')}"
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
         for name in _FUSION:
-            self._say(name, fused)
+            self._report_field(name, fused)
         early = (
-            f"{counts['early']} of {many(counts['allreduces'], 'allreduce')} went out before the"
+            f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
             " last gradient was there"
         )
         if counts["moved"]:
             early += f"; {counts['moved']} gradients are reduced in the order in which they came"
-        if not made.overlaps:
+        if not setup.overlaps:
             early = "each allreduce was waited for at once"
-        self._say("sync_nccl_allreduce", early)
-        turns = " in turn" if counts["communicators"] > 1 else ""
-        used = many(counts["communicators"], "communicator")
-        self._say("nccl_comm_num", f"{used}{turns}; {early}")
+        self._report_field("sync_nccl_allreduce", early)
+        in_turn = " in turn" if counts["communicators"] > 1 else ""
+        used = plural(counts["communicators"], "communicator")
+        self._report_field("nccl_comm_num", f"{used}{in_turn}; {early}")
         for name in _HIERARCHY:
-            self._say_groups(name, made)
+            self._report_hierarchy(name, setup)
         self._proof.write()
 
-    def _say(self, name: str, evidence: str) -> None:
-        asked = self._asked.get(name)
+    def _report_field(self, name: str, evidence: str) -> None:
+        asked = self._spec.get(name)
         if asked is None:
             return
         used = settings.effective(name)
-        is_scripts = settings.is_scripts(name)
-        reason = self._asked.reasons.get(name, "")
+        is_scripts = settings.script_wins(name)
+        reason = self._spec.reasons.get(name, "")
         if name == "fuse_grad_size_in_MB" and used == "auto":
-            # Each model has its own; that of the largest is told.
-            used, reason = tell_auto(
+            # Each model has a limit of its own; report the largest.
+            used, reason = describe_auto(
                 max(sum(model["bucket_bytes"]) for model in self._models.values())
             )
         elif name in _FUSION[1:] and not is_scripts and not self._fuses():
@@ -129,9 +131,9 @@ class Report:
             )
             return
         if name == "nccl_comm_num" and self._proof.counts["communicators"] < int(used):
-            made, used = self._proof.counts["allreduces"], self._proof.counts["communicators"]
-            are = "is" if made == 1 else "are"
-            reason = f"there {are} only {many(made, 'allreduce')} to share"
+            allreduces, used = self._proof.counts["allreduces"], self._proof.counts["communicators"]
+            are = "is" if allreduces == 1 else "are"
+            reason = f"there {are} only {plural(allreduces, 'allreduce')} to share"
             if used == 1 and not is_scripts:
                 self._proof.knob(name, NO_EFFECT, reason=reason, evidence=evidence)
                 return
@@ -141,20 +143,20 @@ class Report:
     def _fuses(self) -> bool:
         return bool(settings.effective("fuse_all_reduce_ops", default=True))
 
-    def _say_groups(self, name: str, made: Made) -> None:
-        asked = self._asked.get(name)
+    def _report_hierarchy(self, name: str, setup: ReducerSetup) -> None:
+        asked = self._spec.get(name)
         if asked is None:
             return
-        if made.levels is None and name == "use_hierarchical_allreduce" and not asked:
-            self._say(name, "every allreduce is among all ranks")
-        elif made.levels is not None:
-            groups = ", ".join(str(list(group)) for group in made.levels.groups)
-            self._say(name, f"groups {groups}; leaders {list(made.levels.leaders)}")
-        elif not self._asked.get("use_hierarchical_allreduce"):
+        if setup.hierarchy is None and name == "use_hierarchical_allreduce" and not asked:
+            self._report_field(name, "every allreduce is among all ranks")
+        elif setup.hierarchy is not None:
+            groups = ", ".join(str(list(group)) for group in setup.hierarchy.groups)
+            self._report_field(name, f"groups {groups}; leaders {list(setup.hierarchy.leaders)}")
+        elif not self._spec.get("use_hierarchical_allreduce"):
             self._proof.knob(name, NO_EFFECT, reason="use_hierarchical_allreduce is not on")
         else:
             self._proof.knob(
                 name,
                 NO_EFFECT,
-                reason=f"groups of one rank, or of all {made.nranks}, have no second level",
+                reason=f"groups of one rank, or of all {setup.nranks}, have no second level",
             )

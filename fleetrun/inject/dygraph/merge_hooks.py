@@ -1,4 +1,4 @@
-"""Lets everything in Paddle that steps, clears or clips obey the rounds of gradient merge."""
+"""Patches everything in Paddle that steps, clears or clips, for gradient merge."""
 
 from __future__ import annotations
 
@@ -7,41 +7,46 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from .. import updates
-from ..imports import after_import
+from ..import_hooks import after_import
 from . import backward
-from .merge import flat
+from .gradient_merge import without_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from .merge import Round, Rounds
+    from .gradient_merge import GradientAccumulator, GradientMerge
 
 
-def install(rounds: Rounds, flush: Callable[[Round], None], *, steps_tail: bool) -> None:
-    """Intercept every class of Paddle's; FLUSH averages what a round has, over the ranks."""
-    after_import("paddle.optimizer", lambda module: _optimizers(module, rounds))
-    after_import("paddle.optimizer.lr", lambda module: _schedulers(module, rounds))
-    after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, rounds))
-    after_import("paddle.nn.utils", lambda module: _clips(module, rounds))
-    after_import("paddle.nn.layer.layers", lambda module: _layers(module, rounds))
+def install(
+    merge: GradientMerge, flush: Callable[[GradientAccumulator], None], *, applies_tail: bool
+) -> None:
+    """Patch Paddle's classes. FLUSH averages the gradients of a partial round over the ranks.
+
+    APPLIES_TAIL: partial rounds are applied at the end of a DataLoader.
+    """
+    after_import("paddle.optimizer", lambda module: _optimizers(module, merge))
+    after_import("paddle.optimizer.lr", lambda module: _schedulers(module, merge))
+    after_import("paddle.amp.grad_scaler", lambda module: _scalers(module, merge))
+    after_import("paddle.nn.utils", lambda module: _clips(module, merge))
+    after_import("paddle.nn.layer.layers", lambda module: _layers(module, merge))
     # Tensors have no module of their own to wait for.
-    after_import("paddle.nn.layer.layers", lambda _: _tensors(rounds))
-    if steps_tail:
-        after_import("paddle.io.reader", lambda module: _loaders(module, rounds, flush))
-    backward.listen_last(rounds)
-    atexit.register(rounds.say_what_is_left)
+    after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
+    if applies_tail:
+        after_import("paddle.io.reader", lambda module: _loaders(module, merge, flush))
+    backward.listen_last(merge)
+    atexit.register(merge.report_partial_rounds)
 
 
-def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
+def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - one wrapper each
     def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             update = functools.partial(step, self, *args, **kwargs)
-            if updates.only_averages(type(self)):
-                return rounds.average(flat(self._parameter_list), id(self), update)
-            current = rounds.of(self)
-            return update() if current is None else rounds.step(current, update, self)
+            if updates.is_model_average(type(self)):
+                return merge.average(without_groups(self._parameter_list), id(self), update)
+            current = merge.of(self)
+            return update() if current is None else merge.step(current, update, self)
 
         return merged
 
@@ -58,10 +63,10 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
     def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clear)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            current = rounds.of(self)
+            current = merge.of(self)
             if current is None:
-                current = rounds.pending(flat(getattr(self, "_parameter_list", None)))
-            return rounds.clear(current, lambda: clear(self, *args, **kwargs))
+                current = merge.merging(without_groups(getattr(self, "_parameter_list", None)))
+            return merge.clear(current, lambda: clear(self, *args, **kwargs))
 
         return merged
 
@@ -70,7 +75,7 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             init(self, *args, **kwargs)
             # Known before the first backward, which then need not be reduced.
-            rounds.of(self)
+            merge.of(self)
 
         return __init__
 
@@ -89,21 +94,21 @@ def _optimizers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one
     def wrap(kind: Any) -> None:
         for name, wrapper in wrappers.items():
             if name in vars(kind):
-                # Its `step` wants the closure.
+                # Its `step` takes a closure.
                 chosen = refused if kind.__name__ == "LBFGS" and name != "clear_grad" else wrapper
                 setattr(kind, name, chosen(vars(kind)[name]))
-        # Not every class calls its base's.
+        # Not every class calls the `__init__` of its base.
         if "__init__" in vars(kind):
             kind.__init__ = making(kind.__init__)
 
-    updates.wrap_all(module.Optimizer, wrap)
+    updates.wrap_subclasses(module.Optimizer, wrap)
 
 
-def _schedulers(module: ModuleType, rounds: Rounds) -> None:
+def _schedulers(module: ModuleType, merge: GradientMerge) -> None:
     def scheduling(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for current in rounds.all():
+            for current in merge.all():
                 if getattr(current.optimizer, "_learning_rate", None) is not self:
                     continue
                 together = current.steps_unscheduled == 1
@@ -119,40 +124,40 @@ def _schedulers(module: ModuleType, rounds: Rounds) -> None:
         if "step" in vars(kind):
             kind.step = scheduling(vars(kind)["step"])
 
-    updates.wrap_all(module.LRScheduler, wrap)
+    updates.wrap_subclasses(module.LRScheduler, wrap)
 
 
-def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wrapper each
-    # Scalers of which a step was merged since the last update, which then is, too; unless
-    # another optimizer of theirs was really stepped.
+def _scalers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - one wrapper each
+    # The scalers with a merged step since their last `update`, and those with a real step. An
+    # `update` after merged steps only is left out, too.
     merged_scalers: set[int] = set()
     stepped_scalers: set[int] = set()
 
     def stepping(step: Callable[..., Any], skipped: Any) -> Callable[..., Any]:
         @functools.wraps(step)
         def merged(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            current = rounds.of(optimizer)
+            current = merge.of(optimizer)
             if current is None:
                 return step(self, optimizer, *args, **kwargs)
             if not current.is_last:
-                rounds.step(current, lambda: None)
+                merge.step(current, lambda: None)
                 current.scaler = self
                 merged_scalers.add(id(self))
                 return skipped
             stepped_scalers.add(id(self))
-            return rounds.complete(current, lambda: step(self, optimizer, *args, **kwargs))
+            return merge.step_scaled(current, lambda: step(self, optimizer, *args, **kwargs))
 
         return merged
 
     def unscaling(unscale: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(unscale)
         def merged(self: Any, optimizer: Any) -> Any:
-            current = rounds.of(optimizer)
+            current = merge.of(optimizer)
             if current is not None:
                 if not current.is_last:
                     current.before["unscale"] = lambda: unscale(self, optimizer)
                     return None
-                current.settle()
+                current.divide()
             return unscale(self, optimizer)
 
         return merged
@@ -169,26 +174,27 @@ def _scalers(module: ModuleType, rounds: Rounds) -> None:  # noqa: C901 - one wr
 
     base, scaler = module.AmpScaler, module.GradScaler
     base.minimize = stepping(base.minimize, (None, None))
+    # All ways to unscale call it.
     base._unscale = unscaling(base._unscale)
     scaler.step = stepping(scaler.step, None)
     scaler.update = updating(scaler.update)
 
 
-def _clips(module: ModuleType, rounds: Rounds) -> None:
+def _clips(module: ModuleType, merge: GradientMerge) -> None:
     def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clip)
         def merged(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             import paddle
 
             several = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
-            for current in rounds.owners(several):
+            for current in merge.owners(several):
                 if not current.is_last:
-                    # Only the merged gradient is clipped.
+                    # Only the merged gradient is to be clipped.
                     current.before[clip, tuple(map(id, several))] = lambda: clip(
                         several, *args, **kwargs
                     )
                     return paddle.zeros([])
-                current.settle()
+                current.divide()
             return clip(several, *args, **kwargs)
 
         return merged
@@ -198,19 +204,19 @@ def _clips(module: ModuleType, rounds: Rounds) -> None:
             setattr(module, name, clipping(getattr(module, name)))
 
 
-def _layers(module: ModuleType, rounds: Rounds) -> None:
+def _layers(module: ModuleType, merge: GradientMerge) -> None:
     clear = module.Layer.clear_gradients
 
     @functools.wraps(clear)
     def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = rounds.pending(self.parameters())
-        return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
+        current = merge.merging(self.parameters())
+        return merge.clear(current, lambda: clear(self, *args, **kwargs))
 
     module.Layer.clear_gradients = clear_gradients
 
 
-def _tensors(rounds: Rounds) -> None:
-    """Let a script clear parameter by parameter, too, and hear when it puts gradients in."""
+def _tensors(merge: GradientMerge) -> None:
+    """Patch what scripts do parameter by parameter: `clear_gradient`, and assigning `grad`."""
     from paddle.base import core
 
     kind: Any = core.eager.Tensor
@@ -218,42 +224,46 @@ def _tensors(rounds: Rounds) -> None:
 
     @functools.wraps(clear)
     def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        pending = rounds.pending([self])
-        return rounds.clear(pending, lambda: clear(self, *args, **kwargs))
+        current = merge.merging([self])
+        return merge.clear(current, lambda: clear(self, *args, **kwargs))
 
     kind.clear_gradient = clear_gradient
     gradient = kind.grad
 
-    def replace(self: Any, value: Any) -> None:
-        rounds.replace(self)
+    def assign(self: Any, value: Any) -> None:
+        merge.on_assigned(self)
         gradient.__set__(self, value)
 
-    kind.grad = property(gradient.__get__, replace, doc=gradient.__doc__)
+    kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)
 
 
-def _loaders(module: ModuleType, rounds: Rounds, flush: Callable[[Round], None]) -> None:
+def _loaders(
+    module: ModuleType, merge: GradientMerge, flush: Callable[[GradientAccumulator], None]
+) -> None:
     iterate = module.DataLoader.__iter__
 
     @functools.wraps(iterate)
     def __iter__(self: Any) -> Iterator[Any]:
-        return _UntilTheEnd(iterate(self), rounds, flush)
+        return _LoaderIterator(iterate(self), merge, flush)
 
     module.DataLoader.__iter__ = __iter__
 
 
-class _UntilTheEnd:
-    """An iterator of a DataLoader; when it ends, so do the rounds that were fed by it."""
+class _LoaderIterator:
+    """An iterator of a DataLoader that applies partial rounds at its end."""
 
-    def __init__(self, batches: Any, rounds: Rounds, flush: Callable[[Round], None]) -> None:
+    def __init__(
+        self, batches: Any, merge: GradientMerge, flush: Callable[[GradientAccumulator], None]
+    ) -> None:
         self._batches = batches
-        self._rounds = rounds
+        self._merge = merge
         self._flush = flush
-        self._steps = rounds.steps
+        self._steps = merge.steps
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
 
-    def __iter__(self) -> _UntilTheEnd:
+    def __iter__(self) -> _LoaderIterator:
         return self
 
     def __len__(self) -> int:
@@ -263,25 +273,27 @@ class _UntilTheEnd:
         try:
             return next(self._batches)
         except StopIteration:
-            # One for evaluation, in the middle of a round, feeds none.
-            if self._rounds.steps != self._steps:
-                self._steps = self._rounds.steps
-                waiting = [each for each in self._rounds.all() if each.skipped]
+            # Without a step since its begin it was for evaluation, in the middle of a round.
+            if self._merge.steps != self._steps:
+                self._steps = self._merge.steps
+                waiting = [each for each in self._merge.all() if each.merged]
                 scalers = {id(each.scaler): each.scaler for each in waiting if each.scaler}
                 for current in waiting:
-                    _apply(current, self._flush)
-                    self._rounds.tails += 1
+                    _apply_partial_round(current, self._flush)
+                    self._merge.tails += 1
                 for scaler in scalers.values():
                     scaler.update()
             raise
 
 
-def _apply(current: Round, flush: Callable[[Round], None]) -> None:
-    """Update with what there is of a round."""
+def _apply_partial_round(
+    current: GradientAccumulator, flush: Callable[[GradientAccumulator], None]
+) -> None:
+    """Update with the micro-steps that CURRENT has merged so far."""
     scaler, before, after = current.scaler, current.before, current.after
     flush(current)
     current.cut_short()
-    current.settle()
+    current.divide()
     for prepare in before.values():
         prepare()
     optimizer = current.outermost

@@ -2,8 +2,8 @@
 
 First every rank sends one number, the checksum of all its parameters. Only where these differ are
 the parameters looked at one by one: kernels may round differently on different devices, and that
-is no divergence. Neither are running statistics, which are of what each rank sees; `origins` tells
-them from what is trained.
+is no divergence. Neither are running statistics, which are of what each rank sees;
+`parameter_history` tells them from what is trained.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import origins, settings, updates
-from .imports import after_import
+from . import settings, store, updates
+from .import_hooks import after_import
+from .parameter_history import ParameterHistory, watch_writes
 from .static import program as programs
 from .static.cpu import channels
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from .evidence import Evidence
-    from .wish import Wish
+    from .spec import StrategySpec
 
 _NEVER = -1
 # The ranks of these are meant to differ for a while.
@@ -43,25 +44,25 @@ _NAMED = 4
 _ROUNDINGS = 4
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and after every N where that is asked for."""
-    if asked.check_ranks == _NEVER:
+    if spec.check_ranks == _NEVER:
         return
-    check = _Check(asked.check_ranks, proof)
+    check = _Check(spec.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
     updates.before_update(check.before_update)
     updates.on_update(check.after_update)
 
 
-def wait_for_all(source: Any) -> None:
+def barrier(source: Any) -> None:
     """Return when every rank that trains with this one is here, too."""
     import paddle
 
-    if _world() == 1:
+    if _world_size() == 1:
         return
     if hasattr(source, "global_block"):
         if _has_allreduces(source):
-            _Store().gather([])
+            _StaticRanks().gather([])
     elif paddle.distributed.is_initialized():
         paddle.distributed.barrier()
 
@@ -70,7 +71,9 @@ class _Check:
     def __init__(self, every: int, proof: Evidence) -> None:
         self._every = every
         self._proof = proof
-        self._origins: weakref.WeakKeyDictionary[Any, origins.Origins] = weakref.WeakKeyDictionary()
+        self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
+            weakref.WeakKeyDictionary()
+        )
         # By optimizer or program: another one may be at work in one rank only, and all must
         # compare at the same time.
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -85,31 +88,31 @@ class _Check:
         @functools.wraps(begin)
         def __init__(model: Any, *args: Any, **options: Any) -> None:
             begin(model, *args, **options)
-            self._origins[model] = origins.Origins(model)
+            self._histories[model] = ParameterHistory(model)
 
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
-            known = self._origins.get(model)
+            known = self._histories.get(model)
             if known is None or not self._is_to_come(known.updates):
                 return forward(model, *args, **options)
             with known.watching_forward():
                 return forward(model, *args, **options)
 
         kind.__init__, kind.forward = __init__, watched
-        origins.hear_of_values()
+        watch_writes()
 
     def before_update(self, optimizer: Any) -> None:
         """See which parameters have gradients: optimizers may clear them when they step."""
         if not self._is_to_come(self._counts.get(optimizer, 0)):
             return
         own = _of_optimizer(optimizer)
-        for known in list(self._origins.values()):
+        for known in list(self._histories.values()):
             known.see_gradients(own)
 
     def after_update(self, source: Any, _number: int) -> None:
         """Compare, if it is time."""
         # Not sooner: `paddle.distributed.spawn` tells its processes late how many there are.
-        if not self._is_time(source) or _world() == 1:
+        if not self._is_time(source) or _world_size() == 1:
             return
         if hasattr(source, "global_block"):
             self._after_run(source)
@@ -117,15 +120,15 @@ class _Check:
         # The order of models is that of their making, which is the same in every rank.
         models = [model for model in self._in_order() if _is_updated_by(model, source)]
         if not models:
-            if not self._origins:
+            if not self._histories:
                 self._proof.note("the ranks were not compared: there is no data-parallel model")
             return
         for model in models:
-            known = self._origins[model]
+            known = self._histories[model]
             known.updates = self._updates
             parameters = _parameters(model)
             known.see_gradients(list(parameters.values()))
-            self._compare(parameters, _Group(model), known)
+            self._compare(parameters, _ModelRanks(model), known)
 
     def _after_run(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
@@ -133,10 +136,10 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
-            self._compare(_variables(program), _Store(), None)
+            self._compare(_variables(program), _StaticRanks(), None)
 
     def _in_order(self) -> list[Any]:
-        return sorted(self._origins, key=lambda model: str(model.full_name()))
+        return sorted(self._histories, key=lambda model: str(model.full_name()))
 
     def _is_time(self, source: Any) -> bool:
         count = self._updates = self._counts.get(source, 0) + 1
@@ -150,8 +153,8 @@ class _Check:
     def _compare(
         self,
         parameters: Mapping[str, Any],
-        ranks: _Group | _Store,
-        known: origins.Origins | None,
+        ranks: _ModelRanks | _StaticRanks,
+        known: ParameterHistory | None,
     ) -> None:
         arrays = {name: _array(value) for name, value in parameters.items()}
         sums = [zlib.crc32(array.tobytes()) for array in arrays.values()]
@@ -178,7 +181,7 @@ class _Check:
         sums: list[int],
         rows: list[list[int]],
         origins_of: list[int],
-        ranks: _Group | _Store,
+        ranks: _ModelRanks | _StaticRanks,
     ) -> None:
         """Find the first parameter that differs by more than rounding, and stop; all ranks do."""
         counts = [row[0] for row in rows]
@@ -232,7 +235,7 @@ class _Check:
         )
 
 
-class _Group:
+class _ModelRanks:
     """The ranks that share a data-parallel model in a dynamic graph."""
 
     def __init__(self, model: Any) -> None:
@@ -265,50 +268,38 @@ class _Group:
         return [row[0] for row in self._gather([own], "float64")]
 
 
-class _Store:
-    """All ranks of a static graph, which meet in the store of the job."""
+class _StaticRanks:
+    """All ranks of a static graph, which exchange values through the job's store."""
 
-    # Several programs are compared, each after its own first update: no two may share a key, or
-    # a rank reads what another one left there before.
+    # Several programs may be compared, each after its own first update: no key may be used twice.
     _comparisons = 0
 
     def __init__(self) -> None:
-        from paddle.base import core
-
-        _Store._comparisons += 1
-
-        self._store: Any = core.create_or_get_global_tcp_store()
-        self._prefix = f"fleetrun/check/{_Store._comparisons}"
-        self._turn = 0
+        _StaticRanks._comparisons += 1
+        self._key = f"fleetrun/check/{_StaticRanks._comparisons}"
+        self._gathers = 0
         self._rank = int(os.environ["PADDLE_TRAINER_ID"])
-        self.names = list(range(_world()))
+        self.names = list(range(_world_size()))
 
     def gather(self, numbers: list[Any]) -> list[list[Any]]:
         """Return the numbers of every rank."""
-        self._turn += 1
-        prefix = f"{self._prefix}/{self._turn}"
-        self._store.set(f"{prefix}/{self._rank}", json.dumps(numbers))
-        rows = [json.loads(bytes(self._store.get(f"{prefix}/{rank}"))) for rank in self.names]
-        self._store.set(f"{prefix}/{self._rank}/done", "1")
-        if self._rank == 0:
-            # The store ends with rank 0, which may be about to end.
-            for rank in self.names:
-                self._store.get(f"{prefix}/{rank}/done")
-        return rows
+        self._gathers += 1
+        return store.all_gather(f"{self._key}/{self._gathers}", numbers, self._rank, self.names)
 
     def distances(self, array: Any) -> list[float]:
-        """Return how far each rank is from the first, in units of the last place."""
+        """Return how far each rank is from the first; see `_distance`."""
         import numpy as np
 
-        key = f"{self._prefix}/{self._turn}/values"
+        key = f"{self._key}/{self._gathers}/values"
+        shared = store.job_store()
         if self._rank == 0:
-            self._store.set(key, array.tobytes())
-        first = np.frombuffer(bytes(self._store.get(key)), dtype=array.dtype).reshape(array.shape)
+            shared.set(key, array.tobytes())
+        first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
         return [row[0] for row in self.gather([_distance(array, first)])]
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Name the first of NAMES, and count the rest.
+    """Name the first of NAMES, and count the unsupported.
 
     >>> _listed(["a", "b"]), _listed(list("abcdef"))
     ('a, b', 'a, b, c, d and 2 more')
@@ -325,7 +316,7 @@ def _has_allreduces(program: Any) -> bool:
     )
 
 
-def _world() -> int:
+def _world_size() -> int:
     text = os.environ.get("PADDLE_TRAINERS_NUM", "")
     return int(text) if text.isdigit() else 1
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from . import updates
-from .evidence import EFFECTIVE, NO_EFFECT
-from .imports import after_import
+from .. import updates
+from ..evidence import EFFECTIVE, NO_EFFECT
+from ..import_hooks import after_import
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from .evidence import Evidence
-    from .wish import Wish
+    from ..evidence import Evidence
+    from ..spec import StrategySpec
 
 _KNOB = "amp"
 # By it Paddle counts the operators of each precision.
@@ -22,9 +22,9 @@ _FLAG = "FLAGS_low_precision_op_list"
 _CASTS = frozenset(("cast", "transfer_dtype"))
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Count up to the first update, where mixed precision is asked for."""
-    if not asked.get(_KNOB):
+    if not spec.get(_KNOB):
         return
     precision = _Precision(proof)
     after_import("paddle", precision.count)

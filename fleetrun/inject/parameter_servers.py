@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
-from .imports import after_import
+from .import_hooks import after_import
 from .static import program as programs
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from .evidence import Evidence
-    from .wish import Wish
+    from .spec import StrategySpec
 
 # What sends to servers, and what only a synchronous trainer has: it waits for the others.
 _SENDS = ("send", "distributed_push_sparse")
@@ -38,18 +38,18 @@ def are_used() -> bool:
     return bool(os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"))
 
 
-def install(asked: Wish, proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Look at each program that a trainer runs, if there are servers."""
     if not are_used():
         return
-    watcher = _Watcher(asked, proof)
+    watcher = _Watcher(spec, proof)
     after_import("paddle.distributed.communicator", watcher.watch_communicators)
     after_import("paddle.base.executor", watcher.watch_executors)
 
 
 class _Watcher:
-    def __init__(self, asked: Wish, proof: Evidence) -> None:
-        self._asked = asked
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._spec = spec
         self._proof = proof
         # The programs that send, and whether each has updates of its own, too.
         self._seen: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -81,7 +81,7 @@ class _Watcher:
             result = run(executor, program, *words, **named)
             # A program with updates of its own is counted like any other.
             if sends and not self._seen[looked_at]:
-                updates.happened(program)
+                updates.record(program)
             return result
 
         @functools.wraps(train)
@@ -90,7 +90,7 @@ class _Watcher:
             result = train(executor, program, *words, **named)
             if sends:
                 self._proof.note("a run of train_from_dataset counts as one update")
-                updates.happened(program)
+                updates.record(program)
             return result
 
         kind.run, kind.train_from_dataset = run_and_tell, train_and_tell
@@ -116,14 +116,14 @@ class _Watcher:
     def _say(self, sent: str, *, waits: bool) -> None:
         is_geo = self._mode == "GEO"
         steps = self._settings.get(_STEPS, "")
-        if "a_sync" in self._asked.strategy and settings.effective("a_sync"):
+        if "a_sync" in self._spec.strategy and settings.effective("a_sync"):
             how = f"geo, every {steps} steps" if is_geo else "at each step, waiting for nobody"
             if waits:
                 self._proof.knob("a_sync", NO_EFFECT, reason="the program waits at barriers")
             else:
                 self._proof.knob("a_sync", EFFECTIVE, in_effect=True, evidence=f"{sent}, {how}")
         # Where it is off, its details are nobody's, whatever they are.
-        if "a_sync_configs" in self._asked.strategy and settings.effective("a_sync") is not False:
+        if "a_sync_configs" in self._spec.strategy and settings.effective("a_sync") is not False:
             self._say_configs(settings.effective("a_sync_configs"), is_geo=is_geo)
 
     def _say_configs(self, wished: dict[str, Any], *, is_geo: bool) -> None:

@@ -1,0 +1,118 @@
+"""The gradients of a bucket in one flat tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# coalesce_tensor's copy_data, set_constant, persist_output, constant, use_align, align_size,
+# size_of_dtype, concated_shapes, concated_ranks.
+_COALESCE_ARGUMENTS: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
+
+
+class FlatBuffer:
+    """A flat tensor of which the gradients of PARAMETERS are views.
+
+    With REUSE the same memory serves the next backward, if the gradients are still in it.
+    """
+
+    def __init__(self, parameters: Sequence[Any], *, reuse: bool = True) -> None:
+        self._parameters = parameters
+        self._reuse = reuse
+        self._flat: Any = None
+        self._addresses: list[int] = []
+
+    def prepare(self) -> None:
+        """Let the next backward accumulate into the views, if the gradients are still there.
+
+        Their values are zeros or what was accumulated so far. Otherwise Paddle would allocate new
+        tensors for gradients that were cleared.
+        """
+        if self._flat is None:
+            return
+        if _addresses(self._parameters) != self._addresses:
+            # The script has set them to None, or replaced them.
+            self._flat = None
+            return
+        for parameter in self._parameters:
+            parameter._unset_fake_empty()
+
+    def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
+        """Make the gradients views of one flat tensor; return that tensor, and what is absent.
+
+        Absent are the parameters without a gradient, each with the view (zeros) that it would
+        have. What is done to the tensor is done to the gradients, so nothing is copied back.
+        """
+        if self._flat is not None and _addresses(self._parameters) == self._addresses:
+            return self._flat, []
+        flat, absent = _flattened(self._parameters)
+        is_kept = self._reuse and not absent and len(self._parameters) > 1
+        self._flat = flat if is_kept else None
+        self._addresses = _addresses(self._parameters) if is_kept else []
+        return flat, absent
+
+
+def _addresses(parameters: Sequence[Any]) -> list[int]:
+    from paddle.base import core
+
+    eager: Any = core.eager
+    gradients = eager.get_all_grads(list(parameters))
+    return [0 if each is None else each.data_ptr() for each in gradients]
+
+
+def contiguous_gradient(parameter: Any) -> Any:
+    """Return the dense gradient of PARAMETER in row-major layout; None if there is none.
+
+    The gradient of a weight that is used transposed has the transposed layout. Code that takes its
+    memory for rows mixes up its values: Paddle's own reducer does, and gloo's allreduce in Paddle
+    2.6.2; that of 3.3.1 refuses it.
+    """
+    gradient = parameter.grad
+    if gradient is None or gradient.is_contiguous():
+        return gradient
+    # Paddle's `contiguous` works in place; one that returned a copy would be right, too.
+    # `parameter.grad =` would copy once more.
+    parameter._set_grad_ivar(gradient.contiguous())
+    return parameter.grad
+
+
+def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
+    import paddle
+
+    with paddle.no_grad():
+        gradients = [contiguous_gradient(parameter) for parameter in parameters]
+        if len(gradients) == 1 and gradients[0] is not None:
+            return gradients[0], []
+        sources = [
+            paddle.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(parameters, gradients)
+        ]
+        views, flat = _coalesced(sources)
+        absent = []
+        for parameter, gradient, view in zip(parameters, gradients, views):
+            if gradient is None:
+                absent.append((parameter, view))
+            else:
+                view._share_buffer_to(gradient)
+    return flat, absent
+
+
+def _coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
+    """Return a new flat tensor with copies of TENSORS, after the views of each."""
+    import paddle
+
+    if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
+        ops: Any = paddle
+        views, flat = ops._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COALESCE_ARGUMENTS)
+        return views, flat
+    # On CPUs that operator has no other types.
+    flat = paddle.concat([tensor.flatten() for tensor in tensors])
+    views, begin = [], 0
+    for tensor in tensors:
+        view = flat._slice(begin, begin + tensor.size)
+        view.get_tensor()._set_dims(tensor.shape)
+        views.append(view)
+        begin += tensor.size
+    return views, flat

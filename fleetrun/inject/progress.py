@@ -1,0 +1,123 @@
+"""Reports after each update: heartbeat, step times, the proof; and ends the rank after N updates.
+
+These callbacks come after all others, because they write what the others have found.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from . import rank_check, updates
+from .import_hooks import after_import
+
+if TYPE_CHECKING:
+    from .evidence import Evidence
+    from .spec import StrategySpec
+
+
+def install(_spec: StrategySpec, proof: Evidence) -> None:
+    """Register the reports that the launcher asks for by its variables."""
+    rank = os.environ.get("PADDLE_TRAINER_ID", "0")
+    times = os.environ.get("FLEETRUN_STEP_TIMES", "").replace("{rank}", rank)
+    if times:
+        recorder = _StepTimes(times, proof)
+        after_import("paddle", recorder.watch_losses)
+        updates.on_update(recorder.record)
+    heartbeat = os.environ.get("FLEETRUN_HEARTBEAT")
+    if heartbeat:
+        updates.on_update(_Heartbeat(heartbeat, proof).beat)
+    updates.on_update(functools.partial(_write_after_the_first, proof))
+    last = os.environ.get("FLEETRUN_STOP_AFTER", "")
+    if last.isdigit() and int(last) > 0:
+        updates.on_update(functools.partial(_stop, proof, int(last)))
+
+
+class _Heartbeat:
+    """Writes the number of updates to a file, at most once a second."""
+
+    _EVERY_S = 1.0
+
+    def __init__(self, path: str, proof: Evidence) -> None:
+        self._path = path
+        self._proof = proof
+        self._next_at = 0.0
+
+    def beat(self, _source: Any, number: int) -> None:
+        """Write NUMBER if it is time."""
+        now = time.monotonic()
+        if now < self._next_at or not self._proof.claim():
+            return
+        self._next_at = now + self._EVERY_S
+        try:
+            with open(self._path, "w", encoding="utf-8") as file:
+                file.write(str(number))
+        except OSError as error:
+            self._next_at = float("inf")
+            print(f"fleetrun: the heartbeat cannot be written: {error}", file=sys.stderr)
+
+
+class _StepTimes:
+    """Appends `number seconds loss` for each update: time.monotonic(), and the loss before it."""
+
+    def __init__(self, path: str, proof: Evidence) -> None:
+        self._path = path
+        self._proof = proof
+        self._loss: Any = None
+        # Written one update later: reading its loss now would wait for the device.
+        self._newest: tuple[int, float, Any] | None = None
+
+    def watch_losses(self, paddle: Any) -> None:
+        """Keep every scalar tensor that a backward starts from."""
+        backward = paddle.Tensor.backward
+
+        @functools.wraps(backward)
+        def keep_loss(loss: Any, *args: Any, **options: Any) -> Any:
+            if loss.size == 1:
+                self._loss = loss.detach()
+            return backward(loss, *args, **options)
+
+        paddle.Tensor.backward = keep_loss
+
+    def record(self, _source: Any, number: int) -> None:
+        """Record the time of the update NUMBER."""
+        now = time.monotonic()
+        if number == 1:
+            # Registered this late to be called early: Paddle's own exit function, which takes
+            # the tensors away, is registered already.
+            atexit.register(self.flush)
+        self.flush()
+        self._newest, self._loss = (number, now, self._loss), None
+
+    def flush(self) -> None:
+        """Write the newest line."""
+        if self._newest is None or not self._proof.claim():
+            return
+        number, at, loss = self._newest
+        self._newest = None
+        text = "" if loss is None else repr(float(loss))
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(f"{number} {at:.6f} {text}\n")
+
+
+def _write_after_the_first(proof: Evidence, _source: Any, number: int) -> None:
+    if number == 1:
+        proof.claim()
+        proof.write()
+
+
+def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:
+    """End the process after the update LAST, with the exit functions and code 0."""
+    if number < last or not proof.claim():
+        return
+    # A rank that ends earlier would break the connections of the others' last collective.
+    rank_check.barrier(source)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of data loaders would keep the process alive.
+    os._exit(0)

@@ -1,0 +1,61 @@
+"""Exchange of small values between ranks through the job's TCP store.
+
+Keys are used once: the store keeps every value until the job ends.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# How long `gather_arrived` waits for a rank, and how often it looks, in seconds.
+_ARRIVAL_TIMEOUT_S, _POLL_S = 600.0, 0.005
+
+
+def job_store() -> Any:
+    """Return the `core.TCPStore` that all ranks of the job share; rank 0 hosts it."""
+    from paddle.base import core
+
+    return core.create_or_get_global_tcp_store()
+
+
+def all_gather(key: str, value: Any, rank: int, ranks: Sequence[int]) -> list[Any]:
+    """Return the JSON values that RANKS have set under KEY, in the order of RANKS.
+
+    Waits for every rank. Raises what Paddle's store raises when it times out.
+    """
+    store = job_store()
+    store.set(f"{key}/{rank}", json.dumps(value))
+    values = [json.loads(bytes(store.get(f"{key}/{each}"))) for each in ranks]
+    store.set(f"{key}/{rank}/done", "1")
+    if rank == 0:
+        # The store ends with rank 0, so that rank stays until all others have read.
+        for each in ranks:
+            store.get(f"{key}/{each}/done")
+    return values
+
+
+def gather_arrived(key: str, value: Any, rank: int, ranks: Sequence[int]) -> dict[int, Any]:
+    """Return the JSON values that RANKS have set under KEY; None for a rank that is too late.
+
+    Waits at most `_ARRIVAL_TIMEOUT_S`.
+    """
+    store = job_store()
+    store.set(f"{key}/{rank}", json.dumps(value))
+    # `get` waits for ever for a key that nobody sets; a counter can be read at any time.
+    store.add(f"{key}/{rank}/arrived", 1)
+    arrived = store.add(key, 1)
+    until = time.monotonic() + _ARRIVAL_TIMEOUT_S
+    while arrived < len(ranks) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+        arrived = store.add(key, 0)
+    return {
+        each: json.loads(bytes(store.get(f"{key}/{each}")))
+        if store.add(f"{key}/{each}/arrived", 0)
+        else None
+        for each in ranks
+    }
