@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 # What the island calls its file in memory.
-_MEMORY = "fleetrun-stacks"
+MEMORY = "fleetrun-stacks"
 # py-spy takes 50 ms; a rank that is hung in the kernel keeps it for ever.
 _SPY_S = 10.0
 _SPIES_AT_ONCE = 8
@@ -229,7 +229,7 @@ class _Asking:
 
     def _ask(self, one: proc.Stat) -> str:
         """Send the signal to ONE; return what stands in the way."""
-        memory = proc.descriptor(one.pid, _MEMORY)
+        memory = proc.descriptor(one.pid, MEMORY)
         if memory is None or not proc.catches(one.pid, STACK_SIGNAL):
             return (
                 "it cannot be asked: it ignores PYTHONPATH (python -I, -E, -S), or has closed its "

@@ -13,6 +13,8 @@ from fleetrun.records import reading
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Of what is asked for, and of a rank's evidence.
+DOCUMENT_SCHEMA = 1
 SCHEMA = 1
 SECTIONS = ("strategy", "build_strategy", "execution_strategy")
 EFFECTIVE, NO_WORD = "effective", "no_word"

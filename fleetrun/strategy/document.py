@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.plan import secrets
+from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields, verdicts
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from fleetrun.model import Knob, Strategy
     from fleetrun.strategy.resolve import Topology
 
-SCHEMA = 1
-
 
 def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) -> str:
     """Return the document of STRATEGY for RANKS; ENVIRONMENT is what its variables came to."""
@@ -22,7 +21,7 @@ def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) ->
 
     asked = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {
-        "schema": SCHEMA,
+        "schema": DOCUMENT_SCHEMA,
         "mode": strategy.mode,
         "strict": strategy.is_strict,
         "check_ranks": strategy.check_ranks,
