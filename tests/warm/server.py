@@ -40,11 +40,8 @@ def _preload() -> None:
     # One thread, or there would be others at the fork.
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     paddle = next(place for entry in sys.path if (place := Path(entry) / "paddle").is_dir())
-    for library in sorted(paddle.glob("libs/*.so*")):
-        with suppress(OSError):
-            ctypes.CDLL(str(library))
-    for library in paddle.glob("*/libpaddle.so"):
-        ctypes.CDLL(str(library))
+    if not _starts_threads(paddle):
+        _load_libraries(paddle)
     for name, path in _imported_with_paddle():
         if name.partition(".")[0] != "paddle":
             # Some are made by others, and cannot be imported by their name.
@@ -61,6 +58,26 @@ def _preload() -> None:
 
     SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
     gc.freeze()
+
+
+def _load_libraries(paddle: Path) -> None:
+    for library in sorted(paddle.glob("libs/*.so*")):
+        with suppress(OSError):
+            ctypes.CDLL(str(library))
+    for library in paddle.glob("*/libpaddle.so"):
+        ctypes.CDLL(str(library))
+
+
+def _starts_threads(paddle: Path) -> bool:
+    """Whether the libraries of PADDLE start threads when they are loaded, as 2.6.2's do.
+
+    A fork has no such thread, and waits for it at its end for ever.
+    """
+    pid = os.fork()
+    if not pid:
+        _load_libraries(paddle)
+        os._exit(len(list(Path("/proc/self/task").iterdir())) > 1)
+    return os.waitpid(pid, 0)[1] != 0
 
 
 def _imported_with_paddle() -> list[tuple[str, str]]:
