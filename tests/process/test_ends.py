@@ -316,7 +316,11 @@ def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
     tmp_path: Path,
 ) -> None:
     daemon = "(setsid sh -c 'sleep 60.25; : --password=hush' &); until pgrep -f 60.25; do :; done"
-    done = Launch(tmp_path, f"{daemon} >/dev/null; exit 0", "sleep 60.5 & exit 0").run()
+    done = Launch(
+        tmp_path,
+        f"{daemon} >/dev/null; exit 0",
+        "sleep 60.5 & until pgrep -xf 'sleep 60.5'; do :; done >/dev/null; exit 0",
+    ).run()
     assert done.returncode == 0
     assert "ended what it had left running: pid " in text(done.stderr)
     assert "sleep 60.25; : --password=***)" in text(done.stderr)

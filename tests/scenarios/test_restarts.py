@@ -79,7 +79,9 @@ def test_s55_all_are_dead_before_any_is_born_and_ports_are_new(tmp_path: Path) -
 
 
 def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> None:
-    job = Command(tmp_path, COUNT + "exit 3", "--max_restart=5")
+    # Another attempt would wait for the stop, however late that comes.
+    fails = COUNT + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 3; exec sleep 60"
+    job = Command(tmp_path, fails, "--max_restart=5")
     launcher = job.start()
     until(lambda: any(event["event"] == "exited" for event in job.events()))
     launcher.terminate()
