@@ -5,7 +5,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fleetrun import modes
+from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
 from fleetrun.records import variables
 
@@ -37,10 +37,10 @@ GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 _HYPHENATED = ("dry_run", "from_manifest")
 # Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
 _OWN_WORDS = frozenset(("help", "color"))
-_YES = frozenset(("1", "true", "yes", "on", "y", "t"))
-_NO = frozenset(("0", "false", "no", "off", "n", "f"))
+# Neither a time nor a count is larger.
+_MOST = 1e9
 # What a value looks like when it asks for nothing.
-_OFF = frozenset(("", "-1", "none", *_NO))
+_OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
 _ELASTIC = "this version keeps the hosts it started with; until then name them with --ips."
@@ -134,7 +134,7 @@ def is_word_for_bool(word: str) -> bool:
     >>> is_word_for_bool("Yes"), is_word_for_bool("train.py")
     (True, False)
     """
-    return word.lower() in _YES or word.lower() in _NO
+    return conversion.boolean(word) is not None
 
 
 def is_rank_list(word: str) -> bool:
@@ -168,11 +168,9 @@ def wanted(option: Option) -> str:
     choices = ", ".join(option.words)
     match option.kind:
         case "int" | "float":
-            number = "a whole number" if option.kind == "int" else "a number"
-            if option.maximum is not None:
-                number += f" from {option.minimum:g} to {option.maximum:g}"
-            elif option.minimum is not None:
-                number += f", {option.minimum:g} or more"
+            number = conversion.number_in_words(
+                is_whole=option.kind == "int", minimum=option.minimum, maximum=option.maximum
+            )
             return f"give {number}" + (f", or one of {choices}." if choices else ".")
         case "choice":
             return f"give one of {choices}."
@@ -202,9 +200,10 @@ def parse(option: Option, raw: str) -> Value:
         case "choice":
             return _choice(option, text)
         case "bool" | "flag":
-            if not is_word_for_bool(text):
+            is_on = conversion.boolean(text)
+            if is_on is None:
                 raise ValueError(wanted(option))
-            return text.lower() in _YES
+            return is_on
         case "list":
             return tuple(raw.replace(",", " ").split())
         case _:
@@ -215,16 +214,15 @@ def _number(option: Option, text: str) -> str | int | float:
     """Read TEXT as a number within OPTION's bounds, or one of its words."""
     if text.lower() in option.words:
         return text.lower()
-    try:
-        number = int(text) if option.kind == "int" else float(text)
-    except ValueError:
-        raise ValueError(wanted(option)) from None
-    # Written so that NaN fails too; infinity is no length of time either.
-    low = option.minimum is None or number >= option.minimum
-    high = number <= (1e9 if option.maximum is None else option.maximum)
-    if not (low and high):
+    found = conversion.number(
+        text,
+        is_whole=option.kind == "int",
+        minimum=option.minimum,
+        maximum=_MOST if option.maximum is None else option.maximum,
+    )
+    if found is None:
         raise ValueError(wanted(option))
-    return number
+    return found
 
 
 def _choice(option: Option, text: str) -> str:

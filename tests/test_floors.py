@@ -37,6 +37,7 @@ FLOORS = (
         "fleetrun.run.policy",
         "fleetrun.options",
         "fleetrun.argv",
+        "fleetrun.conversion",
         "fleetrun.suggestions",
         "fleetrun.colors",
         "fleetrun.hints",

@@ -7,6 +7,7 @@ Names, types and defaults were read from `fleet.DistributedStrategy` of Paddle 2
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fleetrun import conversion
 from fleetrun.model import KnobValue
 
 STRATEGY = "strategy"
@@ -21,9 +22,9 @@ SECTIONS = (*FIELD_SECTIONS, *VARIABLE_SECTIONS)
 PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
-_YES = frozenset(("1", "true", "yes", "on"))
-_NO = frozenset(("0", "false", "no", "off"))
 _LARGEST_INT = 2**31 - 1
+# What each item of a list is.
+_ITEMS = {"ints": "int", "floats": "float", "texts": "text"}
 
 
 class Field(NamedTuple):
@@ -510,12 +511,12 @@ def wanted(field: Field) -> str:
         case "bool":
             said = "give true or false"
         case "int" | "float":
-            said = "give a whole number" if field.kind == "int" else "give a number"
-            said += f" of {field.unit}" if field.unit else ""
-            if field.maximum is not None:
-                said += f" from {field.minimum or 0:g} to {field.maximum:g}"
-            elif field.minimum is not None:
-                said += f", {field.minimum:g} or more"
+            said = "give " + conversion.number_in_words(
+                is_whole=field.kind == "int",
+                minimum=field.minimum,
+                maximum=field.maximum,
+                unit=field.unit,
+            )
         case "choice":
             said = f"give one of {', '.join(field.words)}"
         case "ints" | "floats":
@@ -539,81 +540,29 @@ def convert(field: Field, value: object) -> KnobValue:
     """
     if field.auto and value == AUTO:
         return AUTO
-    converted = _LIST[field.kind](value) if field.kind in _LIST else _single(field, value)
-    if converted is None:
+    items = _ITEMS.get(field.kind)
+    given = list(value) if items and isinstance(value, list | tuple) else [value]
+    found = [_single(field, items or field.kind, each) for each in given]
+    known = tuple(each for each in found if each is not None)
+    if len(known) < len(found):
         raise ValueError(wanted(field))
-    return converted
+    return known if items else known[0]
 
 
-def _single(field: Field, value: object) -> KnobValue | None:
-    match field.kind:
+def _single(field: Field, kind: str, value: object) -> bool | int | float | str | None:
+    """Return VALUE as KIND within FIELD's bounds; None if it is none."""
+    match kind:
         case "bool":
-            return _as_bool(value)
+            return conversion.boolean(value)
         case "int" | "float":
-            number = _as_int(value) if field.kind == "int" else _as_float(value)
-            if number is None:
-                return None
-            low = field.minimum is None or number >= field.minimum
-            high = number <= (_LARGEST_INT if field.maximum is None else field.maximum)
-            return number if low and high else None
+            maximum = _LARGEST_INT if field.maximum is None else field.maximum
+            return conversion.number(
+                value, is_whole=kind == "int", minimum=field.minimum, maximum=maximum
+            )
         case "choice":
             return value if isinstance(value, str) and value in field.words else None
         case "text":
-            return _as_text(value)
+            is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
+            return str(value) if is_plain else None
         case _:
             return None
-
-
-def _as_bool(value: object) -> bool | None:
-    if isinstance(value, str):
-        word = value.strip().lower()
-        return True if word in _YES else False if word in _NO else None
-    if isinstance(value, bool | int | float) and value in (0, 1):
-        return bool(value)
-    return None
-
-
-def _as_float(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    # Neither NaN nor infinity is a setting.
-    return number if -1e300 < number < 1e300 else None  # noqa: PLR2004 - a bound, not a fact
-
-
-def _as_int(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    number = _as_float(value)
-    return int(number) if number is not None and number == int(number) else None
-
-
-def _as_text(value: object) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    return str(value)
-
-
-def _items(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _ints(value: object) -> KnobValue | None:
-    found = [_as_int(each) for each in _items(value)]
-    return None if None in found else tuple(each for each in found if each is not None)
-
-
-def _floats(value: object) -> KnobValue | None:
-    found = [_as_float(each) for each in _items(value)]
-    return None if None in found else tuple(each for each in found if each is not None)
-
-
-def _texts(value: object) -> KnobValue | None:
-    found = [_as_text(each) for each in _items(value)]
-    return None if None in found else tuple(each for each in found if each is not None)
-
-
-_LIST = {"ints": _ints, "floats": _floats, "texts": _texts}
