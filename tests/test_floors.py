@@ -20,7 +20,7 @@ HOUSE = ROOT / "fleetrun"
 # name that fits counts. A new room must be put on a floor here.
 FLOORS = (
     ("fleetrun.errors",),
-    ("fleetrun.model", "fleetrun.run.events"),
+    ("fleetrun.model", "fleetrun.records.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (
         "fleetrun.records",

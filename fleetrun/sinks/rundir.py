@@ -10,7 +10,6 @@ are replaced in one step, so `tail -F` goes on with the next launch.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -18,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.records import names
+from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, remove
 from fleetrun.run.events import Restarting, Started
 from fleetrun.run.listeners import Sink
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
-# Marks a folder as a launch's: who made it, and under which name.
 _TRIED = ".link"
-_SCHEMA = 1
 # What nobody waits for is done when the ranks have had the processors for themselves a while.
 _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
@@ -80,8 +77,8 @@ class RunDirectory(Sink):
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "another user has put his own folder there")
-            _is_locked(self._lock_fd)
-            os.write(self._lock_fd, _mark(os.getpid(), os.path.basename(self._run_dir)))
+            lockfile.is_locked(self._lock_fd)
+            os.write(self._lock_fd, lockfile.mark(os.getpid(), os.path.basename(self._run_dir)))
             self.has_links = _takes_links(self._folder)
             self._write_files()
         except OSError as error:
@@ -173,47 +170,9 @@ class RunDirectory(Sink):
 
     def _write_plan(self) -> None:
         """Write plan.json: what was started, without the secrets."""
-        import json  # noqa: PLC0415 - 3 ms that a start has no use for
+        from fleetrun.records import planfile  # noqa: PLC0415 - no start waits for it
 
-        from fleetrun.plan import arguments, secrets  # noqa: PLC0415 - see above
-
-        plan = self._plan
-        envs = [spec.env for spec in plan.processes]
-        # Nearly everything is the same for all, and it may be long.
-        common = {k: v for k, v in envs[0].items() if all(e.get(k) == v for e in envs)}
-        document = {
-            "schema": _SCHEMA,
-            "job_id": plan.job_id,
-            "mode": plan.mode,
-            "engine": plan.engine,
-            "generation": plan.generation,
-            "node_rank": plan.node_rank,
-            "nodes": plan.nodes,
-            "cwd": plan.cwd,
-            "rules": plan.rules._asdict(),
-            "notes": plan.notes,
-            "env": {name: secrets.redact(name, value) for name, value in common.items()},
-            "processes": [
-                {
-                    "name": spec.name,
-                    "rank": None if spec.rank is None else spec.rank.rank,
-                    "argv": arguments.conceal(spec.argv)[0],
-                    "env": {
-                        name: secrets.redact(name, value)
-                        for name, value in spec.env.items()
-                        if name not in common
-                    },
-                    "unset": spec.unset,
-                    "cpus": spec.cpus,
-                    "log": spec.log,
-                    "essential": spec.essential,
-                    "awaits": [[str(one) for one in group] for group in spec.awaits],
-                }
-                for spec in plan.processes
-            ],
-        }
-        text = json.dumps(secrets.everywhere(document, self._hide), indent=1)
-        self._folder.write(names.PLAN, text + "\n")
+        planfile.write(self._folder, self._plan, self._hide)
 
     def _prune(self) -> None:
         """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""
@@ -233,9 +192,7 @@ class RunDirectory(Sink):
         if fd is None:
             return False
         try:
-            pid = os.pread(fd, len(_mark(2**22, name)), 0).split(b" ")[1:2]
-            marked = bool(pid) and pid[0].isdigit() and _mark(int(pid[0]), name)
-            return marked == os.pread(fd, len(marked or b"") + 1, 0)
+            return lockfile.launcher(fd, name) is not None
         finally:
             os.close(fd)
 
@@ -272,7 +229,7 @@ class RunDirectory(Sink):
         if fd is None:
             return False
         try:
-            return not _is_locked(fd)
+            return not lockfile.is_locked(fd)
         finally:
             os.close(fd)
 
@@ -282,7 +239,7 @@ class RunDirectory(Sink):
         if fd is None:
             return
         try:
-            if not _is_locked(fd):
+            if not lockfile.is_locked(fd):
                 remove(name, self._runs_fd)
         except OSError:
             # What cannot be removed today stays.
@@ -311,11 +268,6 @@ def _join(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, path))
 
 
-def _mark(pid: int, name: str) -> bytes:
-    """Return what the launcher PID writes into the folder NAME: a copy has another name."""
-    return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
-
-
 def _takes_links(folder: Folder) -> bool:
     """Whether FOLDER's file system has symbolic links; FAT and some network shares do not."""
     try:
@@ -324,12 +276,3 @@ def _takes_links(folder: Folder) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_locked(fd: int) -> bool:
-    """Lock FD for us; True if somebody alive has it or nobody can tell."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    return False

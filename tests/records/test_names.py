@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from commandline import Command
 
-from fleetrun.records import names
+from fleetrun import manifest
+from fleetrun.records import eventfile, names, planfile, reportfile, strategyfiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,3 +61,18 @@ def test_the_names_that_are_made_are_those_of_the_table() -> None:
     assert names.exit_note("/run/" + names.error("3")) == "/run/.error.3.json"
     assert names.exit_note("") == ""
     assert len(table) == len(names.FILES)
+
+
+def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
+    found = {one.name: one.schema for one in names.FILES if one.schema is not None}
+    assert found == {
+        names.PLAN: planfile.SCHEMA,
+        names.EVENTS: eventfile.SCHEMA,
+        names.MANIFEST: manifest.SCHEMA,
+        names.REPORT: reportfile.SCHEMA,
+        names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
+        names.evidence("{rank}"): strategyfiles.SCHEMA,
+        # The island's; see test_island.
+        names.error("{rank}"): 1,
+        names.exit_note(names.error("{rank}")): 1,
+    }

@@ -1,0 +1,36 @@
+"""`lock` marks a run directory: which launcher made it, and under which name; no schema.
+
+One line, `fleetrun PID NAME`. The launcher keeps a flock on the file for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+def mark(pid: int, name: str) -> bytes:
+    """Return what the launcher PID writes into the folder NAME: a copy has another name."""
+    return b"fleetrun %d %b\n" % (pid, os.fsencode(name))
+
+
+def launcher(fd: int, name: str) -> int | None:
+    """Return the launcher whose mark of the folder NAME is in the file FD; None: it has none.
+
+    Raises OSError where the file cannot be read.
+    """
+    # No mark is longer, and what follows one makes it none.
+    text = os.pread(fd, len(mark(2**63, name)), 0)
+    pid = text.split(b" ")[1:2]
+    if not pid or not pid[0].isdigit() or text != mark(int(pid[0]), name):
+        return None
+    return int(pid[0])
+
+
+def is_locked(fd: int) -> bool:
+    """Lock FD for us; True if somebody alive has it or nobody can tell."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

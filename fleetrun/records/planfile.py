@@ -1,0 +1,116 @@
+"""`plan.json`: what was started, without the secrets; schema 1.
+
+`schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
+`env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
+(what only this one is given), `unset`, `cpus`, `log`, `essential`, `awaits` (groups of endpoints).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.records import names, reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.folder import Folder
+
+SCHEMA = 1
+
+
+class ProcessRecord(NamedTuple):
+    """One process of this host; `log` is the name of its file in the run directory."""
+
+    name: str
+    rank: int | None
+    argv: tuple[str, ...]
+    cpus: tuple[int, ...]
+    log: str
+    essential: bool
+
+
+class PlanRecord(NamedTuple):
+    """What readers need of the file."""
+
+    job_id: str
+    mode: str
+    engine: str
+    generation: int
+    node_rank: int
+    nodes: tuple[str, ...]
+    cwd: str
+    notes: tuple[str, ...]
+    processes: tuple[ProcessRecord, ...]
+
+
+def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) -> None:
+    """Write what PLAN starts into FOLDER; OSError if that fails."""
+    import json  # noqa: PLC0415 - 3 ms that a start has no use for
+
+    from fleetrun.plan import arguments, secrets  # noqa: PLC0415 - see above
+
+    envs = [spec.env for spec in plan.processes]
+    # Nearly everything is the same for all, and it may be long.
+    common = {k: v for k, v in envs[0].items() if all(e.get(k) == v for e in envs)}
+    document = {
+        "schema": SCHEMA,
+        "job_id": plan.job_id,
+        "mode": plan.mode,
+        "engine": plan.engine,
+        "generation": plan.generation,
+        "node_rank": plan.node_rank,
+        "nodes": plan.nodes,
+        "cwd": plan.cwd,
+        "rules": plan.rules._asdict(),
+        "notes": plan.notes,
+        "env": {name: secrets.redact(name, value) for name, value in common.items()},
+        "processes": [
+            {
+                "name": spec.name,
+                "rank": None if spec.rank is None else spec.rank.rank,
+                "argv": arguments.conceal(spec.argv)[0],
+                "env": {
+                    name: secrets.redact(name, value)
+                    for name, value in spec.env.items()
+                    if name not in common
+                },
+                "unset": spec.unset,
+                "cpus": spec.cpus,
+                "log": spec.log,
+                "essential": spec.essential,
+                "awaits": [[str(one) for one in group] for group in spec.awaits],
+            }
+            for spec in plan.processes
+        ],
+    }
+    folder.write(names.PLAN, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
+
+
+def read(path: str) -> PlanRecord | None:
+    """Return what the file PATH says, as far as it can be read; None if it is no plan."""
+    found = reading.document(path)
+    if found is None or found.get("schema") != SCHEMA:
+        return None
+    return PlanRecord(
+        job_id=reading.text(found.get("job_id")),
+        mode=reading.text(found.get("mode")),
+        engine=reading.text(found.get("engine")),
+        generation=reading.whole(found.get("generation")) or 0,
+        node_rank=reading.whole(found.get("node_rank")) or 0,
+        nodes=reading.texts(found.get("nodes")),
+        cwd=reading.text(found.get("cwd")),
+        notes=reading.texts(found.get("notes")),
+        processes=tuple(
+            ProcessRecord(
+                name=reading.text(one.get("name")),
+                rank=reading.whole(one.get("rank")),
+                argv=reading.texts(one.get("argv")),
+                cpus=reading.wholes(one.get("cpus")),
+                log=reading.text(one.get("log")),
+                essential=one.get("essential") is True,
+            )
+            for one in reading.mappings(found.get("processes"))
+        ),
+    )
