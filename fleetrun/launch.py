@@ -11,6 +11,8 @@ from fleetrun.plan.visible import visible
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.gathering import AtOnce
+from fleetrun.run.listeners import Equipment
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.asking import Question
+    from fleetrun.run.gathering import Gathering
     from fleetrun.run.listeners import Sink, Source
 
 
@@ -45,24 +48,24 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     is_real = request.dry_run is None
     files = FileLimit(len(slots.slots)) if is_real else None
     engine = found.engine(facts.pid)
-    try:
-        roster = engine.gather(request, facts, slots)
-        if files is None:
-            plans = [
-                planner.plan(request, facts, share, roster._replace(me=node))
-                for node in range(len(roster.members))
-            ]
-            return _show(plans, request, here=roster.me)
 
-        def replan(attempt: int) -> LaunchPlan:
-            nonlocal engine
+    def plan(attempt: int) -> LaunchPlan:
+        nonlocal engine
+        if attempt:
             engine.close()
             engine = found.engine(facts.pid, attempt)
-            again = engine.gather(request, facts, slots)._replace(generation=attempt)
-            return planner.plan(request, facts, share, again)
+        roster = engine.gather(request, facts, slots)._replace(generation=attempt)
+        return planner.plan(request, facts, share, roster)
 
-        plan = planner.plan(request, facts, share, roster)
-        return _run(plan, request, environ, replan, files)
+    try:
+        if files is not None:
+            return _run(AtOnce(plan), request, environ, files)
+        roster = engine.gather(request, facts, slots)
+        plans = [
+            planner.plan(request, facts, share, roster._replace(me=node))
+            for node in range(len(roster.members))
+        ]
+        return _show(plans, request, here=roster.me)
     finally:
         engine.close()
         if files is not None:
@@ -82,74 +85,76 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
 
 
 def _run(
-    plan: LaunchPlan,
-    request: Request,
-    environ: Mapping[str, str],
-    replan: Callable[[int], LaunchPlan],
-    files: FileLimit,
+    gathering: Gathering, request: Request, environ: Mapping[str, str], files: FileLimit
 ) -> int:
-    """Start what PLAN holds, watch it to its end, and return the exit code."""
-    for name, value in request.restored:
-        # The ranks inherit what the launcher of the manifest had.
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    # One for all: whoever writes into it means the folder that was made.
-    folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
+    """Start what GATHERING plans, watch it to its end, and return the exit code."""
+    _restore(request)
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
-    prefix = colors.prefix(is_coloured=is_coloured)
     hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
-    messages = Messages(
-        lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links)),
-        is_coloured=is_coloured,
-        hide=hide,
-    )
-    rundir = RunDirectory(
-        plan,
-        keep=request.log_keep,
-        overwrite=request.log_overwrite,
-        say=messages.say,
-        folder=folder,
-        hide=hide,
-    )
-    shown = _shown(plan, request)
-    stdin = terminal.choose(plan, shown, request.stdin)
-    console = Console(plan, shown, say=messages.say, is_prompt=stdin.is_terminal)
-    sinks: tuple[Sink, ...] = (
-        messages,
-        rundir,
-        EventLog(plan, folder, hide),
-        Manifest(plan, request, environ, folder),
-        LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
-        console,
-        *_rotation(plan, request, console, messages),
-    )
-    sources: tuple[Source, ...] = (
-        Watch(
+    messages = Messages(is_coloured=is_coloured, hide=hide)
+
+    def shown(plan: LaunchPlan) -> tuple[int, ...]:
+        return _shown(plan, request)
+
+    def stdin(plan: LaunchPlan) -> terminal.Stdin:
+        return terminal.choose(plan, shown(plan), request.stdin)
+
+    def equip(plan: LaunchPlan) -> Equipment:
+        # One for all: whoever writes into it means the folder that was made.
+        folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
+        rundir = RunDirectory(
             plan,
+            keep=request.log_keep,
+            overwrite=request.log_overwrite,
             say=messages.say,
-            # A rank that a debugger holds lets the others wait.
-            hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
-            tells_stragglers=request.debug is None,
-            ask_gpus=_gpu_watch(plan),
-        ),
-        *_proof(plan, request, messages),
-        *_peers(plan, messages),
-    )
+            folder=folder,
+            hide=hide,
+        )
+        prefix = colors.prefix(is_coloured=is_coloured)
+        messages.preface = lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links))
+        console = Console(plan, shown, say=messages.say, is_prompt=stdin(plan).is_terminal)
+        sinks: tuple[Sink, ...] = (
+            messages,
+            rundir,
+            EventLog(plan, folder, hide),
+            Manifest(plan, request, environ, folder),
+            LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
+            console,
+            *_rotation(plan, request, console, messages),
+        )
+        sources: tuple[Source, ...] = (
+            Watch(
+                plan,
+                say=messages.say,
+                # A rank that a debugger holds lets the others wait.
+                hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
+                tells_stragglers=request.debug is None,
+                gpus=_gpu_watch,
+            ),
+            *_proof(plan, request, messages),
+            *_peers(plan, messages),
+        )
+        return Equipment(sinks, sources, folder)
+
     supervisor = Supervisor(
-        plan,
-        sinks=sinks,
-        sources=sources,
+        gathering,
+        equip,
         say=messages.say,
         show=messages.show,
-        replan=replan,
-        folder=folder,
         files=files,
         hide=hide,
         stdin=stdin,
     )
     return supervisor.run().exit_code
+
+
+def _restore(request: Request) -> None:
+    """Let the ranks inherit what the launcher of the manifest had."""
+    for name, value in request.restored:
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _rotation(

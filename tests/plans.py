@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetrun.model import (
     Device,
     Endpoint,
     LaunchPlan,
+    Peers,
     ProcessSpec,
     RankSpec,
     Request,
@@ -16,6 +18,9 @@ from fleetrun.model import (
     Script,
     Setting,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -92,6 +97,27 @@ def plan(
         run_dir="log/runs/20261121T040700Z-default",
     )
     return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def generation(
+    essential: Sequence[bool], awaiting: Sequence[int] = (), *, has_peers: bool = False
+) -> LaunchPlan:
+    """Make a plan of processes that are essential or not; those AWAITING something wait for it."""
+    needed = ((Endpoint("127.0.0.1", 1),),)
+    processes = tuple(
+        ProcessSpec(
+            name=f"process.{index}",
+            argv=(),
+            env={},
+            unset=(),
+            log=f"workerlog.{index}",
+            essential=is_essential,
+            awaits=needed if index in awaiting else (),
+        )
+        for index, is_essential in enumerate(essential)
+    )
+    peers = Peers(0, "127.0.0.1", (1,), "job") if has_peers else None
+    return plan(per_node=0, processes=processes, peers=peers)
 
 
 def assert_golden(name: str, text: str) -> None:

@@ -6,7 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.postmortem import causes
-from fleetrun.run.events import Exited, Hung, Interrupted, PeerFailed, Refuted, SourceFailed
+from fleetrun.run.events import (
+    Exited,
+    GatherFailed,
+    Hung,
+    Interrupted,
+    PeerFailed,
+    Refuted,
+    SourceFailed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +80,8 @@ def verdict(
         case PeerFailed(host=host) as elsewhere:
             lines.append(f"{_sentence(elsewhere.describe())}: the job failed there first, and what")
             lines[-1] += f" is known of it, fleetrun has said on {host}."
+        case GatherFailed() as failed:
+            lines.append(f"{_sentence(failed.describe())}.")
         case SourceFailed() as failed:
             lines.append(failed.sentence())
         case Interrupted():

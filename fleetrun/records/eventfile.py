@@ -35,6 +35,7 @@ which they usually come, and what else their lines have:
   they have raised an exception and end by themselves, or are sent it a little later.
 - `elapsed`: a time that was set has passed, such as --grace.
 - `restarting`: all are dead, and `attempt` begins.
+- `gather failed`: `attempt` could not be planned, and `why`.
 - `finished`: `exit_code`, `verdict` (a sentence), `attempts`, `given_up` (why there were no more;
   null: nothing to say), `stuck` (processes that even SIGKILL did not end). Always the last, unless
   the launcher was killed.

@@ -33,8 +33,13 @@ class FileLimit:
     def __init__(self, processes: int) -> None:
         self._before: tuple[int, int] | None = None
         self._raised: tuple[int, int] | None = None
+        self._others = _OWN + len(os.listdir("/proc/self/fd"))
+        self.hold(processes)
+
+    def hold(self, processes: int) -> None:
+        """Raise the limit as far as PROCESSES may need, if it is lower."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = processes * _EACH + _OWN + len(os.listdir("/proc/self/fd"))
+        needed = processes * _EACH + self._others
         if resource.RLIM_INFINITY != hard < needed:
             raise EnvironmentFault(
                 f"{processes} processes on one host need {needed} open files, and {hard} are "
@@ -43,7 +48,7 @@ class FileLimit:
         wanted = needed + _SPARE
         if soft != resource.RLIM_INFINITY and soft < wanted:
             new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            self._before, self._raised = (soft, hard), (new, hard)
+            self._before, self._raised = self._before or (soft, hard), (new, hard)
             self.lift()
 
     def lift(self) -> None:

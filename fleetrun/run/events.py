@@ -29,6 +29,32 @@ def signal_name(signum: int) -> str:
     return f"SIG{_SIGNALS[signum - 1]}" if known else f"signal {signum}"
 
 
+class Gathered(NamedTuple):
+    """A generation begins: it is known who takes part, and `plan` is what runs here."""
+
+    attempt: int
+    plan: LaunchPlan
+    at: float
+
+
+class GatherFailed(NamedTuple):
+    """There can be no plan for this generation: `why` is a sentence."""
+
+    attempt: int
+    why: str
+    exit_code: int
+    at: float
+
+    def describe(self) -> str:
+        """Say it in one line.
+
+        >>> GatherFailed(1, "Port 6070 is taken.", 3, 9.0).describe()
+        'the job could not be started again: Port 6070 is taken'
+        """
+        again = " again" if self.attempt else ""
+        return f"the job could not be started{again}: {self.why.rstrip('.')}"
+
+
 class Started(NamedTuple):
     """A process of the plan, counted from 0, runs; `at` is in monotonic seconds, always."""
 
@@ -249,7 +275,7 @@ class SourceFailed(NamedTuple):
 
 # What another attempt may follow, and what may end a job.
 Retried: TypeAlias = Exited | Hung | PeerFailed
-Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed
+Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed | GatherFailed
 
 
 class Outcome(NamedTuple):
@@ -324,12 +350,16 @@ class SignalAll(NamedTuple):
     spared: frozenset[int] = frozenset()
 
 
-class Restarting(NamedTuple):
-    """All are dead, and another attempt is about to start; `plan` is what it runs."""
+class Gather(NamedTuple):
+    """Find out who takes part, and plan; the answer is Gathered or GatherFailed, when known."""
 
     attempt: int
-    plan: LaunchPlan
-    at: float
+
+
+class StopGathering(NamedTuple):
+    """It has taken too long; the answer is GatherFailed, at once."""
+
+    attempt: int
 
 
 class Examine(NamedTuple):
@@ -349,7 +379,9 @@ class Finish(NamedTuple):
 
 
 Event: TypeAlias = (
-    Started
+    Gathered
+    | GatherFailed
+    | Started
     | Ready
     | Exited
     | Examined
@@ -363,9 +395,9 @@ Event: TypeAlias = (
 )
 # What sources tell.
 Declared: TypeAlias = Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | SourceFailed
-Action: TypeAlias = Spawn | Await | SignalAll | Examine | Sweep | Finish
+Action: TypeAlias = Gather | StopGathering | Spawn | Await | SignalAll | Examine | Sweep | Finish
 # What sinks and sources hear of.
-Happening: TypeAlias = Event | SignalAll | Restarting | Finished | StacksWanted | Noticed | Judged
+Happening: TypeAlias = Event | SignalAll | Finished | StacksWanted | Noticed | Judged
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.events import SourceFailed
-from fleetrun.run.loop import READABLE
+from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from fleetrun.records.folder import Folder
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Loop, Waiting
 
@@ -61,6 +62,14 @@ class Source(_Listener):
         """Begin, once all processes are started; DECLARE takes what the policy must know."""
 
 
+class Equipment(NamedTuple):
+    """Who hears of a run, and its run directory."""
+
+    sinks: Sequence[Sink]
+    sources: Sequence[Source]
+    folder: Folder
+
+
 class Listeners:
     """All sinks and sources of a run, in the order in which they hear of what happens.
 
@@ -79,7 +88,7 @@ class Listeners:
         self._all: list[Sink | Source] = [*sinks, *sources]
         self._say = say
         self._declare = declare
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[int, LoopShare] = {}
         # What happened before they were opened; None: they are open.
         self._untold: list[Happening] | None = []
         self._warned: set[str] = set()
@@ -93,7 +102,7 @@ class Listeners:
         """Let everybody begin, and tell them what has happened so far."""
         untold, self._untold = self._untold or [], None
         for one in list(self._all):
-            share = self._shares[id(one)] = _Share(loop, partial(self._shielded, one))
+            share = self._shares[id(one)] = LoopShare(loop, partial(self._shielded, one))
             begin = one.open if isinstance(one, Sink) else partial(self._open_source, one)
             self._shielded(one, partial(begin, share))
         for happening in untold:
@@ -167,37 +176,3 @@ class Listeners:
         if not source.is_required:
             self._say(failed.sentence())
         self._declare(failed)
-
-
-class _Share:
-    """One listener's share of the loop: what fails in it does not reach the others."""
-
-    def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
-        self._shield = shield
-        self._loop = loop
-        self._fds: set[int] = set()
-        self._keys: set[Hashable] = set()
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
-        self._fds.add(fd)
-        self._loop.watch(fd, lambda: self._shield(callback), mask)
-
-    def unwatch(self, fd: int) -> None:
-        self._fds.discard(fd)
-        self._loop.unwatch(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        own = (id(self), key)
-        self._keys.add(own)
-        self._loop.alarm(own, at, lambda: self._shield(callback))
-
-    def clear(self) -> None:
-        """Give everything back."""
-        for fd in self._fds:
-            self._loop.unwatch(fd)
-        for key in self._keys:
-            self._loop.alarm(key, None, _nothing)
-
-
-def _nothing() -> None:
-    """Stand in where a callback is not going to be called."""

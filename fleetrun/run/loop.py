@@ -73,3 +73,40 @@ class Loop:
     def close(self) -> None:
         """Give the descriptor back."""
         self._epoll.close()
+
+
+class LoopShare:
+    """One listener's share of the loop: SHIELD makes its calls, and knows what a failure means."""
+
+    def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
+        self._shield = shield
+        self._loop = loop
+        self._fds: set[int] = set()
+        self._keys: set[Hashable] = set()
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
+        """Call CALLBACK whenever FD is ready."""
+        self._fds.add(fd)
+        self._loop.watch(fd, lambda: self._shield(callback), mask)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop calling for FD."""
+        self._fds.discard(fd)
+        self._loop.unwatch(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
+        own = (id(self), key)
+        self._keys.add(own)
+        self._loop.alarm(own, at, lambda: self._shield(callback))
+
+    def clear(self) -> None:
+        """Give everything back."""
+        for fd in self._fds:
+            self._loop.unwatch(fd)
+        for key in self._keys:
+            self._loop.alarm(key, None, _nothing)
+
+
+def _nothing() -> None:
+    """Stand in where a callback is not going to be called."""

@@ -1,8 +1,8 @@
 """What to do next, decided without doing it: `step(state, event, rules) -> (state, actions)`.
 
-Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started) and each
-Examine's Examined back before anything else, and asks `stands` before it performs a Spawn that had
-to wait.
+Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started), each
+Examine's Examined and each StopGathering's GatherFailed back before anything else, and asks
+`stands` before it performs what had to wait.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,9 @@ from fleetrun.run.events import (
     Examined,
     Exited,
     Finish,
+    Gather,
+    Gathered,
+    GatherFailed,
     Hung,
     Interrupted,
     Outcome,
@@ -31,6 +34,7 @@ from fleetrun.run.events import (
     SourceFailed,
     Spawn,
     Started,
+    StopGathering,
     Sweep,
     assert_never,
 )
@@ -56,7 +60,8 @@ PEERS = -1
 # A job that tells no steps, but ran this long, has got somewhere.
 SOME_PROGRESS_S = 60.0
 
-RUNNING, STOPPING, KILLING, WAITING, FINISHED = (
+GATHERING, RUNNING, STOPPING, KILLING, WAITING, FINISHED = (
+    "gathering",
     "running",
     "stopping",
     "killing",
@@ -68,15 +73,18 @@ RUNNING, STOPPING, KILLING, WAITING, FINISHED = (
 class State(NamedTuple):
     """Where the job stands."""
 
-    essential: frozenset[int]
-    total: int
+    # How long it may take to gather.
+    patience_s: float
+    # The plan of this generation: how many processes, and whom the job waits for.
+    total: int = 0
+    essential: frozenset[int] = frozenset()
     # Essential processes that have not succeeded yet.
-    owed: frozenset[int]
+    owed: frozenset[int] = frozenset()
     next_index: int = 0
     # Processes that wait for something before they start.
     awaiting: frozenset[int] = frozenset()
     alive: frozenset[int] = frozenset()
-    phase: str = RUNNING
+    phase: str = GATHERING
     attempt: int = 0
     # The first thing that went wrong in this attempt.
     cause: Cause | None = None
@@ -110,19 +118,45 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(
-    essential: Sequence[bool], awaiting: Sequence[int] = (), *, has_peers: bool = False
-) -> Step:
-    """Return the first state and actions for processes that are essential or not.
+def begin(at: float, patience_s: float) -> Step:
+    """Return the first state and actions; gathering may take PATIENCE_S seconds."""
+    return _gather(State(patience_s), at)
 
-    Those AWAITING something are started when it is there, and those after them after that. A job
-    that HAS_PEERS is done when those on other hosts are done, too.
+
+def _gather(state: State, at: float) -> Step:
+    """Begin a generation: find out who takes part."""
+    return state._replace(deadline=at + state.patience_s), (Gather(state.attempt),)
+
+
+def _gathered(state: State, event: Gathered) -> Step:
+    """Take over the plan of the generation, and start its first process.
+
+    Those that await something are started when it is there, and those after them after that. A job
+    that has peers is done when those on other hosts are done, too.
     """
-    must = frozenset(index for index, one in enumerate(essential) if one)
-    if has_peers:
-        must |= {PEERS}
-    state = State(essential=must, total=len(essential), owed=must, awaiting=frozenset(awaiting))
-    return (state, (_next(state, 0),)) if must else _finish(state)
+    if not stands(state, Gather(event.attempt)):
+        return state, ()
+    processes = event.plan.processes
+    essential = frozenset(index for index, one in enumerate(processes) if one.essential)
+    if event.plan.peers is not None:
+        essential |= {PEERS}
+    state = state._replace(
+        phase=RUNNING,
+        deadline=None,
+        total=len(processes),
+        essential=essential,
+        owed=essential,
+        awaiting=frozenset(index for index, one in enumerate(processes) if one.awaits),
+    )
+    if not essential:
+        return _finish(state)
+    return state, (_next(state, 0),) if processes else ()
+
+
+def _gather_failed(state: State, event: GatherFailed) -> Step:
+    if not stands(state, Gather(event.attempt)):
+        return state, ()
+    return _finish(state._replace(cause=event))
 
 
 def _next(state: State, process: int) -> Spawn | Await:
@@ -133,12 +167,14 @@ def _next(state: State, process: int) -> Spawn | Await:
 
 def stands(state: State, action: Action) -> bool:
     """Whether ACTION, which waited its turn, is still wanted: signals overtake spawns."""
+    if isinstance(action, Gather | StopGathering):
+        return state.phase == GATHERING and action.attempt == state.attempt
     return not isinstance(action, Spawn | Await) or (
         state.phase == RUNNING and action.attempt == state.attempt
     )
 
 
-def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911 - one for each event
+def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
     """Return the state after EVENT and what is to be done."""
     match event:
         case Refuted():
@@ -147,6 +183,10 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR09
             return _source_failed(state, event, rules)
         case _ if state.phase == FINISHED:
             return state, ()
+        case Gathered():
+            return _gathered(state, event)
+        case GatherFailed():
+            return _gather_failed(state, event)
         case Started():
             return _started(state, event)
         case Ready():
@@ -243,7 +283,9 @@ def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
     if state.phase in {STOPPING, KILLING} and event.is_final and state.cause is not None:
         return _not_again(state, event, rules), ()
     # Of an attempt that we have left behind already, only that there is no other one is news.
-    if state.phase != RUNNING or not (event.is_final or event.attempt >= state.attempt):
+    if state.phase not in {GATHERING, RUNNING} or not (
+        event.is_final or event.attempt >= state.attempt
+    ):
         return state, ()
     return _stop(state._replace(cause=event), TERM, event.at, rules)
 
@@ -275,9 +317,11 @@ def _given_up_for(state: State, cause: Interrupted | PeerFailed | SourceFailed) 
 
 def _refuted(state: State, event: Refuted | SourceFailed, rules: Rules) -> Step:
     """Let it be the verdict, unless something worse has happened already."""
-    if state.cause is not None or state.phase == WAITING:
+    is_early = isinstance(event, Refuted) and state.phase == GATHERING
+    if state.cause is not None or state.phase == WAITING or is_early:
+        # What is refuted now has been tried by an earlier attempt.
         return state, ()
-    if state.phase == RUNNING:
+    if state.phase in {GATHERING, RUNNING}:
         return _stop(state._replace(cause=event), TERM, event.at, rules)
     state = state._replace(cause=event)
     # What a rank leaves at its very end is judged when it has ended: the last word, but in time.
@@ -315,7 +359,7 @@ def _decide(state: State, at: float, rules: Rules) -> Step:
     if (
         cause is None
         # Another attempt would be no more in effect.
-        or isinstance(cause, Interrupted | Refuted | SourceFailed)
+        or isinstance(cause, Interrupted | Refuted | SourceFailed | GatherFailed)
         or state.interrupted is not None
         or state.attempt >= rules.max_restarts
         or (isinstance(cause, Exited) and cause.fault)
@@ -370,19 +414,14 @@ def _has_gone_on(first: Retried, later: Exited) -> bool:
     return isinstance(first, Exited) and first.step is not None and later.step > first.step
 
 
-def _again(state: State) -> Step:
+def _again(state: State, at: float) -> Step:
     """Start everything anew."""
     # Only failures are waited after.
     assert isinstance(state.cause, Retried)  # noqa: S101
     again = State(
-        essential=state.essential,
-        total=state.total,
-        owed=state.essential,
-        attempt=state.attempt + 1,
-        earlier=(*state.earlier, state.cause),
-        awaiting=state.awaiting,
+        state.patience_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause)
     )
-    return again, (_next(again, 0),)
+    return _gather(again, at)
 
 
 def _finish(state: State) -> Step:
@@ -398,7 +437,7 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
         state = state._replace(interrupted=event)
         if state.phase == WAITING:
             return _finish(_given_up_for(state, event))
-        if state.phase == RUNNING:
+        if state.phase in {GATHERING, RUNNING}:
             return _stop(state._replace(cause=event), event.signum, event.at, rules)
         # Everybody has been asked to end already; a scheduler's TERM to all of us is one request.
         return state, ()
@@ -412,8 +451,10 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
 def _elapsed(state: State, event: Elapsed) -> Step:
     if state.deadline is None or event.at < state.deadline:
         return state, ()
+    if state.phase == GATHERING:
+        return state._replace(deadline=None), (StopGathering(state.attempt),)
     if state.phase == WAITING:
-        return _again(state)
+        return _again(state, event.at)
     if state.phase == KILLING:
         examine = _to_examine(state)
         return (state, examine) if examine else _finish(state)

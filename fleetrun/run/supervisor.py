@@ -1,7 +1,7 @@
 """The loop: performs what the policy decides, and tells its listeners."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH118, PTH119, PTH121
+# ruff: noqa: PTH110, PTH119, PTH121
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault, FleetrunError
-from fleetrun.model import ExitStatus
+from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError
+from fleetrun.model import Rules
 from fleetrun.postmortem import report
 from fleetrun.records import names, variables
-from fleetrun.records.folder import Folder
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.events import (
     Action,
@@ -27,24 +26,27 @@ from fleetrun.run.events import (
     Exited,
     Finish,
     Finished,
+    Gather,
+    Gathered,
+    GatherFailed,
     Interrupted,
     Judged,
     Noticed,
     Outcome,
     Ready,
-    Restarting,
     SignalAll,
     SourceFailed,
     Spawn,
     StacksWanted,
     Started,
+    StopGathering,
     Sweep,
     assert_never,
     signal_name,
 )
 from fleetrun.run.guard import Guard
 from fleetrun.run.listeners import Listeners
-from fleetrun.run.loop import Loop
+from fleetrun.run.loop import Loop, LoopShare
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
@@ -54,13 +56,16 @@ if TYPE_CHECKING:
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.postmortem.findings import Findings
     from fleetrun.run.events import Declared
-    from fleetrun.run.listeners import Sink, Source
+    from fleetrun.run.gathering import Gathering
+    from fleetrun.run.listeners import Equipment
     from fleetrun.run.listening import Listening
     from fleetrun.run.terminal import Stdin
 
 # How long trainers wait for servers, and longer for those that somebody starts on other hosts.
 _PATIENCE_S = 30.0
 _PATIENCE_ELSEWHERE_S = 300.0
+# While hosts are waited for, so often is said for whom.
+_PROGRESS_S = 10.0
 # After this many seconds, say for whom.
 _REMARK_S = 5.0
 # After this many seconds of waiting for ranks to end, say for whom.
@@ -76,90 +81,79 @@ _GROUP_S = 0.05
 
 
 class Supervisor:
-    """Runs one plan to its end; `say` gets the launcher's own lines, `show` its longer texts."""
+    """Runs a job to its end, plan by plan, as GATHERING makes them.
+
+    EQUIP returns who hears of it, for the first plan; the others hear of the next plans. `say` gets
+    the launcher's own lines, `show` its longer texts.
+    """
 
     def __init__(
         self,
-        plan: LaunchPlan,
+        gathering: Gathering,
+        equip: Callable[[LaunchPlan], Equipment],
         *,
-        sinks: Sequence[Sink] = (),
-        sources: Sequence[Source] = (),
         say: Callable[[str], None],
         show: Callable[[str], None],
-        replan: Callable[[int], LaunchPlan] | None = None,
-        folder: Folder | None = None,
         files: descriptors.FileLimit | None = None,
         hide: Callable[[str], str] = str,
-        stdin: Stdin | None = None,
+        stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
     ) -> None:
-        self._plan = plan
+        self._gathering = gathering
+        self._equip = equip
         self._hide = hide
-        self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
-        self._replan = replan
-        self._given_files = files
-        self._planned_attempt = 0
-        self._stdin = terminal.choose(plan) if stdin is None else stdin
+        self._files = files or descriptors.FileLimit(0)
+        self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
+        self._settings: terminal.Settings | None = None
         # Signals that the terminal has sent to who reads it, too.
         self._typed: set[int] = set()
-        self._listeners = Listeners(sinks, sources, say=say, declare=self._declare)
+        self._listeners = Listeners((), (), say=say, declare=self._declare)
         self._is_over = False
         self._say = say
         self._show = show
-        self._state, actions = policy.begin(
-            [spec.essential for spec in plan.processes],
-            [index for index, spec in enumerate(plan.processes) if spec.awaits],
-            has_peers=plan.peers is not None,
-        )
+        # Of the generation that runs.
+        self._plan: LaunchPlan
+        self._has_plan = False
+        self._labels: list[str] = []
+        self._rules = Rules()
+        self._why_no_plan: Exception | None = None
         self._listening: Listening | None = None
         # What already listened in this attempt.
         self._heard: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
-        self._todo: list[Action] = list(actions)
+        self._todo: list[Action] = []
         self._workers: dict[int, worker.Worker] = {}
-        self._labels = [names.label(spec) for spec in plan.processes]
         self._base_env = dict(os.environb)
-        own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
-        self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
+        self._guard: Guard
+        self._has_guard = False
         self._outcome: Outcome | None = None
         # What ranks that ended well have left running, and was ended.
         self._left: list[children.Left] = []
         self._in_a_hurry = False
 
     def run(self) -> Outcome:
-        """Start everything, watch it, and return when nothing of the job runs any more."""
+        """Start everything, watch it, and return when nothing of the job runs any more.
+
+        Raises FleetrunError when nothing can be started.
+        """
         trouble = proc.trouble()
         if trouble:
             raise EnvironmentFault(
                 f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, "
                 "or `mount -t proc proc /proc`."
             )
-        self._listeners.prepare()
         descriptors.hold_standard()
-        _enter(self._plan.cwd)
-        self._files = self._given_files or descriptors.FileLimit(len(self._plan.processes))
         children.become_subreaper()
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
-        settings = terminal.Settings() if self._stdin.is_terminal else None
-        try:
-            self._guard = Guard(f"{variables.JOB}={self._marker}", self._files, settings)
-        except OSError as error:
-            self._signals.close()
-            self._loop.close()
-            raise EnvironmentFault(
-                f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
-                "and the pids limit of the container."
-            ) from None
-        if self._stdin.is_terminal:
-            self._terminal = TerminalSignals()
         try:
             return self._supervise()
         finally:
-            if settings is not None and terminal.is_foreground():
-                settings.restore()
+            if self._settings is not None and terminal.is_foreground():
+                self._settings.restore()
             # Nothing is left by now, unless this launcher itself has failed.
-            self._guard.dismiss()
+            if self._has_guard:
+                self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
             self._signals.close()
             if self._terminal is not None:
@@ -170,9 +164,15 @@ class Supervisor:
     def _supervise(self) -> Outcome:
         began = time.monotonic()
         self._loop.watch(self._signals.fd, self._on_signals)
-        if self._terminal is not None:
-            self._loop.watch(self._terminal.fd, self._on_signals)
+        self._state, actions = policy.begin(began, self._gathering.patience_s)
+        self._loop.alarm("policy", self._state.deadline, self._on_deadline)
+        self._todo += actions
         self._work()
+        while not self._has_plan and self._outcome is None:
+            self._loop.turn()
+            self._work()
+        if self._why_no_plan is not None and not self._has_plan:
+            raise self._why_no_plan
         self._listeners.open(self._loop)
         from fleetrun.postmortem import evidence  # noqa: PLC0415 - starting goes first
 
@@ -195,6 +195,93 @@ class Supervisor:
         self._listeners.close()
         return self._outcome
 
+    # Generations --------------------------------------------------------------------------------
+
+    def _gather(self, attempt: int) -> None:
+        """Ask for the plan of ATTEMPT; the answer may take long."""
+        began = time.monotonic()
+        answers: list[LaunchPlan | Exception] = []
+
+        def ask(call: Callable[[], None]) -> None:
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001 - what cannot be planned is a verdict
+                answers.append(error)
+            if answers and policy.stands(self._state, Gather(attempt)):
+                self._feed(self._gathered(attempt, answers[0]))
+                self._work()
+
+        def remark() -> None:
+            left = began + self._gathering.patience_s - time.monotonic()
+            self._say(f"Waiting up to {left:.0f} s for {self._gathering.missing()}.")
+            self._loop.alarm("gathering", time.monotonic() + _PROGRESS_S, remark)
+
+        self._gather_share = LoopShare(self._loop, ask)
+        self._loop.alarm("gathering", began + _PROGRESS_S, remark)
+        ask(partial(self._gathering.begin, attempt, self._gather_share, answers.append))
+
+    def _stop_gathering(self, attempt: int) -> GatherFailed:
+        """Say who did not come in time."""
+        missing = self._gathering.missing()
+        waited = f"within {self._gathering.patience_s:g} s"
+        self._gathering.cancel()
+        return self._no_plan(attempt, RendezvousError(f"{missing} did not come {waited}."))
+
+    def _leave_gathering(self, event: Event) -> None:
+        """Wait for no answer any more."""
+        self._loop.alarm("gathering", None, _nothing)
+        self._gather_share.clear()
+        if not isinstance(event, Gathered | GatherFailed):
+            self._gathering.cancel()
+
+    def _no_plan(self, attempt: int, error: Exception) -> GatherFailed:
+        self._why_no_plan = error
+        code = error.exit_code if isinstance(error, FleetrunError) else FleetrunError.exit_code
+        why = str(error) if isinstance(error, FleetrunError) else repr(error)
+        return GatherFailed(attempt, why, code, time.monotonic())
+
+    def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
+        """Make ready for a generation: all that follows from its plan is made anew."""
+        if isinstance(planned, Exception):
+            return self._no_plan(attempt, planned)
+        try:
+            self._files.hold(len(planned.processes))
+            self._stdin = self._choose_stdin(planned)
+            if not self._has_plan:
+                self._set_up(planned)
+        except FleetrunError as error:
+            return self._no_plan(attempt, error)
+        self._plan, self._rules, self._has_plan = planned, planned.rules, True
+        self._labels = [names.label(spec) for spec in planned.processes]
+        if self._stdin.is_terminal and self._terminal is None:
+            self._settings = self._settings or terminal.Settings()
+            self._terminal = TerminalSignals()
+            self._loop.watch(self._terminal.fd, self._on_signals)
+        return Gathered(attempt, planned, time.monotonic())
+
+    def _set_up(self, plan: LaunchPlan) -> None:
+        """Make what all generations share: the listeners, the run directory, the guard."""
+        equipment = self._equip(plan)
+        self._listeners = Listeners(
+            equipment.sinks, equipment.sources, say=self._say, declare=self._declare
+        )
+        self._listeners.prepare()
+        self._folder = equipment.folder
+        _enter(plan.cwd)
+        own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
+        self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
+        self._settings = terminal.Settings() if self._stdin.is_terminal else None
+        try:
+            self._guard = Guard(f"{variables.JOB}={self._marker}", self._files, self._settings)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
+                "and the pids limit of the container."
+            ) from None
+        self._has_guard = True
+
+    # The end ------------------------------------------------------------------------------------
+
     def _say_where_it_stands(self, index: int) -> None:
         """Say what holds a process that even SIGKILL did not end; only its kernel knows."""
         one = self._workers.get(index)
@@ -206,6 +293,8 @@ class Supervisor:
         """Find out what happened, and leave word of it for programs."""
         from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
 
+        if not self._has_plan:
+            return findings.Findings()
         try:
             found = findings.investigate(self._plan, outcome, self._baseline)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
@@ -267,7 +356,7 @@ class Supervisor:
     def _reap_orphans(self) -> None:
         # Our own, unless the guard was killed.
         ours = {one.pid for one in self._workers.values()}
-        children.reap_orphans(ours | self._guard.pids)
+        children.reap_orphans(ours | (self._guard.pids if self._has_guard else set()))
 
     def _on_exit(self, one: worker.Worker) -> None:
         self._loop.unwatch(one.pidfd)
@@ -304,7 +393,7 @@ class Supervisor:
             for index, one in self._workers.items()
             if one.has_ended() or self._has_raised(index, one.attempt)
         )
-        if self._plan.peers is not None and self._plan.rules.max_restarts:
+        if self._plan.peers is not None and self._rules.max_restarts:
             from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
 
             # The other hosts want to know whether it is final.
@@ -365,12 +454,14 @@ class Supervisor:
 
     def _feed(self, event: Event) -> None:
         before = self._state
-        self._state, actions = policy.step(before, event, self._plan.rules)
+        self._state, actions = policy.step(before, event, self._rules)
         self._todo += actions
         if self._state.phase == policy.WAITING and before.phase != policy.WAITING:
             self._say_what_comes_next(event.at)
         if self._state.phase != policy.RUNNING:
             self._forget_listening()
+        if before.phase == policy.GATHERING != self._state.phase:
+            self._leave_gathering(event)
         if self._state.deadline != before.deadline:
             self._loop.alarm("policy", self._state.deadline, self._on_deadline)
         self._listeners.tell(event)
@@ -380,7 +471,7 @@ class Supervisor:
     def _work(self) -> None:
         """Perform what is to be done, signals first."""
         while self._todo:
-            if isinstance(self._todo[0], Spawn | Await):
+            if isinstance(self._todo[0], Gather | Spawn | Await):
                 self._read_signals()
             action = self._todo.pop(0)
             if policy.stands(self._state, action):
@@ -388,6 +479,10 @@ class Supervisor:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case Gather(attempt=attempt):
+                self._gather(attempt)
+            case StopGathering(attempt=attempt):
+                self._feed(self._stop_gathering(attempt))
             case Spawn():
                 self._feed(self._spawn(action))
             case Await():
@@ -400,7 +495,8 @@ class Supervisor:
                 self._feed(self._examine(exits))
             case Sweep():
                 ranks = {one.pid for one in self._workers.values()}
-                self._left += self._guard.sweep(ranks, _SWEEP_S).ended
+                if self._has_guard:
+                    self._left += self._guard.sweep(ranks, _SWEEP_S).ended
                 self._say_what_was_left()
             case Finish(outcome=outcome):
                 self._outcome = outcome
@@ -476,23 +572,8 @@ class Supervisor:
             self._listening = None
             self._loop.alarm("patience", None, _nothing)
 
-    def _renew(self, attempt: int) -> None:
-        """Plan ATTEMPT anew: other ports, another restart count."""
-        self._planned_attempt = attempt
-        if self._replan is not None:
-            self._plan = self._replan(attempt)
-        self._listeners.tell(Restarting(attempt, self._plan, time.monotonic()))
-
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
-        if attempt != self._planned_attempt:
-            try:
-                self._renew(attempt)
-            except FleetrunError as error:
-                status = ExitStatus(code=error.exit_code)
-                now = time.monotonic()
-                label = self._labels[index]
-                return Exited(index, label, status, now, attempt=attempt, fault=str(error))
         spec = self._plan.processes[index]
         started = worker.spawn(
             spec,
@@ -542,14 +623,14 @@ class Supervisor:
         elif interrupted is not None and interrupted == self._state.cause:
             self._say(
                 f"{signal_name(signum)}: asked {report.listed(self._alive())} to stop; "
-                f"in {self._plan.rules.grace_s:g} s, or when asked again, they are killed."
+                f"in {self._rules.grace_s:g} s, or when asked again, they are killed."
             )
         elif self._state.phase == policy.STOPPING:
             self._loop.alarm("wait", time.monotonic() + _SILENCE_S, self._say_who_is_late)
 
     def _say_what_comes_next(self, at: float) -> None:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
-        attempt, most = self._state.attempt + 1, self._plan.rules.max_restarts
+        attempt, most = self._state.attempt + 1, self._rules.max_restarts
         wait = (self._state.deadline or at) - at
         self._say(
             f"{self._state.outcome().describe()}. Attempt {attempt} of {most} in {wait:.1f} s."

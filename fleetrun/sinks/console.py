@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun.records.names import label, log_path
-from fleetrun.run.events import Finished, Restarting, Started
+from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import WRITABLE
 from fleetrun.sinks.outlet import Outlet
@@ -208,7 +208,7 @@ class Feed:
 
 
 class Console(Sink):
-    """Shows the processes in SHOWN; a line gets a prefix when there are several.
+    """Shows those processes of a plan that SHOWN returns; lines get a prefix if there are several.
 
     IS_PROMPT: one of them reads the terminal.
     """
@@ -216,20 +216,18 @@ class Console(Sink):
     def __init__(
         self,
         plan: LaunchPlan,
-        shown: tuple[int, ...],
+        shown: Callable[[LaunchPlan], tuple[int, ...]],
         *,
         say: Callable[[str], None],
         is_prompt: bool = False,
     ) -> None:
-        self._plan = plan
-        self._shown = shown
+        self._choose = shown
+        self._begin(plan, 0)
         # Somebody types, and waits for the answer.
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
-        # Where the attempt that runs has what is shown of each process.
-        self._logs = {i: log_path(plan, plan.processes[i], 0) for i in shown}
         # Whose unfinished line the cursor stands in, when lines have prefixes.
         self._cursor: Feed | None = None
         self._turn = 0
@@ -258,7 +256,8 @@ class Console(Sink):
         """Follow each process that starts; at the end show all that is left."""
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
-        elif isinstance(happening, Restarting):
+        elif isinstance(happening, Gathered):
+            self._begin(happening.plan, happening.attempt)
             for feed in self._feeds:
                 feed.is_final = True
         elif isinstance(happening, Finished):
@@ -294,6 +293,12 @@ class Console(Sink):
                 "Standard output is read more slowly than --log_max_size removes old logs: some "
                 f"lines are not shown, the first of them from {cut.log}."
             )
+
+    def _begin(self, plan: LaunchPlan, attempt: int) -> None:
+        """Know whom to show of a generation, and where their output is."""
+        self._plan = plan
+        self._shown = self._choose(plan)
+        self._logs = {i: log_path(plan, plan.processes[i], attempt) for i in self._shown}
 
     # Reading ------------------------------------------------------------------------------------
 

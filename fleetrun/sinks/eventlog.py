@@ -17,6 +17,8 @@ from fleetrun.run.events import (
     Examined,
     Exited,
     Finished,
+    Gathered,
+    GatherFailed,
     Hung,
     Interrupted,
     Judged,
@@ -25,7 +27,6 @@ from fleetrun.run.events import (
     PeersDone,
     Ready,
     Refuted,
-    Restarting,
     SignalAll,
     SourceFailed,
     StacksWanted,
@@ -130,8 +131,12 @@ class EventLog(Sink):
             case Ready(process=process, at=at, attempt=attempt):
                 name = self._plan.processes[process].name
                 self._write("ready", at, process=name, attempt=attempt)
-            case Restarting(attempt=attempt, at=at):
-                self._write("restarting", at, attempt=attempt)
+            case Gathered(attempt=attempt, at=at, plan=plan):
+                self._plan = plan
+                if attempt:
+                    self._write("restarting", at, attempt=attempt)
+            case GatherFailed(attempt=attempt, at=at, why=why):
+                self._write("gather failed", at, attempt=attempt, why=why)
             case StacksWanted(at=at):
                 self._write("stacks wanted", at)
             case Noticed(what=what, at=at, text=text, labels=labels):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
-from fleetrun.run.events import Restarting
+from fleetrun.run.events import Gathered
 from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class LaunchFile(Sink):
 
     def tell(self, happening: Happening) -> None:
         """Add what another attempt is given: it has other ports."""
-        if isinstance(happening, Restarting):
+        if isinstance(happening, Gathered) and happening.attempt:
             from fleetrun.plan import render  # noqa: PLC0415 - see below
 
             self._write_first()

@@ -38,7 +38,7 @@ class Messages(Sink):
         self._hide = hide
         self._outlet = Outlet(2)
         # Made when everything is started, so that nobody waits for it.
-        self._preface = preface
+        self.preface = preface
         self._queue: deque[bytes] = deque(maxlen=_MOST)
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
@@ -94,8 +94,8 @@ class Messages(Sink):
     def open(self, waiting: Waiting) -> None:
         """Say the preface, and what could not be said yet."""
         self._waiting = waiting
-        if self._preface is not None:
-            self._queue.appendleft(self._preface().encode(errors="backslashreplace"))
+        if self.preface is not None:
+            self._queue.appendleft(self.preface().encode(errors="backslashreplace"))
         self._pump()
 
     def tell(self, happening: Happening) -> None:

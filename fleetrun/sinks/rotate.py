@@ -31,7 +31,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.model import LaunchPlan
 from fleetrun.records.names import label, log_path
 from fleetrun.run import libc
-from fleetrun.run.events import Finished, Happening, Started
+from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import Waiting
 
@@ -206,12 +206,18 @@ class Rotation(Sink):
                 self._logs[happening.process] = _Log(path, label(spec))
             except OSError as error:
                 self._complain(label(spec), error)
+        elif isinstance(happening, Gathered):
+            self._plan = happening.plan
+            self._drop_all()
         elif isinstance(happening, Finished):
             self.close()
 
     def close(self) -> None:
         """Stop."""
         self._is_over = True
+        self._drop_all()
+
+    def _drop_all(self) -> None:
         for process in list(self._logs):
             self._drop(process)
 

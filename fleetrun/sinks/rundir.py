@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, remove
-from fleetrun.run.events import Restarting, Started
+from fleetrun.run.events import Gathered, Started
 from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class RunDirectory(Sink):
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
             self._link(spec.log, names.log_path(self._plan, spec, happening.attempt))
-        elif isinstance(happening, Restarting):
-            # The same run with other ports.
+        elif isinstance(happening, Gathered) and happening.attempt:
+            # The same run with other ports, and maybe other ranks.
             self._plan = happening.plan
             self._write_files()
             if self._plan.ranks:

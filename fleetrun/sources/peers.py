@@ -17,12 +17,12 @@ from fleetrun.plan.hosts import is_loopback
 from fleetrun.run.events import (
     Exited,
     Finished,
+    Gathered,
     Hung,
     Interrupted,
     PeerFailed,
     PeersDone,
     Refuted,
-    Restarting,
     SignalAll,
 )
 from fleetrun.run.listeners import Source
@@ -162,8 +162,9 @@ class Assembly(Source):
     def tell(self, happening: Happening) -> None:
         """Tell the others what they must know of what happens here."""
         match happening:
-            case Restarting(attempt=attempt):
+            case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt, self._is_settled = attempt, False
+                self._essential = frozenset(i for i, s in enumerate(plan.processes) if s.essential)
                 self._owed = set(self._essential)
                 self._look()
             case Finished(outcome=outcome):

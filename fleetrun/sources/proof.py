@@ -18,9 +18,9 @@ from fleetrun.run.events import (
     REFUTED,
     Exited,
     Finished,
+    Gathered,
     Judged,
     Refuted,
-    Restarting,
     SignalAll,
     Started,
 )
@@ -153,8 +153,8 @@ class Proof(Source):
                     self._look()
             case SignalAll(signum=signum) if signum in _ENDING:
                 self._is_ending = True
-            case Restarting(plan=plan):
-                self._plan = plan
+            case Gathered(attempt=attempt, plan=plan) if attempt:
+                self._plan, self._asked = plan, None
                 for trainer in self._trainers.values():
                     # It tells of an attempt that is over.
                     with suppress(OSError):

@@ -17,9 +17,9 @@ from fleetrun.records import names, variables
 from fleetrun.run.events import (
     Exited,
     Finished,
+    Gathered,
     Hung,
     Noticed,
-    Restarting,
     SignalAll,
     StacksWanted,
     Started,
@@ -86,18 +86,17 @@ class Watch(Source):
         say: Callable[[str], None],
         hang_timeout_s: float = 0.0,
         tells_stragglers: bool = True,
-        ask_gpus: Callable[[], Question] | None = None,
+        gpus: Callable[[LaunchPlan], Callable[[], Question] | None] = lambda _: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
         window_s: float = 30.0,
     ) -> None:
-        self._plan = plan
         self._say = say
         self._timeout_s = hang_timeout_s
         self._tells_stragglers = tells_stragglers
         if hang_timeout_s:
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
-        self._ask_gpus = ask_gpus
+        self._gpus = gpus
         self._driver_s = driver_s
         self._question: Question | None = None
         # Why the driver is not asked any more.
@@ -106,7 +105,7 @@ class Watch(Source):
         self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
-        self._labels = [names.label(spec) for spec in plan.processes]
+        self._take(plan)
         self._ranks: dict[int, _Rank] = {}
         # Heartbeats before this are an earlier attempt's. Not when we hear of a rank's start: by
         # then it may have beaten, and never do so again.
@@ -131,7 +130,8 @@ class Watch(Source):
     def tell(self, happening: Happening) -> None:
         """Know who runs, and who was asked to end."""
         match happening:
-            case Restarting():
+            case Gathered(attempt=attempt, plan=plan) if attempt:
+                self._take(plan)
                 # The clock that dates files: the other one may be ahead of it.
                 self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
             case Started(process=process, pid=pid, attempt=attempt):
@@ -155,6 +155,12 @@ class Watch(Source):
     def close(self) -> None:
         """Stop."""
         self._end()
+
+    def _take(self, plan: LaunchPlan) -> None:
+        """Know whom the generation consists of, and how to ask for their GPUs."""
+        self._plan = plan
+        self._labels = [names.label(spec) for spec in plan.processes]
+        self._ask_gpus = self._gpus(plan)
 
     def _begin_again(self) -> None:
         self._is_ending = False

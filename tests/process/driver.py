@@ -2,7 +2,7 @@
 
 SPEC: {"commands": [[argv...], ...], "folder": "...", "grace_s": 1, "max_restarts": 0,
 "essential": [true, ...], "tee": [0], "keep": 20, "overwrite": false, "preface": "...",
-"strategy": {...}}
+"strategy": {...}, "generations": [[[argv...], ...], ...], "gathering": "later"}
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from fleetrun.errors import FleetrunError
+from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.records.folder import Folder
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
-from fleetrun.run.listeners import Sink, Source
+from fleetrun.run.gathering import Gathering
+from fleetrun.run.listeners import Equipment, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.messages import Messages
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sources.proof import Proof
+from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.gathering import Answer
     from fleetrun.run.loop import Waiting
 
 
@@ -84,12 +88,62 @@ class BrokenSource(Source):
         waiting.alarm("look", time.monotonic() + 0.01, again)
 
 
-def main(path: str) -> int:
-    """Run the plan of the file PATH and return its exit code."""
-    wanted = json.loads(Path(path).read_text())
+class Hosts(Gathering):
+    """Gathers as the test says: at once, later through a pipe, never, or not without an error.
+
+    What is said of ATTEMPT counts from it on; before it, and for `at once`, it answers at once.
+    """
+
+    def __init__(self, plan: Callable[[int], LaunchPlan], wanted: dict[str, Any]) -> None:
+        self._plan = plan
+        self._how = wanted.get("gathering", "at once")
+        self._from = wanted.get("gathering_from", 0)
+        self._folder = Path(wanted["folder"])
+        self.patience_s = wanted.get("patience_s", 600.0)
+        self._read_fd = -1
+
+    def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
+        """Gather."""
+        how = self._how if attempt >= self._from else "at once"
+        (self._folder / f"gathering.{attempt}").touch()
+        match how:
+            case "at once":
+                answer(self._plan(attempt))
+            case "later":
+                # Another host, which comes when the test wants.
+                self._read_fd = os.open(self._folder / "hosts", os.O_RDONLY | os.O_NONBLOCK)
+                waiting.watch(self._read_fd, partial(self._on_host, attempt, waiting, answer))
+            case "fails":
+                text = "Port 6070 is taken."
+                raise EnvironmentFault(text)
+            case "breaks":
+                waiting.alarm("break", 0.0, partial(os.close, -1))
+            case "never":
+                pass
+            case _:
+                raise AssertionError(how)
+
+    def _on_host(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
+        if os.read(self._read_fd, 1):
+            waiting.unwatch(self._read_fd)
+            answer(self._plan(attempt))
+
+    def missing(self) -> str:
+        """Name who does not come."""
+        return "10.0.0.2"
+
+    def cancel(self) -> None:
+        """Write down that nobody waits any more."""
+        (self._folder / "cancelled").touch()
+
+
+def plan(wanted: dict[str, Any], attempt: int) -> LaunchPlan:
+    """Return the plan of ATTEMPT: each may have commands of its own."""
+    generations = wanted.get("generations", [wanted["commands"]])
+    commands = generations[min(attempt, len(generations) - 1)]
     ranks = [
         RankSpec("TRAINER", i, i, 0, (), Endpoint("127.0.0.1", 6070 + i))
-        for i in range(len(wanted["commands"]))
+        for i in range(len(commands))
     ]
     essential = wanted.get("essential", [True] * len(ranks))
     processes = tuple(
@@ -102,46 +156,66 @@ def main(path: str) -> int:
             essential=is_essential,
             rank=rank,
         )
-        for rank, command, is_essential in zip(ranks, wanted["commands"], essential, strict=True)
+        for rank, command, is_essential in zip(ranks, commands, essential, strict=True)
     )
     folder = wanted["folder"]
     run = wanted.get("run", f"run-{os.getpid()}")
     strategy = wanted.get("strategy")
-    plan = LaunchPlan(
+    return LaunchPlan(
         job_id="test",
         mode="collective",
         engine="local",
-        generation=0,
+        generation=attempt,
         node_rank=0,
         nodes=("127.0.0.1",),
         ranks=tuple(ranks),
         processes=processes,
-        rules=Rules(wanted.get("grace_s", 5.0), wanted.get("max_restarts", 0)),
+        rules=Rules(
+            wanted.get("grace_s", 5.0),
+            wanted.get("max_restarts", 0),
+            wanted.get("backoff_s", 1.0),
+        ),
         cwd=folder,
         log_dir=f"{folder}/log",
         run_dir=f"{folder}/log/runs/{run}",
         files={f"log/runs/{run}/strategy.json": json.dumps(strategy)} if strategy else {},
     )
+
+
+def main(path: str) -> int:
+    """Run the plan of the file PATH and return its exit code."""
+    wanted = json.loads(Path(path).read_text())
     preface = wanted.get("preface")
     messages = Messages(None if preface is None else lambda: preface)
-    rundir = RunDirectory(
-        plan,
-        keep=wanted.get("keep", 20),
-        overwrite=wanted.get("overwrite", False),
-        say=messages.say,
-    )
-    console = Console(plan, tuple(wanted.get("tee", [0])), say=messages.say)
-    sinks: list[Sink] = [messages, rundir, EventLog(plan), console]
-    sources: list[Source] = []
-    if strategy:
-        sources.append(Proof(plan, say=messages.say, show=messages.show))
-    if wanted.get("broken_source"):
-        sources.append(BrokenSource(folder))
-    if wanted.get("interrupt_between_deaths"):
-        sinks.append(InterruptBetweenDeaths(folder))
-    supervisor = Supervisor(
-        plan, sinks=sinks, sources=sources, say=messages.say, show=messages.show
-    )
+    tee = wanted.get("tee", [0])
+
+    def shown(plan: LaunchPlan) -> tuple[int, ...]:
+        return tuple(range(len(plan.processes)) if tee == "all" else tee)
+
+    def equip(plan: LaunchPlan) -> Equipment:
+        folder = Folder(plan.run_dir)
+        rundir = RunDirectory(
+            plan,
+            keep=wanted.get("keep", 20),
+            overwrite=wanted.get("overwrite", False),
+            say=messages.say,
+            folder=folder,
+        )
+        console = Console(plan, shown, say=messages.say)
+        sinks: list[Sink] = [messages, rundir, EventLog(plan, folder), console]
+        sources: list[Source] = []
+        if wanted.get("hang_timeout_s"):
+            sources.append(Watch(plan, say=messages.say, hang_timeout_s=wanted["hang_timeout_s"]))
+        if wanted.get("strategy"):
+            sources.append(Proof(plan, say=messages.say, show=messages.show))
+        if wanted.get("broken_source"):
+            sources.append(BrokenSource(wanted["folder"]))
+        if wanted.get("interrupt_between_deaths"):
+            sinks.append(InterruptBetweenDeaths(wanted["folder"]))
+        return Equipment(sinks, sources, folder)
+
+    gathering = Hosts(partial(plan, wanted), wanted)
+    supervisor = Supervisor(gathering, equip, say=messages.say, show=messages.show)
     try:
         return supervisor.run().exit_code
     except FleetrunError as error:

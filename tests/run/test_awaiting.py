@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import generation
 from waiting import LONG_S
 
 from fleetrun.model import Endpoint, ExitStatus, Rules
@@ -22,6 +23,8 @@ from fleetrun.run.events import (
     Examined,
     Exited,
     Finish,
+    Gather,
+    Gathered,
     Interrupted,
     Ready,
     SignalAll,
@@ -40,9 +43,15 @@ ESSENTIAL = [False, True, True]
 WAITING = [1, 2]
 
 
+def begin(attempt: int = 0, state: policy.State | None = None) -> policy.Step:
+    """Return where a generation begins."""
+    state = policy.begin(0.0, 1.0)[0] if state is None else state
+    return policy.step(state, Gathered(attempt, generation(ESSENTIAL, WAITING), 0.0), Rules())
+
+
 def play(*events: Event, rules: Rules = Rules()) -> tuple[policy.State, list[Action]]:  # noqa: B008 - a value
     """Return where EVENTS lead, and every action on the way."""
-    state, actions = policy.begin(ESSENTIAL, WAITING)
+    state, actions = begin()
     done = list(actions)
     for event in events:
         state, actions = policy.step(state, event, rules)
@@ -105,6 +114,8 @@ def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
     state, _ = play(started(0), exited(0, 5), rules=rules)
     assert state.deadline is not None
     state, actions = policy.step(state, Elapsed(state.deadline), rules)
+    assert actions == (Gather(1),)
+    state, actions = begin(1, state)
     assert named(actions) == ["Spawn 0"]
     state, actions = policy.step(state, started(0, 1), rules)
     assert named(actions) == ["Await 1"]
@@ -115,7 +126,7 @@ def test_another_attempt_waits_again_and_hears_no_earlier_answer() -> None:
 @given(st.lists(st.integers(0, 4), max_size=30))
 @settings(deadline=None)
 def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
-    state, actions = policy.begin(ESSENTIAL, WAITING)
+    state, actions = begin()
     todo, done, allowed = list(actions), list(actions), set[int]()
     alive: set[int] = set()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import generation
 
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
@@ -18,6 +19,9 @@ from fleetrun.run.events import (
     Examined,
     Exited,
     Finish,
+    Gather,
+    Gathered,
+    GatherFailed,
     Interrupted,
     Outcome,
     PeerFailed,
@@ -27,6 +31,7 @@ from fleetrun.run.events import (
     SourceFailed,
     Spawn,
     Started,
+    StopGathering,
     Sweep,
 )
 
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LONGEST_WAIT_S = policy.LONGEST_WAIT_S
+PATIENCE_S = 600.0
 OK = ExitStatus(code=0)
 INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
@@ -48,11 +54,15 @@ class Job:
         spawns: Callable[[int], bool] | None = None,
         *,
         has_peers: bool = False,
+        answers: bool = True,
     ) -> None:
+        # What a generation consists of; the next one may be another. None: gathering takes longer.
+        self.essential: Sequence[bool] | None = essential if answers else None
+        self.has_peers = has_peers
         self.rules = rules
         self.now = 0.0
         self.spawns = spawns or (lambda _: True)
-        self.state, actions = policy.begin(essential, has_peers=has_peers)
+        self.state, actions = policy.begin(self.now, PATIENCE_S)
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
@@ -69,6 +79,11 @@ class Job:
                 continue
             self.done.append(action)
             match action:
+                case Gather(attempt=attempt) if self.essential is not None:
+                    plan = generation(self.essential, has_peers=self.has_peers)
+                    todo += self.take(Gathered(attempt, plan, self.now))
+                case StopGathering(attempt=attempt):
+                    todo += self.take(GatherFailed(attempt, "nobody came.", 4, self.now))
                 case Spawn(process=process, attempt=attempt):
                     todo += self.take(self.start(process, attempt))
                 case Finish(outcome=outcome):
@@ -152,7 +167,7 @@ def job(ranks: int = 3, **rules: float) -> Job:
 
 
 def test_all_are_started_in_order() -> None:
-    assert job(3).done == [Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
+    assert job(3).done == [Gather(0), Spawn(0, 0), Spawn(1, 0), Spawn(2, 0)]
 
 
 def test_success_is_when_all_have_finished() -> None:
@@ -427,7 +442,7 @@ def test_restart_waits_until_all_are_dead() -> None:
     one.exit(1, signum=TERM)
     assert one.done[-1] == Sweep()
     one.wait(LONGEST_WAIT_S)
-    assert one.done[-3:] == [Sweep(), Spawn(0, 1), Spawn(1, 1)]
+    assert one.done[-4:] == [Sweep(), Gather(1), Spawn(0, 1), Spawn(1, 1)]
     one.exit(0)
     one.exit(1)
     assert one.verdict().exit_code == 0
@@ -594,6 +609,88 @@ def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
     assert one.verdict().exit_code == (1 if is_waiting else 3)
 
 
+def test_a_generation_may_have_another_number_of_processes() -> None:
+    one = job(2, max_restarts=2)
+    one.essential = [True, True, False]
+    one.exit(0, code=5)
+    one.exit(1, signum=TERM)
+    one.wait(LONGEST_WAIT_S)
+    assert one.done[-3:] == [Spawn(0, 1), Spawn(1, 1), Spawn(2, 1)]
+    one.essential = [True]
+    for process in range(3):
+        one.exit(process, code=6)
+    one.wait(LONGEST_WAIT_S)
+    assert one.done[-1] == Spawn(0, 2)
+    one.exit(0)
+    assert (one.verdict().exit_code, one.verdict().attempts) == (0, 3)
+
+
+def gathering(attempt: int, **rules: float) -> Job:
+    """Make a job that gathers for ATTEMPT and gets no answer."""
+    one = Job([True], Rules(max_restarts=3, **rules), answers=attempt > 0)
+    if attempt:
+        one.essential = None
+        one.exit(0, code=5)
+        one.wait(LONGEST_WAIT_S)
+    assert (one.state.phase, one.done[-1]) == (policy.GATHERING, Gather(attempt))
+    return one
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_who_does_not_come_in_time_ends_the_job(attempt: int) -> None:
+    one = gathering(attempt)
+    one.wait(PATIENCE_S - 1)
+    assert one.outcome is None
+    one.wait(1)
+    assert (one.verdict().exit_code, one.verdict().attempts) == (4, attempt + 1)
+    assert one.verdict().describe().endswith("nobody came")
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+@pytest.mark.parametrize("signum", [INT, TERM, HUP])
+def test_a_signal_ends_the_wait_for_hosts_at_once(attempt: int, signum: int) -> None:
+    one = gathering(attempt)
+    one.interrupt(USR1)
+    assert one.outcome is None
+    one.interrupt(signum)
+    assert (one.verdict().exit_code, one.signals()) == (128 + signum, [])
+    assert len(one.verdict().earlier) == attempt
+    # The answer comes too late.
+    assert one.take(Gathered(attempt, generation([True]), one.now)) == ()
+
+
+def test_an_answer_for_another_attempt_is_none() -> None:
+    one = gathering(1)
+    assert one.take(Gathered(0, generation([True]), one.now)) == ()
+    assert one.take(GatherFailed(0, "no.", 3, one.now)) == ()
+    assert one.take(Gathered(1, generation([True]), one.now)) == (Spawn(0, 1),)
+    # And only one counts.
+    assert one.take(GatherFailed(1, "no.", 3, one.now)) == ()
+
+
+def test_what_cannot_be_planned_again_ends_the_job() -> None:
+    one = gathering(1)
+    one.feed(GatherFailed(1, "Port 6070 is taken.", 3, one.now))
+    assert one.verdict().exit_code == 3
+    assert "could not be started again: Port 6070 is taken" in one.verdict().describe()
+
+
+def test_other_hosts_may_fail_while_one_gathers() -> None:
+    one = gathering(1)
+    one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt=0))
+    assert one.outcome is None
+    one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, 1, is_final=True))
+    assert one.verdict().exit_code == 9
+
+
+def test_what_is_lost_while_hosts_are_waited_for_ends_the_job() -> None:
+    one = gathering(1)
+    one.feed(REFUTED)
+    assert one.outcome is None
+    one.feed(LOST)
+    assert one.verdict().exit_code == 1
+
+
 LOST = SourceFailed("the session", "a bug", "without word of the others", 3.0)
 
 
@@ -672,6 +769,10 @@ def play(numbers: Sequence[int]) -> Job:
     one = Job(essential, rules, spawns=lambda _: dice.roll(20) != 19, has_peers=has_peers)
     while one.outcome is None:
         if dice.numbers:
+            # The next generation may be another, or come late.
+            one.essential = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
+            if dice.roll(4) == 3:
+                one.essential = None
             happen(one, dice)
         else:
             end(one)
@@ -682,6 +783,8 @@ def happen(one: Job, dice: Dice) -> None:
     """Let one thing happen."""
     alive = sorted(one.state.alive)
     match dice.roll(8):
+        case 0 | 1 | 7 if one.state.phase == policy.GATHERING:
+            come(one, dice)
         case 0 | 1 | 2 if alive:
             die(one, dice, code=(0, 0, 0, 7)[dice.roll(4)])
         case 3 if alive:
@@ -698,6 +801,16 @@ def happen(one: Job, dice: Dice) -> None:
             hear(one, dice)
         case _:
             one.now += 0.001
+
+
+def come(one: Job, dice: Dice) -> None:
+    """Let the answer to a Gather come."""
+    attempt = max(0, one.state.attempt - (dice.roll(4) == 3))
+    if dice.roll(6) == 5:
+        one.feed(GatherFailed(attempt, "a port is taken.", 3, one.now))
+    else:
+        processes = [dice.roll(4) != 3 for _ in range(1 + dice.roll(4))]
+        one.feed(Gathered(attempt, generation(processes, has_peers=one.has_peers), one.now))
 
 
 def die(one: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
@@ -732,6 +845,8 @@ def end(one: Job) -> None:
     alive = sorted(one.state.alive)
     if one.state.phase == policy.WAITING:
         one.wait(LONGEST_WAIT_S)
+    elif one.state.phase == policy.GATHERING:
+        one.wait(PATIENCE_S)
     elif alive:
         one.exit(alive[0], signum=KILL)
     else:
@@ -790,6 +905,10 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
         case Refuted():
             assert outcome.exit_code == 5
             assert outcome.cause in one.events
+        case GatherFailed():
+            assert outcome.exit_code in {3, 4}
+            assert outcome.cause in one.events
+            assert not last
         case SourceFailed():
             assert outcome.exit_code == 1
             assert outcome.cause.is_required
@@ -831,7 +950,7 @@ def check_spawns(one: Job) -> None:
     assert alive == set(one.verdict().stuck)
     for place, action in enumerate(one.done):
         if isinstance(action, Spawn) and action.attempt and action.process == 0:
-            assert one.done[place - 1] == Sweep()
+            assert one.done[place - 2 : place] == [Sweep(), Gather(action.attempt)]
 
 
 def check_kills(one: Job) -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from plans import generation
 
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
-from fleetrun.run.events import Elapsed, Exited, Finish, Hung, SignalAll, Spawn, Started
+from fleetrun.run.events import (
+    Elapsed,
+    Exited,
+    Finish,
+    Gather,
+    Gathered,
+    Hung,
+    SignalAll,
+    Started,
+)
 from fleetrun.sources.hang import Clock, Comparison, Depth, Lag, Signs
 
 QUIET = Signs("S", 1.0, 10, 0)
@@ -206,7 +216,8 @@ def test_a_new_set_of_ranks_begins_anew() -> None:
 
 def running(*, max_restarts: int = 0) -> tuple[policy.State, Rules]:
     rules = Rules(max_restarts=max_restarts)
-    state, _ = policy.begin([True, True])
+    state, _ = policy.begin(0.0, 1.0)
+    state, _ = policy.step(state, Gathered(0, generation([True, True]), 0.0), Rules())
     for index in range(2):
         state, _ = policy.step(state, Started(index, f"rank {index}", 10 + index, 0.0), rules)
     return state, rules
@@ -232,7 +243,7 @@ def test_s61_a_hang_counts_as_a_failure_for_restarts() -> None:
         state, actions = policy.step(state, ended, rules)
     assert state.deadline is not None
     state, actions = policy.step(state, Elapsed(state.deadline), rules)
-    assert Spawn(0, 1) in actions
+    assert actions == (Gather(1),)
 
 
 def test_a_hang_of_a_job_that_ends_is_none() -> None:

@@ -18,11 +18,11 @@ from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, Peers, ProcessSpec,
 from fleetrun.run.events import (
     Exited,
     Finished,
+    Gathered,
     Interrupted,
     Outcome,
     PeerFailed,
     PeersDone,
-    Restarting,
 )
 from fleetrun.run.loop import Loop
 from fleetrun.sources import peers
@@ -176,7 +176,7 @@ def test_the_next_attempt_is_done_when_all_are_done_again(job: Job) -> None:
     job.launchers[2].tell(failure(2))
     job.heard(0, 1)
     for node in range(3):
-        job.launchers[node].tell(Restarting(1, job.plan(node), 1.0))
+        job.launchers[node].tell(Gathered(1, job.plan(node), 1.0))
         job.declared[node].clear()
     job.done(0, 1, attempt=1)
     job.done(2, attempt=1)
@@ -189,7 +189,7 @@ def test_the_next_attempt_is_done_when_all_are_done_again(job: Job) -> None:
 def test_late_news_of_an_earlier_attempt_settle_nothing(job: Job) -> None:
     job.start(0, 1, 2)
     for node in range(3):
-        job.launchers[node].tell(Restarting(1, job.plan(node), 1.0))
+        job.launchers[node].tell(Gathered(1, job.plan(node), 1.0))
     job.launchers[0].tell(PeerFailed(HOSTS[1], "rank 1 exited with 7", 7, 1.0, attempt=0))
     job.done(0, 1, 2, attempt=1)
     job.heard(0, 1, 2)
@@ -199,7 +199,7 @@ def test_late_news_of_an_earlier_attempt_settle_nothing(job: Job) -> None:
 def test_a_failure_of_the_last_attempt_is_final(job: Job) -> None:
     job.start(0, 1)
     for node in range(2):
-        job.launchers[node].tell(Restarting(1, job.plan(node), 1.0))
+        job.launchers[node].tell(Gathered(1, job.plan(node), 1.0))
     job.launchers[1].tell(failure(1, attempt=1))
     job.heard(0)
     (heard,) = job.declared[0]

@@ -18,10 +18,10 @@ from fleetrun.run import events
 from fleetrun.run.events import (
     Exited,
     Finished,
+    Gathered,
     Judged,
     Outcome,
     Refuted,
-    Restarting,
     SignalAll,
     Started,
 )
@@ -281,7 +281,7 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
     here.exit(0, code=1)
-    here.proof.tell(Restarting(1, here.plan, 1.0))
+    here.proof.tell(Gathered(1, here.plan, 1.0))
     assert not (tmp_path / "strategy.0.json").exists()
     here.proof.tell(Started(0, "rank 0", 11, 1.0, attempt=1))
     here.exit(0)

@@ -200,7 +200,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
         return nvml.ask_whether_busy(("0",), lambda: lib)
 
-    here = watched(tmp_path, ask_gpus=ask)
+    here = watched(tmp_path, gpus=lambda _: ask)
     try:
         here.until(lambda: here.declared)
     finally:
@@ -212,7 +212,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
     here = watched(
         tmp_path,
-        ask_gpus=lambda: nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)),
+        gpus=lambda _: lambda: nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)),
         driver_s=0.3,
     )
     try:
@@ -230,7 +230,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(tmp_path: Path
         asked.append(nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)))
         return asked[0]
 
-    here = watched(tmp_path, ask_gpus=ask)
+    here = watched(tmp_path, gpus=lambda _: ask)
     try:
         here.until(lambda: asked)
     finally:
@@ -243,7 +243,7 @@ def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path
     def refuse() -> Question:
         raise OSError(11, "Resource temporarily unavailable")
 
-    here = watched(tmp_path, ask_gpus=refuse)
+    here = watched(tmp_path, gpus=lambda _: refuse)
     try:
         here.until(lambda: here.declared)
     finally:

@@ -1,0 +1,120 @@
+"""Real jobs that begin again as others: with other ranks, and hosts that come late or never."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import Launch
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+
+def sh(*lines: str) -> list[list[str]]:
+    return [["sh", "-c", line] for line in lines]
+
+
+def test_a_job_comes_back_with_more_ranks_and_then_with_fewer(tmp_path: Path) -> None:
+    last = 'echo "I am $PADDLE_TRAINER_ID of one"; exec sleep 600'
+    one = Launch(
+        tmp_path,
+        generations=[
+            sh("echo first; exit 3", "exec sleep 600"),
+            sh("exec sleep 600", "exec sleep 600", "echo third; exit 4"),
+            sh(last),
+        ],
+        tee="all",
+        max_restarts=2,
+        backoff_s=0.01,
+        hang_timeout_s=2.0,
+    )
+    done = one.run()
+    # The watch over the last generation knows its one rank.
+    assert done.returncode == 124, done.stderr
+    assert b"/stacks.0.txt." in done.stderr
+    # Prefixes as each generation needs them.
+    assert done.stdout.splitlines() == [b"[rank 0] first", b"[rank 2] third", b"I am 0 of one"]
+    assert b"rank 2 exited with 4" in done.stderr
+    started = [(e["attempt"], e["process"]) for e in one.events() if e["event"] == "started"]
+    assert started == [
+        (0, "trainer.0"),
+        (0, "trainer.1"),
+        (1, "trainer.0"),
+        (1, "trainer.1"),
+        (1, "trainer.2"),
+        (2, "trainer.0"),
+    ]
+    run = tmp_path / "log" / "latest"
+    assert (run / "workerlog.2.attempt1").read_text() == "third\n"
+    assert (run / "workerlog.0.attempt2").read_text() == "I am 0 of one\n"
+    assert one.log(0).resolve().name == "workerlog.0.attempt2"
+    assert len((run / "endpoints.log").read_text().splitlines()) == 1 + 1
+
+
+def waiting(
+    folder: Path, how: str, attempt: int, **wanted: object
+) -> tuple[Launch, subprocess.Popen[bytes]]:
+    """Start a job whose ATTEMPT has to wait for a host."""
+    os.mkfifo(folder / "hosts")
+    one = Launch(
+        folder,
+        generations=[sh("exit 3"), sh("echo trained")] if attempt else [sh("echo trained")],
+        gathering=how,
+        gathering_from=attempt,
+        max_restarts=1,
+        backoff_s=0.01,
+        **wanted,
+    )
+    process = one.start()
+    one.wait_for(f"gathering.{attempt}")
+    return one, process
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_host_that_comes_later_is_waited_for(tmp_path: Path, attempt: int) -> None:
+    one, process = waiting(tmp_path, "later", attempt)
+    with (tmp_path / "hosts").open("wb") as host:
+        host.write(b"!")
+        host.flush()
+        done = one.finish(process)
+    assert (done.returncode, done.stdout) == (0, b"trained\n"), done.stderr
+    assert not (tmp_path / "cancelled").exists()
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> None:
+    one, process = waiting(tmp_path, "never", attempt)
+    process.send_signal(signal.SIGTERM)
+    done = one.finish(process)
+    assert done.returncode == 143, done.stderr
+    assert b"SIGTERM" in done.stderr
+    assert (tmp_path / "cancelled").exists()
+    # Before there is a plan there is no run directory.
+    assert (tmp_path / "log").exists() == bool(attempt)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("never", 4, b"10.0.0.2 did not come within 0.2 s."),
+        ("fails", 3, b"Port 6070 is taken."),
+        ("breaks", 1, b"Bad file descriptor"),
+    ],
+)
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_job_without_a_plan_ends_with_the_reason(
+    tmp_path: Path, how: str, code: int, words: bytes, attempt: int
+) -> None:
+    one, process = waiting(tmp_path, how, attempt, patience_s=0.2)
+    done = one.finish(process)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert done.stdout == b""
+    if attempt:
+        events: list[dict[str, Any]] = one.events()
+        assert [event["event"] for event in events][-2:] == ["gather failed", "finished"]
+        assert b"The job could not be started again: " in done.stderr
