@@ -206,7 +206,7 @@ def _gpu_watch(plan: LaunchPlan) -> Callable[[], Question] | None:
     )
 
     def ask() -> Question:
-        from fleetrun import nvml  # noqa: PLC0415 - only before a job is called hung
+        from fleetrun.probe import nvml  # noqa: PLC0415 - only before a job is called hung
 
         return nvml.ask_whether_busy(gpus)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.nvml import PciInfo, Rates
+    from fleetrun.probe.nvml import PciInfo, Rates
 
 
 class Bus(NamedTuple):

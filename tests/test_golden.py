@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from planning import planned
 
-from fleetrun import argv, probe, request
+from fleetrun import argv, request
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Address, Facts, LaunchPlan, RankSpec
+from fleetrun.probe import scripts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +153,7 @@ def _plan(case: Mapping[str, Any], words: list[str], folder: Path, *, dry: bool)
     """Make our plan for a command line; a dry one, so that recorded ports need not be free here."""
     facts = _facts(case, folder)
     wanted = request.resolve(argv.split(words), facts.environ)
-    program = probe.find_script(wanted.script, facts.cwd, facts.environ)
+    program = scripts.find(wanted.script, facts.cwd, facts.environ)
     facts = facts._replace(program=program)
     return planned(wanted, facts, dry=dry)
 

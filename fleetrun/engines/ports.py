@@ -8,8 +8,8 @@ from abc import abstractmethod
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
-from fleetrun import probe
 from fleetrun.errors import EnvironmentFault
+from fleetrun.probe import tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ class HeldPorts:
             if self._reserve(port, address) and _can_bind(port, address, reuse=True):
                 continue
             self.close()
-            holder = probe.port_holder(port) or "a process that only root may name"
+            holder = tcp.holder(port) or "a process that only root may name"
             raise EnvironmentFault(
                 f"Port {port} is taken by {holder}. Stop it, or give another --start_port "
                 "(the same on every host)."
@@ -114,7 +114,7 @@ class GuessedPorts:
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else seems to use."""
-        avoid = probe.used_ports() | self._given
+        avoid = tcp.used() | self._given
         candidates = _candidates(self._pid, self._ephemeral)
         free = (port for port in candidates if port not in avoid)
         found = tuple(port for port, _ in zip(free, range(count), strict=False))
@@ -135,7 +135,7 @@ class GuessedPorts:
 
 def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
     """Yield every port worth trying, from a place that PID decides."""
-    low, high = ephemeral or probe.ephemeral_ports()
+    low, high = ephemeral or tcp.ephemeral()
     ranges = []
     for first, last in _FIELDS:
         ranges.append(range(first, min(last + 1, low)))

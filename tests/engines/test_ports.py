@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from waiting import until
 
-from fleetrun import probe
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
 from fleetrun.errors import EnvironmentFault
+from fleetrun.probe import tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def port_of(server: socket.socket) -> int:
 def test_free_ports_can_be_bound_while_they_are_held(ports: HeldPorts) -> None:
     found = ports.free(20)
     assert len(set(found)) == 20
-    low, high = probe.ephemeral_ports()
+    low, high = tcp.ephemeral()
     for port in found:
         assert not low <= port <= high
         with socket.create_server(("127.0.0.1", port)):
@@ -119,7 +119,7 @@ def test_ports_are_free_again_when_their_owner_dies() -> None:
             ports.take((port,))
         launch.kill()
         launch.wait()
-        until(lambda: probe.port_holder(port) is None)
+        until(lambda: tcp.holder(port) is None)
         ports.take((port,))
         ports.close()
 

@@ -14,8 +14,8 @@ from commandline import Command
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
-from fleetrun import paddles
 from fleetrun.modes import BY_WORD
+from fleetrun.probe import paddles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ import pytest
 from nvmls import FakeNvml, hang
 from waiting import LONG_S
 
-from fleetrun import nvml
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.probe import nvml
 from fleetrun.run import proc
 from fleetrun.run.events import Hung, Noticed, SignalAll, Started
 from fleetrun.run.loop import Loop

@@ -15,9 +15,10 @@ import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
 
-from fleetrun import nvml, probe
+from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Processors, Script
+from fleetrun.probe import network, nvml, scripts, tcp
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def test_infiniband_counts_with_an_active_port(root: Path) -> None:
 def find(target: str, form: str = "file", path: str = "/usr/bin:/bin") -> str | None:
     """Find TARGET in the current folder."""
     script = Script(form, target, ())
-    return probe.find_script(script, str(Path.cwd()), {"PATH": path})
+    return scripts.find(script, str(Path.cwd()), {"PATH": path})
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_programs_are_looked_up_in_path(root: Path) -> None:
     assert find("sh", path="/nonexistent:/bin:/usr/bin") == "/bin/sh"
     (root / "work/sh").touch(mode=0o755)
     assert find("sh", path="/bin") == "/bin/sh"
-    assert probe.find_script(Script("file", "sh", ()), "/", {}) in {"/bin/sh", "/usr/bin/sh"}
+    assert scripts.find(Script("file", "sh", ()), "/", {}) in {"/bin/sh", "/usr/bin/sh"}
 
 
 @pytest.mark.parametrize(
@@ -371,7 +372,7 @@ def test_names_are_resolved_but_not_where_our_own_name_says_enough(root: Path) -
 
 
 def test_names_are_resolved_to_each_address_once() -> None:
-    assert probe.resolve("localhost") == ("127.0.0.1",)
+    assert network.resolve("localhost") == ("127.0.0.1",)
 
 
 def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
@@ -381,7 +382,8 @@ def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
 
 
 def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
-    (own, *_) = [each.ip for each in probe.addresses() if "." in each.ip and each.ip != "127.0.0.1"]
+    ours = [each.ip for each in network.addresses() if "." in each.ip]
+    own = next(ip for ip in ours if ip != "127.0.0.1")
     facts = read(root, request=a_request(ips=(own,)))
     assert facts.addresses
     assert facts.peer_interface is None
@@ -391,17 +393,17 @@ def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
 
 
 def test_the_usual_range_counts_where_none_can_be_read(root: Path) -> None:
-    assert probe.ephemeral_ports(str(root)) == (32768, 60999)
+    assert tcp.ephemeral(str(root)) == (32768, 60999)
 
 
 def test_the_range_of_outgoing_connections_is_read() -> None:
-    low, high = probe.ephemeral_ports()
+    low, high = tcp.ephemeral()
     assert 0 < low < high < 65536
 
 
 def test_ports_in_use_are_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert server.getsockname()[1] in probe.used_ports()
+        assert server.getsockname()[1] in tcp.used()
 
 
 def test_the_holder_of_a_port_is_named() -> None:
@@ -416,12 +418,12 @@ def test_the_holder_of_a_port_is_named() -> None:
     ) as holder:
         assert holder.stdout is not None
         port = int(holder.stdout.readline())
-        found = probe.port_holder(port)
+        found = tcp.holder(port)
         holder.communicate()
     assert found is not None
     assert found.startswith(f"pid {holder.pid} ({sys.executable} -c import socket")
     assert found.endswith("train.py)")
-    assert probe.port_holder(port) is None
+    assert tcp.holder(port) is None
 
 
 def topology(root: Path, nodes: Mapping[int, str], siblings: Mapping[int, str]) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun import nearby, probe
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Script
+from fleetrun.probe import nearby, scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_file_that_was_meant_is_found(folder: Path, typed: str, meant: str |
 def test_the_refusal_of_a_script_names_it(folder: Path, typed: str) -> None:
     meant = re.escape("./train.py" if typed[0] == "." else "train.py")
     with pytest.raises(EnvironmentFault, match=rf"; did you mean {meant}\?$"):
-        probe.find_script(Script("file", typed, ()), str(folder), {"PATH": "/bin"})
+        scripts.find(Script("file", typed, ()), str(folder), {"PATH": "/bin"})
 
 
 def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_folder_that_cannot_be_read_is_no_reason_to_fail(tmp_path: Path) -> No
 )
 def test_the_refusal_of_a_module_names_it(folder: Path, typed: str, meant: str) -> None:
     with pytest.raises(EnvironmentFault, match=rf"module {typed} .*; did you mean {meant}\?$"):
-        probe.check_module(typed, str(folder))
+        scripts.check_module(typed, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_other_modules_are_left_to_python(folder: Path, name: str) -> None:
     (folder / "compile.py").touch()
     (folder / "scripts" / "other").mkdir()
     (folder / "scripts" / "others.py").touch()
-    probe.check_module(name, str(folder))
+    scripts.check_module(name, str(folder))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun import paddles
 from fleetrun.model import Script
 from fleetrun.modes import BY_WORD
+from fleetrun.probe import paddles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from waiting import LONG_S
 
-from fleetrun import nvml
+from fleetrun.probe import nvml
 from fleetrun.run.asking import Answer
 
 # Two GPUs, the second one busy; a third one has no rates.

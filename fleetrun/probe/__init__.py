@@ -1,0 +1,146 @@
+"""The only reader of the world before a launch: devices, addresses, ports, the script."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun import modes
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Facts
+from fleetrun.plan import hosts
+from fleetrun.plan.visible import visible
+from fleetrun.probe import devices, scripts
+from fleetrun.records.variables import ASSUME_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.model import Request
+    from fleetrun.probe.nvml import Nvml
+
+
+# What the kernel allows of the stack limit, whatever that is.
+_EXEC_CEILING = 6 * 1024 * 1024
+
+
+def _remark(text: str) -> None:
+    """Say TEXT to the user at once."""
+    if sys.stderr is not None:
+        print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def read(
+    request: Request,
+    environ: Mapping[str, str],
+    names: Sequence[str] = (),
+    *,
+    root: str = "/",
+    nvml: Callable[[], Nvml] | None = None,
+    say: Callable[[str], None] = _remark,
+    patience_s: float = 30.0,
+) -> Facts:
+    """Look at this host, as far as planning REQUEST needs to know.
+
+    NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
+    SAY gets a line when that takes long, and after PATIENCE_S seconds it counts as stuck.
+    """
+    assumed = environ.get(ASSUME_DEVICES)
+    if assumed and request.dry_run is None:
+        raise UsageError(
+            f"{ASSUME_DEVICES}={assumed}: devices are assumed only for --dry-run; unset it "
+            "to start on those that are here."
+        )
+    cwd = _here(root)
+    # Ranks may be given a path of their own.
+    if request.script.form == "module" and "PYTHONPATH" not in dict(request.env):
+        scripts.check_module(request.script.target, cwd)
+    facts = Facts(
+        environ=environ,
+        cwd=cwd,
+        hostname=os.uname().nodename,
+        python=sys.executable,
+        pid=os.getpid(),
+        started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        cpus=len(os.sched_getaffinity(0)),
+        device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
+        program=scripts.find(request.script, cwd, environ),
+        exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
+    )
+    inquiry = None if assumed else devices.ask_driver(request, root, nvml)
+    facts = _with_paddle(request, facts)
+    if not names and request.host is not None:
+        names = (request.host,)
+    if not all(map(hosts.is_loopback, names)):
+        from fleetrun.probe import network  # noqa: PLC0415 - only where there may be other hosts
+
+        facts = network.with_network(facts, names)
+    near: dict[str, int] = {}
+    if inquiry is not None:
+        survey = inquiry.result(say, patience_s=patience_s)
+        facts = devices.with_gpus(facts, survey, root)
+        from fleetrun.probe import processors  # noqa: PLC0415 - only where GPUs are
+
+        near = processors.near(root, survey)
+    if facts.device_counts.get("gpu"):
+        from fleetrun.probe import network  # noqa: PLC0415 - only where GPUs are
+
+        hcas, rdma = network.rdma(root)
+        facts = facts._replace(hcas=hcas, rdma=rdma)
+    if request.bind != "none":
+        from fleetrun.probe import processors  # noqa: PLC0415 - only for those who bind
+
+        facts = facts._replace(processors=processors.processors(root, near))
+    return facts if request.debug is None else _with_debuggers(facts)
+
+
+def _with_debuggers(facts: Facts) -> Facts:
+    """Complete FACTS with what a debugger could use."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only where a debugger is wanted
+
+    from fleetrun.probe import tcp  # noqa: PLC0415 - see above
+    from fleetrun.run import terminal  # noqa: PLC0415 - see above
+
+    return facts._replace(
+        has_debugpy=find_spec("debugpy") is not None,
+        is_at_terminal=terminal.is_ours(),
+        used_ports=tcp.used(),
+    )
+
+
+def _here(root: str) -> str:
+    """Return the current folder, on a host where processes can be supervised at all."""
+    if not os.path.isdir(os.path.join(root, "proc/self/fd")):  # noqa: PTH112, PTH118
+        raise EnvironmentFault(
+            "/proc is not mounted, and without it processes cannot be supervised: "
+            "`mount -t proc proc /proc`."
+        )
+    if not os.path.exists(os.devnull):  # noqa: PTH110
+        raise EnvironmentFault(f"{os.devnull} is not there; programs expect it (`mount` a /dev).")
+    return current_folder()
+
+
+def current_folder() -> str:
+    """Return the folder in which we are, if there is one."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The current folder cannot be found ({error.strerror}): it may have been removed or "
+            "replaced; go to one that is there (`cd`)."
+        ) from None
+
+
+def _with_paddle(request: Request, facts: Facts) -> Facts:
+    """Complete FACTS with what the Paddle here cannot do, where that matters."""
+    feature = modes.BY_WORD[request.run_mode].feature
+    if feature is None:
+        return facts
+    from fleetrun.probe import paddles  # noqa: PLC0415 - most modes need only what every Paddle has
+
+    return facts._replace(
+        paddle_lacking=paddles.without(feature.symbol, sys.path),
+        script_imports_paddle=paddles.imports_paddle(request.script, facts.cwd),
+    )

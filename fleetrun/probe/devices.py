@@ -1,0 +1,114 @@
+"""The accelerators of this host."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.records.variables import ASSUME_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import Facts, Request
+    from fleetrun.probe.nvml import Inquiry, Nvml, Survey
+
+# Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
+_NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+
+_MASK = "CUDA_VISIBLE_DEVICES"
+
+# Devices that show as numbered files under /dev.
+_DEVICE_FILES = {"npu": "davinci", "xpu": "xpu"}
+
+_ASSUMABLE = ("gpu", "npu", "xpu")
+
+
+def by_files(root: str) -> dict[str, int]:
+    """Count the devices that show as files, but for GPUs, which their driver knows better."""
+    counts = {kind: _numbered(root, prefix) for kind, prefix in _DEVICE_FILES.items()}
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def ask_driver(request: Request, root: str, nvml: Callable[[], Nvml] | None) -> Inquiry | None:
+    """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
+    if request.nproc_per_node == "cpu" or request.device_kind not in {None, "gpu"}:
+        return None
+    if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
+        return None
+    from fleetrun.probe.nvml import Inquiry, pynvml_module  # noqa: PLC0415 - only where a driver is
+
+    return Inquiry(nvml or pynvml_module, wants_bus=request.bind != "none")
+
+
+def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
+    """Complete FACTS with the GPUs of SURVEY; where it failed, with what their files tell."""
+    if survey.is_stuck:
+        mask = facts.environ.get(_MASK, "all").strip()
+        if mask == "all":
+            raise EnvironmentFault(
+                f"The NVIDIA driver is stuck: {survey.trouble}. Look at `nvidia-smi` and `dmesg`; "
+                f"often only a reboot helps. To start without asking it, name the GPUs in {_MASK}, "
+                "or train on the CPU with --nproc_per_node=cpu."
+            )
+        note = f"The NVIDIA driver is stuck: {survey.trouble}; {_MASK}={mask} is believed."
+        count = _numbered(root, "nvidia") or len(mask.split(","))
+    elif survey.trouble:
+        # A driver and a library that disagree: the device files still tell how many there are.
+        count = _numbered(root, "nvidia")
+        note = f"NVML does not work ({survey.trouble}): GPUs are counted by their files in /dev."
+    else:
+        return _with_working_gpus(facts, survey)
+    counts = {"gpu": count, **facts.device_counts} if count else facts.device_counts
+    return facts._replace(
+        device_counts=counts, notes=(*facts.notes, note) if count else facts.notes
+    )
+
+
+def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
+    """Complete FACTS with the GPUs that work, and say which do not."""
+    lost = [f"GPU {index} does not work ({why})" for index, why in survey.lost]
+    barred = [f"GPU {index} may not be opened ({why})" for index, why in survey.barred]
+    trouble = "; ".join((*lost, *barred))
+    if not survey.gpus:
+        if lost:
+            raise EnvironmentFault(
+                f"No GPU of this host can be used: {trouble}. Look at `nvidia-smi` and `dmesg`; "
+                "to train on the CPU, give --nproc_per_node=cpu."
+            )
+        return facts._replace(without_gpus=trouble)
+    uuids = tuple(gpu.uuid for gpu in survey.gpus)
+    instances = tuple(uuid for gpu in survey.gpus for uuid in gpu.instances)
+    ids = {"gpu": uuids} | ({"mig": instances} if instances else {})
+    note = f"{trouble}: left out, and the others are numbered without, as CUDA numbers them."
+    return facts._replace(
+        device_counts={"gpu": len(uuids), **facts.device_counts},
+        device_ids=ids,
+        notes=(*facts.notes, note) if trouble else facts.notes,
+    )
+
+
+def assumed(text: str) -> dict[str, int]:
+    """Return the devices of FLEETRUN_ASSUME_DEVICES: `gpu:8`, `npu:4`, `cpu`."""
+    if text == "cpu":
+        return {}
+    counts = {}
+    for piece in text.split(","):
+        kind, _, number = piece.strip().partition(":")
+        if kind not in _ASSUMABLE or not (number.isascii() and number.isdigit()):
+            raise UsageError(
+                f"{ASSUME_DEVICES}={text}: give KIND:NUMBER with a kind of "
+                f"{', '.join(_ASSUMABLE)}, or cpu, for example gpu:8."
+            )
+        counts[kind] = int(number)
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _numbered(root: str, prefix: str) -> int:
+    """Count the device files that are called PREFIX and a number."""
+    try:
+        names = os.listdir(os.path.join(root, "dev"))  # noqa: PTH118, PTH208
+    except OSError:
+        return 0
+    return sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names)

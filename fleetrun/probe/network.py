@@ -1,0 +1,90 @@
+"""The addresses of this host, and the way to the others."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.model import Address
+from fleetrun.plan import hosts
+from fleetrun.probe import files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.model import Facts
+
+
+def with_network(facts: Facts, names: Sequence[str]) -> Facts:
+    """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers."""
+    facts = facts._replace(addresses=addresses())
+    if facts.hostname in names:
+        # The name says it: only the first peer is looked up, for the way there.
+        peers = [name for name in names if name != facts.hostname][:1]
+    else:
+        peers = [name for name in names if not hosts.ours(name, facts)]
+    resolved = {name: resolve(name) for name in peers if not hosts.is_address(name)}
+    facts = facts._replace(resolved=resolved)
+    for name in peers:
+        if not hosts.ours(name, facts):
+            targets = resolved.get(name, (name,))
+            return facts._replace(peer_interface=_interface_to(targets, facts.addresses))
+    return facts
+
+
+def addresses() -> tuple[Address, ...]:
+    """Return every IP address of this host."""
+    # 80 ms that only several hosts have to pay.
+    import socket  # noqa: PLC0415
+
+    import psutil  # noqa: PLC0415
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    return tuple(
+        Address(interface, entry.address.partition("%")[0])
+        for interface, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in families
+    )
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """Return the IPv4 addresses of a host's name; none when nobody knows it."""
+    import socket  # noqa: PLC0415 - see addresses
+
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
+    """Return the interface from which the kernel would reach the first of TARGETS it can."""
+    import socket  # noqa: PLC0415 - see addresses
+
+    for target in targets:
+        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            # Connecting a datagram socket sends nothing; the kernel only looks up the route.
+            probe.connect((target, 9))
+            source = probe.getsockname()[0]
+        except OSError:
+            continue
+        finally:
+            probe.close()
+        return next((address.interface for address in own if address.ip == source), None)
+    return None
+
+
+def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the InfiniBand and RoCE devices with an active port, and all of them."""
+    folder = os.path.join(root, "sys/class/infiniband")  # noqa: PTH118
+    names = files.names(folder)
+    active = []
+    for name in names:
+        ports = os.path.join(folder, name, "ports")  # noqa: PTH118
+        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]  # noqa: PTH118
+        if any("ACTIVE" in state for state in states):
+            active.append(name)
+    return tuple(active), names

@@ -1,0 +1,98 @@
+"""What a script's name means: a file, a program or a module."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan import command
+from fleetrun.probe import files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Script
+
+
+def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
+    """Return the path of what is to be run; None for a module, which only Python can look up."""
+    if script.form == "module" or script.target == command.CHECK:
+        return None
+    target = script.target
+    interpreted = target.endswith((".py", ".pyxes"))
+    if not interpreted and "/" not in target:
+        return _find_program(target, cwd, environ)
+    path = os.path.join(cwd, target)  # noqa: PTH118 - pathlib costs start-up time
+    if os.path.isdir(path):  # noqa: PTH112
+        raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
+    if not os.path.exists(path):  # noqa: PTH110
+        raise EnvironmentFault(
+            f"There is no script {target} (looked in {cwd}){_meant(target, cwd, '.')}"
+        )
+    if interpreted:
+        if not os.access(path, os.R_OK):
+            raise EnvironmentFault(f"The script {target} cannot be read; give yourself the right.")
+        return target
+    if not os.access(path, os.X_OK):
+        raise EnvironmentFault(
+            f"{target} is not executable: run `chmod +x {target}`, or start it with the program "
+            f"that reads it, as in `fleetrun bash {target}`."
+        )
+    return target
+
+
+def check_module(name: str, cwd: str) -> None:
+    """Complain about a module NAME that is not there when one here has nearly that name."""
+    if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
+        return
+    path = name.replace(".", "/")
+    here = os.path.join(cwd, path)  # noqa: PTH118
+    if os.path.isfile(f"{here}.py") or os.path.isdir(here):  # noqa: PTH112, PTH113
+        return
+    folder, _, last = path.rpartition("/")
+    # A file of another kind that Python can import.
+    if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):  # noqa: PTH118
+        return
+    from importlib.util import find_spec  # noqa: PLC0415 - not for modules that are here
+
+    from fleetrun.probe import nearby  # noqa: PLC0415 - as above
+
+    first = path.partition("/")[0]
+    is_here = os.path.isdir(os.path.join(cwd, first)) and first != path  # noqa: PTH112, PTH118
+    meant = nearby.find(f"{path}.py", cwd)
+    if meant is None or (not is_here and find_spec(first) is not None):
+        return
+    raise EnvironmentFault(
+        f"There is no module {name} (looked in {cwd}); "
+        f"did you mean {meant.removesuffix('.py').replace('/', '.')}?"
+    )
+
+
+def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return the program called NAME, looked up as a shell would."""
+    path = environ.get("PATH", os.defpath)
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
+            return candidate
+    here = os.path.join(cwd, name)  # noqa: PTH118
+    if os.path.isfile(here):  # noqa: PTH113
+        if os.access(here, os.X_OK):
+            return f"./{name}"
+        raise EnvironmentFault(
+            f"{name} is in this folder but not executable: run `chmod +x {name}`, or start it "
+            f"with the program that reads it, as in `fleetrun bash {name}`."
+        )
+    hint = _meant(name, cwd, "; a Python script ends in .py, a module needs -m.")
+    raise EnvironmentFault(
+        f"There is no program {name} in $PATH, nor a file of that name in {cwd}{hint}"
+    )
+
+
+def _meant(target: str, cwd: str, otherwise: str) -> str:
+    """End a sentence with the file that TARGET, which is none, nearly names, or OTHERWISE."""
+    from fleetrun.probe import nearby  # noqa: PLC0415 - only a mistake pays for it
+
+    meant = nearby.find(target, cwd)
+    return otherwise if meant is None else f"; did you mean {meant}?"

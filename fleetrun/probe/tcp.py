@@ -1,0 +1,59 @@
+"""TCP ports of this host: which are in use, and by whom."""
+
+from __future__ import annotations
+
+import os
+
+from fleetrun.probe import files
+
+# Where the kernel takes ports for outgoing connections when nobody configured it.
+_EPHEMERAL = (32768, 60999)
+
+
+def ephemeral(root: str = "/") -> tuple[int, int]:
+    """Return the first and the last port that the kernel gives to outgoing connections."""
+    try:
+        text = files.text(os.path.join(root, "proc/sys/net/ipv4/ip_local_port_range"))  # noqa: PTH118
+        low, high = (int(word) for word in text.split())
+    except ValueError:
+        return _EPHEMERAL
+    return low, high
+
+
+def used() -> frozenset[int]:
+    """Return the local TCP ports in use, read without opening anything."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in files.text(path).splitlines()[1:]:
+            local = line.split(None, 2)[1]
+            ports.add(int(local.rpartition(":")[2], 16))
+    return frozenset(ports)
+
+
+def holder(port: int) -> str | None:
+    """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
+    import psutil  # noqa: PLC0415 - only for an error message
+
+    # Ports that fleetruns hold for their ranks show as abstract sockets of this name.
+    reserved = f"@fleetrun/port/{port}"
+    for kind in ("tcp", "unix"):
+        for connection in psutil.net_connections(kind):
+            local = connection.laddr
+            held = str(local) == reserved if not isinstance(local, tuple) else local[1:] == (port,)
+            # Connections that only linger have no process any more.
+            if held and connection.pid is not None:
+                return _described(connection.pid)
+    return None
+
+
+def _described(pid: int) -> str:
+    """Describe a process."""
+    import psutil  # noqa: PLC0415 - only for an error message
+
+    from fleetrun.plan import arguments  # noqa: PLC0415 - only for an error message
+
+    try:
+        command = " ".join(arguments.conceal(psutil.Process(pid).cmdline())[0])
+    except psutil.Error:
+        return f"pid {pid}"
+    return f"pid {pid} ({command})" if command else f"pid {pid}"
