@@ -1,0 +1,69 @@
+"""docs/architecture.md describes the tree as it is: rooms, floors and events."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from test_floors import FLOORS
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "fleetrun"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """Return the text below the heading TITLE."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_room_and_no_other_has_a_sentence() -> None:
+    rooms = {
+        path.stem
+        for path in HOUSE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", section("Rooms"), flags=re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(rooms - {"__init__"})
+    for _, sentence in rows:
+        assert sentence.endswith(".")
+
+
+def test_the_floors_are_those_that_are_guarded() -> None:
+    floors = re.findall(r"^\d+\. ((?:.+\n)(?:   .+\n)*)", section("Floors"), flags=re.MULTILINE)
+    told = [{f"fleetrun.{name}" for name in re.findall(r"`([\w.]+)`", one)} for one in floors]
+    assert told == [set(floor) for floor in FLOORS]
+
+
+def written() -> dict[str, set[str]]:
+    """Return each event that the event log writes, and the keys of its line."""
+    source = (HOUSE / "sinks" / "eventlog.py").read_text(encoding="utf-8")
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._write":
+            name = ast.literal_eval(node.args[0])
+            keys = {one.arg for one in node.keywords if one.arg is not None}
+            if any(one.arg is None for one in node.keywords):
+                # What lines about a process have.
+                keys |= {"process", "rank", "attempt"}
+            found[name] = keys
+    return found
+
+
+def test_every_event_and_no_other_is_told_with_its_keys() -> None:
+    rows = re.findall(r"^\| `([\w ]+)` \| ([^|]*) \|", section("Events"), flags=re.MULTILINE)
+    told = {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
+    assert len(told) >= 18
+    assert told == written()
+
+
+def test_every_file_and_folder_that_is_named_is_there() -> None:
+    """Names as in `run/policy.py`, `tests/train` or `engines/`, from the checkout or fleetrun/."""
+    named = set(re.findall(r"`((?:[\w.]+/)+[\w.]*|\w+\.py)`", PAGE))
+    made = {"log/latest/events.jsonl", "fleetrun/configs"}
+    assert len(named) >= 20
+    missing = [
+        name for name in named - made if not ((HOUSE / name).exists() or (ROOT / name).exists())
+    ]
+    assert not missing
