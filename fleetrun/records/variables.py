@@ -1,7 +1,7 @@
 """Every variable FLEETRUN_* there is: who sets it, who reads it, what it means.
 
 The island in the ranks, which may not import this, writes the names out; a test holds both
-together, and the README to what users may set or read.
+together, and the pages of docs/ to what users may set or read.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.

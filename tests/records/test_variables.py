@@ -1,4 +1,4 @@
-"""The table of variables FLEETRUN_* is the whole truth, and the README tells what is public."""
+"""The table of variables FLEETRUN_* is the whole truth, and the pages tell what is public."""
 
 from __future__ import annotations
 
@@ -108,10 +108,11 @@ def test_what_cannot_import_the_table_agrees_with_it() -> None:
     assert set(named_in(("fleetrun/inject/",))) <= KNOWN
 
 
-def test_the_readme_tells_of_all_that_are_public_and_of_no_other() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = set(NAME.findall(text))
-    assert {one.name for one in variables.TABLE if one.is_public} == told
+def test_the_pages_tell_of_all_that_are_public_and_of_no_other() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    told = {name for page in pages for name in NAME.findall(page.read_text(encoding="utf-8"))}
+    # As a pattern, for all of them.
+    assert {one.name for one in variables.TABLE if one.is_public} == told - {variables.SECRET}
 
 
 def test_every_row_is_complete() -> None:

@@ -1,0 +1,59 @@
+"""Writes the tables of options into docs/options.md: .venv/bin/python scripts/options_page.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "options.md"
+BEGIN = "<!-- options: made by scripts/options_page.py from fleetrun/options.py -->\n"
+END = "<!-- end of options -->\n"
+
+if TYPE_CHECKING:
+    from fleetrun.options import Option
+
+
+def row(option: Option) -> str:
+    """Return OPTION's line of a table: its spellings, default, variables and meaning."""
+    if option.kind == "flag":
+        value = ""
+    else:
+        value = f"[={option.metavar}]" if option.bare is not None else f" {option.metavar}"
+    spellings = [f"{option.flag}{value}", *(f"--{alias}" for alias in option.aliases)]
+    meaning = [option.help, option.reason[:1].upper() + option.reason[1:]]
+    default = "" if option.default in {None, "false"} else f"`{option.default}`"
+    cells = (
+        ", ".join(f"`{one}`" for one in spellings),
+        default,
+        ", ".join(f"`{name}`" for name in option.env),
+        " ".join(filter(None, meaning)),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def tables() -> str:
+    """Return a table of options for each section of the help."""
+    from fleetrun import options  # noqa: PLC0415 - the path to it is set below
+
+    parts = []
+    for group in options.GROUPS:
+        members = [option for option in options.TABLE if option.group == group]
+        heading = f"\n### {group}\n\n| option | default | variable | meaning |\n|---|---|---|---|\n"
+        parts.append(heading + "".join(map(row, members)))
+    return "".join(parts) + "\n"
+
+
+def page() -> str:
+    """Return the page as it should be."""
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE}: the lines that begin and end the options are missing.")
+    return f"{before}{begin}{tables()}{end}{after}"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")

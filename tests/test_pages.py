@@ -1,0 +1,231 @@
+"""What the README and the pages of docs/ say holds: commands, links, options, exit codes.
+
+Every command works when it is pasted where it stands, those of docs/ in the README's project.
+Set-up, the project's own scripts and what pip does are left out. What needs GPUs, several hosts or
+endpoints on them is run with --dry-run. The project to try things in is the README's, with a small
+stand-in for each training script, which trains nothing but says that it did as Paddle's hooks do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from processes import MARKER, assert_no_survivors
+
+from fleetrun import errors, options
+from fleetrun.commands import help as help_text
+from fleetrun.records import variables
+from fleetrun.run import events
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    )
+}
+README = PAGES["README.md"]
+
+# Set-up, the tests themselves, and what measures for minutes.
+LEFT_OUT = re.compile(r"(scripts/|pip install|python -m pip|apt-get|dnf )")
+CLUSTER = re.compile(r" --(gpus|ips|servers)=")
+
+TRAINER = """
+import os, signal, socket, sys
+if os.environ.get("TRAINING_ROLE") == "PSERVER":
+    listening = socket.create_server((os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])))
+    signal.pause()
+times = os.environ.get("FLEETRUN_STEP_TIMES")
+if times:
+    with open(times.replace("{rank}", os.environ["PADDLE_TRAINER_ID"]), "w") as file:
+        for number in range(1, int(os.environ["FLEETRUN_STOP_AFTER"]) + 1):
+            file.write(f"{number} {number / 10} {1 / number}\\n")
+print("trained", *sys.argv[1:])
+"""
+
+
+class Piece(NamedTuple):
+    """One thing that a reader pastes: commands, or a file with its name."""
+
+    kind: str
+    text: str
+
+
+def pieces(page: str) -> list[Piece]:
+    """Return the commands and named files of PAGE, in its order."""
+    found = []
+    # Text and blocks in turn.
+    for place, part in enumerate(re.split(r"^```", page, flags=re.MULTILINE)):
+        kind, _, text = part.partition("\n")
+        if place % 2:
+            found += [Piece(kind, text)] if kind in {"sh", "yaml"} else []
+            continue
+        for inline in re.findall(r"`([^`]+)`", part):
+            # A command in a sentence, which may be broken like one.
+            if re.match(r"(\w+=\S+ )*fleetrun\s.*\.(py|json)\b", inline, flags=re.DOTALL):
+                found.append(Piece("sh", " ".join(inline.split())))
+    return found
+
+
+def commands(text: str) -> list[str]:
+    """Return the command lines of a block, long ones put together."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def adapted(command: str) -> str:
+    """Return COMMAND as it can be tried on any machine; nothing for what is left out."""
+    if LEFT_OUT.match(command):
+        return ""
+    if not CLUSTER.search(command):
+        return command
+    dry = command if "--dry-run" in command else command.replace("fleetrun ", "fleetrun --dry-run ")
+    return f"env -u CUDA_VISIBLE_DEVICES FLEETRUN_ASSUME_DEVICES=gpu:8 {dry}"
+
+
+def script(page: str) -> list[str]:
+    """Return the lines that paste all of PAGE, and end at the first command that fails."""
+    lines = []
+    for kind, text in pieces(page):
+        if kind == "yaml":
+            # Only a file that says its name is meant to be kept.
+            named = re.match(r"# (\S+\.yaml)\n", text)
+            lines += [f"cat >{named[1]} <<'END'\n{text}END"] if named else []
+            continue
+        for command in filter(None, map(adapted, commands(text))):
+            shown = command.replace("'", "'\\''")
+            lines += [f"echo '>>> {shown}'", command, "code=$?"]
+            lines += ['[ "$code" = 0 ] || { echo "it exited with $code"; exit 1; }']
+    return lines
+
+
+# The project that the README makes, in which a launch has left its logs.
+PROJECT = script(README[README.index("### Try it here") : README.index("## Every day")])
+PASTED = [name for name, page in PAGES.items() if script(page)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PASTED)
+def test_every_command_works_when_it_is_pasted_where_it_stands(name: str, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for trainer in ("train_resnet.py", "train_ctr.py"):
+        (tmp_path / "scripts" / trainer).write_text(TRAINER)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "fleetrun"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fleetrun "$@"\n')
+    command.chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={tmp_path}/bin:$PATH\n")
+    lines = script(PAGES[name])
+    if name != "README.md":
+        lines = [*PROJECT, "fleetrun train.py", *lines]
+    marker = uuid.uuid4().hex
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(lines) + "\n"],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", MARKER: marker},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert_no_survivors(marker)
+    assert done.returncode == 0, done.stdout[-3000:]
+    tried = sum(line.startswith("echo '>>> ") for line in lines)
+    assert done.stdout.count(">>> ") == tried
+
+
+def test_the_commands_are_found() -> None:
+    assert {"README.md", "docs/launching.md", "docs/strategies.md", "docs/logs.md"} <= set(PASTED)
+    found = [command for page in PAGES.values() for command in script(page)]
+    assert "fleetrun train.py --epochs 3" in "\n".join(found)
+    assert sum(command.startswith("echo '>>> ") for command in found) >= 30
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("train.py", "train_resnet.py"), ("train_ctr.py", "train_ctr.py")]
+)
+def test_what_the_pages_give_a_training_script_is_an_option_of_it(name: str, source: str) -> None:
+    text = (ROOT / "scripts" / source).read_text(encoding="utf-8")
+    calls = [
+        line
+        for page in PAGES.values()
+        for piece in pieces(page)
+        for line in commands(piece.text)
+        if f" {name}" in line and not line.startswith("cp ")
+    ]
+    assert calls
+    for call in calls:
+        for flag in re.findall(r" (--\w+)", call.partition(f" {name}")[2].partition("#")[0]):
+            assert f'"{flag}"' in text, call
+
+
+def test_the_readme_says_how_to_get_at_the_command_and_how_long_tests_take() -> None:
+    assert ". .venv/bin/activate" in README
+    assert re.search(r"scripts/test .*minutes", README)
+
+
+def anchors(page: str) -> set[str]:
+    """Return what links may name in PAGE: its headings, as GitHub spells them."""
+    without_code = re.sub(r"(?ms)^```.*?^```", "", page)
+    headings = re.findall(r"(?m)^#+ (.+)$", without_code)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    folder = (ROOT / name).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[name]):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (folder / path).resolve() if path else ROOT / name
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    for name in PAGES:
+        assert name == "README.md" or f"]({name})" in README
+
+
+def test_the_page_of_options_is_what_the_table_makes_of_it() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "options_page.py"))["page"]()
+    assert PAGES["docs/options.md"] == made, "run scripts/options_page.py"
+
+
+def test_every_spelling_of_every_option_is_on_the_page() -> None:
+    page = PAGES["docs/options.md"]
+    for option in options.TABLE:
+        for spelling in (option.flag, *(f"--{alias}" for alias in option.aliases)):
+            assert re.search(rf"^\| .*`{spelling}[` \[]", page, flags=re.MULTILINE), spelling
+        for name in option.env:
+            assert f"`{name}`" in page
+
+
+def test_every_public_variable_is_on_the_page_with_who_sets_it() -> None:
+    section = PAGES["docs/options.md"].partition("## Environment variables")[2]
+    rows = dict(re.findall(r"^\| `(FLEETRUN_\w+)` \| (\w+) \|", section, flags=re.MULTILINE))
+    who = {"the user": "you", "the launcher": "fleetrun"}
+    assert rows == {one.name: who[one.set_by] for one in variables.TABLE if one.is_public}
+
+
+def test_every_exit_code_is_on_the_page() -> None:
+    section = PAGES["docs/options.md"].partition("## Exit codes")[2]
+    codes = re.findall(r"^\| ([\dN][^|]*) \|", section, flags=re.MULTILINE)
+    assert [code.replace(" + ", "+") for code in codes] == [row[0] for row in help_text.EXIT_CODES]
+    kinds = (errors.UsageError, errors.EnvironmentFault, errors.RendezvousError)
+    known = {kind.exit_code for kind in kinds} | {events.HUNG, events.REFUTED}
+    assert {str(code) for code in known} <= set(codes)
