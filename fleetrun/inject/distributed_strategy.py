@@ -1,4 +1,4 @@
-"""Puts the strategy into Paddle's DistributedStrategy, and hears what the script puts there."""
+"""Puts the strategy into Paddle's DistributedStrategy, and records what the script sets there."""
 
 from __future__ import annotations
 
@@ -19,63 +19,64 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
 _FLEET = "paddle.distributed.fleet"
-# Where a DistributedStrategy keeps the names that the script has assigned; a copy keeps them, too.
-_SAID = "_fleetrun_said"
-# The field's attribute where it is called differently.
+# The attribute of a DistributedStrategy with the fields that the script has set, and the keys of
+# dictionaries. A copy of the strategy has it, too.
+_SCRIPT_FIELDS = "_fleetrun_script_fields"
+# Attributes that are not named like their field.
 _ATTRIBUTES = {
     "fuse_grad_size_in_TFLOPS": "_fuse_grad_size_in_TFLOPS",
     "calc_comm_same_stream": "_calc_comm_same_stream",
     "with_coordinator": "is_with_coordinator",
 }
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
-# What was not put into a DistributedStrategy, and why.
+# The fields that were not put into a DistributedStrategy, and why.
 refused: dict[str, str] = {}
 misfits: dict[str, str] = {}
-# The BuildStrategy objects that scripts have got from a strategy: they hold our values already.
-# All are kept, so that no id is used again; a script makes one or two.
+# By id, the BuildStrategy objects that scripts have got from a strategy, with our values in them.
+# They are kept for ever, so that no id is reused; a script makes one or two.
 _lent: dict[int, Any] = {}
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Put the strategy into every DistributedStrategy, and listen to what the script says."""
+    """Put the strategy into every DistributedStrategy, and record what the script sets."""
     settings.reset(spec, proof)
     injection = _Injection(spec)
-    after_import(f"{_FLEET}.base.distributed_strategy", injection.enter_strategies)
-    after_import(f"{_FLEET}.fleet", injection.enter_fleet)
-    after_import(f"{_FLEET}.optimizer", injection.enter_optimizers)
+    after_import(f"{_FLEET}.base.distributed_strategy", injection.patch_strategies)
+    after_import(f"{_FLEET}.fleet", injection.patch_fleet)
+    after_import(f"{_FLEET}.optimizer", injection.patch_optimizers)
 
 
 class _Injection:
-    """One strategy on its way into every DistributedStrategy of the process."""
+    """Patches Paddle so that every DistributedStrategy has our values."""
 
     def __init__(self, spec: StrategySpec) -> None:
         self._spec = spec
         self._module: Any = None
 
-    def enter_strategies(self, module: ModuleType) -> None:
-        """Let every new DistributedStrategy begin with our values."""
+    def patch_strategies(self, module: ModuleType) -> None:
+        """Give every new DistributedStrategy our values, and record what the script assigns."""
         self._module = module
         kind: Any = module.DistributedStrategy
-        begin, assign, load = kind.__init__, kind.__setattr__, kind.load_from_prototxt
+        init, assign, load = kind.__init__, kind.__setattr__, kind.load_from_prototxt
 
-        @functools.wraps(begin)
+        @functools.wraps(init)
         def __init__(strategy: Any, *args: Any, **options: Any) -> None:
-            begin(strategy, *args, **options)
+            init(strategy, *args, **options)
             self.place(strategy)
-            strategy.__dict__[_SAID] = {}
+            strategy.__dict__[_SCRIPT_FIELDS] = {}
 
         @functools.wraps(assign)
         def __setattr__(strategy: Any, name: str, value: Any) -> None:
-            said = strategy.__dict__.get(_SAID)
-            if said is None or name.startswith("_Distributed") or _is_paddles():
+            set_fields = strategy.__dict__.get(_SCRIPT_FIELDS)
+            if set_fields is None or name.startswith("_Distributed") or _is_paddles():
                 assign(strategy, name, value)
                 return
-            self._hear(strategy, said, name, value, assign)
+            self._assign(strategy, set_fields, name, value, assign)
 
         @functools.wraps(load)
         def load_from_prototxt(strategy: Any, pb_file: str) -> None:
             load(strategy, pb_file)
-            strategy.__dict__.setdefault(_SAID, {}).update(_written_in(strategy, pb_file))
+            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(_fields_in(strategy, pb_file))
 
         kind.__init__ = __init__
         kind.__setattr__ = __setattr__
@@ -90,19 +91,19 @@ class _Injection:
 
         kind.build_strategy = property(lend, builds.fset, builds.fdel, builds.__doc__)
 
-    def enter_fleet(self, module: ModuleType) -> None:
-        """Take the script's strategy where it gives it to fleet."""
+    def patch_fleet(self, module: ModuleType) -> None:
+        """Take over the strategy that the script passes to fleet."""
         kind: Any = module.Fleet
         kind.init = self._taking(kind.init, 3)
         kind.distributed_optimizer = self._taking(kind.distributed_optimizer, 2)
 
-    def enter_optimizers(self, module: ModuleType) -> None:
-        """Take it in dynamic graphs, too."""
+    def patch_optimizers(self, module: ModuleType) -> None:
+        """Take it over in dynamic graphs, too."""
         name = "_dygraph_distributed_optimizer"
         setattr(module, name, self._taking(getattr(module, name), 1))
 
     def _taking(self, function: Callable[..., Any], place: int) -> Callable[..., Any]:
-        """Return FUNCTION, whose parameter `strategy` is number PLACE, with what is taken."""
+        """Wrap FUNCTION, whose argument number PLACE is `strategy`, in `take`."""
 
         @functools.wraps(function)
         def taking(*args: Any, **options: Any) -> Any:
@@ -115,10 +116,10 @@ class _Injection:
         return taking
 
     def take(self, strategy: Any) -> Any:
-        """Hear what the script says in STRATEGY; return what fleet is to get."""
-        if strategy is None or _SAID not in getattr(strategy, "__dict__", {}):
+        """Record what the script has set in STRATEGY; return the strategy for fleet."""
+        if strategy is None or _SCRIPT_FIELDS not in getattr(strategy, "__dict__", {}):
             return strategy
-        for name, keys in strategy.__dict__[_SAID].items():
+        for name, keys in strategy.__dict__[_SCRIPT_FIELDS].items():
             value = _value(strategy, name)
             if isinstance(value, dict) and keys:
                 value = {key: value[key] for key in keys if key in value}
@@ -130,10 +131,10 @@ class _Injection:
         return strategy
 
     def place(self, strategy: Any) -> None:
-        """Set in STRATEGY what is asked for, as far as this Paddle has it."""
-        # Any assignment makes Paddle believe that the script does without `auto`.
+        """Set our values in STRATEGY, as far as this Paddle has the fields."""
+        # Any assignment makes Paddle believe that the script does not use `auto`.
         automatic = self._module.non_auto_func_called
-        # Switching a_sync on makes Paddle forget its details, so details come last.
+        # Assigning `a_sync` resets `a_sync_configs`, so details come last.
         names = sorted(self._spec.strategy, key=lambda name: name.endswith("_configs"))
         for name in names:
             value = self._spec.strategy[name]
@@ -155,55 +156,55 @@ class _Injection:
             return
         try:
             now = getattr(strategy, attribute)
-            # The setters drop whatever is of another type.
+            # The setters ignore values of another type.
             if isinstance(now, (bool, int, float)) and isinstance(value, (int, float)):
-                # Half a megabyte is for our own reducer; Paddle's has no less than one.
+                # Less than 1 MB is for our own reducer; Paddle's takes whole megabytes.
                 value = type(now)(value) or type(now)(value > 0)
             if isinstance(value, dict):
-                _forget_lists(strategy, attribute, value)
+                _clear_lists(strategy, attribute, value)
             kind.__dict__[attribute].fset(strategy, value)
         except Exception as error:
             misfits[name] = f"this Paddle does not take it: {error}"
 
-    def _hear(
+    def _assign(
         self,
         strategy: Any,
-        said: dict[str, set[str]],
+        set_fields: dict[str, set[str]],
         name: str,
         value: Any,
         assign: Callable[..., None],
     ) -> None:
-        """Assign as the script wants, and keep which fields it has assigned in SAID."""
+        """Assign as the script does, and add the fields to SET_FIELDS."""
         if name == "build_strategy":
             assign(strategy, name, value)
-            said.update({field: set() for field in self._said_in(strategy, value)})
+            set_fields.update({field: set() for field in self._set_in(strategy, value)})
             return
         field = _NAMES.get(name, name)
         if isinstance(value, dict):
-            if field not in said:
-                # Paddle appends to lists; the script means to replace what it does not know of.
-                _forget_lists(strategy, name, value)
+            if field not in set_fields:
+                # Paddle appends to lists, but the script means to replace ours.
+                _clear_lists(strategy, name, value)
             assign(strategy, name, value)
-            said.setdefault(field, set()).update(value)
+            set_fields.setdefault(field, set()).update(value)
             return
         assign(strategy, name, value)
-        said[field] = set()
+        set_fields[field] = set()
         if name == "a_sync" and "a_sync_configs" in self._spec.strategy:
-            # See `place`; what the script has said of them before is forgotten, as without us.
-            said.pop("a_sync_configs", None)
+            # See `place`. Paddle has reset what the script had set before.
+            set_fields.pop("a_sync_configs", None)
             self._place_field(strategy, "a_sync_configs", self._spec.strategy["a_sync_configs"])
 
-    def _said_in(self, strategy: Any, build: Any) -> list[str]:
-        """Return the fields that the script set in its BuildStrategy; put ours into the others.
+    def _set_in(self, strategy: Any, build: Any) -> list[str]:
+        """Return the fields that the script has set in its BuildStrategy; put ours into the others.
 
-        Paddle copies all of its fields, and what it does not mention is at its default in it.
+        Paddle copies all fields of it, also those that the script has left at their defaults.
         """
         from paddle.static import BuildStrategy
 
         fresh: Any = BuildStrategy()
         ours = self._spec.build_strategy
         is_lent = id(build) in _lent
-        said = []
+        set_fields = []
         for name in _build_fields(strategy):
             if name not in ours:
                 continue
@@ -212,12 +213,12 @@ class _Injection:
             if value == untouched:
                 setattr(strategy.strategy.build_strategy, name, ours[name])
             else:
-                said.append(name)
-        return said
+                set_fields.append(name)
+        return set_fields
 
 
 def _is_paddles() -> bool:
-    """Whether the caller's caller is code of Paddle, which assigns to strategies, too."""
+    """Whether the caller's caller is Paddle itself, which assigns to strategies, too."""
     frame = sys._getframe(2)
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "paddle"
 
@@ -227,42 +228,42 @@ def _build_fields(strategy: Any) -> set[str]:
 
 
 def _value(strategy: Any, name: str) -> Any:
-    """Return what STRATEGY has in the field NAME, after all conversions of Paddle."""
+    """Return the field NAME of STRATEGY, as Paddle has converted it."""
     if name in _build_fields(strategy):
         return getattr(strategy.strategy.build_strategy, name)
-    # The documented spelling is an attribute without effect where it can be assigned at all.
+    # Assigned by its documented name, which Paddle may take for a new attribute without effect.
     if name in strategy.__dict__:
         return strategy.__dict__[name]
     return getattr(strategy, _ATTRIBUTES.get(name, name), None)
 
 
-def _forget_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
-    """Empty the lists of ATTRIBUTE that VALUES is going to fill: Paddle appends to them."""
+def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
+    """Empty the lists of ATTRIBUTE that VALUES will set: Paddle appends to them."""
     message: Any = getattr(strategy.strategy, attribute, None)
     for key, value in values.items():
         if message is not None and isinstance(value, (list, tuple)):
             try:
                 message.ClearField(key)
             except ValueError:
-                # No such key; Paddle is about to say so.
+                # No such key: Paddle raises its own error.
                 return
 
 
-def _written_in(strategy: Any, path: str) -> dict[str, set[str]]:
-    """Return the fields that the file PATH sets, and the keys of those that have some."""
-    # Paddle needs it, so it is there.
+def _fields_in(strategy: Any, path: str) -> dict[str, set[str]]:
+    """Return the fields that the file PATH sets, and the keys of dictionaries."""
+    # Paddle depends on it.
     text_format: Any = importlib.import_module("google.protobuf.text_format")
 
     message = type(strategy.strategy)()
     with open(path, encoding="utf-8") as file:
         text_format.Merge(file.read(), message)
-    said: dict[str, set[str]] = {}
+    set_fields: dict[str, set[str]] = {}
     for field, value in message.ListFields():
         keys = (
             {key.name for key, _ in value.ListFields()} if hasattr(value, "ListFields") else set()
         )
         if field.name == "build_strategy":
-            said.update({key: set() for key in keys})
+            set_fields.update({key: set() for key in keys})
         else:
-            said[field.name] = keys
-    return said
+            set_fields[field.name] = keys
+    return set_fields

@@ -1,9 +1,8 @@
-"""Compares the parameters of the ranks, which must stay equal where they train on shared data.
+"""Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-First every rank sends one number, the checksum of all its parameters. Only where these differ are
-the parameters looked at one by one: kernels may round differently on different devices, and that
-is no divergence. Neither are running statistics, which are of what each rank sees;
-`parameter_history` tells them from what is trained.
+First every rank sends one checksum of all its parameters. Only if these differ, the parameters are
+compared one by one. Differences by rounding are allowed: kernels differ between devices. Running
+statistics are left out, as each rank computes them from its own data; see `parameter_history`.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import functools
 import json
 import operator
-import os
 import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import settings, store, updates
+from . import settings, updates
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
+from .replicas import ModelRanks, StaticRanks, world_size
 from .static import program as programs
 from .static.cpu import channels
 
@@ -30,22 +29,22 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
 _NEVER = -1
-# The ranks of these are meant to differ for a while.
+# With these, ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# The updates after which ranks are always compared. What a reducer keeps from one backward for the
-# next (the order of buckets, their memory) is all in use at the third.
+# The updates after which ranks are always compared. From the third on, everything that a reducer
+# keeps between backwards (the order of buckets, their memory) is in use.
 _ALWAYS = (1, 3)
-# What updates a parameter: gradients, forward.
-_LEARNED, _WRITTEN = 1, 2
-# So many names are told.
-_NAMED = 4
-# How many units of the last place one update may differ by.
-_ROUNDINGS = 4
+# Bits: a parameter is trained by gradients; a forward writes into it.
+_TRAINED, _WRITTEN = 1, 2
+# The number of parameters that a note names.
+_MOST_NAMES = 4
+# The difference that one update may cause, in units in the last place.
+_ULPS_PER_UPDATE = 4
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Compare after the first updates, and after every N where that is asked for."""
+    """Compare after the first updates, and after every N with `check_ranks=N`."""
     if spec.check_ranks == _NEVER:
         return
     check = _Check(spec.check_ranks, proof)
@@ -55,33 +54,35 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
 
 
 def barrier(source: Any) -> None:
-    """Return when every rank that trains with this one is here, too."""
+    """Wait for all ranks that train SOURCE, an optimizer or a program."""
     import paddle
 
-    if _world_size() == 1:
+    if world_size() == 1:
         return
     if hasattr(source, "global_block"):
         if _has_allreduces(source):
-            _StaticRanks().gather([])
+            StaticRanks().gather([])
     elif paddle.distributed.is_initialized():
         paddle.distributed.barrier()
 
 
 class _Check:
+    """Compares the ranks after the updates 1 and 3, and after every EVERY updates if above 0."""
+
     def __init__(self, every: int, proof: Evidence) -> None:
         self._every = every
         self._proof = proof
         self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
             weakref.WeakKeyDictionary()
         )
-        # By optimizer or program: another one may be at work in one rank only, and all must
-        # compare at the same time.
+        # Updates by optimizer or program. All ranks must compare at the same time, and one rank may
+        # have optimizers that the others do not have.
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        # Of the one that is compared.
+        # Updates of the optimizer or program that is compared.
         self._updates = 0
 
     def watch_models(self, module: ModuleType) -> None:
-        """Remember every data-parallel model, and what its forward changes."""
+        """Keep a history of the parameters of every DataParallel model."""
         kind: Any = module.DataParallel
         begin, forward = kind.__init__, kind.forward
 
@@ -93,7 +94,7 @@ class _Check:
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
             known = self._histories.get(model)
-            if known is None or not self._is_to_come(known.updates):
+            if known is None or not self._will_compare(known.updates):
                 return forward(model, *args, **options)
             with known.watching_forward():
                 return forward(model, *args, **options)
@@ -102,22 +103,22 @@ class _Check:
         watch_writes()
 
     def before_update(self, optimizer: Any) -> None:
-        """See which parameters have gradients: optimizers may clear them when they step."""
-        if not self._is_to_come(self._counts.get(optimizer, 0)):
+        """Record which parameters have gradients: an optimizer may clear them in its step."""
+        if not self._will_compare(self._counts.get(optimizer, 0)):
             return
         own = _of_optimizer(optimizer)
         for known in list(self._histories.values()):
-            known.see_gradients(own)
+            known.record_gradients(own)
 
     def after_update(self, source: Any, _number: int) -> None:
-        """Compare, if it is time."""
-        # Not sooner: `paddle.distributed.spawn` tells its processes late how many there are.
-        if not self._is_time(source) or _world_size() == 1:
+        """Compare if an update is due."""
+        # Read here: `paddle.distributed.spawn` sets the number of ranks late.
+        if not self._is_due(source) or world_size() == 1:
             return
         if hasattr(source, "global_block"):
-            self._after_run(source)
+            self._compare_program(source)
             return
-        # The order of models is that of their making, which is the same in every rank.
+        # In the order in which the models were created, which is the same on every rank.
         models = [model for model in self._in_order() if _is_updated_by(model, source)]
         if not models:
             if not self._histories:
@@ -127,33 +128,33 @@ class _Check:
             known = self._histories[model]
             known.updates = self._updates
             parameters = _parameters(model)
-            known.see_gradients(list(parameters.values()))
-            self._compare(parameters, _ModelRanks(model), known)
+            known.record_gradients(list(parameters.values()))
+            self._compare(parameters, ModelRanks(model), known)
 
-    def _after_run(self, program: Any) -> None:
+    def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
             self._proof.note("the ranks were not compared: they may differ by the strategy")
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         else:
-            self._compare(_variables(program), _StaticRanks(), None)
+            self._compare(_variables(program), StaticRanks(), None)
 
     def _in_order(self) -> list[Any]:
         return sorted(self._histories, key=lambda model: str(model.full_name()))
 
-    def _is_time(self, source: Any) -> bool:
+    def _is_due(self, source: Any) -> bool:
         count = self._updates = self._counts.get(source, 0) + 1
         self._counts[source] = count
         return count in _ALWAYS or (self._every > 0 and count % self._every == 0)
 
-    def _is_to_come(self, count: int) -> bool:
-        """Whether ranks are to be compared at any time after COUNT updates."""
+    def _will_compare(self, count: int) -> bool:
+        """Whether there will be a comparison after more than COUNT updates."""
         return self._every > 0 or count < _ALWAYS[-1]
 
     def _compare(
         self,
         parameters: Mapping[str, Any],
-        ranks: _ModelRanks | _StaticRanks,
+        ranks: ModelRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
         arrays = {name: _array(value) for name, value in parameters.items()}
@@ -166,52 +167,56 @@ class _Check:
         if all(row == rows[0] for row in rows):
             self._proof.ranks_equal = True
             return
-        # In a static graph, what forward writes into was left out already.
-        origins_of = [
-            _LEARNED
+        # `_variables` has left out what the forward of a static program writes into.
+        kinds = [
+            _TRAINED
             if known is None
-            else _LEARNED * known.is_learned(each) | _WRITTEN * known.is_written(each)
+            else _TRAINED * known.is_trained(each) | _WRITTEN * known.is_written(each)
             for each in parameters.values()
         ]
-        self._look_closer(arrays, sums, rows, origins_of, ranks)
+        self._compare_each(arrays, sums, rows, kinds, ranks)
 
-    def _look_closer(
+    def _compare_each(
         self,
         arrays: dict[str, Any],
         sums: list[int],
         rows: list[list[int]],
-        origins_of: list[int],
-        ranks: _ModelRanks | _StaticRanks,
+        kinds: list[int],
+        ranks: ModelRanks | StaticRanks,
     ) -> None:
-        """Find the first parameter that differs by more than rounding, and stop; all ranks do."""
+        """Raise RuntimeError, on all ranks, if a parameter differs by more than rounding.
+
+        ROWS has the number of parameters and the checksum of each rank. KINDS are the bits
+        `_TRAINED` and `_WRITTEN` of each parameter, as this rank has seen them.
+        """
         counts = [row[0] for row in rows]
         if len(set(counts)) > 1:
             self._fail(f"they have different numbers of parameters: {counts}")
         table = ranks.gather(sums)
-        # What one rank has seen holds for all.
-        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(origins_of))]
+        # A parameter has a bit if any rank has seen it.
+        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(kinds))]
         statistics = []
         is_exact = True
         for index, (name, array) in enumerate(arrays.items()):
             if len({row[index] for row in table}) == 1:
                 continue
-            if seen[index] != _LEARNED:
+            if seen[index] != _TRAINED:
                 statistics.append(name)
                 continue
             is_exact = False
             distances = ranks.distances(array)
             bad = [
-                ranks.names[place]
+                ranks.ranks[place]
                 for place, distance in enumerate(distances)
-                if not distance <= _ROUNDINGS * self._updates
+                if not distance <= _ULPS_PER_UPDATE * self._updates
             ]
             if bad:
                 named = ", ".join(map(str, bad))
                 self._fail(
-                    f"rank {named} and rank {ranks.names[0]} differ in the parameter {name}"
+                    f"rank {named} and rank {ranks.ranks[0]} differ in the parameter {name}"
                     f" of shape {list(array.shape)}"
                     if len(bad) == 1
-                    else f"ranks {named} differ from rank {ranks.names[0]} in the parameter {name}"
+                    else f"ranks {named} differ from rank {ranks.ranks[0]} in the parameter {name}"
                     f" of shape {list(array.shape)}"
                 )
         self._proof.ranks_equal = True
@@ -235,77 +240,14 @@ class _Check:
         )
 
 
-class _ModelRanks:
-    """The ranks that share a data-parallel model in a dynamic graph."""
-
-    def __init__(self, model: Any) -> None:
-        import paddle
-
-        self._paddle: Any = paddle
-        self._group = getattr(model, "group", None)
-        own = None if self._group is None else getattr(self._group, "ranks", None)
-        self.names = list(own) if own else list(range(paddle.distributed.get_world_size()))
-
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Return the numbers of every rank."""
-        return [list(map(int, row)) for row in self._gather(numbers, "int64")]
-
-    def _gather(self, numbers: list[Any], kind: str) -> list[list[Any]]:
-        paddle = self._paddle
-        with paddle.no_grad():
-            own = paddle.to_tensor(numbers, dtype=kind)
-            rows: list[Any] = []
-            paddle.distributed.all_gather(rows, own, group=self._group)
-            return [row.numpy().tolist() for row in rows]
-
-    def distances(self, array: Any) -> list[float]:
-        """Return how far each rank is from the first, in units of the last place."""
-        paddle = self._paddle
-        with paddle.no_grad():
-            first = paddle.to_tensor(array)
-            paddle.distributed.broadcast(first, src=self.names[0], group=self._group)
-            own = _distance(array, first.numpy())
-        return [row[0] for row in self._gather([own], "float64")]
-
-
-class _StaticRanks:
-    """All ranks of a static graph, which exchange values through the job's store."""
-
-    # Several programs may be compared, each after its own first update: no key may be used twice.
-    _comparisons = 0
-
-    def __init__(self) -> None:
-        _StaticRanks._comparisons += 1
-        self._key = f"fleetrun/check/{_StaticRanks._comparisons}"
-        self._gathers = 0
-        self._rank = int(os.environ["PADDLE_TRAINER_ID"])
-        self.names = list(range(_world_size()))
-
-    def gather(self, numbers: list[Any]) -> list[list[Any]]:
-        """Return the numbers of every rank."""
-        self._gathers += 1
-        return store.all_gather(f"{self._key}/{self._gathers}", numbers, self._rank, self.names)
-
-    def distances(self, array: Any) -> list[float]:
-        """Return how far each rank is from the first; see `_distance`."""
-        import numpy as np
-
-        key = f"{self._key}/{self._gathers}/values"
-        shared = store.job_store()
-        if self._rank == 0:
-            shared.set(key, array.tobytes())
-        first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
-        return [row[0] for row in self.gather([_distance(array, first)])]
-
-
 def _listed(names: Sequence[str]) -> str:
-    """Name the first of NAMES, and count the unsupported.
+    """Join the first of NAMES, and count the others.
 
     >>> _listed(["a", "b"]), _listed(list("abcdef"))
     ('a, b', 'a, b, c, d and 2 more')
     """
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _has_allreduces(program: Any) -> bool:
@@ -316,18 +258,13 @@ def _has_allreduces(program: Any) -> bool:
     )
 
 
-def _world_size() -> int:
-    text = os.environ.get("PADDLE_TRAINERS_NUM", "")
-    return int(text) if text.isdigit() else 1
-
-
 def _is_updated_by(model: Any, optimizer: Any) -> bool:
     own = {id(parameter) for parameter in _of_optimizer(optimizer)}
     return any(id(parameter) in own for parameter in model.parameters())
 
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
-    """Return the parameters of OPTIMIZER, which may be in groups, or be those of another."""
+    """Return the parameters of OPTIMIZER, also from groups and from an inner optimizer."""
     found: list[Any] = []
     inner = getattr(optimizer, "inner_optimizer", None)
     for entry in getattr(optimizer, "_parameter_list", None) or []:
@@ -336,9 +273,9 @@ def _of_optimizer(optimizer: Any) -> list[Any]:
 
 
 def _parameters(model: Any) -> dict[str, Any]:
-    """Return the parameters of MODEL that all ranks must have alike, and perhaps statistics."""
+    """Return by name the parameters of MODEL that must be equal; statistics may be among them."""
     return {
-        # Without the name that DataParallel gives to what it wraps.
+        # Without the prefix that DataParallel adds.
         name.partition("_layers.")[2] or name: parameter
         for name, parameter in model.named_parameters()
         if parameter.trainable
@@ -351,7 +288,7 @@ def _variables(program: Any) -> dict[str, Any]:
     import paddle
 
     scope = paddle.static.global_scope()
-    # Running statistics are of what each rank sees.
+    # Running statistics differ between ranks.
     statistics = programs.written_by_forward(program)
     return {
         parameter.name: scope.find_var(parameter.name).get_tensor()
@@ -368,30 +305,3 @@ def _array(value: Any) -> Any:
     import numpy as np
 
     return value.numpy() if hasattr(value, "numpy") else np.array(value)
-
-
-def _distance(own: Any, first: Any) -> float:
-    """Return the largest difference in units of the last place of the largest value."""
-    import numpy as np
-
-    if own.tobytes() == first.tobytes():
-        return 0.0
-    if own.dtype.kind != "f":
-        # bfloat16 comes as bare 16 bits: its first half is all there is to be seen.
-        own, first = (_widened(array) for array in (own, first))
-        unit = 2.0**-8
-    else:
-        unit = float(np.finfo(own.dtype).eps)
-    own, first = own.astype("float64"), first.astype("float64")
-    largest = float(np.max(np.abs(first)))
-    distance = float(np.max(np.abs(own - first)))
-    # Where either has become infinite or no number at all, it is farther than anything.
-    return distance / (unit * largest) if distance < np.inf and largest else float("inf")
-
-
-def _widened(array: Any) -> Any:
-    import numpy as np
-
-    if array.dtype != np.uint16:
-        return array
-    return (array.astype("uint32") << 16).view("float32")

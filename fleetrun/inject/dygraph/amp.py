@@ -1,4 +1,4 @@
-"""Mixed precision in dynamic graphs, which only the script can turn on: counts whether it did."""
+"""Counts whether the script uses mixed precision in dynamic graphs; only the script can do so."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 _KNOB = "amp"
-# By it Paddle counts the operators of each precision.
+# Lets Paddle count the operators of each precision.
 _FLAG = "FLAGS_low_precision_op_list"
-# These change the precision of a tensor; nothing is computed.
+# They only change the dtype of a tensor.
 _CASTS = frozenset(("cast", "transfer_dtype"))
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Count up to the first update, where mixed precision is asked for."""
+    """Count up to the first update, if mixed precision is asked for."""
     if not spec.get(_KNOB):
         return
-    precision = _Precision(proof)
-    after_import("paddle", precision.count)
-    after_import("paddle.amp.grad_scaler", precision.watch_scalers)
-    updates.on_update(precision.tell)
+    counter = _PrecisionCounter(proof)
+    after_import("paddle", counter.start)
+    after_import("paddle.amp.grad_scaler", counter.watch_scalers)
+    updates.on_update(counter.report)
 
 
-class _Precision:
+class _PrecisionCounter:
+    """Counts operators in half precision, and finds the GradScaler that is used."""
+
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
         self._is_counting = False
         # The GradScaler that has scaled a loss.
         self._scaler: Any = None
 
-    def count(self, paddle: Any) -> None:
-        """Let Paddle count, unless the user has it count already."""
+    def start(self, paddle: Any) -> None:
+        """Let Paddle count, unless the user has switched that on already."""
         if not paddle.get_flags(_FLAG)[_FLAG]:
             paddle.set_flags({_FLAG: 1})
             self._is_counting = True
 
     def watch_scalers(self, module: ModuleType) -> None:
-        """Remember the GradScaler that is really used."""
+        """Keep the GradScaler that scales a loss."""
         kind: Any = module.AmpScaler
         scale = kind.scale
 
         @functools.wraps(scale)
         def scaling(scaler: Any, *args: Any, **options: Any) -> Any:
             scaled = scale(scaler, *args, **options)
-            # Paddle may switch it off in the call.
+            # Paddle may disable it in the call.
             self._scaler = scaler if scaler.is_enable() else None
             return scaled
 
         kind.scale = scaling
 
-    def tell(self, _source: Any, number: int) -> None:
-        """Say after the first update what was counted."""
+    def report(self, _source: Any, number: int) -> None:
+        """Report after the first update what was counted."""
         if number != 1:
             return
         import paddle

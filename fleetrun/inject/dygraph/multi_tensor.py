@@ -1,4 +1,7 @@
-"""Fused optimizer kernels in dynamic graphs: Paddle has them, for Momentum and Adam."""
+"""Fused optimizer kernels in dynamic graphs, which Paddle has for Momentum and Adam.
+
+Paddle calls it `use_multi_tensor`: one kernel updates many parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 _KNOB = "fuse_all_optimizer_ops"
-# Where an optimizer keeps the names of the parameters in its tables; absent before we fused.
-_KNOWN = "_fleetrun_fused"
+# The attribute of an optimizer with the names of the parameters in its tables, once we have fused.
+_FUSED_NAMES = "_fleetrun_fused"
 # The optimizers, and their kernels for many parameters and for one.
 _KERNELS = {"Momentum": ("merged_momentum_", "momentum_"), "Adam": ("merged_adam_", "adam_")}
 # The tables that `_create_multi_tensor_dict` makes for each of them.
@@ -38,54 +41,57 @@ _TABLES = {
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Fuse where it is asked for."""
+    """Fuse updates if `fuse_all_optimizer_ops` is asked for."""
     if not spec.builds(_KNOB):
         return
     fusion = _Fusion(proof)
     for name in _KERNELS:
-        after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.enter, name))
-    updates.on_update(fusion.tell)
+        after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.patch, name))
+    updates.on_update(fusion.report)
 
 
 class _Fusion:
+    """Switches `use_multi_tensor` on where it changes nothing else, and counts kernel calls."""
+
     def __init__(self, proof: Evidence) -> None:
         self._proof = proof
-        self._said = ("", "")
+        # Status and text of the last report.
+        self._reported = ("", "")
         # In this update: calls of fused kernels, parameters in them, and calls for one parameter.
         self._fused = self._parameters = self._single = 0
         self._why_not = ""
 
-    def enter(self, name: str, module: Any) -> None:
-        """Let the optimizer NAME of MODULE decide before each update whether it fuses."""
+    def patch(self, name: str, module: Any) -> None:
+        """Patch the optimizer NAME of MODULE to decide before each update whether it fuses."""
         kind: Any = getattr(module, name)
-        make = kind._create_optimization_pass
+        create_pass = kind._create_optimization_pass
 
-        @functools.wraps(make)
+        @functools.wraps(create_pass)
         def create(optimizer: Any, pairs: Any, *args: Any, **options: Any) -> Any:
             if sys.modules["paddle"].in_dynamic_mode():
                 self._decide(optimizer, name, pairs)
-            return make(optimizer, pairs, *args, **options)
+            return create_pass(optimizer, pairs, *args, **options)
 
         kind._create_optimization_pass = create
         operations: Any = module._C_ops
         fused, single = _KERNELS[name]
-        module._C_ops = _Counting(operations, fused, single, self)
+        module._C_ops = _CountingOperations(operations, fused, single, self)
 
-    def saw_fused(self, parameters: int) -> None:
-        """Count one call of a fused kernel."""
+    def count_fused(self, parameters: int) -> None:
+        """Count one call of a fused kernel for so many PARAMETERS."""
         self._fused += 1
         self._parameters += parameters
 
-    def saw_single(self) -> None:
+    def count_single(self) -> None:
         """Count one call of a kernel for one parameter."""
         self._single += 1
 
     def _decide(self, optimizer: Any, name: str, pairs: Any) -> None:
         if not settings.effective(_KNOB):
             return
-        known = optimizer.__dict__.get(_KNOWN)
+        known = optimizer.__dict__.get(_FUSED_NAMES)
         if optimizer._use_multi_tensor and known is None:
-            # The script wants it itself.
+            # The script has switched it on itself.
             return
         if type(optimizer).__name__ != name:
             self._why_not = f"{type(optimizer).__name__} is not {name} itself"
@@ -104,11 +110,11 @@ class _Fusion:
         now = [parameter.name for parameter, _ in entries]
         if not optimizer._use_multi_tensor or known != now:
             _make_tables(optimizer, name)
-        optimizer.__dict__[_KNOWN] = now
+        optimizer.__dict__[_FUSED_NAMES] = now
         optimizer._use_multi_tensor = True
 
-    def tell(self, source: Any, _number: int) -> None:
-        """Say what was called in this update."""
+    def report(self, source: Any, _number: int) -> None:
+        """Report the kernels that this update has called."""
         if self._proof.graph != "dygraph":
             return
         fused, parameters, single = self._fused, self._parameters, self._single
@@ -119,37 +125,37 @@ class _Fusion:
             text = f"{parameters} parameters in {fused} kernel call{'s' if fused > 1 else ''}"
             if single:
                 text += f", {single} by themselves"
-            said = (EFFECTIVE, text)
+            report = (EFFECTIVE, text)
         else:
             kind = type(source).__name__
             why = self._why_not or f"Paddle has no fused kernel for {kind}"
-            said = (NO_EFFECT, why)
-        if said == self._said or self._said[0] == EFFECTIVE:
+            report = (NO_EFFECT, why)
+        if report == self._reported or self._reported[0] == EFFECTIVE:
             return
-        self._said = said
+        self._reported = report
         self._proof.counts["optimizer_kernels"] = fused + single
         self._proof.knob(
             _KNOB,
-            said[0],
+            report[0],
             in_effect=bool(fused),
-            reason="" if fused else said[1],
-            evidence=said[1] if fused else "",
+            reason="" if fused else report[1],
+            evidence=report[1] if fused else "",
         )
 
 
-class _Counting:
-    """Paddle's operations, of which two are counted."""
+class _CountingOperations:
+    """Paddle's `_C_ops`, with the calls of two kernels counted."""
 
     def __init__(self, operations: Any, fused: str, single: str, fusion: _Fusion) -> None:
         self._operations = operations
         many, one = getattr(operations, fused), getattr(operations, single)
 
         def call_many(parameters: Any, *args: Any) -> Any:
-            fusion.saw_fused(len(parameters))
+            fusion.count_fused(len(parameters))
             return many(parameters, *args)
 
         def call_one(*args: Any) -> Any:
-            fusion.saw_single()
+            fusion.count_single()
             return one(*args)
 
         setattr(self, fused, call_many)
@@ -160,7 +166,7 @@ class _Counting:
 
 
 def _obstacle(optimizer: Any, entries: list[Any]) -> str:
-    """Return why Paddle's fused kernel cannot update ENTRIES, or nothing."""
+    """Return why Paddle's fused kernel cannot update ENTRIES; empty if it can."""
     for parameter, gradient in entries:
         if gradient is None:
             return f"{parameter.name} has no gradient"
@@ -177,14 +183,14 @@ def _obstacle(optimizer: Any, entries: list[Any]) -> str:
 
 
 def _make_tables(optimizer: Any, name: str) -> None:
-    """Give OPTIMIZER the empty tables that it would have had with `use_multi_tensor`.
+    """Give OPTIMIZER the empty tables that `use_multi_tensor` would have given it.
 
-    Paddle fills them from the accumulators, so what was trained so far stays.
+    Paddle fills them from the accumulators, so the optimizer's state is kept.
     """
     optimizer._param_dict = optimizer._create_multi_tensor_dict()
     for table in _TABLES[name]:
         setattr(optimizer, table, optimizer._create_multi_tensor_dict())
-    # Called FP32_LODTensor before Paddle 3.
+    # `FP32_LODTensor` before Paddle 3, `FP32_DenseTensor` since.
     for kind in optimizer._master_weight_dict:
         if kind.startswith("FP32"):
             optimizer._master_weight_dict[kind] = None
