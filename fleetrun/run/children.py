@@ -6,7 +6,7 @@ can reap them, so their ids cannot be reused.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH123, PTH208
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -90,17 +90,8 @@ def children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except FileNotFoundError:
         # A kernel without CONFIG_PROC_CHILDREN.
-        us = str(os.getpid())
-        return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _parent(pid) == us]
-
-
-def _parent(pid: str) -> str:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may hold anything, a bracket too.
-            return file.read().rpartition(b")")[2].split()[1].decode()
-    except OSError:
-        return ""
+        us = b"%d" % os.getpid()
+        return [pid for pid in proc.pids() if proc.fields(pid)[1:2] == [us]]
 
 
 def start(order: Order) -> int:

@@ -4,7 +4,6 @@ What the guard is not the parent of, in whatever generation, is found no other w
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH208
 
 import os
 import select
@@ -81,7 +80,7 @@ def _look_around(marker: bytes, shared: int) -> list[Process]:
 
 def _pids() -> list[int]:
     """Return all processes, the newest first, as far as numbers tell."""
-    return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+    return sorted(proc.pids(), reverse=True)
 
 
 def _kill_group(process: Process) -> None:
@@ -100,16 +99,16 @@ def _kill_group(process: Process) -> None:
 
 def _read_process(pid: int, marker: bytes) -> Process | None:
     """Return how PID is, without a look for a MARKER that is empty; None when it is no more."""
-    stat = proc.content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    if not stat or stat[0] in b"ZX":
+    stat = proc.stat(pid)
+    if stat is None:
         return None
     environ = b"\0" + proc.content(f"/proc/{pid}/environ") if marker else b""
     return Process(
         pid=pid,
-        parent=int(stat[1]),
-        group=int(stat[2]),
-        session=int(stat[3]),
-        started=int(stat[19]),
+        parent=stat.parent,
+        group=stat.group,
+        session=stat.session,
+        started=stat.started,
         is_marked=b"\0" + marker + b"\0" in environ,
     )
 

@@ -29,6 +29,7 @@ class Stat(NamedTuple):
     session: int
     cpu_s: float
     started: int
+    group: int = 0
 
 
 def content(path: str) -> bytes:
@@ -82,10 +83,18 @@ def standing(pid: int) -> str:
     return f"state {one.state}" + (f", in the kernel's {wchan}" if wchan else "")
 
 
+def fields(pid: int | str) -> list[bytes]:
+    """Return the words of /proc/PID/stat behind the name, of a zombie too; nothing if it is gone.
+
+    The first is the state, which `proc(5)` counts as the third.
+    """
+    # The name in brackets may hold anything, a bracket too.
+    return content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
 def stat(pid: int | str) -> Stat | None:
     """Return how process PID is; None when it is no more."""
-    # The name in brackets may hold anything, a bracket too.
-    words = content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    words = fields(pid)
     if not words or words[0] in b"ZX":
         return None
     return Stat(
@@ -95,12 +104,18 @@ def stat(pid: int | str) -> Stat | None:
         session=int(words[3]),
         cpu_s=sum(map(int, words[11:15])) / _TICKS,
         started=int(words[19]),
+        group=int(words[2]),
     )
+
+
+def pids() -> list[int]:
+    """Return the numbers of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def everybody() -> list[Stat]:
     """Return every living process of this host."""
-    seen = (stat(name) for name in os.listdir("/proc") if name.isdigit())
+    seen = (stat(pid) for pid in pids())
     return [one for one in seen if one is not None]
 
 
