@@ -9,7 +9,7 @@ from fleetrun.records.strategyfiles import DOCUMENT_SCHEMA
 from fleetrun.strategy import fields, verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from fleetrun.model import Knob, Strategy
     from fleetrun.strategy.resolve import Topology
@@ -74,19 +74,17 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
     for name in dict.fromkeys(names):
         field = table.get(name)
         if field is not None:
-            found[name] = {"on": _lines(verdicts.rows(field))}
+            found[name] = {"on": list(map(_line, verdicts.rows(field)))}
             if field.kind == "bool":
-                found[name]["off"] = _lines(verdicts.rows(field, is_off=True))
+                found[name]["off"] = list(map(_line, verdicts.rows(field, is_off=True)))
     return found
 
 
-def _lines(rows: Iterable[verdicts.Row]) -> list[dict[str, object]]:
-    """Return ROWS as JSON: what stands for all is left out, and a status is one word."""
-    return [
-        {name: value for name, value in row._asdict().items() if value and name != "names"}
-        | {"status": row.status.replace(" ", "_")}
-        for row in rows
-    ]
+def _line(row: verdicts.Row) -> dict[str, object]:
+    """Return ROW as JSON: what stands for all is left out, and a status is one word."""
+    said: dict[str, object] = {k: v for k, v in row._asdict().items() if v and k != "names"}
+    said["status"] = row.status.replace(" ", "_")
+    return said
 
 
 def _mapping(section: object) -> Mapping[str, object]:
