@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fleetrun.engines.ports import GuessedPorts, HeldPorts
@@ -37,9 +37,8 @@ class Maker(Protocol):
     ) -> tuple[str, ...] | None:
         """Return the hosts that are known by name; None where this engine is not the one."""
 
-    @abstractmethod
-    def make(self, found: "Found", ports: "Ports") -> Engine:
-        """Return the engine for the hosts that were found."""
+    # The class of the engine, made of what was found and where ports come from.
+    Engine: "Callable[[Found, Ports], Engine]"
 
 
 class Row(NamedTuple):
@@ -75,7 +74,7 @@ class Found(NamedTuple):
         Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
         """
         seed = pid + attempt
-        return self.maker.make(self, GuessedPorts(seed) if self.dry else HeldPorts(seed))
+        return self.maker.Engine(self, GuessedPorts(seed) if self.dry else HeldPorts(seed))
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "Places") -> Found:

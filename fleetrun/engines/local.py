@@ -30,12 +30,7 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
     return places.hosts or hosts.listed(request)
 
 
-def make(found: Found, ports: Ports) -> Local:
-    """Return the engine."""
-    return Local(found, ports)
-
-
-class Local:
+class Engine:
     """The engine of a job on one host."""
 
     def __init__(self, found: Found, ports: Ports) -> None:

@@ -49,15 +49,10 @@ def find(request: Request, environ: Mapping[str, str], places: Places) -> tuple[
     return read(environ).names
 
 
-def make(_found: "Found", ports: "Ports") -> "PaddleCloud":
-    """Return the engine."""
-    return PaddleCloud(ports)
-
-
-class PaddleCloud:
+class Engine:
     """The engine of a job whose hosts, and our place among them, PaddleCloud knows."""
 
-    def __init__(self, ports: "Ports") -> None:
+    def __init__(self, _found: "Found", ports: "Ports") -> None:
         self._ports = ports
 
     def gather(self, request: Request, facts: "Facts", slots: Slots) -> "Roster":

@@ -39,13 +39,11 @@ def find(_request: Request, environ: Mapping[str, str], places: Places) -> tuple
     return ()
 
 
-def make(_found: Found, _ports: Ports) -> Role:
-    """Return the engine."""
-    return Role()
-
-
-class Role:
+class Engine:
     """The engine of a host with a single process, of which the cluster has decided everything."""
+
+    def __init__(self, _found: Found, _ports: Ports) -> None:
+        """Need neither names nor ports."""
 
     def gather(self, _request: Request, facts: Facts, _slots: Slots) -> Roster:
         """Return this host; the cluster has chosen the port, and the others know it."""

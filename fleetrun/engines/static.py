@@ -25,12 +25,7 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
     return names if len(names) > 1 else None
 
 
-def make(found: Found, ports: Ports) -> Static:
-    """Return the engine."""
-    return Static(found, ports)
-
-
-class Static:
+class Engine:
     """The engine of a job whose hosts are listed."""
 
     def __init__(self, found: Found, ports: Ports) -> None:
