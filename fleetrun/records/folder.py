@@ -73,23 +73,32 @@ class Folder:
             os.unlink(draft, dir_fd=self.fd)
         fd = self.open(draft, _CREATE, mode)
         try:
-            try:
-                rest = memoryview(text.encode(errors="surrogateescape"))
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-            finally:
-                os.close(fd)
+            _fill(fd, text)
             os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=self.fd)
             raise
 
+    def add(self, name: str, text: str) -> None:
+        """Append TEXT to the file NAME."""
+        _fill(self.append(name), text)
+
     def close(self) -> None:
         """Close the folder; the next use opens it anew."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _fill(fd: int, text: str) -> None:
+    """Write all of TEXT to FD, and close it."""
+    try:
+        rest = memoryview(text.encode(errors="surrogateescape"))
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
 
 
 def enter(path: str, dir_fd: int | None = None) -> int:

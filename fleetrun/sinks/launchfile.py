@@ -73,10 +73,4 @@ class LaunchFile(Sink):
         self._append(render.banner(self._request, self._plan, has_links=self._has_links()) + notes)
 
     def _append(self, text: str) -> None:
-        fd = self._folder.append(names.LAUNCH)
-        try:
-            rest = memoryview(self._hide(text).encode(errors="surrogateescape"))
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
+        self._folder.add(names.LAUNCH, self._hide(text))

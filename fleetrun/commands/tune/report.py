@@ -14,6 +14,7 @@ import yaml
 from fleetrun.commands import tables
 from fleetrun.plan import arguments, secrets
 from fleetrun.records import names, reading
+from fleetrun.records.folder import SHARED, Folder
 from fleetrun.strategy import fields, load
 
 if TYPE_CHECKING:
@@ -97,13 +98,15 @@ def write(spec: TuneSpec, results: Sequence[Result]) -> Result | None:
     folder = Path(spec.out)
     folder.mkdir(parents=True, exist_ok=True)
     best = best_of(results)
-    (folder / DATA).write_text(_data(spec, results, best))
-    (folder / PAGE).write_text(page(results), encoding="utf-8")
+    out = Folder(str(folder.resolve()))
+    out.write(DATA, _data(spec, results, best), SHARED)
+    out.write(PAGE, page(results), SHARED)
     if best is None:
         # Not the best of an earlier tune.
         (folder / BEST).unlink(missing_ok=True)
     else:
-        (folder / BEST).write_text(yaml_of(best, strategy_of(best)))
+        out.write(BEST, yaml_of(best, strategy_of(best)), SHARED)
+    out.close()
     return best
 
 
