@@ -14,8 +14,8 @@ _MASK, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
 
 
 def check() -> None:
-    """Check this rank's device, and the communication with the other ranks."""
-    see_only_ours()
+    """Check this rank's device, and training together with the other ranks."""
+    hide_other_gpus()
     from paddle.utils import install_check
 
     install_check.run_check()
@@ -25,8 +25,8 @@ def check() -> None:
         print(f"PaddlePaddle works well on {ranks} ranks.")
 
 
-def see_only_ours() -> None:
-    """Hide other ranks' GPUs: Paddle's check takes the first visible one, and then all of them."""
+def hide_other_gpus() -> None:
+    """Make only this rank's GPUs visible: Paddle's check uses all visible ones."""
     places = os.environ.get(_SELECTED, "")
     if not places:
         return

@@ -47,7 +47,7 @@ _DEGREES = {
     "sharding_degree": "sharding",
     "sep_degree": "sep",
 }
-_NO_STEPS = "one step is no merging: gradient_merge_configs.k_steps says how many are one update"
+_NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
 _ONLY_STATIC = "Paddle has it for static graphs only"
 
 

@@ -60,7 +60,7 @@ def test_a_rank_checks_its_own_gpus(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, value)
-    run_check.see_only_ours()
+    run_check.hide_other_gpus()
     names = ("CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus")
     assert tuple(map(os.environ.get, names)) == expected
     for name in names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ..import_hooks import after_import
 from . import amp, backward, merge_hooks, multi_tensor
 from .data_parallel import REDUCER_FIELDS, Reducers
-from .gradient_merge import GradientMerge
+from .gradient_accumulation import GradientMerge
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
     from ..spec import StrategySpec
-    from .gradient_merge import GradientAccumulator
+    from .gradient_accumulation import GradientAccumulator
 
 # The fields that need our reducer.
 REDUCER_FIELDS = (

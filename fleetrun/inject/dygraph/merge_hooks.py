@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from .. import updates
 from ..import_hooks import after_import
 from . import backward
-from .gradient_merge import without_groups
+from .gradient_accumulation import without_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-    from .gradient_merge import GradientAccumulator, GradientMerge
+    from .gradient_accumulation import GradientAccumulator, GradientMerge
 
 
 def install(

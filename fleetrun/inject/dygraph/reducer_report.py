@@ -99,10 +99,10 @@ class ReducerReport:
             self._report_field(name, fused)
         early = (
             f"{counts['early']} of {plural(counts['allreduces'], 'allreduce')} went out before the"
-            " last gradient was there"
+            " last gradient was ready"
         )
         if counts["moved"]:
-            early += f"; {counts['moved']} gradients are reduced in the order in which they came"
+            early += f"; {counts['moved']} gradients were moved to the order of rank 0's backward"
         if not setup.overlaps:
             early = "each allreduce was waited for at once"
         self._report_field("sync_nccl_allreduce", early)

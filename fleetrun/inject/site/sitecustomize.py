@@ -1,8 +1,8 @@
-"""What every Python of a rank runs first: leave word of a fatal exception, show stacks on request.
+"""Runs first in every Python of a rank: reports a fatal exception, and shows stacks on request.
 
-Python imports `sitecustomize` by itself when it starts; the launcher puts this folder first on the
-ranks' PYTHONPATH. Nothing of it may be seen by the script. Some older Python may run it too (a
-script may start anything), so the syntax stays plain, and nothing is imported before it is needed.
+Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
+PYTHONPATH. The script must see no difference. A script may start an older Python, so the syntax
+stays plain, and nothing is imported before it is needed.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # For the comments.
+    # For the type comments.
     from collections.abc import Callable, Sequence  # noqa: F401
     from importlib.machinery import ModuleSpec  # noqa: F401
     from types import ModuleType, TracebackType  # noqa: F401
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _STACKS = "fleetrun-stacks"
 # The package beside this folder, under a name that nobody else has.
 _INJECT = "_fleetrun_inject"
-# Some exceptions quote a whole tensor.
+# The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
 
 
-def _find_the_next():
+def _import_hidden():
     # type: () -> None
     """Import the `sitecustomize` of the user or the system, which this one hides."""
     here = os.path.dirname(__file__)
@@ -37,13 +37,13 @@ def _find_the_next():
         if error.name != "sitecustomize":
             raise
     finally:
-        # Python wants to find what it is importing, whichever it is.
+        # The module that is being imported must be in sys.modules, whichever it is.
         sys.modules.setdefault("sitecustomize", ours)
 
 
-def _watch_for_the_end(path):
+def _report_fatal_exceptions(path):
     # type: (str) -> None
-    """Write the exception that ends this process to PATH; what is printed stays as it was."""
+    """Write the exception that ends this process to PATH; what is printed is unchanged."""
     import atexit
 
     pid = os.getpid()
@@ -59,7 +59,7 @@ def _watch_for_the_end(path):
         ):
             return
         reported[0] = error
-        # Forked children are not the rank, and no failure of ours may hide the user's.
+        # Forked children are not the rank. A failure of ours must not hide the user's.
         try:
             if os.getpid() == pid and _is_main(path):
                 _write(path, error)
@@ -68,36 +68,36 @@ def _watch_for_the_end(path):
 
     def excepthook(kind, error, trace):
         # type: (type[BaseException], BaseException, TracebackType | None) -> None
-        # A script may call it to show an exception, and go on.
+        # A script may call it to print an exception, and go on.
         if not _is_called_by_the_script():
             report(error)
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
-    _watch_for_exits(path, pid)
-    # Libraries put their own hooks in the place of ours; Python keeps the exception for us.
+    _record_exits(path, pid)
+    # Libraries may replace our hook; Python keeps the exception in sys.last_value.
     atexit.register(lambda: report(getattr(sys, "last_value", None)))
 
 
 def _is_called_by_the_script():
     # type: () -> bool
-    """Whether any of the script's own code is running: it has ended when an exception ends it."""
+    """Whether the script's code is running; it is not when an exception has ended it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name in ("<module>", "_run_module_as_main")
 
 
-def _watch_for_exits(path, pid):
+def _record_exits(path, pid):
     # type: (str, int) -> None
-    """Leave word of a failing exit beside PATH while it is under way: the end may take long."""
+    """Write a failing exit to a file beside PATH at once: the end of the process may take long."""
     from _thread import get_ident
 
     main = get_ident()
     note_at = os.path.join(os.path.dirname(path), "." + os.path.basename(path))
 
     class Mark:
-        """Goes with the exception; if the script caught that one, nothing ends."""
+        """Is deleted with the exception; removes the file if the script has caught it."""
 
         def __del__(self):
             # type: () -> None
@@ -106,7 +106,7 @@ def _watch_for_exits(path, pid):
 
     def note(error):
         # type: (SystemExit) -> None
-        """Note that ERROR ends the rank, if that is a failure."""
+        """Write that ERROR ends the rank, if its code is not 0."""
         try:
             code = error.code
             code = 0 if code is None else code & 255 if isinstance(code, int) else 1
@@ -121,12 +121,12 @@ def _watch_for_exits(path, pid):
 
 def _note_exits(note):
     # type: (Callable[[SystemExit], None]) -> None
-    """Show what sys.exit, exit and quit raise to NOTE."""
+    """Call NOTE with what sys.exit, exit and quit raise."""
     import builtins
 
     leave = sys.exit
 
-    def exit(*status):  # noqa: A001 - it takes that one's place
+    def exit(*status):  # noqa: A001 - it replaces that one
         # type: (object) -> NoReturn
         try:
             leave(*status)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def _note_exits(note):
 
 def _is_main(path):
     # type: (str) -> bool
-    """Whether no Python of this rank has started us: its own end counts then, not ours."""
+    """Whether no other Python of this rank has started this one: the end of that one counts."""
     mark = b"\0FLEETRUN_ERROR_FILE=" + os.fsencode(path) + b"\0"
     pid = os.getppid()
     while pid > 1:
@@ -173,7 +173,7 @@ def _is_main(path):
 
 def _write(path, error, code=None):
     # type: (str, BaseException, int | None) -> None
-    """Write ERROR to PATH, whole or not at all."""
+    """Write ERROR to PATH atomically."""
     import json
     import time
     import traceback
@@ -204,7 +204,7 @@ def _write(path, error, code=None):
         else stack[: _MOST // 2] + "\n[...]\n" + stack[-_MOST // 2 :],
     }
     draft = "%s.%d" % (path, os.getpid())
-    # Its owner's alone, from its first byte; a link that somebody has put there is in the way.
+    # Private from the first byte, and never through a link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
@@ -216,7 +216,7 @@ def _write(path, error, code=None):
 
 def _hider():
     # type: () -> Callable[[str], str]
-    """Return what takes secrets out of a text; where that cannot be loaded, all of it."""
+    """Return a function that hides the secrets in a text; all of it if that cannot be loaded."""
     from importlib import util
 
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -236,7 +236,7 @@ def _hider():
 
 def _environ():
     # type: () -> dict[str, str]
-    """Return the environment that this process has, and what of it the script has removed."""
+    """Return the environment of this process, with what the script has removed or changed."""
     try:
         with open("/proc/self/environ", "rb") as file:
             given = [os.fsdecode(entry) for entry in file.read().split(b"\0")]
@@ -244,7 +244,7 @@ def _environ():
         given = []
     found = {entry.partition("=")[0]: entry.partition("=")[2] for entry in given}
     for name, value in os.environ.items():
-        # One that the script has changed has two values.
+        # A variable that the script has changed has two values.
         found["NEW_" + name if found.get(name, value) != value else name] = value
     return found
 
@@ -257,7 +257,7 @@ def _number(name):
 
 def _show_stacks_on(signum):
     # type: (int) -> None
-    """Let SIGNUM write the stacks of all threads to memory, where the launcher fetches them."""
+    """Write the stacks of all threads on SIGNUM to a memory file, which the launcher reads."""
     import faulthandler
 
     try:
@@ -270,18 +270,18 @@ def _show_stacks_on(signum):
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
 
 
-class _UntilPaddleIsWanted:
-    """Waits until Paddle is imported, and then makes the strategy take effect in it."""
+class _StrategyFinder:
+    """Loads the package `inject` when Paddle is imported; finds no module itself."""
 
     def find_spec(self, name, path=None, target=None):
         # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
-        """Find nothing, unless somebody waits for the end of Paddle's own import."""
+        """Return the spec from `inject` if it has callbacks after Paddle's import, else None."""
         if name != "paddle":
             return None
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _apply_the_strategy()
-            # Python walks through the old list, without those who have just come.
+            _apply_strategy()
+            # Python iterates over the old list, without the finder that `inject` has just added.
             for finder in sys.meta_path:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
@@ -290,7 +290,7 @@ class _UntilPaddleIsWanted:
         return None
 
 
-def _apply_the_strategy():
+def _apply_strategy():
     # type: () -> None
     """Load the package `inject`, which this folder lies in, under a name of its own."""
     from importlib import util
@@ -309,10 +309,10 @@ def _apply_the_strategy():
     )
 
 
-class _UntilPaddle:
-    """Waits until Paddle has put its own handlers for crashes in the place of Python's.
+class _CrashHandlerFinder:
+    """Restores faulthandler once Paddle has replaced it by its own crash handlers.
 
-    It finds no module; it only sees which are looked for, so it leaves no trace in tracebacks.
+    It finds no module. It only sees which ones are imported, so tracebacks do not show it.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -320,26 +320,26 @@ class _UntilPaddle:
         """Find nothing."""
         if name[:7] != "paddle.":
             return
-        # Called `fluid` before Paddle 2.5. It installs the handlers at its end.
+        # `fluid` before Paddle 2.5. It installs the handlers when its import ends.
         base = sys.modules.get("paddle.base") or sys.modules.get("paddle.fluid")
         if base is None or getattr(base.__spec__, "_initializing", False):
             return
-        # A new list: somebody is walking through the old one.
+        # A new list: Python is iterating over the old one.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
-            _show_the_stack_of_crashes_again()
+            _restore_faulthandler()
         except Exception:  # noqa: S110 - training goes on without
             pass
 
 
-def _show_the_stack_of_crashes_again():
+def _restore_faulthandler():
     # type: () -> None
-    """Put faulthandler before whoever took its place, and him behind it: both get to speak."""
+    """Put faulthandler before the handlers that replaced it, and chain them: both report."""
     import ctypes
     import faulthandler
     import signal
 
-    # Larger than any `struct sigaction`; nobody looks into it.
+    # Larger than any `struct sigaction`; opaque to us.
     theirs = {
         signum: ctypes.create_string_buffer(512)
         for signum in (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
@@ -358,23 +358,23 @@ def _begin():
     try:
         # Switched on by PYTHONFAULTHANDLER, if at all.
         if sys.modules["faulthandler"].is_enabled():
-            sys.meta_path.insert(0, _UntilPaddle())
+            sys.meta_path.insert(0, _CrashHandlerFinder())
     except (AttributeError, KeyError):
         pass
     try:
         path = os.environ.get("FLEETRUN_ERROR_FILE")
         if path:
-            _watch_for_the_end(path)
+            _report_fatal_exceptions(path)
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
         if os.environ.get("FLEETRUN_STRATEGY_FILE"):
-            sys.meta_path.insert(0, _UntilPaddleIsWanted())
+            sys.meta_path.insert(0, _StrategyFinder())
     except Exception:  # noqa: S110 - training goes on without
         pass
 
 
 try:
-    _find_the_next()
+    _import_hidden()
 finally:
     _begin()

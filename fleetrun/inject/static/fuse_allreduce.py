@@ -45,7 +45,7 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
 def _pack_block(
     block: Any,
     found: list[program.Reduction],
-    communicators: list[rings.Communicator],
+    communicators: list[rings.BucketRings],
     turn: int,
 ) -> int:
     """Pack what is reduced in one BLOCK; the number of buckets so far goes in and out."""
@@ -81,7 +81,7 @@ def _pack_block(
             reader = _first_reader(block, each.place, names)
             span = (each.place, each.place if settings_view.waits() else reader)
             gradients = [block._find_var_recursive(name) for name in names]
-            carried = [channels.Member(each, math.prod(each.shape)) for each in gradients]
+            carried = [channels.BucketMember(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             channels.insert(
                 block, span, carried, communicator.channel, tokens=passed, op_role=op_role
@@ -127,7 +127,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     block: Any,
     index: int,
     names: list[str],
-    communicator: rings.Communicator,
+    communicator: rings.BucketRings,
     allreduce: str,
     op_role: int,
 ) -> None:

@@ -15,7 +15,7 @@ _SHARDS = ("c_broadcast", "broadcast", "c_reduce_sum", "reduce")
 _HALVES = (4, 22)
 
 
-class Finding(NamedTuple):
+class FieldFinding(NamedTuple):
     """Whether the field NAME is in the program: what was counted, or why it is not there."""
 
     name: str
@@ -24,12 +24,14 @@ class Finding(NamedTuple):
     reason: str
 
 
-def look(running: Any) -> Iterator[Finding]:
+def look(running: Any) -> Iterator[FieldFinding]:
     """Yield a finding for each field that one of Paddle's meta optimizers implements."""
     found = program.count(running)
     for name, (count, reason) in _COUNTS.items():
         evidence = count(running, found)
-        yield Finding(name, bool(evidence), evidence, "" if evidence else reason(running, found))
+        yield FieldFinding(
+            name, bool(evidence), evidence, "" if evidence else reason(running, found)
+        )
 
 
 def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:

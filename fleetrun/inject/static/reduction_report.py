@@ -20,7 +20,7 @@ _SEVERAL = "nccl_comm_num above 1 lets the computation go on"
 _PARTS = ("c_reduce_sum", "reduce", "c_broadcast", "broadcast")
 
 
-class Bucket(NamedTuple):
+class CountedBucket(NamedTuple):
     """What one allreduce carries, and the rings that it is spread over."""
 
     gradients: int
@@ -28,7 +28,7 @@ class Bucket(NamedTuple):
     rings: tuple[int, ...]
 
 
-def buckets(running: Any) -> list[Bucket]:
+def buckets(running: Any) -> list[CountedBucket]:
     """Read the allreduces of gradients, each variable once, in the order of the program."""
     inside: dict[str, list[int]] = {}
     rings: dict[str, list[int]] = {}
@@ -48,7 +48,7 @@ def buckets(running: Any) -> list[Bucket]:
                     inside[name] = [program.bytes_of(block, name) or 0]
                 rings.setdefault(name, []).append(op.attr("ring_id"))
     return [
-        Bucket(len(inside[name]), sum(inside[name]), tuple(dict.fromkeys(over)))
+        CountedBucket(len(inside[name]), sum(inside[name]), tuple(dict.fromkeys(over)))
         for name, over in rings.items()
     ]
 
@@ -118,7 +118,9 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     _report_waiting(running, proof)
 
 
-def _report_rings(proof: Evidence, found: list[Bucket], turns: int, rings: list[int]) -> None:
+def _report_rings(
+    proof: Evidence, found: list[CountedBucket], turns: int, rings: list[int]
+) -> None:
     asked = settings_view.rings()
     _report(
         proof,

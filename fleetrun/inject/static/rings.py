@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIRST = 100
 
 
-class Communicator(NamedTuple):
+class BucketRings(NamedTuple):
     """The rings that sum a bucket: one ring of all ranks, or the group's ring and the leaders'."""
 
     ring: int
@@ -30,7 +30,7 @@ class Communicator(NamedTuple):
     channel: channels.Channel | None = None
 
 
-def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Communicator]:
+def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
     """Open the communicators that the strategy asks for; collective: all ranks must call it."""
     ranks, size = fleet.worker_num(), settings_view.group_size(fleet.worker_num())
     groups = [range(at, min(at + size, ranks)) for at in range(0, ranks, size)]
@@ -38,11 +38,11 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Communicator]:
         proof.counts["groups"] = [list(group) for group in groups]
     if gloo.is_used():
         if size == 1 and settings_view.rings() == 1:
-            return [Communicator(0)]
+            return [BucketRings(0)]
         own = channels.open_channels(
             fleet.worker_index(), ranks, size=size, number=settings_view.rings()
         )
-        return [Communicator(channel.rings[-1], channel=channel) for channel in own]
+        return [BucketRings(channel.rings[-1], channel=channel) for channel in own]
     communicators = []
     for number in range(settings_view.rings()):
         first = _FIRST + number * (len(groups) + 1)
@@ -50,7 +50,7 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Communicator]:
             ring = 0 if number == 0 else first
             if ring:
                 _open(startup, fleet, ring, range(ranks))
-            communicators.append(Communicator(ring))
+            communicators.append(BucketRings(ring))
             continue
         mine = fleet.worker_index() // size
         # Each group has a number of its own: the keys in the store must not meet.
@@ -59,11 +59,11 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[Communicator]:
         is_leader = fleet.worker_index() in leaders
         if is_leader:
             _open(startup, fleet, first, leaders)
-        communicators.append(Communicator(first, first + 1 + mine, is_leader))
+        communicators.append(BucketRings(first, first + 1 + mine, is_leader))
     return communicators
 
 
-def reduce_over(communicator: Communicator, carried: Any, allreduce: str) -> list[dict[str, Any]]:
+def reduce_over(communicator: BucketRings, carried: Any, allreduce: str) -> list[dict[str, Any]]:
     """Return the operators that sum CARRIED over all ranks."""
     if communicator.inner < 0:
         return [_sum(carried, allreduce, communicator.ring)]

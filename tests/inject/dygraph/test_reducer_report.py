@@ -64,7 +64,7 @@ def test_a_second_communicator_that_nothing_went_over_has_no_effect(tmp_path: Pa
         "no_effect",
         None,
         "there is only 1 allreduce to share",
-        "1 communicator; 0 of 1 allreduce went out before the last gradient was there",
+        "1 communicator; 0 of 1 allreduce went out before the last gradient was ready",
     )
 
 
@@ -74,7 +74,7 @@ def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
         "effective",
         2,
         "there are only 2 allreduces to share",
-        "2 communicators in turn; 1 of 2 allreduces went out before the last gradient was there",
+        "2 communicators in turn; 1 of 2 allreduces went out before the last gradient was ready",
     )
 
 

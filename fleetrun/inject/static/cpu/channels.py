@@ -55,7 +55,7 @@ class Channel:
             self._queue.get().run()
 
 
-class Member(NamedTuple):
+class BucketMember(NamedTuple):
     """A gradient in a bucket: its variable and how many numbers it has."""
 
     variable: Any
@@ -148,7 +148,7 @@ def make_token(block: Any) -> Any:
 def insert(
     block: Any,
     places: tuple[int, int],
-    members: Sequence[Member],
+    members: Sequence[BucketMember],
     channel: Channel,
     *,
     tokens: tuple[Any, Any],
@@ -180,7 +180,7 @@ def insert(
         )
 
 
-def _functions(channel: Channel, members: Sequence[Member]) -> tuple[int, int]:
+def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, int]:
     """Return Paddle's numbers of two functions: one begins to sum MEMBERS, one has the sums."""
     import numpy as np
 
