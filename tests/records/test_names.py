@@ -72,7 +72,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.REPORT: reportfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.evidence("{rank}"): strategyfiles.SCHEMA,
-        # The island's; see test_island.
+        # The training process's; see tests/inject/site.
         names.error("{rank}"): 1,
         names.exit_note(names.error("{rank}")): 1,
     }

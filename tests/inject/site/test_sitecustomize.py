@@ -170,7 +170,7 @@ def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_pat
     collect = "import pytest, sys; sys.exit(pytest.main(['--collect-only', 'fleetrun/inject']))"
     done = subprocess.run(
         [sys.executable, "-c", collect],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
