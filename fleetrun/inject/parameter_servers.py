@@ -76,19 +76,19 @@ class _Watcher:
         run, train = kind.run, kind.train_from_dataset
 
         @functools.wraps(run)
-        def run_and_record(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:
+        def run_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
             resolved = _resolved(program)
             sends = self._inspect(resolved)
-            result = run(executor, program, *words, **named)
+            result = run(executor, program, *args, **kwargs)
             # A program with updates of its own is recorded like any other.
             if sends and not self._seen[resolved]:
                 updates.record(program)
             return result
 
         @functools.wraps(train)
-        def train_and_record(executor: Any, program: Any = None, *words: Any, **named: Any) -> Any:
+        def train_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
             sends = self._inspect(_resolved(program))
-            result = train(executor, program, *words, **named)
+            result = train(executor, program, *args, **kwargs)
             if sends:
                 self._proof.note("a run of train_from_dataset counts as one update")
                 updates.record(program)
@@ -118,7 +118,7 @@ class _Watcher:
         is_geo = self._mode == "GEO"
         steps = self._settings.get(_K_STEPS, "")
         if "a_sync" in self._spec.strategy and settings.effective("a_sync"):
-            how = f"geo, every {steps} steps" if is_geo else "at each step, waiting for nobody"
+            how = f"geo, every {steps} steps" if is_geo else "at each step, without waiting"
             if waits:
                 self._proof.knob("a_sync", NO_EFFECT, reason="the program waits at barriers")
             else:

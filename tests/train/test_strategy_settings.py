@@ -284,7 +284,7 @@ if way == "left" and rank:
     [
         ("even", ""),
         ("uneven", "micro-steps of the last round: rank 0 1, rank 1 2; the DataLoaders of all"),
-        ("left", "merge_tail=step: rank 1 did not come to the end of a DataLoader"),
+        ("left", "merge_tail=step: rank 1 did not reach the end of a DataLoader"),
     ],
 )
 @pytest.mark.parametrize("version", PYTHONS)

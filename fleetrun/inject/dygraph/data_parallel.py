@@ -220,9 +220,7 @@ def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:
     missing = [rank for rank, steps in found.items() if steps is None]
     if missing:
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        message = (
-            f"fleetrun: merge_tail=step: {who} did not come to the end of a DataLoader; {hint}"
-        )
+        message = f"fleetrun: merge_tail=step: {who} did not reach the end of a DataLoader; {hint}"
         raise RuntimeError(message)
     if len(set(found.values())) > 1:
         each = ", ".join(f"rank {rank} {steps}" for rank, steps in found.items())
@@ -258,7 +256,7 @@ def _announcing(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _parameters(model: Any, paddle: Any) -> tuple[list[Any], set[int]]:
     """Return the parameters that DataParallel averages, and the ids of those with sparse gradients.
 
-    As Paddle tells them before there are gradients: by the Embedding layers.
+    Sparse are the weights of Embedding layers with `sparse=True`, as in Paddle.
     """
     found: dict[int, Any] = {}
     sparse = set()

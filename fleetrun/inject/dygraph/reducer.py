@@ -243,9 +243,9 @@ class Reducer:
             self._sends_late = True
         if bucket.is_sent:
             message = (
-                "fleetrun: a parameter got a second gradient in one backward after its bucket had"
-                " gone out (a recomputed layer shares it): use the strategy without"
-                " communication fusion for this model."
+                "fleetrun: a parameter got a second gradient in one backward after its bucket was"
+                " sent (a recomputed layer shares it): use the strategy without communication"
+                " fusion for this model."
             )
             raise RuntimeError(message)
         if key in self._ready:
