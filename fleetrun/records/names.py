@@ -6,6 +6,7 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 # No `from __future__ import annotations` here, for the reason given in model.py.
 # ruff: noqa: PTH118 - pathlib costs start-up time
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
@@ -72,6 +73,30 @@ def label(spec: ProcessSpec) -> str:
     if spec.rank.role == "TRAINER":
         return f"rank {spec.rank.rank}"
     return spec.name.replace(".", " ")
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Name processes shortly, ranks as ranges.
+
+    >>> listed(["rank 0", "rank 2", "rank 3", "rank 4", "server 1", "server 0"])
+    'ranks 0, 2-4, server 0 and server 1'
+    >>> listed(["rank 3"])
+    'rank 3'
+    """
+    numbers = sorted(int(label[5:]) for label in labels if label.startswith("rank "))
+    # Not in the order in which they ended; `server 2` comes before `server 10`.
+    others = [label for label in labels if not label.startswith("rank ")]
+    others.sort(key=lambda label: (label.split(" ")[0], len(label), label))
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"] if parts else []
+    words += others
+    return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 
 
 def evidence(rank: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import FleetrunError
+from fleetrun.errors import FleetrunError, RendezvousError
+from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.run.loop import Waiting
+    from fleetrun.run.loop import Loop, Waiting
 
     Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
 
@@ -24,6 +28,8 @@ class Gathering:
 
     # The job ends when there is no answer within this time.
     patience_s = PATIENCE_S
+    # So often is said for whom it waits.
+    progress_s = 10.0
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
         """Begin to gather for ATTEMPT, and give ANSWER a plan, or why there can be none.
@@ -54,3 +60,66 @@ class AtOnce(Gathering):
         except FleetrunError as error:
             planned = error
         answer(planned)
+
+
+class Round:
+    """One round of GATHERING: asks for ATTEMPT, and calls ANSWERED once unless it was ended.
+
+    What it raises, now or when LOOP calls it, is an answer.
+    """
+
+    def __init__(
+        self,
+        gathering: Gathering,
+        attempt: int,
+        loop: Loop,
+        say: Callable[[str], None],
+        answered: Callable[[LaunchPlan | Exception], None],
+    ) -> None:
+        self._gathering = gathering
+        self._attempt = attempt
+        self._say = say
+        self._answered = answered
+        self._share = LoopShare(loop, self._shielded)
+        self._answers: list[LaunchPlan | Exception] = []
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Ask."""
+        self._until = time.monotonic() + self._gathering.patience_s
+        self._remark_later()
+        begin = self._gathering.begin
+        self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
+
+    def _shielded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - what cannot be planned is a verdict
+            self._answers.append(error)
+        # Outside of it: what fails from here on is no fault of the gathering.
+        if self._answers and not self._is_over:
+            self._answered(self._answers[0])
+
+    def _remark_later(self) -> None:
+        at = time.monotonic() + self._gathering.progress_s
+        self._share.alarm((Round, "remark"), at, self._remark)
+
+    def _remark(self) -> None:
+        left = self._until - time.monotonic()
+        self._say(f"Waiting up to {left:.0f} s for {self._gathering.missing()}.")
+        self._remark_later()
+
+    def late(self) -> RendezvousError:
+        """Give up, and return who did not come in time."""
+        missing, patience_s = self._gathering.missing(), self._gathering.patience_s
+        with suppress(Exception):
+            self._gathering.cancel()
+        return RendezvousError(f"{missing} did not come within {patience_s:g} s.")
+
+    def end(self, *, is_answered: bool) -> None:
+        """Wait for no answer any more."""
+        self._is_over = True
+        self._share.clear()
+        if not is_answered:
+            with suppress(Exception):
+                self._gathering.cancel()

@@ -11,11 +11,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError
+from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
-from fleetrun.postmortem import report
 from fleetrun.records import names, variables
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
+from fleetrun.run.awaiting import Awaiting
 from fleetrun.run.events import (
     Action,
     Await,
@@ -44,30 +44,23 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
+from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
 from fleetrun.run.listeners import Listeners
-from fleetrun.run.loop import Loop, LoopShare
+from fleetrun.run.loop import Loop
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import Endpoint, LaunchPlan
+    from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.findings import Findings
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.listeners import Equipment
-    from fleetrun.run.listening import Listening
     from fleetrun.run.terminal import Stdin
 
-# How long trainers wait for servers, and longer for those that somebody starts on other hosts.
-_PATIENCE_S = 30.0
-_PATIENCE_ELSEWHERE_S = 300.0
-# While hosts are waited for, so often is said for whom.
-_PROGRESS_S = 10.0
-# After this many seconds, say for whom.
-_REMARK_S = 5.0
 # After this many seconds of waiting for ranks to end, say for whom.
 _SILENCE_S = 1.0
 # A Python that is about to start may swallow an INT; it has nothing to save, and gets TERM then.
@@ -117,9 +110,6 @@ class Supervisor:
         self._labels: list[str] = []
         self._rules = Rules()
         self._why_no_plan: Exception | None = None
-        self._listening: Listening | None = None
-        # What already listened in this attempt.
-        self._heard: tuple[int, frozenset[tuple[Endpoint, ...]]] = (0, frozenset())
         self._todo: list[Action] = []
         self._workers: dict[int, worker.Worker] = {}
         self._base_env = dict(os.environb)
@@ -146,6 +136,9 @@ class Supervisor:
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
+        self._awaiting = Awaiting(
+            self._loop, self._say, is_alive=self._workers.__contains__, ready=self._is_ready
+        )
         try:
             return self._supervise()
         finally:
@@ -188,6 +181,8 @@ class Supervisor:
         if self._outcome.cause is not None:
             shown = [i for i in range(len(self._labels)) if self._listeners.shows(i)]
             findings = self._investigate(self._outcome)
+            from fleetrun.postmortem import report  # noqa: PLC0415 - only after a failure
+
             self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
@@ -199,40 +194,13 @@ class Supervisor:
 
     def _gather(self, attempt: int) -> None:
         """Ask for the plan of ATTEMPT; the answer may take long."""
-        began = time.monotonic()
-        answers: list[LaunchPlan | Exception] = []
 
-        def ask(call: Callable[[], None]) -> None:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001 - what cannot be planned is a verdict
-                answers.append(error)
-            if answers and policy.stands(self._state, Gather(attempt)):
-                self._feed(self._gathered(attempt, answers[0]))
-                self._work()
+        def answered(planned: LaunchPlan | Exception) -> None:
+            self._feed(self._gathered(attempt, planned))
+            self._work()
 
-        def remark() -> None:
-            left = began + self._gathering.patience_s - time.monotonic()
-            self._say(f"Waiting up to {left:.0f} s for {self._gathering.missing()}.")
-            self._loop.alarm("gathering", time.monotonic() + _PROGRESS_S, remark)
-
-        self._gather_share = LoopShare(self._loop, ask)
-        self._loop.alarm("gathering", began + _PROGRESS_S, remark)
-        ask(partial(self._gathering.begin, attempt, self._gather_share, answers.append))
-
-    def _stop_gathering(self, attempt: int) -> GatherFailed:
-        """Say who did not come in time."""
-        missing = self._gathering.missing()
-        waited = f"within {self._gathering.patience_s:g} s"
-        self._gathering.cancel()
-        return self._no_plan(attempt, RendezvousError(f"{missing} did not come {waited}."))
-
-    def _leave_gathering(self, event: Event) -> None:
-        """Wait for no answer any more."""
-        self._loop.alarm("gathering", None, _nothing)
-        self._gather_share.clear()
-        if not isinstance(event, Gathered | GatherFailed):
-            self._gathering.cancel()
+        self._round = Round(self._gathering, attempt, self._loop, self._say, answered)
+        self._round.begin()
 
     def _no_plan(self, attempt: int, error: Exception) -> GatherFailed:
         self._why_no_plan = error
@@ -459,9 +427,9 @@ class Supervisor:
         if self._state.phase == policy.WAITING and before.phase != policy.WAITING:
             self._say_what_comes_next(event.at)
         if self._state.phase != policy.RUNNING:
-            self._forget_listening()
+            self._awaiting.stop()
         if before.phase == policy.GATHERING != self._state.phase:
-            self._leave_gathering(event)
+            self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
         if self._state.deadline != before.deadline:
             self._loop.alarm("policy", self._state.deadline, self._on_deadline)
         self._listeners.tell(event)
@@ -482,11 +450,11 @@ class Supervisor:
             case Gather(attempt=attempt):
                 self._gather(attempt)
             case StopGathering(attempt=attempt):
-                self._feed(self._stop_gathering(attempt))
+                self._feed(self._no_plan(attempt, self._round.late()))
             case Spawn():
                 self._feed(self._spawn(action))
             case Await():
-                self._await(action)
+                self._awaiting.begin(self._plan, action.process, action.attempt)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
                 self._listeners.tell(action)
@@ -506,71 +474,19 @@ class Supervisor:
     def _say_what_was_left(self) -> None:
         """Name what was ended after a success: somebody may have wanted it to stay."""
         is_well = self._state.phase == policy.FINISHED and self._state.cause is None
-        said = report.left_running(self._left) if is_well else ""
+        left, self._left = self._left, []
+        if not left or not is_well:
+            return
+        from fleetrun.postmortem import report  # noqa: PLC0415 - seldom
+
+        said = report.left_running(left)
         if said:
             self._say(said)
             self._listeners.tell(Noticed("ended", said, time.monotonic()))
-        self._left = []
 
-    def _await(self, action: Await) -> None:
-        """Let a process wait until those whom it needs listen; not for ever."""
-        from fleetrun.run.listening import Listening  # noqa: PLC0415 - only with servers
-
-        index, attempt = action
-        wanted = self._plan.processes[index].awaits
-        heard = self._heard[1] if self._heard[0] == attempt else frozenset()
-        began = time.monotonic()
-        own = {
-            spec.rank.endpoint: place
-            for place, spec in enumerate(self._plan.processes)
-            if spec.rank is not None
-        }
-        ours = {endpoint.host for endpoint in own}
-        is_here = all(endpoint.host in ours for group in wanted for endpoint in group)
-        patience_s = _PATIENCE_S if is_here else _PATIENCE_ELSEWHERE_S
-
-        def go_on() -> None:
-            self._heard = (attempt, heard | frozenset(wanted))
-            self._forget_listening()
-            self._feed(Ready(index, time.monotonic(), attempt))
-            self._work()
-
-        def is_gone(endpoint: Endpoint) -> bool:
-            return endpoint in own and own[endpoint] not in self._workers
-
-        def remark() -> None:
-            for_whom = self._silent()
-            self._say(f"Waiting up to {patience_s:.0f} s for {for_whom} to listen.")
-            self._loop.alarm("patience", began + patience_s, give_up)
-
-        def give_up() -> None:
-            self._say(
-                f"{self._silent()} did not listen within {patience_s:.0f} s; the others start "
-                "all the same."
-            )
-            go_on()
-
-        missing = [group for group in wanted if group not in heard]
-        if not missing:
-            self._feed(Ready(index, began, attempt))
-            return
-        self._listening = Listening(missing, waiting=self._loop, is_gone=is_gone, done=go_on)
-        self._loop.alarm("patience", began + _REMARK_S, remark)
-        self._loop.alarm("listening", began, self._listening.look)
-
-    def _silent(self) -> str:
-        """Name those who are waited for."""
-        silent = self._listening.silent if self._listening is not None else ()
-        servers = [one for one in self._plan.ranks if one.role == "PSERVER"]
-        names = {one.endpoint: f"server {one.rank} at {one.endpoint}" for one in servers}
-        return report.listed([names.get(group[0], str(group[0])) for group in silent])
-
-    def _forget_listening(self) -> None:
-        """Wait for nobody any more."""
-        if self._listening is not None:
-            self._listening.stop()
-            self._listening = None
-            self._loop.alarm("patience", None, _nothing)
+    def _is_ready(self, process: int, attempt: int) -> None:
+        self._feed(Ready(process, time.monotonic(), attempt))
+        self._work()
 
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
@@ -619,10 +535,10 @@ class Supervisor:
         """Tell the user what we wait for."""
         interrupted = self._state.interrupted
         if signum == signal.SIGKILL:
-            self._say(f"Killing {report.listed(self._alive())}.")
+            self._say(f"Killing {names.listed(self._alive())}.")
         elif interrupted is not None and interrupted == self._state.cause:
             self._say(
-                f"{signal_name(signum)}: asked {report.listed(self._alive())} to stop; "
+                f"{signal_name(signum)}: asked {names.listed(self._alive())} to stop; "
                 f"in {self._rules.grace_s:g} s, or when asked again, they are killed."
             )
         elif self._state.phase == policy.STOPPING:
@@ -640,7 +556,7 @@ class Supervisor:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:
             left = self._state.kill_at - time.monotonic()
             why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
-            self._say(f"{why}Waiting up to {left:.0f} s for {report.listed(self._alive())} to end.")
+            self._say(f"{why}Waiting up to {left:.0f} s for {names.listed(self._alive())} to end.")
 
     def _alive(self) -> list[str]:
         return [self._labels[index] for index in sorted(self._workers)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.postmortem.report import listed
+from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD, FieldEvidence
 from fleetrun.run.events import Judged, Verdict
 

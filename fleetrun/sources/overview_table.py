@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fleetrun.postmortem.report import listed
+from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
 from fleetrun.sources.overview import in_words
 

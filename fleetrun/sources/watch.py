@@ -441,11 +441,9 @@ class Watch(Source):
 
 
 def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
-    from fleetrun.postmortem.report import listed  # noqa: PLC0415 - see _look
-
     few, rest = (
-        listed([labels[one] for one in lag.ranks]),
-        listed([labels[one] for one in lag.others]),
+        names.listed([labels[one] for one in lag.ranks]),
+        names.listed([labels[one] for one in lag.others]),
     )
     one = len(lag.ranks) == 1
     rest_is = "is" if len(lag.others) == 1 else "are"

@@ -100,6 +100,7 @@ class Hosts(Gathering):
         self._from = wanted.get("gathering_from", 0)
         self._folder = Path(wanted["folder"])
         self.patience_s = wanted.get("patience_s", 600.0)
+        self.progress_s = wanted.get("progress_s", 10.0)
         self._read_fd = -1
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
