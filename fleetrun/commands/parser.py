@@ -11,6 +11,7 @@ from fleetrun import argv, options, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
 from fleetrun.options import Given
+from fleetrun.printing import put
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 # Of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
+
+
+class _Context(click.Context):
+    """A context whose help is printed as everything is: whole, or with a sentence why not."""
+
+    def get_help(self) -> str:
+        """Print the help text and end; click's own printing knows no full disk."""
+        put(super().get_help() + "\n")
+        self.exit()
 
 
 class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
@@ -117,6 +127,9 @@ class LaunchCommand(click.Command):
 def load(name: str) -> click.Command:
     """Return the command NAME of cli.COMMANDS."""
     found: click.Command = import_module(f"fleetrun.commands.{name}").command
+    views = found.commands.values() if isinstance(found, click.Group) else ()
+    for each in (found, *views):
+        each.context_class = _Context
     return found
 
 
