@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from planning import a_request, a_roster, from_variable, some_facts
 
@@ -102,20 +100,10 @@ def test_an_environment_too_large_is_refused_before_anything_starts() -> None:
         planner.plan(a_request(), facts, Share("cpu", ((), ()), "gloo"), a_roster(cpu=True))
 
 
-def planned(hosts: int, each: int) -> tuple[LaunchPlan, float]:
-    """Return the plan of so many HOSTS with so many ranks EACH, and its CPU time in seconds."""
+@pytest.mark.parametrize(("hosts", "each"), [(1250, 8), (1, 10_000)])
+def test_ten_thousand_ranks_are_planned(hosts: int, each: int) -> None:
     request, facts = a_request(nproc_per_node=each), some_facts()
     roster = a_roster([f"10.1.{n >> 8}.{n & 255}" for n in range(hosts)], each, cpu=True)
-    started = time.process_time()
     plan = planner.plan(request, facts, share(request, facts), roster)
-    return plan, time.process_time() - started
-
-
-@pytest.mark.parametrize(("hosts", "each"), [(1250, 8), (1, 10_000)])
-def test_ten_thousand_ranks_cost_about_ten_times_a_thousand(hosts: int, each: int) -> None:
-    fewer = (hosts // 10, each) if hosts > 1 else (1, each // 10)
-    plan, cpu_s = planned(hosts, each)
     assert len(plan.ranks) == 10_000
     assert len(plan.processes) == each
-    # Planning that were quadratic would take a hundred times as long.
-    assert cpu_s < 40 * min(planned(*fewer)[1] for _ in range(3))

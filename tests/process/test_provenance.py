@@ -181,7 +181,11 @@ raise RuntimeError(f"{told!r}: {' and '.join(told)}")
 """
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+# Each example is a launch.
+_SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=_SLOW)
 @given(secret=st.from_regex(r"[A-Za-z][0-9][A-Za-z0-9_\-]{10,30}[A-Z][0-9]", fullmatch=True))
 def test_no_secret_of_a_launch_that_fails_is_told(tmp_path: Path, secret: str) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
