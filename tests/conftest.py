@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from terminals import Terminal
 
 # The same examples in every run: a test that fails by chance says nothing of a change. To look for
 # new ones: FLEETRUN_TEST_EXPLORE=1.
@@ -32,3 +38,15 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name.endswith("_VISIBLE_DEVICES"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    """Return a terminal of one's own, which is closed afterwards."""
+    # Most tests need none, and not the modules for it.
+    from terminals import Terminal  # noqa: PLC0415
+
+    made = Terminal()
+    yield made
+    os.close(made.ours)
+    os.close(made.theirs)

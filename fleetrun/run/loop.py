@@ -105,8 +105,8 @@ class LoopShare:
         for fd in self._fds:
             self._loop.unwatch(fd)
         for key in self._keys:
-            self._loop.alarm(key, None, _nothing)
+            self._loop.alarm(key, None, nothing)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Stand in where a callback is not going to be called."""

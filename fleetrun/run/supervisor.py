@@ -47,7 +47,7 @@ from fleetrun.run.events import (
 from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
 from fleetrun.run.listeners import Listeners
-from fleetrun.run.loop import Loop
+from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ class Supervisor:
         key = ("group", one.index)
 
         def look_again() -> None:
-            self._loop.alarm(key, None, _nothing)
+            self._loop.alarm(key, None, nothing)
             self._loop.unwatch(pidfd)
             os.close(pidfd)
             self._on_exit(one)
@@ -560,10 +560,6 @@ class Supervisor:
 
     def _alive(self) -> list[str]:
         return [self._labels[index] for index in sorted(self._workers)]
-
-
-def _nothing() -> None:
-    """Stand in where a callback is not going to be called."""
 
 
 def _enter(folder: str) -> None:

@@ -26,7 +26,7 @@ from fleetrun.run.events import (
     SignalAll,
 )
 from fleetrun.run.listeners import Source
-from fleetrun.run.loop import WRITABLE
+from fleetrun.run.loop import WRITABLE, nothing
 from fleetrun.run.policy import PASSED_ON
 
 if TYPE_CHECKING:
@@ -491,7 +491,7 @@ class _Caller:
                 return
             self._is_joined = True
             self._waiting.alarm("call", None, self._call)
-            self._waiting.alarm("unheard", None, _nothing)
+            self._waiting.alarm("unheard", None, nothing)
             for unsaid in self._unsaid:
                 self._send(unsaid)
             self._unsaid.clear()
@@ -627,7 +627,3 @@ class _Line:
             self._is_open = False
             self._waiting.unwatch(self._link.fileno())
             self._link.close()
-
-
-def _nothing() -> None:
-    """Stand in where a callback is not going to be called."""

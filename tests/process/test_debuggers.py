@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from commandline import ROOT, Command
-from terminals import Terminal
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from terminals import Terminal
 
 SCRIPT = """
 secret = 6 * 7 + rank
@@ -139,14 +139,6 @@ def without_debugpy(tmp_path: Path) -> dict[str, str]:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['debugpy'] = None\n")
     return {"PYTHONPATH": f"{folder}:{ROOT}:{tmp_path}"}
-
-
-@pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
-    yield made
-    os.close(made.ours)
-    os.close(made.theirs)
 
 
 def end_of(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:

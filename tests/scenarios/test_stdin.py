@@ -16,16 +16,7 @@ from terminals import COUNT, Terminal, launcher_of, state
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
-    yield made
-    os.close(made.ours)
-    os.close(made.theirs)
 
 
 def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
 from commandline import ROOT, Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, launcher_of, state
 from waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # In Python: a shell may be waiting for a child that is stopped before it can begin, and not stop.
@@ -24,14 +21,6 @@ open(f"ready{rank}", "w").close()
 while not os.path.exists("go"):
     time.sleep(0.01)
 """
-
-
-@pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
-    yield made
-    os.close(made.ours)
-    os.close(made.theirs)
 
 
 def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -> None:
