@@ -312,14 +312,21 @@ def test_s29_grandchildren_die_however_it_ends(tmp_path: Path, end: str) -> None
     )
 
 
+def until_it_is(command: str) -> str:
+    """Return a shell's wait until its last background child has become COMMAND."""
+    now = r"""$(tr '\0' ' ' <"/proc/$!/cmdline")"""
+    return f"until [ \"{now}\" = '{command} ' ]; do :; done"
+
+
 def test_what_a_job_that_ended_well_has_left_running_is_named_when_it_is_ended(
     tmp_path: Path,
 ) -> None:
-    daemon = "(setsid sh -c 'sleep 60.25; : --password=hush' &); until pgrep -f 60.25; do :; done"
+    daemon = "setsid sh -c 'touch up; sleep 60.25; : --password=hush' & until [ -e up ]; do :; done"
+    # Bare machines have no pgrep.
     done = Launch(
         tmp_path,
-        f"{daemon} >/dev/null; exit 0",
-        "sleep 60.5 & until pgrep -xf 'sleep 60.5'; do :; done >/dev/null; exit 0",
+        f"({daemon}); exit 0",
+        f"sleep 60.5 & {until_it_is('sleep 60.5')}; exit 0",
     ).run()
     assert done.returncode == 0
     assert "ended what it had left running: pid " in text(done.stderr)
@@ -351,8 +358,9 @@ def can_make_cgroups() -> bool:
 @pytest.mark.skipif(not can_make_cgroups(), reason="no cgroup v2 that we may write to")
 def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
     # As a set-user-id program is for an ordinary user: another user's, and we have no CAP_KILL.
+    # Not a group leader, so setsid becomes the program itself, and $! is its pid.
     stranger = "setsid setpriv --reuid=65534 --clear-groups sleep 60.25 & "
-    job = Launch(tmp_path, stranger + "until pgrep -f '^sleep 60.25' >/dev/null; do :; done")
+    job = Launch(tmp_path, stranger + until_it_is("sleep 60.25"))
     launcher = job.start(prefix=["setpriv", "--bounding-set=-kill"])
     assert job.finish(launcher).returncode == 0
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
