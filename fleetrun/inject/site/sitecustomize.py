@@ -22,6 +22,8 @@ _STACKS = "fleetrun-stacks"
 _INJECT = "_fleetrun_inject"
 # The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
+# So long does a callback live that has swallowed an interrupt.
+_CALLBACK_S = 0.02
 
 
 def _import_hidden():
@@ -353,8 +355,52 @@ def _restore_faulthandler():
     faulthandler.enable()
 
 
+def _keep_interrupts():
+    # type: () -> None
+    """Let no KeyboardInterrupt be swallowed: where Python can only ignore it, it comes again.
+
+    Python ignores what is raised in a destructor or callback, of which its import system has some;
+    and while it looks whether the script is an archive.
+    """
+    hook = getattr(sys, "unraisablehook", None)
+    if hook is None:
+        return
+
+    def again():
+        # type: () -> None
+        import time
+
+        # The callback must be over, or it would swallow this one, too.
+        time.sleep(_CALLBACK_S)
+        os.kill(os.getpid(), 2)  # SIGINT; `signal` is slow to import
+
+    def unraisable(failed):
+        # type: (Any) -> None
+        if failed.exc_type is not KeyboardInterrupt:
+            hook(failed)
+            return
+        try:
+            import _thread
+
+            _thread.start_new_thread(again, ())
+        except Exception:  # an interpreter that ends starts no thread
+            hook(failed)
+
+    sys.unraisablehook = unraisable
+    words = getattr(sys, "orig_argv", ())  # type: Sequence[str]
+    # As fleetrun starts it. Python is told that it is no archive, and does not look.
+    if words[1:2] == ["-u"] and words[2:3] and words[2].endswith(".py"):
+        # Made absolute as the interpreter does it, which normalises nothing.
+        path = words[2] if words[2][0] == "/" else os.getcwd() + "/" + words[2]
+        sys.path_importer_cache.setdefault(path, None)
+
+
 def _begin():
     # type: () -> None
+    try:
+        _keep_interrupts()
+    except Exception:  # noqa: S110 - training goes on without
+        pass
     try:
         # Switched on by PYTHONFAULTHANDLER, if at all.
         if sys.modules["faulthandler"].is_enabled():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import fleetrun
@@ -27,6 +28,7 @@ def said(code: str, *paths: str, **env: str) -> str:
 def test_paths_arguments_and_modules_are_as_without_it(tmp_path: Path) -> None:
     see = """
 import sys
+import zipfile
 import __main__
 ours = {"sitecustomize"}
 print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
@@ -115,6 +117,7 @@ def test_s15_python_and_paddle_both_show_a_crash(tmp_path: Path) -> None:
 def test_a_strategy_leaves_no_trace_where_paddle_is_never_imported(tmp_path: Path) -> None:
     see = """
 import sys
+import zipfile
 import __main__
 ours = {"sitecustomize"}
 print(sys.path, sys.argv, __main__.__dict__.keys(), sorted(sys.modules.keys() - ours))
@@ -138,6 +141,7 @@ def test_who_waits_for_paddle_itself_is_called_when_it_is_there(tmp_path: Path) 
     (tmp_path / "strategy.json").write_text('{"schema": 1}')
     code = """
 import sys
+import zipfile
 import paddle
 print(hasattr(paddle.Tensor.backward, "__wrapped__"))
 print(type(paddle.__loader__).__name__, type(paddle.__spec__.loader).__name__)
@@ -178,3 +182,58 @@ def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_pat
     )
     # 5: nothing to collect.
     assert done.returncode in {0, 5}, done.stdout
+
+
+def test_an_interrupt_that_a_destructor_swallows_comes_again(tmp_path: Path) -> None:
+    # As one does that comes while Python's import system runs a callback.
+    swallow = """
+import os, signal, time
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+        print("never reached")
+try:
+    Dying()
+    time.sleep(60)
+    print("swallowed")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert said(swallow, SITE, str(tmp_path)) == "interrupted\n"
+    other = "class Dying:\n    def __del__(self): raise ValueError('mine')\nDying()"
+    assert "Exception ignored in" in said(other, SITE)
+    assert "ValueError: mine" in said(other, SITE)
+
+
+def test_an_interrupt_is_not_lost_while_python_looks_whether_the_script_is_an_archive(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import sys
+import zipfile
+def hook(path):
+    if path.endswith("train.py"):
+        print("asked")
+        raise KeyboardInterrupt
+    raise ImportError
+sys.path_hooks.insert(0, hook)
+""")
+    (tmp_path / "train.py").write_text("print('trains')\n")
+    with zipfile.ZipFile(tmp_path / "train.pyz", "w") as archive:
+        archive.writestr("__main__.py", "print('trains from an archive')\n")
+
+    def run(script: str, *paths: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-u", script],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=False,
+        ).stdout
+
+    assert run("train.py", str(tmp_path)) == "asked\ntrains\n"
+    assert run("train.py", SITE, str(tmp_path)) == "trains\n"
+    assert run("train.pyz", SITE) == "trains from an archive\n"
