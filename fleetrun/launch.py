@@ -129,7 +129,7 @@ def _run(
                 # A rank that a debugger holds lets the others wait.
                 hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
                 tells_stragglers=request.debug is None,
-                gpus=_gpu_watch,
+                gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages),
             *_peers(plan, messages),
@@ -195,7 +195,9 @@ def _peers(plan: LaunchPlan, messages: Messages) -> tuple[Source, ...]:
     return (peers.Assembly(plan, plan.peers, say=messages.say),)
 
 
-def _gpu_watch(plan: LaunchPlan) -> Callable[[], Question] | None:
+def _gpu_watch(
+    plan: LaunchPlan, request: Request, environ: Mapping[str, str]
+) -> Callable[[], Question] | None:
     """Return what asks whether any of our GPUs computes; nothing where there are none."""
     gpus = tuple(
         device.id
@@ -206,9 +208,12 @@ def _gpu_watch(plan: LaunchPlan) -> Callable[[], Question] | None:
     )
 
     def ask() -> Question:
-        from fleetrun.probe import nvml  # noqa: PLC0415 - only before a job is called hung
+        from fleetrun.plan import devices  # noqa: PLC0415 - only before a job is called hung
+        from fleetrun.probe import nvml  # noqa: PLC0415 - as above
 
-        return nvml.ask_whether_busy(gpus)
+        # Numbers that are not the driver's could mean any GPU.
+        known = devices.is_drivers_order(request, environ) or not any(map(str.isdecimal, gpus))
+        return nvml.ask_whether_busy(gpus if known else None)
 
     return ask if gpus else None
 

@@ -175,6 +175,8 @@ class Facts(NamedTuple):
     # Only read when there are several hosts: every address of ours, and the way to the peers.
     addresses: tuple[Address, ...] = ()
     peer_interface: str | None = None
+    # Interfaces that lead to no other host: no link, or only to containers of this host.
+    dead_ends: frozenset[str] = frozenset()
     # What the host names in the lists resolve to, where somebody had to know.
     resolved: Mapping[str, tuple[str, ...]] = {}
     # RDMA devices with an active port, and all there are.

@@ -215,12 +215,20 @@ def _bound(
         return variables, ((),) * len(ranks), ()
     from fleetrun.plan import affinity  # noqa: PLC0415 - only those who bind pay for it
 
-    binding = affinity.bind(request.bind, facts.processors, [spec.devices for spec in ranks])
+    processors, notes = facts.processors, tuple[str, ...]()
+    if processors.near and not devices.is_drivers_order(request, facts.environ):
+        # By UUID they are still known.
+        near = {name: node for name, node in processors.near.items() if not name.isdecimal()}
+        processors = processors._replace(near=near)
+        notes = (
+            f"{devices.ORDER} numbers GPUs otherwise than the driver: which is near is not known.",
+        )
+    binding = affinity.bind(request.bind, processors, [spec.devices for spec in ranks])
     threaded = tuple(
         affinity.with_threads(env, threads, facts.environ)
         for env, threads in zip(variables, binding.threads, strict=True)
     )
-    return threaded, binding.masks, binding.notes
+    return threaded, binding.masks, (*notes, *binding.notes)
 
 
 def _run_name(request: Request, facts: Facts, roster: Roster) -> str:

@@ -7,7 +7,7 @@ from planning import a_request, a_roster, from_variable, some_facts
 
 from fleetrun import planner
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import LaunchPlan, Rules
+from fleetrun.model import LaunchPlan, Processors, Rules
 from fleetrun.plan.devices import Share, share
 
 
@@ -107,3 +107,18 @@ def test_ten_thousand_ranks_are_planned(hosts: int, each: int) -> None:
     plan = planner.plan(request, facts, share(request, facts), roster)
     assert len(plan.ranks) == 10_000
     assert len(plan.processes) == each
+
+
+@pytest.mark.parametrize("how", ["cores", "numa"])
+def test_gpus_that_cuda_numbers_its_own_way_are_near_nothing(how: str) -> None:
+    processors = Processors(((0,), (1,)), (0, 1), {"0": 1, "1": 0, "GPU-a": 1})
+    request, roster = a_request(bind=how), a_roster()
+    made = Share("gpu", roster.members[0].groups, "nccl")
+    facts = some_facts(2, processors=processors)
+    plan = planner.plan(request, facts, made, roster)
+    assert [process.cpus for process in plan.processes] == [(1,), (0,)]
+    chosen = facts._replace(environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    plan = planner.plan(request, chosen, made, roster)
+    assert [process.cpus for process in plan.processes] == [(0,), (1,)]
+    said = "CUDA_DEVICE_ORDER numbers GPUs otherwise than the driver: which is near is not known."
+    assert said in plan.notes

@@ -1,5 +1,6 @@
 """Which devices each local rank gets, and the backend that follows from them."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -17,6 +18,9 @@ MASKS = {
 }
 
 NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
+
+# How CUDA numbers GPUs, and the way that NVML, the driver's library, does.
+ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 # The first of a kind's backends is what `auto` means there.
 _BACKENDS = {
@@ -84,6 +88,12 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     if backend == "gloo":
         notes = (*notes, f"Paddle trains on the CPU with gloo, even with {NAMES[kind]}s named.")
     return Share(kind, groups, backend, notes)
+
+
+def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
+    """Whether the ranks' numbers of GPUs are those that the driver has."""
+    chosen = {**environ, **dict(request.env)}.get(ORDER, DRIVERS_ORDER)
+    return chosen == DRIVERS_ORDER
 
 
 def _processes(request: Request) -> int | str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import secrets
+from fleetrun.plan import communication, devices, secrets
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.records import names
@@ -234,7 +234,10 @@ def _defaults(
         defaults |= debug.VARIABLES
     if share.backend == "xccl":
         defaults["PADDLE_XCCL_BACKEND"] = share.kind
-    defaults |= _communication(facts, share, roster)
+    if share.kind == "gpu" and any(each.id.isdecimal() for group in share.groups for each in group):
+        # CUDA would number the fastest one first, and the driver, whose numbers we have, does not.
+        defaults[devices.ORDER] = devices.DRIVERS_ORDER
+    defaults |= communication.variables(request, facts, share, roster)
     notes: tuple[str, ...] = ()
     if request.gpu_memory_fraction is not None:
         name = MEMORY_FRACTION
@@ -243,31 +246,6 @@ def _defaults(
             exported = f"{name}={facts.environ[name]}"
             notes = (f"{exported} wins over --gpu_memory_fraction={defaults[name]}.",)
     return defaults, notes
-
-
-def _communication(facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
-    """Say how ranks reach each other: the interface, and InfiniBand or its absence."""
-    found: dict[str, str] = {}
-    several = len(roster.members) > 1
-    if several and facts.peer_interface is not None:
-        interfaces = {address.interface for address in facts.addresses}
-        found["NCCL_SOCKET_IFNAME"] = _exactly((facts.peer_interface,), interfaces)
-        found["GLOO_SOCKET_IFNAME"] = facts.peer_interface
-    if share.kind == "gpu":
-        found["NCCL_DEBUG"] = "WARN"
-        if not facts.hcas and not facts.rdma:
-            found["NCCL_IB_DISABLE"] = "1"
-        elif several and facts.hcas:
-            found["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
-    return found
-
-
-def _exactly(names: tuple[str, ...], among: set[str]) -> str:
-    """Write NAMES for NCCL, to which `eth1` means eth10 too, unless a `=` stands before it."""
-    ambiguous = any(
-        other.startswith(name) for name in names for other in among if other not in names
-    )
-    return ("=" if ambiguous else "") + ",".join(names)
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:

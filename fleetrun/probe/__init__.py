@@ -76,7 +76,7 @@ def read(
     if not all(map(hosts.is_loopback, names)):
         from fleetrun.probe import network  # noqa: PLC0415 - only where there may be other hosts
 
-        facts = network.with_network(facts, names)
+        facts = network.with_network(facts, names, root)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, patience_s=patience_s)

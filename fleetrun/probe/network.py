@@ -15,9 +15,20 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts
 
 
-def with_network(facts: Facts, names: Sequence[str]) -> Facts:
+# The kernel's words for a link over which nothing goes (RFC 2863, ifOperStatus).
+_NO_LINK = ("down", "lowerlayerdown", "notpresent")
+
+# Bridges to the containers and virtual machines of this host, and the ends of their cables.
+_INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", "veth", "virbr")
+
+# An address of IPv6 that is known only on its own link.
+_LINK_LOCAL = "fe80:"
+
+
+def with_network(facts: Facts, names: Sequence[str], root: str = "/") -> Facts:
     """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers."""
-    facts = facts._replace(addresses=addresses())
+    own = addresses()
+    facts = facts._replace(addresses=own, dead_ends=dead_ends(own, root))
     if facts.hostname in names:
         # The name says it: only the first peer is looked up, for the way there.
         peers = [name for name in names if name != facts.hostname][:1]
@@ -46,6 +57,25 @@ def addresses() -> tuple[Address, ...]:
         for entry in entries
         if entry.family in families
     )
+
+
+def dead_ends(own: Sequence[Address], root: str) -> frozenset[str]:
+    """Return the interfaces of OWN addresses that lead to no other host."""
+    reachable = {one.interface for one in own if not one.ip.startswith(_LINK_LOCAL)}
+    return frozenset(
+        name
+        for name in {one.interface for one in own}
+        if name not in reachable or name.startswith(_INTERNAL) or _is_cut_off(name, root)
+    )
+
+
+def _is_cut_off(name: str, root: str) -> bool:
+    """Whether the interface NAME has no link, or is a bridge to which nothing is attached."""
+    folder = os.path.join(root, "sys/class/net", name)  # noqa: PTH118
+    if files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK:  # noqa: PTH118
+        return True
+    ports = os.path.join(folder, "brif")  # noqa: PTH118
+    return os.path.isdir(ports) and not files.names(ports)  # noqa: PTH112
 
 
 def resolve(name: str) -> tuple[str, ...]:

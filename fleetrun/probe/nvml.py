@@ -182,9 +182,14 @@ def _text(answer: str | bytes) -> str:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def is_any_busy(lib: Utilization, gpus: Sequence[str]) -> bool:
-    """Whether one of GPUS, named by numbers or UUIDs, computes just now, as far as NVML tells."""
+def is_any_busy(lib: Utilization, gpus: Sequence[str] | None) -> bool:
+    """Whether one of GPUS computes just now, as far as NVML tells.
+
+    They are named by numbers or UUIDs; None are all of this host.
+    """
     lib.nvmlInit()
+    if gpus is None:
+        gpus = [str(index) for index in range(lib.nvmlDeviceGetCount())]
     numbered = _usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
     return any(_is_busy(lib, gpu, numbered) for gpu in gpus)
 
@@ -213,7 +218,7 @@ def _is_busy(lib: Utilization, gpu: str, numbered: Sequence[object]) -> bool:
 
 
 def ask_whether_busy(
-    gpus: Sequence[str], nvml: Callable[[], Utilization] = utilization_module
+    gpus: Sequence[str] | None, nvml: Callable[[], Utilization] = utilization_module
 ) -> Question:
     """Ask whether one of GPUS computes; the value of the answer is a truth."""
     return Question(lambda: is_any_busy(nvml(), gpus))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,8 +116,22 @@ def test_the_interface_that_reaches_the_peers_is_used(two_hosts: Pair) -> None:
         host.run("ip", "route", "add", "default", "via", "192.168.7.254", "dev", "aaa0")
     launch(two_hosts, DUMP, IPS, "--nproc_per_node=1")
     for env in dumps(two_hosts):
-        assert env["NCCL_SOCKET_IFNAME"] == "eth0"
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+    # NCCL would use aaa0, too, which leads nowhere.
+    (found,) = nccl_sockets(two_hosts[0])
+    assert found.startswith("^=")
+    assert {*found.removeprefix("^=").split(",")} == {"lo", "docker0", "aaa0"}
+    two_hosts[0].run("ip", "link", "del", "aaa0")
+    assert nccl_sockets(two_hosts[0]) == set()
+
+
+def nccl_sockets(host: Host) -> set[str]:
+    """Return the interfaces that HOST's launcher would tell NCCL of, if it had a GPU."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETRUN_ASSUME_DEVICES": "gpu:1"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    argv = (sys.executable, "-m", "fleetrun", IPS, "--dry-run=sh", "job.py")
+    said = host.run(*argv, env=env).stdout
+    return set(re.findall(r"NCCL_SOCKET_IFNAME='?([^' \\\n]+)", said))
 
 
 def test_an_address_that_is_not_ours_is_an_error_that_lists_both(two_hosts: Pair) -> None:

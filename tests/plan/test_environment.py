@@ -13,7 +13,7 @@ from planning import a_request, a_roster, gpus, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Address, Endpoint, Facts, Member, ProcessSpec, Request, Roster
+from fleetrun.model import Device, Endpoint, Facts, Member, ProcessSpec, Request, Roster
 from fleetrun.modes import collective
 from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import STRING_LIMIT, Environment, check_size, variables
@@ -78,6 +78,7 @@ def test_a_rank_gets_what_every_paddle_reads() -> None:
         "PADDLE_RESTART_COUNT": "0",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": ISLAND,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NCCL_DEBUG": "WARN",
         "NCCL_IB_DISABLE": "1",
     }
@@ -135,6 +136,15 @@ def test_a_mask_is_never_touched() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in {*found.ranks[0], *found.unset[0]}
 
 
+def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
+    assert first()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    chosen = some_facts(8, environ={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert "CUDA_DEVICE_ORDER" not in first(facts=chosen)
+    by_uuid = ((Device("gpu", "GPU-a", 0),), (Device("gpu", "GPU-b", 1),))
+    assert "CUDA_DEVICE_ORDER" not in first(groups=by_uuid)
+    assert "CUDA_DEVICE_ORDER" not in first(kind="npu", backend="xccl")
+
+
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
     exported = {"PADDLE_WITH_GLOO": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
     rank = first(facts=some_facts(8, environ=exported))
@@ -187,40 +197,6 @@ def test_options_win_over_everything() -> None:
     assert rank["NCCL_ALGO"] == "Tree"
     assert rank["PADDLE_TRAINER_ID"] == "9"
     assert rank["EMPTY"] == ""
-
-
-def test_several_hosts_talk_over_the_interface_that_leads_there() -> None:
-    facts = some_facts(8, peer_interface="eth0")
-    rank = first(roster=a_roster(TWO_HOSTS), facts=facts)
-    assert rank["NCCL_SOCKET_IFNAME"] == rank["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "NCCL_SOCKET_IFNAME" not in first(facts=facts)
-    assert "NCCL_SOCKET_IFNAME" not in first(roster=a_roster(TWO_HOSTS))
-
-
-def test_nccl_is_told_when_a_name_is_the_beginning_of_another() -> None:
-    addresses = (Address("eth1", "10.0.0.1"), Address("eth10", "10.0.1.1"))
-    facts = some_facts(8, peer_interface="eth1", addresses=addresses)
-    rank = first(roster=a_roster(TWO_HOSTS), facts=facts)
-    assert rank["NCCL_SOCKET_IFNAME"] == "=eth1"
-    assert rank["GLOO_SOCKET_IFNAME"] == "eth1"
-
-
-@pytest.mark.parametrize(
-    ("hcas", "rdma", "hosts", "expected"),
-    [
-        ((), (), TWO_HOSTS, {"NCCL_IB_DISABLE": "1"}),
-        ((), ("mlx5_0",), TWO_HOSTS, {}),
-        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS[:1], {}),
-        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0"}),
-        (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}),
-        (("mlx5_1",), ("mlx5_1", "mlx5_10"), TWO_HOSTS, {"NCCL_IB_HCA": "=mlx5_1"}),
-    ],
-)
-def test_infiniband_is_used_or_switched_off(
-    hcas: tuple[str, ...], rdma: tuple[str, ...], hosts: tuple[str, ...], expected: dict[str, str]
-) -> None:
-    rank = first(roster=a_roster(hosts), facts=some_facts(8, hcas=hcas, rdma=rdma))
-    assert {name: value for name, value in rank.items() if name.startswith("NCCL_IB")} == expected
 
 
 def test_gpu_memory_is_limited_when_asked() -> None:

@@ -26,9 +26,10 @@ LOADS = {"GPU-a": 0, "GPU-b": 37}
         (("9", "2"), False),
         (("GPU-gone",), False),
         ((), False),
+        (None, True),
     ],
 )
-def test_only_our_gpus_count(gpus: tuple[str, ...], busy: bool) -> None:  # noqa: FBT001
+def test_only_our_gpus_count(gpus: tuple[str, ...] | None, busy: bool) -> None:  # noqa: FBT001
     assert nvml.is_any_busy(FakeNvml(*GPUS, loads=LOADS), gpus) is busy
 
 

@@ -17,7 +17,7 @@ from planning import a_request
 
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Processors, Script
+from fleetrun.model import Address, Processors, Script
 from fleetrun.probe import network, nvml, scripts, tcp
 from fleetrun.run import proc
 
@@ -387,6 +387,25 @@ def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
     facts = read(root, request=a_request(ips=(own,)))
     assert facts.addresses
     assert facts.peer_interface is None
+
+
+def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Path) -> None:
+    states = {"eth0": "up", "eth1": "down", "eth2": "lowerlayerdown", "bond0": "unknown"}
+    for name, state in states.items():
+        (root / "sys/class/net" / name).mkdir(parents=True)
+        (root / "sys/class/net" / name / "operstate").write_text(f"{state}\n")
+    own = [Address(name, f"10.0.{place}.1") for place, name in enumerate(states)]
+    own += [
+        Address("docker0", "172.17.0.1"),
+        Address("veth1", "fe80::1"),
+        Address("eth3", "fe80::2"),
+    ]
+    own += [Address("eth0", "fe80::3"), Address("lo", "127.0.0.1")]
+    own += [Address("bare", "10.1.0.1"), Address("bridge", "10.2.0.1")]
+    (root / "sys/class/net/bare/brif").mkdir(parents=True)
+    (root / "sys/class/net/bridge/brif/eth0").mkdir(parents=True)
+    found = network.dead_ends(own, str(root))
+    assert found == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
 
 
 # -- ports ---------------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""How ranks reach each other: what NCCL and gloo are told unless the user has told them."""
+
+from fleetrun.model import Facts, Request, Roster
+from fleetrun.plan import hosts
+from fleetrun.plan.devices import Share
+
+# What NCCL takes only if there is nothing else, by the beginning of the name.
+_NCCL_AVOIDS = ("docker", "lo")
+# What it takes before anything else: IP over InfiniBand.
+_NCCL_PREFERS = "ib"
+
+_LOOPBACK = "lo"
+
+_NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+
+def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
+    """Say which interfaces the ranks use, and whether InfiniBand."""
+    found: dict[str, str] = {}
+    several = len(roster.members) > 1
+    own = _own_interface(facts, roster) if several else _LOOPBACK
+    if own is not None:
+        # Left alone, gloo takes whatever address our host name resolves to.
+        found[_GLOO] = own
+    if share.kind == "gpu":
+        found["NCCL_DEBUG"] = "WARN"
+        sockets = _nccl_sockets(request, facts, own) if several else None
+        if sockets is not None:
+            found[_NCCL] = sockets
+        if not facts.hcas and not facts.rdma:
+            found["NCCL_IB_DISABLE"] = "1"
+        elif several and facts.hcas:
+            found["NCCL_IB_HCA"] = _exactly(facts.hcas, set(facts.rdma))
+    return found
+
+
+def _own_interface(facts: Facts, roster: Roster) -> str | None:
+    """Return the interface that leads to the peers, or has the address by which they know us."""
+    if facts.peer_interface is not None:
+        return facts.peer_interface
+    host = roster.members[roster.me].host
+    return _LOOPBACK if hosts.is_loopback(host) else _interface_of(host, facts)
+
+
+def _interface_of(host: str, facts: Facts) -> str | None:
+    """Return the interface that has the address HOST, if it is one of ours."""
+    return next((one.interface for one in facts.addresses if one.ip == host), None)
+
+
+def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None:
+    """Return what NCCL must be told of interfaces; None where its own choice is as good.
+
+    It uses all that it finds: naming one would leave the others, which may be faster, unused.
+    """
+    names = tuple(dict.fromkeys(address.interface for address in facts.addresses))
+    named = None if request.host is None else _interface_of(request.host, facts)
+    if named is not None:
+        return _exactly((named,), set(names))
+    if facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names):
+        return None
+    choice = [name for name in names if not name.startswith(_NCCL_AVOIDS)]
+    good = [name for name in choice if name == own or name not in facts.dead_ends]
+    if not good:
+        return None if own is None else _exactly((own,), set(names))
+    if good == choice:
+        return None
+    return "^=" + ",".join(name for name in names if name not in good)
+
+
+def _exactly(names: tuple[str, ...], among: set[str]) -> str:
+    """Write NAMES for NCCL, to which `eth1` means eth10 too, unless a `=` stands before it."""
+    ambiguous = any(
+        other.startswith(name) for name in names for other in among if other not in names
+    )
+    return ("=" if ambiguous else "") + ",".join(names)

@@ -1,0 +1,136 @@
+"""What NCCL and gloo are told of the network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import a_request, a_roster, some_facts
+
+from fleetrun.model import Address
+from fleetrun.plan import communication
+from fleetrun.plan.devices import Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleetrun.model import Facts, Request
+
+TWO_HOSTS = ("10.0.0.1", "10.0.0.2")
+
+
+def told(
+    facts: Facts,
+    hosts: tuple[str, ...] = TWO_HOSTS,
+    request: Request | None = None,
+    kind: str = "gpu",
+) -> dict[str, str]:
+    """Return what the ranks of the first of HOSTS are told."""
+    roster = a_roster(hosts)
+    share = Share(kind, roster.members[0].groups, "nccl" if kind == "gpu" else "gloo")
+    return communication.variables(request or a_request(), facts, share, roster)
+
+
+def a_host(*interfaces: str, dead: Iterable[str] = (), **fields: object) -> Facts:
+    """Make the facts of a host with INTERFACES, the first of which leads to the peers."""
+    own = tuple(Address(name, f"10.0.{place}.1") for place, name in enumerate(interfaces))
+    facts = some_facts(8, addresses=(Address("lo", "127.0.0.1"), *own), dead_ends=frozenset(dead))
+    return facts._replace(peer_interface=interfaces[0] if interfaces else None)._replace(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "dead", "expected"),
+    [
+        # NCCL uses all of them; naming the way to the peers would leave the faster ones unused.
+        (("eth0",), (), None),
+        (("eth0", "eth1", "eth2"), (), None),
+        (("eth0", "docker0"), ("docker0",), None),
+        (("eth0", "eth1"), ("eth1",), "^=lo,eth1"),
+        (("eth0", "docker0", "br-1", "eth1"), ("docker0", "br-1"), "^=lo,docker0,br-1"),
+        # The kernel says that the peers are there.
+        (("virbr0",), ("virbr0",), None),
+        (("docker0",), ("docker0",), "docker0"),
+        (("docker0", "docker01"), ("docker0", "docker01"), "=docker0"),
+        (("docker0", "eth1"), ("docker0", "eth1"), "docker0"),
+    ],
+)
+def test_nccl_chooses_unless_its_choice_would_fail(
+    interfaces: tuple[str, ...], dead: tuple[str, ...], expected: str | None
+) -> None:
+    found = told(a_host(*interfaces, dead=dead))
+    assert found.get("NCCL_SOCKET_IFNAME") == expected
+    assert found["GLOO_SOCKET_IFNAME"] == interfaces[0]
+
+
+def test_with_infiniband_nccl_is_told_no_interface() -> None:
+    dead = {"dead": ("eth1",)}
+    assert "NCCL_SOCKET_IFNAME" not in told(a_host("eth0", "eth1", "ib0", **dead))
+    facts = a_host("eth0", "eth1", **dead, hcas=("mlx5_0",), rdma=("mlx5_0",))
+    assert "NCCL_SOCKET_IFNAME" not in told(facts)
+
+
+def test_the_network_of_the_address_that_the_user_names_is_used() -> None:
+    request = a_request(host="10.0.1.1")
+    assert told(a_host("eth0", "eth1"), request=request)["NCCL_SOCKET_IFNAME"] == "eth1"
+    # To NCCL, eth1 would be the beginning of eth10.
+    assert told(a_host("eth0", "eth1", "eth10"), request=request)["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert "NCCL_SOCKET_IFNAME" not in told(a_host("eth0"), request=a_request(host="node1"))
+
+
+def test_one_host_talks_to_itself() -> None:
+    found = told(a_host("eth0", "eth1", dead=("eth1",)), TWO_HOSTS[:1])
+    assert found["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in found
+    assert told(some_facts(), TWO_HOSTS[:1], kind="cpu") == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_gloo_uses_the_interface_of_our_own_address_where_no_way_is_known() -> None:
+    facts = a_host("eth0", "eth1", peer_interface=None)
+    assert told(facts, ("10.0.1.1", "10.0.0.9"))["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert told(facts, ("127.0.0.1", "127.0.0.2"))["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in told(facts, ("node1", "node2"))
+
+
+def test_nccl_is_not_spoken_of_on_the_cpu() -> None:
+    found = told(a_host("eth0", "eth1", dead=("eth1",)), kind="cpu")
+    assert found == {"GLOO_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.mark.parametrize(
+    ("hcas", "rdma", "hosts", "expected"),
+    [
+        ((), (), TWO_HOSTS, {"NCCL_IB_DISABLE": "1"}),
+        ((), ("mlx5_0",), TWO_HOSTS, {}),
+        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS[:1], {}),
+        (("mlx5_0",), ("mlx5_0",), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0"}),
+        (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), TWO_HOSTS, {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}),
+        (("mlx5_1",), ("mlx5_1", "mlx5_10"), TWO_HOSTS, {"NCCL_IB_HCA": "=mlx5_1"}),
+    ],
+)
+def test_infiniband_is_used_or_switched_off(
+    hcas: tuple[str, ...], rdma: tuple[str, ...], hosts: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    found = told(some_facts(8, hcas=hcas, rdma=rdma), hosts)
+    assert {name: value for name, value in found.items() if name.startswith("NCCL_IB")} == expected
+
+
+NAMES = st.sampled_from(["eth0", "eth1", "ens3", "bond0", "docker0", "br-1", "virbr0", "ib0"])
+
+
+@given(
+    interfaces=st.lists(NAMES, min_size=1, unique=True),
+    dead=st.sets(NAMES),
+)
+def test_whatever_nccl_is_told_leaves_it_a_way_to_the_peers(
+    interfaces: list[str], dead: set[str]
+) -> None:
+    value = told(a_host(*interfaces, dead=dead)).get("NCCL_SOCKET_IFNAME")
+    if value is None:
+        return
+    excluded = value.startswith("^=")
+    listed = value.lstrip("^=").split(",")
+    left = [name for name in ("lo", *interfaces) if (name in listed) != excluded]
+    assert left
+    assert all(name == interfaces[0] or name not in dead for name in left)
