@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from training import PYTHONS, train
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.train
 
 # An allreduce for each layer, which the thread that runs backward makes: so it is seen when.
 ONE_BY_ONE = {"fuse_grad_size_in_num": 2, "sync_nccl_allreduce": True}
+TWO = {"k_steps": 2, "avg": True}
 # Of the weight and the bias of each layer.
 FIRST, MIDDLE, LAST, UNUSED = 4 * 6 + 6, 6 * 8 + 8, 8 * 2 + 2, 3 * 5 + 5
 
@@ -95,3 +96,17 @@ def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_give
     assert first == all_bytes
     # Up to 838 bytes each; and the last ones, a bias and a weight, which fit into 419 bytes.
     assert others == [608, 576, all_bytes - 320, 320]
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("merge", [{}, {"gradient_merge": True, "gradient_merge_configs": TWO}])
+def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_them(
+    version: str, merge: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = {"fuse_grad_size_in_num": 3, **merge}
+    ranks = train(PYTHONS[version], "final_hooks.py", tmp_path / "ours", asked)
+    for rank in ranks:
+        for name, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][name]["weights"], name
+            assert model["dtypes"] in (["float32"], ["fp32"]), name

@@ -1,4 +1,9 @@
-"""Callbacks around every backward, however it was started."""
+"""Callbacks around every backward, however it was started.
+
+Paddle calls *final hooks* at the end of a backward: mixed precision with `master_grad=True` (GPUs
+only) replaces the gradients by fp32 copies there. Paddle's own reducer has averaged them by then.
+So those hooks wait here until our reducers have ended, which is after Paddle's backward.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,8 @@ _numbers = itertools.count()
 _last_listeners: list[BackwardListener] = []
 _depth = 0
 _run_backward: Callable[..., Any] | None = None
+# Final hooks that the running backward has called, or a backward within it.
+_final_hooks: list[Callable[[], Any]] = []
 
 
 def listen(listener: BackwardListener) -> None:
@@ -52,12 +59,31 @@ def patch(core: ModuleType) -> None:
     global _run_backward  # noqa: PLW0603 - one Paddle
     _run_backward = core.eager.run_backward
     core.eager.run_backward = _observed(core.eager.run_backward)
+    if hasattr(core.eager, "_add_backward_final_hook"):
+        core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
 
 
 def run_unobserved(*args: Any) -> None:
     """Run a backward of our own, without callbacks."""
     assert _run_backward is not None  # noqa: S101 - nothing is reduced before `patch`
     _run_backward(*args)
+
+
+def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
+    """Let the hooks that ADD adds run after the reducers of the outermost backward."""
+
+    def _add_backward_final_hook(hook: Callable[[], Any]) -> Any:
+        def called() -> None:
+            if not _depth:
+                # `paddle.grad` calls it, too.
+                hook()
+                return
+            # A backward that raises has not come to its final hooks: they stay for the next one.
+            _final_hooks.append(hook)
+
+        return add(called)
+
+    return _add_backward_final_hook
 
 
 def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +95,8 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
                 return run(*args, **kwargs)
             finally:
                 _depth -= 1
-        listeners = [*_listeners.values(), *_last_listeners]
+        reducers, last = list(_listeners.values()), list(_last_listeners)
+        listeners = [*reducers, *last]
         for listener in listeners:
             listener.begin()
         _depth = 1
@@ -81,7 +108,13 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             _depth = 0
-        for listener in listeners:
+        for listener in reducers:
+            listener.finish()
+        hooks = _final_hooks[:]
+        _final_hooks.clear()
+        for hook in hooks:
+            hook()
+        for listener in last:
             listener.finish()
         return result
 

@@ -85,8 +85,13 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
         gradients = [contiguous_gradient(parameter) for parameter in parameters]
         if len(gradients) == 1 and gradients[0] is not None:
             return gradients[0], []
+        dtype = _common_dtype(parameters, gradients)
+        if any(each is not None and each.dtype != dtype for each in gradients):
+            eager: Any = paddle.base.core.eager
+            eager.set_master_grads(list(parameters))
+            gradients = [parameter.grad for parameter in parameters]
         sources = [
-            paddle.zeros_like(parameter) if gradient is None else gradient
+            paddle.zeros(parameter.shape, dtype) if gradient is None else gradient
             for parameter, gradient in zip(parameters, gradients)
         ]
         views, flat = _coalesced(sources)
@@ -97,6 +102,18 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
             else:
                 view._share_buffer_to(gradient)
     return flat, absent
+
+
+def _common_dtype(parameters: Sequence[Any], gradients: Sequence[Any]) -> Any:
+    """Return the dtype in which GRADIENTS are reduced: their own, or fp32 if any of them has it.
+
+    Mixed precision with `master_grad=True` leaves merged gradients in fp32, while parameters and
+    new gradients have 16 bits.
+    """
+    import paddle
+
+    dtypes = [each.dtype for each in gradients if each is not None]
+    return paddle.float32 if paddle.float32 in dtypes else parameters[0].dtype
 
 
 def _coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:

@@ -1,0 +1,117 @@
+"""Trains with hooks at the end of backward that replace the gradients, as master gradients do.
+
+Reports the weights beside those of one process, which sees the batches of all ranks. Paddle adds
+such a hook for mixed precision on GPUs only; this is what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.base import core
+from paddle.distributed.fleet.utils import recompute
+
+MICRO, ROUNDS = 2, 3
+eager: Any = core.eager
+merges = "gradient_merge" in Path(os.environ["FLEETRUN_STRATEGY_FILE"]).read_text()
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+paddle.distributed.init_parallel_env()
+
+
+class Plain(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        return self.second(self.first(x))
+
+
+class Recomputed(Plain):
+    """The same with a backward within the backward."""
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        x.stop_gradient = False
+        return self.second(recompute(self.first, x, use_reentrant=True))
+
+
+class Halves(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Parameters of 16 bits, used as CPUs can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (self.create_parameter([6]) for _ in range(2))
+        self.to(dtype="bfloat16")
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+        out: Any = x * self.first.astype("float32") + x * x * self.second.astype("float32")
+        return out
+
+
+def replaced(parameters: list[Any]) -> None:
+    """Replace gradients by copies, those of 16 bits by copies of 32."""
+    if parameters[0].dtype == paddle.bfloat16:
+        eager.set_master_grads(parameters)
+        return
+    for each in parameters:
+        each.grad = each.grad.detach() * 1.0
+
+
+def batches(ranks: list[int]) -> Any:  # noqa: ANN401
+    """Yield the rows of RANKS, quarters that 16 bits hold exactly."""
+    numbers = [np.random.RandomState(each) for each in ranks]
+    for _ in range(MICRO * ROUNDS):
+        rows = [each.randint(-4, 5, (4, 6)).astype("float32") / 4 for each in numbers]
+        yield paddle.to_tensor(np.concatenate(rows))
+
+
+def train(model: Any, ranks: list[int]) -> dict[str, Any]:  # noqa: ANN401
+    """Train MODEL on the batches of RANKS; a single process merges and updates by itself."""
+    parameters = model.parameters()
+    optimizer = paddle.optimizer.SGD(0.125, parameters=parameters)
+    is_half, is_alone = parameters[0].dtype == paddle.bfloat16, len(ranks) > 1
+    own_steps = MICRO if merges and is_alone else 1
+    dtypes = set()
+    # No optimizer of CPUs has 16 bits.
+    by_hand = [each.astype("float32").numpy() for each in parameters]
+    for number, batch in enumerate(batches(ranks), 1):
+        eager._add_backward_final_hook(lambda: replaced(parameters))  # noqa: SLF001
+        out = model(batch)
+        # Where 16 bits hold it exactly.
+        loss = out.sum() / len(batch) if is_half else (out**2).mean()
+        (loss / own_steps).backward()
+        dtypes |= {str(each.grad.dtype).rpartition(".")[2] for each in parameters}
+        if number % own_steps:
+            continue
+        if not (is_half or is_alone):
+            optimizer.step()
+            optimizer.clear_grad()
+            continue
+        for place, each in enumerate(parameters):
+            by_hand[place] = by_hand[place] - 0.125 * each.grad.numpy()
+            if not is_half:
+                each.set_value(by_hand[place])
+            each.clear_gradient(set_to_zero=False)
+    found = by_hand if is_half else [each.numpy() for each in parameters]
+    weights = [float(value) for each in found for value in each.ravel()]
+    return {"weights": weights, "dtypes": sorted(name.lower() for name in dtypes)}
+
+
+report: dict[str, Any] = {}
+for kind in (Plain, Recomputed) if merges else (Plain, Recomputed, Halves):
+    paddle.seed(5)
+    net, alone = kind(), kind()
+    alone.set_state_dict(net.state_dict())
+    report[kind.__name__] = {
+        **train(paddle.DataParallel(net), [rank]),
+        "alone": train(alone, [0, 1])["weights"],
+    }
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
