@@ -110,6 +110,7 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
 def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | None) -> int:
     """Launch what PARSED asks for."""
     from fleetrun import request  # noqa: PLC0415 - see main
+    from fleetrun.engines import detect  # noqa: PLC0415 - see main
 
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
@@ -120,7 +121,9 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     else:
         config = _config(parsed)
     _check_script(parsed)
-    wanted = request.resolve(parsed, environ, config, layers)
+    rows = detect.rows(environ)
+    detected = (lambda: detect.read(rows, environ, _text)) if rows else None
+    wanted = request.resolve(parsed, environ, config, layers, detected)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     if launch is not None:
         return launch(wanted, environ)
@@ -184,6 +187,12 @@ def _config(parsed: ParsedCommand) -> Config | None:
     if path is None and not os.path.exists(configfile.DEFAULT):  # noqa: PTH110 - pathlib is slow
         return None
     return configfile.read(path or configfile.DEFAULT)
+
+
+def _text(path: str) -> str:
+    """Return the text of the file PATH."""
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+        return file.read()
 
 
 def _complain(text: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from fleetrun import __version__, argv, configfile, options
+from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
 from fleetrun.options import Given
@@ -75,7 +76,12 @@ def is_remembered(name: str) -> bool:
     >>> is_remembered("NCCL_DEBUG"), is_remembered("CUDA_VISIBLE_DEVICES"), is_remembered("HOME")
     (True, True, False)
     """
-    return name.startswith(_FAMILIES) or name.endswith("_VISIBLE_DEVICES") or name in _SINGLE
+    return (
+        name.startswith(_FAMILIES)
+        or name.endswith("_VISIBLE_DEVICES")
+        or name in _SINGLE
+        or name in detect.VARIABLES
+    )
 
 
 def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:

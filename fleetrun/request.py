@@ -13,7 +13,10 @@ from fleetrun.plan import secrets
 from fleetrun.plan.hosts import in_paddlecloud
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeVar
+
+    from fleetrun.engines.detect import Detected
 
     Kind = TypeVar("Kind", int, float, str, tuple[str, ...])
 
@@ -61,10 +64,12 @@ def resolve(
     environ: Mapping[str, str],
     config: Config | None = None,
     layers: Mapping[str, Layer] = _NOTHING_KNOWN,
+    detect: "Callable[[], Detected] | None" = None,
 ) -> Request:
     """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none.
 
-    LAYERS are strategies that need not be read, by their name.
+    LAYERS are strategies that need not be read, by their name. DETECT returns what the engine says
+    that has started us, if one has; it is weaker than a config file.
     """
     if parsed.script is None:
         message = "a command without a script asks for nothing"
@@ -80,6 +85,7 @@ def resolve(
         target: _choose(option, [_about(target, tier) for tier in tiers], notes)
         for target, option in _targets().items()
     }
+    _take_detected(chosen, detect, environ, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
@@ -233,6 +239,25 @@ def _contradicted(found: Chosen, variables: Iterable[Given]) -> Iterable[str]:
                 f"{found.given.typed}={found.given.raw} wins over {variable.typed}={variable.raw}"
                 " (with Paddle's launcher the variable wins)."
             )
+
+
+def _take_detected(
+    chosen: dict[str, Chosen],
+    detect: "Callable[[], Detected] | None",
+    environ: Mapping[str, str],
+    notes: list[str],
+) -> None:
+    """Choose what DETECT returns where nobody says anything; a rank of a job is in that job."""
+    if detect is None or any(environ.get(mark) for mark in _RANK_MARKS):
+        return
+    from fleetrun.engines import cluster  # noqa: PLC0415 - only where an engine has started us
+
+    said = {name: found.given for name, found in chosen.items()}
+    if cluster.is_left_out(said):
+        return
+    is_dry = chosen["dry_run"].value is not None
+    for given in cluster.givens(said, detect(), notes, is_dry=is_dry):
+        chosen[given.option.target] = Chosen(given.value(), given)
 
 
 # -- single options ----------------------------------------------------------------------------

@@ -29,7 +29,10 @@ collect_ignore = ["warm", "train/models"]
 # Helpers beside the tests (waiting.py, processes.py) are plain modules.
 sys.path.insert(0, str(Path(__file__).parent))
 
-_PREFIXES = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_", "DISTRIBUTED_")
+_PREFIXES = (
+    *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_", "DISTRIBUTED_"),
+    *("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "LSB_", "PBS_", "JOB_", "PE_HOSTFILE"),
+)
 
 
 @pytest.fixture(autouse=True)

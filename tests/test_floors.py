@@ -36,6 +36,9 @@ FLOORS = (
         "fleetrun.planner",
         "fleetrun.run.policy",
         "fleetrun.options",
+        # Pure, unlike the engines beside them: variables to options.
+        "fleetrun.engines.detect",
+        "fleetrun.engines.cluster",
         "fleetrun.argv",
         "fleetrun.conversion",
         "fleetrun.suggestions",
@@ -91,6 +94,8 @@ LATER = ("fleetrun.commands",)
 # Decide, then do: these rooms are given what they need to know and touch nothing.
 PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes", "fleetrun.planner")
 PURE_MODULES = (
+    "fleetrun.engines.cluster",
+    "fleetrun.engines.detect",
     "fleetrun.run.events",
     "fleetrun.run.policy",
     "fleetrun.strategy.fields",

@@ -1,0 +1,114 @@
+"""What an engine says of a job, as the options that say the same; what contradicts it is refused.
+
+Pure. In a step of Slurm `fleetrun train.py` asks for what `fleetrun --ips=n1,n2 --host=n1 train.py`
+does.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in options.py.
+from collections.abc import Mapping
+
+from fleetrun import options
+from fleetrun.engines import detect
+from fleetrun.engines.detect import Detected, Said
+from fleetrun.errors import UsageError
+from fleetrun.options import Given
+
+# Jobs that share a host count from different ports, so that hosts need not ask each other: each
+# has this many, above what services use and below Kubernetes' NodePorts (30000).
+_FIRST_PORT, _LAST_PORT, _PORTS = 10240, 29999, 128
+
+
+def givens(
+    said: Mapping[str, Given], found: Detected, notes: list[str], *, is_dry: bool
+) -> tuple[Given, ...]:
+    """Return the options that FOUND stands for, beside those that are SAID; remarks go to NOTES.
+
+    Raises UsageError where FOUND contradicts what is said, or has started too many or too few.
+    """
+    problem = detect.unspread(found)
+    if problem is not None and not is_dry:
+        raise UsageError(problem)
+    _check(said, found)
+    if _is_said(said["ips"]):
+        return ()
+    given: list[Given] = []
+    if len(found.hosts) > 1:
+        notes.append(f"{found.engine} names the hosts: {found.hosts_from}.")
+        given += _given("ips", ",".join(found.hosts), found.hosts_from)
+        if found.node is not None:
+            given += _given("host", found.hosts[found.node], found.node_from)
+        if found.job is not None and (port := first_port(found.job.value)) is not None:
+            given += _given("start_port", str(port), found.job)
+    elif not found.hosts:
+        if found.nnodes is not None and found.nnodes > 1:
+            given += _given("nnodes", str(found.nnodes), found.nnodes_from)
+        if found.node is not None and (given or _is_said(said["nnodes"])):
+            given += _given("rank", str(found.node), found.node_from)
+    return tuple(one for one in given if not _is_said(said[one.option.name]))
+
+
+def first_port(job: str) -> int | None:
+    """Return where the ports of JOB begin, by its number; None where it has none.
+
+    >>> first_port("4711.server"), first_port("4712"), first_port("train")
+    (17792, 17920, None)
+    """
+    digits = job[: len(job) - len(job.lstrip("0123456789"))]
+    if not digits:
+        return None
+    return _FIRST_PORT + int(digits) % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
+
+
+def is_left_out(said: Mapping[str, Given]) -> bool:
+    """Whether the engine is not asked: the job is of one host, or lists its processes."""
+    nnodes, ips = said["nnodes"], said["ips"]
+    if _is_said(nnodes) and nnodes.raw.strip() == "1":
+        return True
+    if _is_said(ips) and len(_listed(ips)) == 1:
+        return True
+    return _is_said(said["servers"]) or _is_said(said["trainers"])
+
+
+def _check(said: Mapping[str, Given], found: Detected) -> None:
+    """Refuse what is SAID of the hosts where FOUND says otherwise."""
+    if found.nnodes is not None:
+        gives = f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from})"
+        ips, nnodes = said["ips"], said["nnodes"]
+        if _is_said(ips) and len(_listed(ips)) != found.nnodes:
+            raise UsageError(
+                ips.blame(f"{gives}, and {len(_listed(ips))} are listed; leave the list out.")
+            )
+        if _is_said(nnodes) and not _allows(nnodes.raw, found.nnodes):
+            raise UsageError(
+                nnodes.blame(f"{gives}; leave it out, or --nnodes=1 makes each a job of its own.")
+            )
+    rank = said["rank"]
+    if found.node is None or not _is_said(rank) or _is_said(said["ips"]):
+        return
+    if rank.raw.strip() not in {"-1", str(found.node)}:
+        raise UsageError(
+            rank.blame(f"{found.engine} says {found.node} ({found.node_from}); leave it out.")
+        )
+
+
+def _allows(raw: str, count: int) -> bool:
+    """Whether RAW, a number of hosts or a range of them, allows COUNT; others judge bad ones."""
+    low, colon, high = raw.strip().partition(":")
+    if not (low.isdecimal() and (not colon or high.isdecimal())):
+        return True
+    return int(low) <= count <= int(high if colon else low)
+
+
+def _is_said(given: Given) -> bool:
+    return given.source != "default" and bool(given.raw.strip())
+
+
+def _listed(given: Given) -> list[str]:
+    return given.raw.replace(",", " ").split()
+
+
+def _given(name: str, raw: str, said: Said | None) -> list[Given]:
+    """Return the option NAME as SAID stands for it."""
+    option = options.find(name)
+    source = f"${said.source}" if said else "default"
+    return [Given(option, raw, option.flag, source)]

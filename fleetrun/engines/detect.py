@@ -1,0 +1,351 @@
+"""What a cluster's variables say of a job: its hosts, our place, how many launchers there are.
+
+Pure: it is handed the variables, and what reads the files that they name.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan import hostlist
+from fleetrun.records.variables import JOB
+
+# What a number of hosts may be at most: a larger one is no number of hosts.
+_DIGITS = 6
+# The steps of Slurm that are no srun: interactive, batch, extern (slurm/slurm.h,
+# SLURM_INTERACTIVE_STEP, SLURM_BATCH_SCRIPT, SLURM_EXTERN_CONT). One process runs there, on the
+# first host.
+_NO_STEPS = ("4294967290", "4294967291", "4294967292")
+
+
+class Row(NamedTuple):
+    """One engine: it is the one where all of MARKS are set; of other fields the first set counts.
+
+    `source` is the page that says what the variables mean.
+    """
+
+    engine: str
+    marks: tuple[str, ...]
+    source: str
+    # Names of all hosts, and how they are written: hostlist, words, counted (name, slots, ...),
+    # file (a name at the start of each line) or commas.
+    hosts: tuple[tuple[str, str], ...] = ()
+    # How many hosts there are, and the place of this one, from 0.
+    nnodes: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    # All processes that the engine has started, those on this host, and the place of ours.
+    tasks: tuple[str, ...] = ()
+    tasks_here: tuple[str, ...] = ()
+    rank: tuple[str, ...] = ()
+    # Where it starts one process only.
+    is_alone: bool = False
+    # The job's number, which tells its ports from those of other jobs of the host.
+    job: tuple[str, ...] = ()
+    # How to start one fleetrun on each host; "" where every host has one anyway.
+    spread: str = ""
+    # Which of our modules reads what it says; "": this one.
+    reader: str = ""
+
+
+# The first row that fits is what has started us; hosts that it does not name, a later row may.
+TABLE = (
+    Row(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        # 4 and 5 alike; neither names the hosts.
+        "docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html",
+        tasks=("OMPI_COMM_WORLD_SIZE",),
+        tasks_here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        spread="mpirun -N 1 fleetrun ...",
+    ),
+    Row(
+        "MPICH",
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+        # Hydra, that of Intel MPI too, sets them in its proxy (src/pm/hydra, pmip_cb.c).
+        "github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md",
+        tasks=("PMI_SIZE",),
+        tasks_here=("MPI_LOCALNRANKS",),
+        rank=("PMI_RANK",),
+        spread="mpirun -ppn 1 fleetrun ...",
+    ),
+    Row(
+        "Slurm",
+        ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"),
+        "slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
+        hosts=(("SLURM_STEP_NODELIST", "hostlist"), ("SLURM_JOB_NODELIST", "hostlist")),
+        nnodes=("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"),
+        node=("SLURM_NODEID",),
+        tasks=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        rank=("SLURM_PROCID",),
+        job=("SLURM_JOB_ID",),
+        spread="srun --ntasks-per-node=1 fleetrun ...",
+    ),
+    Row(
+        "Slurm",
+        ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
+        # salloc's shell and sbatch's script: one process, on the first host or on none.
+        "slurm.schedmd.com/sbatch.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
+        hosts=(("SLURM_JOB_NODELIST", "hostlist"),),
+        nnodes=("SLURM_JOB_NUM_NODES",),
+        is_alone=True,
+        job=("SLURM_JOB_ID",),
+        spread="srun --ntasks-per-node=1 fleetrun ...",
+    ),
+    Row(
+        "Kubernetes",
+        ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"),
+        # An Indexed Job; who writes it says where the pods meet.
+        "kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode",
+        node=("JOB_COMPLETION_INDEX",),
+    ),
+    Row(
+        "PaddleCloud",
+        ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID", "POD_IP"),
+        # Its PaddleJob.
+        "github.com/PaddleFlow/paddle-operator/blob/main/docs/en/Paddle-ENV.md",
+        hosts=(("PADDLE_TRAINERS", "commas"),),
+        node=("PADDLE_TRAINER_ID",),
+        reader="fleetrun.engines.paddlecloud, and fleetrun.engines.role with servers",
+    ),
+    Row(
+        "Kubeflow",
+        ("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_JOB_ID"),
+        # Its PaddleJob: PADDLE_MASTER says where to meet, nothing gives the place.
+        "github.com/kubeflow/training-operator/blob/v1.8-branch/pkg/controller.v1/paddlepaddle/"
+        "envvar.go",
+        nnodes=("PADDLE_NNODES",),
+        reader="fleetrun.options",
+    ),
+    Row(
+        "LSF",
+        ("LSB_JOBID", "LSB_MCPU_HOSTS"),
+        "ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution",
+        hosts=(
+            ("LSB_DJOB_HOSTFILE", "file"),
+            ("LSB_MCPU_HOSTS", "counted"),
+            ("LSB_HOSTS", "words"),
+        ),
+        job=("LSB_JOBID",),
+        spread="blaunch -z HOSTS fleetrun ...",
+    ),
+    Row(
+        "PBS",
+        ("PBS_JOBID", "PBS_NODEFILE"),
+        # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
+        "github.com/openpbs/openpbs/blob/master/doc/man1/qsub.1B",
+        hosts=(("PBS_NODEFILE", "file"),),
+        job=("PBS_JOBID",),
+        spread="pbsdsh -- fleetrun ...",
+    ),
+    Row(
+        "Grid Engine",
+        ("JOB_ID", "PE_HOSTFILE"),
+        # sge_pe(5), "pe_hostfile": host, slots, queue, processors.
+        "manpages.debian.org/testing/gridengine-common/sge_pe.5.en.html",
+        hosts=(("PE_HOSTFILE", "file"),),
+        nnodes=("NHOSTS",),
+        job=("JOB_ID",),
+        spread="qrsh -inherit HOST fleetrun ...",
+    ),
+)
+
+# Every variable that counts.
+VARIABLES = frozenset(
+    name
+    for row in TABLE
+    for names in (
+        row.marks,
+        tuple(name for name, _ in row.hosts),
+        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.rank, row.job),
+    )
+    for name in names
+)
+
+
+class Said(NamedTuple):
+    """A value, and the variable that it was read from."""
+
+    value: str
+    source: str
+
+    def __str__(self) -> str:
+        """NAME=VALUE, a long value cut.
+
+        >>> str(Said("n[1-2]", "SLURM_JOB_NODELIST"))
+        'SLURM_JOB_NODELIST=n[1-2]'
+        """
+        most = 80
+        shown = self.value if len(self.value) <= most else f"{self.value[:most]}..."
+        return f"{self.source}={shown}"
+
+
+class Detected(NamedTuple):
+    """What an engine says of our job; None and () where it does not say."""
+
+    engine: str
+    # In the order of the hosts' places.
+    hosts: tuple[str, ...] = ()
+    hosts_from: Said | None = None
+    nnodes: int | None = None
+    nnodes_from: Said | None = None
+    node: int | None = None
+    node_from: Said | None = None
+    # How many fleetruns the engine has started, in the job and on this host.
+    launchers: int | None = None
+    launchers_from: Said | None = None
+    here: int | None = None
+    here_from: Said | None = None
+    # How to start one on each host.
+    spread: str = ""
+    job: Said | None = None
+
+
+def rows(environ: Mapping[str, str]) -> tuple[Row, ...]:
+    """Return the engines that ENVIRON speaks of, the one first that has started us."""
+    # A rank is part of a job that is known.
+    if environ.get(JOB):
+        return ()
+    found = tuple(row for row in TABLE if _fits(row, environ))
+    return () if found and found[0].reader else found
+
+
+def read(rows: Sequence[Row], environ: Mapping[str, str], text: Callable[[str], str]) -> Detected:
+    """Return what the engines ROWS say; TEXT returns the text of a file.
+
+    Raises EnvironmentFault where a variable is not what its engine writes, or contradicts another.
+    """
+    first = rows[0]
+    found = Detected(first.engine, spread=first.spread)
+    # mpirun names no hosts, but may run in an allocation of an engine that does.
+    for row in rows if first.tasks and not first.hosts else rows[:1]:
+        found = _with_hosts(found, row, environ, text)
+    return _checked(_with_launchers(_with_numbers(found, first, environ), first, environ))
+
+
+def _fits(row: Row, environ: Mapping[str, str]) -> bool:
+    """Say whether ROW is an engine that we are in."""
+    if not all(environ.get(name, "").strip() for name in row.marks):
+        return False
+    return "SLURM_STEP_ID" not in row.marks or environ["SLURM_STEP_ID"] not in _NO_STEPS
+
+
+def _with_hosts(
+    found: Detected, row: Row, environ: Mapping[str, str], text: Callable[[str], str]
+) -> Detected:
+    """Complete FOUND with the hosts that ROW names."""
+    found = found._replace(job=found.job or _first(environ, row.job))
+    for name, form in row.hosts:
+        said = _first(environ, (name,))
+        if said is not None and not found.hosts:
+            hosts = _names(said, form, text)
+            count = len(hosts)
+            found = found._replace(hosts=hosts, hosts_from=said, nnodes=count, nnodes_from=said)
+    return found
+
+
+def _names(said: Said, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
+    """Return the hosts that SAID names in FORM, each once, in the order of their first slot."""
+    if form == "file":
+        try:
+            lines = text(said.value).splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise EnvironmentFault(f"{said} cannot be read ({why}).") from None
+        names = [line.split()[0] for line in lines if line.strip()]
+    elif form == "hostlist":
+        try:
+            names = list(hostlist.expand(said.value))
+        except ValueError as error:
+            raise EnvironmentFault(f"{said}: {error}.") from None
+    else:
+        words = said.value.replace(",", " ").split()
+        names = words[::2] if form == "counted" else words
+    if not names:
+        raise EnvironmentFault(f"{said} names no host.")
+    return tuple(dict.fromkeys(names))
+
+
+def _with_numbers(found: Detected, row: Row, environ: Mapping[str, str]) -> Detected:
+    """Complete FOUND with the number of hosts and our place among them, as ROW has them."""
+    counted = _first(environ, row.nnodes)
+    if counted is not None:
+        count = _number(counted, least=1)
+        if found.hosts and count != len(found.hosts):
+            raise EnvironmentFault(
+                f"{counted}, but {found.hosts_from} names {_hosts(len(found.hosts))}: "
+                f"{found.engine}'s variables contradict each other."
+            )
+        found = found._replace(nnodes=count, nnodes_from=counted)
+    node = _first(environ, row.node)
+    if node is not None:
+        found = found._replace(node=_number(node), node_from=node)
+    return found
+
+
+def _with_launchers(found: Detected, row: Row, environ: Mapping[str, str]) -> Detected:
+    """Complete FOUND with how many processes ROW's engine has started."""
+    if row.is_alone:
+        return found._replace(launchers=1, here=1)
+    tasks, here = _first(environ, row.tasks), _first(environ, row.tasks_here)
+    if tasks is None:
+        return found
+    total = _number(tasks, least=1)
+    found = found._replace(launchers=total, launchers_from=tasks)
+    if here is not None:
+        found = found._replace(here=_number(here, least=1), here_from=here)
+    rank = _first(environ, row.rank)
+    if found.nnodes is None and found.here == 1 and rank is not None:
+        # Nobody names the hosts, and where there is one here, there is one on each.
+        node = _number(rank)
+        found = found._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
+    return found
+
+
+def _checked(found: Detected) -> Detected:
+    """Return FOUND if its place is one of its hosts."""
+    if found.node is not None and found.nnodes is not None and found.node >= found.nnodes:
+        raise EnvironmentFault(
+            f"{found.node_from}, but {found.nnodes_from} makes {_hosts(found.nnodes)}: "
+            f"{found.engine}'s variables contradict each other."
+        )
+    return found
+
+
+def unspread(found: Detected) -> str | None:
+    """Say why one fleetrun on each host is not what FOUND's engine has started; None if it is."""
+    if found.here is not None and found.here > 1 and found.nnodes is None:
+        started = f"{found.here} fleetruns on this host ({found.here_from})"
+    elif found.launchers is None or found.nnodes in {None, found.launchers}:
+        return None
+    else:
+        source = f" ({found.launchers_from})" if found.launchers_from else ""
+        one = "one fleetrun" if found.launchers == 1 else f"{found.launchers} fleetruns"
+        started = f"{one}{source} for {_hosts(found.nnodes or 1)} ({found.nnodes_from})"
+    return (
+        f"{found.engine} has started {started}, and one on each host is needed, which starts the "
+        f"ranks there: `{found.spread}`. With --nnodes=1 each is a job of its own."
+    )
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' * (count != 1)}"
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> Said | None:
+    """Return the first of NAMES that is set."""
+    for name in names:
+        if environ.get(name, "").strip():
+            return Said(environ[name].strip(), name)
+    return None
+
+
+def _number(said: Said, least: int = 0) -> int:
+    """Return the number that SAID is; EnvironmentFault if it is none."""
+    text = said.value
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or int(text) < least:
+        raise EnvironmentFault(
+            f"{said} is not a number from {least} on, which its engine would write."
+        )
+    return int(text)

@@ -1,0 +1,134 @@
+"""What an engine says counts as options do, and what contradicts it is one sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from clusters import BATCH, HYDRA, MPI, STEP, text
+from commandline import Command
+
+from fleetrun import argv, request
+from fleetrun.configfile import Config
+from fleetrun.engines import cluster, detect
+from fleetrun.errors import UsageError
+from fleetrun.options import Given, find
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from fleetrun.model import Request
+
+
+def resolve(environ: Mapping[str, str], *words: str, config: Config | None = None) -> Request:
+    rows = detect.rows(environ)
+    parsed = argv.split([*words, "train.py"])
+
+    def ask() -> detect.Detected:
+        return detect.read(rows, environ, text)
+
+    return request.resolve(parsed, environ, config, detect=ask if rows else None)
+
+
+def test_a_step_asks_for_what_the_list_of_its_hosts_asks_for() -> None:
+    found = resolve(STEP)
+    port = cluster.first_port("77")
+    by_hand = resolve({}, "--ips=n2,n3", "--host=n3", f"--start_port={port}")
+    assert found.notes == ("Slurm names the hosts: SLURM_STEP_NODELIST=n[2-3].",)
+    assert found._replace(settings=(), notes=()) == by_hand._replace(settings=(), notes=())
+    sources = {setting.name: setting.source for setting in found.settings}
+    assert sources["ips"] == "$SLURM_STEP_NODELIST"
+    assert sources["host"] == "$SLURM_NODEID"
+    assert sources["start_port"] == "$SLURM_JOB_ID"
+
+
+def test_a_host_by_itself_is_asked_for_with_one_node() -> None:
+    for environ in (STEP, BATCH, {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}):
+        found = resolve(environ, "--nnodes=1")
+        assert (found.ips, found.nnodes, found.notes) == ((), "1", ())
+    assert resolve(STEP, "--ips=127.0.0.1").ips == ("127.0.0.1",)
+
+
+def test_a_file_that_only_the_engine_has_is_not_read_for_a_host_by_itself() -> None:
+    lost = {"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}
+    assert resolve(lost, "--nnodes=1").ips == ()
+
+
+def test_what_is_typed_wins_where_both_agree() -> None:
+    found = resolve(STEP, "--ips=10.0.0.2,10.0.0.3", "--start_port=7000", "--nnodes=2")
+    assert (found.ips, found.host, found.start_port) == (("10.0.0.2", "10.0.0.3"), None, 7000)
+    assert resolve({**STEP, "POD_IP": "10.0.0.3"}).host == "10.0.0.3"
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "message"),
+    [
+        (STEP, ("--nnodes=4",), r"--nnodes=4: Slurm gives this job 2 hosts \(SLURM_STEP_NUM_NODE"),
+        (STEP, ("--nnodes=3:4",), r"--nnodes=3:4: Slurm gives this job 2 hosts"),
+        (STEP, ("--ips=a,b,c",), r"--ips=a,b,c: Slurm gives this job 2 hosts .*3 are listed"),
+        (STEP, ("--rank=0",), r"--rank=0: Slurm says 1 \(SLURM_NODEID=1\); leave it out"),
+        (BATCH, (), r"Slurm has started one fleetrun for 4 hosts"),
+        ({**STEP, "PADDLE_NNODES": "8"}, (), r"--nnodes=8 \(from \$PADDLE_NNODES\): Slurm gives"),
+        (MPI, (), r"--nnodes=4 \(from \$OMPI_COMM_WORLD_SIZE\)"),
+    ],
+)
+def test_what_contradicts_the_engine_is_one_sentence(
+    environ: dict[str, str], words: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        resolve(environ, *words)
+
+
+def test_a_config_file_is_held_to_the_engine_too() -> None:
+    config = Config("f.yaml", (Given(find("nnodes"), "8", "nnodes", "f.yaml:1"),))
+    with pytest.raises(UsageError, match=r"f\.yaml:1: nnodes=8: Slurm gives this job 2 hosts"):
+        resolve(STEP, config=config)
+
+
+@pytest.mark.parametrize("environ", [MPI, HYDRA])
+def test_hosts_that_the_mpi_does_not_name_are_listed_by_hand(environ: dict[str, str]) -> None:
+    assert resolve(environ, "--ips=a,b,c,d").ips == ("a", "b", "c", "d")
+
+
+def test_a_dry_run_shows_an_allocation_from_its_shell() -> None:
+    assert resolve(BATCH, "--dry-run").ips == ("n1", "n2", "n3", "n4")
+
+
+def test_one_host_is_a_job_of_one_host() -> None:
+    alone = {**BATCH, "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1"}
+    found = resolve(alone)
+    assert (found.ips, found.host, found.start_port, found.notes) == ((), None, None, ())
+
+
+def test_a_rank_of_another_launcher_is_in_its_job() -> None:
+    assert resolve({**STEP, "PADDLE_GLOBAL_RANK": "0"}).ips == ()
+
+
+def test_lists_of_processes_say_who_takes_part() -> None:
+    words = ("--servers=n2:7000", "--trainers=n3:7001")
+    assert resolve(STEP, *words).ips == ()
+
+
+def test_jobs_of_one_host_count_from_different_ports() -> None:
+    ports = {cluster.first_port(str(job)) for job in range(4711, 4711 + 100)}
+    assert len(ports) == 100
+    assert all(port and 10240 <= port < 30000 - 64 for port in ports)
+
+
+def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:
+    # Two hosts on loopback, each with an address to itself.
+    step = {**STEP, "SLURM_STEP_NODELIST": "127.0.0.[1-2]"}
+    started = []
+    for node in ("0", "1"):
+        folder = tmp_path / node
+        folder.mkdir()
+        script = "echo $R of $PADDLE_TRAINERS_NUM at $PADDLE_CURRENT_ENDPOINT"
+        command = Command(folder, script, ranks=1)
+        process = command.start(env={**step, "SLURM_NODEID": node, "SLURM_PROCID": node})
+        started.append((command, process))
+    ends = [command.finish(process) for command, process in started]
+    assert [end.code for end in ends] == [0, 0], [end.said for end in ends]
+    port = cluster.first_port("77")
+    assert ends[0].out.decode() == f"0 of 2 at 127.0.0.1:{port}\n"
+    assert ends[1].out.decode() == f"1 of 2 at 127.0.0.2:{port}\n"

@@ -1,0 +1,167 @@
+"""Each engine's variables say the hosts, our place, and how many launchers there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from clusters import BATCH, HYDRA, MPI, STEP, text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.engines import detect
+from fleetrun.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.engines.detect import Detected
+
+
+def read(environ: Mapping[str, str]) -> Detected:
+    return detect.read(detect.rows(environ), environ, text)
+
+
+def test_a_step_of_slurm_names_its_hosts_and_our_place() -> None:
+    found = read(STEP)
+    assert (found.engine, found.hosts, found.node) == ("Slurm", ("n2", "n3"), 1)
+    assert (found.nnodes, found.launchers, detect.unspread(found)) == (2, 2, None)
+    assert str(found.hosts_from) == "SLURM_STEP_NODELIST=n[2-3]"
+
+
+@pytest.mark.parametrize("step", [None, "4294967290", "4294967291"])
+def test_a_script_or_shell_in_an_allocation_is_one_process_for_all_its_hosts(
+    step: str | None,
+) -> None:
+    found = read(BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step})
+    assert (found.hosts, found.launchers) == (("n1", "n2", "n3", "n4"), 1)
+    assert detect.unspread(found) == (
+        "Slurm has started one fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4), and one on each host "
+        "is needed, which starts the ranks there: `srun --ntasks-per-node=1 fleetrun ...`. "
+        "With --nnodes=1 each is a job of its own."
+    )
+
+
+def test_a_task_for_each_rank_is_too_many() -> None:
+    said = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "16"}))
+    assert said is not None
+    assert said.startswith("Slurm has started 16 fleetruns (SLURM_STEP_NUM_TASKS=16) for 2 hosts")
+
+
+@pytest.mark.parametrize(
+    ("environ", "engine"), [(MPI, "Open MPI"), (HYDRA, "MPICH")], ids=["ompi", "hydra"]
+)
+def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine: str) -> None:
+    found = read(environ)
+    assert (found.engine, found.hosts, found.nnodes, found.node) == (engine, (), 4, 3)
+    assert detect.unspread(found) is None
+
+
+def test_an_mpi_with_several_tasks_here_is_refused_with_its_command() -> None:
+    said = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}))
+    assert said is not None
+    assert "2 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in said
+    assert "`mpirun -N 1 fleetrun ...`" in said
+
+
+def test_an_mpi_in_an_allocation_has_the_hosts_of_the_allocation() -> None:
+    found = read({**MPI, **BATCH})
+    assert (found.engine, found.hosts, found.launchers) == (
+        "Open MPI",
+        ("n1", "n2", "n3", "n4"),
+        4,
+    )
+    # Its ranks may follow another order than the list.
+    assert found.node is None
+    assert detect.unspread(found) is None
+    assert detect.unspread(read({**MPI, **BATCH, "OMPI_COMM_WORLD_SIZE": "8"})) is not None
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 2 n2 2", "LSB_HOSTS": "n1 n1 n2 n2"},
+        {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "x 1", "LSB_DJOB_HOSTFILE": "/lsf"},
+        {"PBS_JOBID": "5.server", "PBS_NODEFILE": "/pbs"},
+        {"JOB_ID": "5", "PE_HOSTFILE": "/sge", "NHOSTS": "2"},
+    ],
+    ids=["lsf", "lsf-file", "pbs", "sge"],
+)
+def test_batch_systems_list_each_host_once(environ: dict[str, str]) -> None:
+    found = read(environ)
+    assert (found.hosts, found.nnodes, found.node) == (("n1", "n2"), 2, None)
+    assert found.job is not None
+    assert detect.unspread(found) is None
+
+
+def test_an_indexed_job_says_the_place_alone() -> None:
+    found = read({"KUBERNETES_SERVICE_HOST": "10.1.0.1", "JOB_COMPLETION_INDEX": "2"})
+    assert (found.hosts, found.nnodes, found.node) == ((), None, 2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID=2, but SLURM_STEP_NUM_NODES=2 makes 2 h"),
+        ({**STEP, "SLURM_STEP_NUM_NODES": "3"}, r"SLURM_STEP_NUM_NODES=3, but .* names 2 hosts"),
+        ({**STEP, "SLURM_STEP_NODELIST": "n[2-"}, r"^SLURM_STEP_NODELIST=n\[2-: the brackets"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "two"}, r"SLURM_STEP_NUM_TASKS=two is not a number"),
+        ({**STEP, "SLURM_NODEID": "-1"}, r"SLURM_NODEID=-1 is not a number from 0 on"),
+        ({"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}, r"PBS_NODEFILE=/none cannot be read \(No su"),
+        ({"PBS_JOBID": "5", "PBS_NODEFILE": "/empty"}, r"PBS_NODEFILE=/empty names no host"),
+        ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, r"OMPI_COMM_WORLD_RANK=4, but .*SIZE=4 makes 4 hos"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_one_sentence(
+    environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        read(environ)
+
+
+def test_a_long_list_is_cut_in_messages() -> None:
+    said = detect.Said("n" * 500, "SLURM_JOB_NODELIST")
+    assert len(str(said)) < 120
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        # A rank of a job that fleetrun has started in a step.
+        {**STEP, "FLEETRUN_JOB": "20250102T030405Z-default-1"},
+        # What other modules of ours read.
+        {"PADDLE_TRAINERS": "a,b", "PADDLE_TRAINER_ID": "0", "POD_IP": "10.0.0.1"},
+        {"PADDLE_MASTER": "a:1", "PADDLE_NNODES": "2", "PADDLE_JOB_ID": "j"},
+        # Slurm's pmi2 is no MPICH.
+        {"PMI_RANK": "0", "PMI_SIZE": "2"},
+    ],
+)
+def test_no_engine_is_seen_where_none_has_to_be(environ: dict[str, str]) -> None:
+    assert detect.rows(environ) == ()
+
+
+def test_each_row_has_its_source_and_says_how_to_start_one_on_each_host() -> None:
+    for row in detect.TABLE:
+        assert row.source.partition("/")[0].count(".") >= 1
+        assert bool(row.spread) == (not row.reader and row.engine != "Kubernetes")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(detect.VARIABLES)),
+        st.one_of(st.text(max_size=8), st.integers(0, 9).map(str), st.just("n[1-3]")),
+    )
+)
+def test_whatever_is_in_the_variables_is_understood_or_one_sentence(
+    environ: dict[str, str],
+) -> None:
+    rows = detect.rows(environ)
+    if not rows:
+        return
+    try:
+        found = detect.read(rows, environ, text)
+    except EnvironmentFault:
+        return
+    assert found.node is None or found.nnodes is None or found.node < found.nnodes
+    assert len(set(found.hosts)) == len(found.hosts)
