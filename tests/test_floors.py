@@ -56,6 +56,7 @@ FLOORS = (
         "fleetrun.run",
         "fleetrun.probe",
         "fleetrun.printing",
+        "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.run.supervisor"),
     ("fleetrun.launch",),

@@ -1,0 +1,189 @@
+"""Who may take part: both ends of a connection prove that they know the key of the job.
+
+    caller  -> listener   nonce of the caller
+    caller  <- listener   nonce of the listener, and its proof
+    caller  -> listener   proof of the caller
+
+A proof is an HMAC over both nonces and the role, so that none fits another connection or the
+other end. Each later frame has an HMAC by a key of this connection over its direction and its
+number, so that whoever passes the handshake on can neither add to what is said nor repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.session.codec import Malformed, dump, load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What both ends must speak alike before anything else can be understood.
+WIRE_VERSION = 1
+# More than any frame of the handshake has.
+LONGEST_HANDSHAKE = 512
+_NONCE_BYTES = 16
+# Of a frame's HMAC-SHA256 as much as RFC 2104 asks for at least.
+MAC_BYTES = 16
+_CALLER, _LISTENER = "caller", "listener"
+
+
+class Refused(Exception):  # noqa: N818 - it is what happened to a caller
+    """The other end cannot be trusted; the message says why, and is safe to print.
+
+    ANSWER is a last frame for the other end, by which it can say the same.
+    """
+
+    def __init__(self, why: str, answer: bytes | None = None) -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+def _hmac(key: bytes, text: bytes) -> bytes:
+    from hmac import digest  # noqa: PLC0415 - 6 ms, only for jobs on several hosts
+
+    return digest(key, text, "sha256")
+
+
+def _equal(one: bytes, other: bytes) -> bool:
+    from hmac import compare_digest  # noqa: PLC0415 - see above
+
+    return compare_digest(one, other)
+
+
+class Key:
+    """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
+
+    Without a token it keeps jobs apart, and strangers out only as far as they do not know its name.
+    """
+
+    def __init__(self, job_id: str, token: str | None = None) -> None:
+        self.has_token = bool(token)
+        self.secret = _hmac((token or "").encode(), b"fleetrun session\0" + job_id.encode())
+
+
+class Seal:
+    """The HMAC of the frames of one direction, each with its number."""
+
+    def __init__(self, key: bytes, sender: str) -> None:
+        self._key = key
+        self._sender = sender.encode()
+        self._number = 0
+
+    def mac(self, payload: bytes) -> bytes:
+        """Return the HMAC of the next frame, PAYLOAD."""
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        return _hmac(self._key, self._sender + number + payload)[:MAC_BYTES]
+
+    def put(self, payload: bytes) -> bytes:
+        """Return PAYLOAD behind its HMAC."""
+        return self.mac(payload) + payload
+
+    def take(self, sealed: bytes) -> bytes:
+        """Return the payload of SEALED; Refused where the HMAC is not that of the next frame."""
+        payload = sealed[MAC_BYTES:]
+        if not _equal(sealed[:MAC_BYTES], self.mac(payload)):
+            raise Refused("what came is not what its sender has sent")
+        return payload
+
+
+class Handshake:
+    """One end of a handshake: frames in, frames out, and seals for both directions at its end."""
+
+    def __init__(self, key: Key, *, is_caller: bool) -> None:
+        self._key = key
+        self._is_caller = is_caller
+        self._nonce = os.urandom(_NONCE_BYTES)
+        self._nonces = b""
+        # Ours to send with, theirs to read with.
+        self.seals: tuple[Seal, Seal] | None = None
+
+    def begin(self) -> bytes | None:
+        """Return the first frame, if it is ours to send."""
+        if not self._is_caller:
+            return None
+        return dump(self._introduction())
+
+    def feed(self, payload: bytes) -> bytes | None:
+        """Take a frame and return the answer; `seals` are there once there is nothing more to say.
+
+        Raises Refused, or Malformed where no launcher can have said it.
+        """
+        values = load(payload)
+        if self._is_caller:
+            return self._hear_listener(values)
+        if not self._nonces:
+            return self._hear_caller(values)
+        self._check_proof(values, _CALLER)
+        self._agree()
+        return None
+
+    def _introduction(self) -> dict[str, object]:
+        return {
+            "fleetrun": WIRE_VERSION,
+            "nonce": self._nonce.hex(),
+            "token": self._key.has_token,
+        }
+
+    def _hear_caller(self, values: Mapping[str, object]) -> bytes:
+        try:
+            nonce = self._read_introduction(values)
+        except Refused as refused:
+            raise Refused(str(refused), answer=dump(self._introduction())) from None
+        self._nonces = nonce + self._nonce
+        return dump({**self._introduction(), "proof": self._proof(_LISTENER).hex()})
+
+    def _hear_listener(self, values: Mapping[str, object]) -> bytes:
+        nonce = self._read_introduction(values)
+        self._nonces = self._nonce + nonce
+        self._check_proof(values, _LISTENER)
+        self._agree()
+        return dump({"proof": self._proof(_CALLER).hex()})
+
+    def _read_introduction(self, values: Mapping[str, object]) -> bytes:
+        version, has_token = values.get("fleetrun"), values.get("token")
+        if type(version) is not int or type(has_token) is not bool:
+            raise Malformed("no introduction")
+        if version != WIRE_VERSION:
+            raise Refused(
+                f"its fleetrun speaks version {version} of the session's wire, and this one "
+                f"{WIRE_VERSION}: install the same fleetrun on every host"
+            )
+        if has_token != self._key.has_token:
+            theirs, ours = ("a", "none") if has_token else ("no", "one")
+            raise Refused(
+                f"its fleetrun has {theirs} token (FLEETRUN_TOKEN), and this one has {ours}: "
+                "set the same on every host"
+            )
+        return _bytes(values.get("nonce"), _NONCE_BYTES)
+
+    def _check_proof(self, values: Mapping[str, object], role: str) -> None:
+        proof = _bytes(values.get("proof"), 32)
+        if not _equal(proof, self._proof(role)):
+            other = (
+                "another token or another --job_id" if self._key.has_token else "another --job_id"
+            )
+            raise Refused(f"its fleetrun has {other}")
+
+    def _proof(self, role: str) -> bytes:
+        return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
+
+    def _agree(self) -> None:
+        key = _hmac(self._key.secret, b"frames\0" + self._nonces)
+        ours, theirs = (_CALLER, _LISTENER) if self._is_caller else (_LISTENER, _CALLER)
+        self.seals = Seal(key, ours), Seal(key, theirs)
+
+
+def _bytes(value: object, length: int) -> bytes:
+    """Return the LENGTH bytes that VALUE has in hexadecimal."""
+    if not isinstance(value, str) or len(value) != 2 * length:
+        raise Malformed("no handshake")
+    try:
+        found = bytes.fromhex(value)
+    except ValueError:
+        raise Malformed("no handshake") from None
+    if len(found) != length:
+        raise Malformed("no handshake")
+    return found

@@ -1,0 +1,247 @@
+"""Frames and messages: bytes of other hosts, read with bounds on everything they may hold.
+
+A frame is four bytes of length, big-endian, and a JSON object. A message is a NamedTuple, which
+is written as `{"is": WORD, field: value, ...}` and checked by the annotations of its fields.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from math import isfinite
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+_HEAD = 4
+# An object in a list in an object is all that a message needs, so this is ample.
+MOST_DEPTH = 8
+LONGEST_TEXT = 1 << 16
+_LARGEST = 1 << 63
+# Python reads long numbers in a time that grows with the square of their digits.
+_MOST_DIGITS = 20
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BRACKET = re.compile(rb"[\[\]{}]")
+_WORD = "is"
+
+
+class Malformed(ValueError):  # noqa: N818 - what it is called
+    """Bytes that no launcher can have sent; the message says what is wrong with them."""
+
+
+# Frames ------------------------------------------------------------------------------------------
+
+
+def frame(payload: bytes) -> bytes:
+    r"""Put its length before PAYLOAD.
+
+    >>> frame(b"{}")
+    b'\x00\x00\x00\x02{}'
+    """
+    return len(payload).to_bytes(_HEAD, "big") + payload
+
+
+class Frames:
+    """Cuts what is received into frames, none longer than LIMIT bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._rest = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the payloads that are complete with PIECE; Malformed when one is too long.
+
+        What is held is never longer than a frame and PIECE together. The limit may be changed
+        between two frames.
+        """
+        self._rest += piece
+        while len(self._rest) >= _HEAD:
+            length = int.from_bytes(self._rest[:_HEAD], "big")
+            if length > self.limit:
+                raise Malformed(f"a frame of {length} bytes, where {self.limit} are allowed")
+            end = _HEAD + length
+            if len(self._rest) < end:
+                return
+            payload = bytes(self._rest[_HEAD:end])
+            del self._rest[:end]
+            yield payload
+
+
+# JSON --------------------------------------------------------------------------------------------
+
+
+def dump(values: Mapping[str, object]) -> bytes:
+    r"""Write VALUES as JSON; characters that no encoding has become an escape.
+
+    >>> dump({"who": "n\udc80", "code": 1})
+    b'{"who":"n\\\\udc80","code":1}'
+    """
+    import json  # noqa: PLC0415 - only jobs on several hosts have to pay for it
+
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # File names may hold lone surrogates; within JSON a backslash is written twice.
+    return re.sub("[\ud800-\udfff]", lambda one: f"\\\\u{ord(one[0]):04x}", text).encode()
+
+
+def load(payload: bytes) -> Mapping[str, object]:
+    """Read a JSON object; Malformed where it is none, or nested too deep."""
+    import json  # noqa: PLC0415 - see dump
+
+    _check_depth(payload)
+    try:
+        values = json.loads(
+            payload.decode(),
+            parse_int=_whole,
+            parse_float=_finite,
+            parse_constant=_no_constant,
+            object_pairs_hook=_distinct,
+        )
+    except Malformed:
+        raise
+    except (ValueError, RecursionError):
+        raise Malformed("no JSON") from None
+    if not isinstance(values, dict):
+        raise Malformed("no JSON object")
+    return values
+
+
+def _check_depth(payload: bytes) -> None:
+    if payload.count(b"[") + payload.count(b"{") <= MOST_DEPTH:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", payload)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_DEPTH:
+            raise Malformed(f"values nested deeper than {MOST_DEPTH}")
+
+
+def _whole(digits: str) -> int:
+    number = int(digits) if len(digits) <= _MOST_DIGITS else _LARGEST
+    if not -_LARGEST <= number < _LARGEST:
+        raise Malformed("a number that is too large")
+    return number
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise Malformed("a number that is too large")
+    return number
+
+
+def _no_constant(name: str) -> float:
+    raise Malformed(f"{name}, which is no number")
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise Malformed("a key that comes twice")
+    return values
+
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+class Codec:
+    """Writes and reads messages; WORDS says what each type is called in a frame.
+
+    A type may have a method `check`, which raises ValueError for what its annotations allow and
+    its meaning does not.
+    """
+
+    def __init__(self, words: Mapping[str, type]) -> None:
+        self._types = dict(words)
+        self._words = {kind: word for word, kind in words.items()}
+        # A roster goes to a thousand hosts.
+        self._last: tuple[object, bytes] = (None, b"")
+
+    def write(self, message: tuple[object, ...]) -> bytes:
+        """Return MESSAGE as the payload of a frame."""
+        if self._last[0] is not message:
+            values = {_WORD: self._words[type(message)], **_plain_fields(message)}
+            self._last = (message, dump(values))
+        return self._last[1]
+
+    def read(self, payload: bytes) -> Any:  # noqa: ANN401 - any of the types it was made with
+        """Return the message in PAYLOAD; Malformed if it is none."""
+        values = dict(load(payload))
+        word = values.pop(_WORD, None)
+        kind = self._types.get(word) if isinstance(word, str) else None
+        if kind is None:
+            raise Malformed("no message that is known here")
+        return _typed(kind, values, str(word))
+
+
+def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:
+    names: tuple[str, ...] = getattr(message, "_fields")  # noqa: B009 - a NamedTuple has it
+    return {name: _plain(value) for name, value in zip(names, message, strict=True)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return _plain_fields(value) if hasattr(value, "_fields") else [_plain(one) for one in value]
+    return value
+
+
+def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR0911 - one line for each kind of value
+    """Return VALUE as the annotation KIND has it; Malformed where it does not fit."""
+    if kind is object:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind in {bool, int, float, NoneType} and type(value) is kind:
+        return value
+    if kind is str and type(value) is str:
+        return _text(value, where)
+    origin, arguments = _shape(kind)
+    if origin in {Union, UnionType}:
+        return _one_of(arguments, value, where)
+    if origin is tuple and isinstance(value, list):
+        if arguments[-1] is Ellipsis:
+            return tuple(_typed(arguments[0], one, where) for one in value)
+        if len(arguments) == len(value):
+            return tuple(
+                _typed(argument, one, where) for argument, one in zip(arguments, value, strict=True)
+            )
+    if hasattr(kind, "_fields") and isinstance(value, dict):
+        return _record(kind, value, where)
+    raise Malformed(f"{where} is not what it must be")
+
+
+@cache
+def _shape(kind: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - an annotation
+    """Take KIND apart, which is slow for so many values."""
+    return get_origin(kind), get_args(kind)
+
+
+def _one_of(kinds: tuple[Any, ...], value: object, where: str) -> object:
+    for kind in kinds:
+        with suppress(Malformed):
+            return _typed(kind, value, where)
+    raise Malformed(f"{where} is not what it must be")
+
+
+def _record(kind: Any, values: Mapping[str, object], where: str) -> object:  # noqa: ANN401 - a NamedTuple
+    annotations = kind.__annotations__
+    if values.keys() != annotations.keys():
+        raise Malformed(f"{where} has other fields")
+    record = kind(**{n: _typed(annotations[n], v, f"{where}.{n}") for n, v in values.items()})
+    try:
+        check = getattr(record, "check", None)
+        if check is not None:
+            check()
+    except ValueError as error:
+        raise Malformed(f"{where}: {error}") from None
+    return record
+
+
+def _text(text: str, where: str) -> str:
+    if len(text) > LONGEST_TEXT:
+        raise Malformed(f"{where} is longer than {LONGEST_TEXT} characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # JSON can write half of a character, which nothing here could print.
+        raise Malformed(f"{where} is no text") from None
+    return text

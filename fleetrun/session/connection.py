@@ -1,0 +1,261 @@
+"""A connection between two launchers, once both have proved who they are: messages in and out."""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes 40 ms to import, this one 1
+import errno
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run.loop import READABLE, WRITABLE
+from fleetrun.session.authentication import LONGEST_HANDSHAKE, MAC_BYTES, Handshake, Refused
+from fleetrun.session.codec import Frames, Malformed, frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.authentication import Key, Seal
+    from fleetrun.session.codec import Codec
+
+_PIECE = 1 << 16
+# From whom calls: a join, a failure with a rank's last lines. From whom is called: a roster too.
+LONGEST_FROM_CALLER = 1 << 18
+LONGEST_FROM_LISTENER = 1 << 24
+# Who does not read is lost: a roster of ten thousand hosts fits several times.
+MOST_UNSENT = 1 << 25
+# How long what is left to say may take after `finish`.
+_FAREWELL_S = 2.0
+# From linux/tcp.h; a kernel that does not know them does without.
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+_LONGEST_RETRANSMIT_MS = 1000
+# When the kernel gives up on a silent host; the session does so long before.
+_GIVE_UP_MS = 60_000
+
+
+class Link(NamedTuple):
+    """What a connection is made of: a socket, already connected, and who is at its other end."""
+
+    socket: _socket.socket
+    address: str
+    local_address: str
+
+
+def plain_address(name: tuple[object, ...]) -> str:
+    """Return the IP address in a socket's NAME; IPv4 as such, even on a socket for both.
+
+    >>> plain_address(("::ffff:10.0.0.1", 80, 0, 0)), plain_address(("fe80::1%eth0", 80, 0, 2))
+    ('10.0.0.1', 'fe80::1')
+    """
+    address = str(name[0]).partition("%")[0]
+    is_mapped = address.startswith("::ffff:") and "." in address
+    return address[7:] if is_mapped else address
+
+
+class Connection:
+    """Messages to and from another launcher, over LINK.
+
+    `heard` is called with each message, and `lost` with a reason when there will be no more;
+    whoever is given a connection sets both. Nothing here blocks, and neither is called from within
+    `send`, `finish` or `close`. READY is called when the handshake is done, FAILED with a reason
+    where it is not, both once at most.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        waiting: Waiting,
+        key: Key,
+        codec: Codec,
+        *,
+        is_caller: bool,
+        ready: Callable[[Connection], None],
+        failed: Callable[[Connection, str], None],
+    ) -> None:
+        self.address = link.address
+        self.local_address = link.local_address
+        self.heard: Callable[[tuple[object, ...]], None] = _nobody_hears
+        self.lost: Callable[[str], None] = _nobody_hears
+        self.is_open = True
+        self._socket = link.socket
+        self._waiting = waiting
+        self._codec = codec
+        self._longest = LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER
+        self._handshake = Handshake(key, is_caller=is_caller)
+        # Of what we send, and of what comes; there once the handshake is done.
+        self._sealing: Seal | None = None
+        self._opening: Seal | None = None
+        self._ready = ready
+        self._failed = failed
+        self._frames = Frames(LONGEST_HANDSHAKE)
+        self._unsent = bytearray()
+        self._is_finishing = False
+        self._is_writing = False
+        _tune(self._socket)
+        self._watch()
+        introduction = self._handshake.begin()
+        if introduction is not None:
+            self._push(frame(introduction))
+
+    # For its user -------------------------------------------------------------------------------
+
+    def send(self, message: tuple[object, ...]) -> None:
+        """Send MESSAGE, now or when there is room; what cannot be sent is told as a loss."""
+        if self.is_open and not self._is_finishing and self._sealing is not None:
+            self._push(frame(self._sealing.put(self._codec.write(message))))
+
+    def finish(self) -> None:
+        """Send what is left and hang up; `lost` follows when the other end has hung up too."""
+        if not self.is_open:
+            return
+        self._is_finishing = True
+        self._waiting.alarm(self._key("farewell"), time.monotonic() + _FAREWELL_S, self._part)
+        self._flush()
+
+    def close(self) -> None:
+        """End the connection at once; nothing is called any more."""
+        if self.is_open:
+            self.is_open = False
+            for what in ("farewell", "later"):
+                self._waiting.alarm(self._key(what), None, self._part)
+            self._waiting.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._unsent.clear()
+
+    # Inside -------------------------------------------------------------------------------------
+
+    def _key(self, what: str) -> Hashable:
+        return (id(self), what)
+
+    def _part(self) -> None:
+        self._lose("hung up")
+
+    def _lose(self, why: str) -> None:
+        """Close, and say why: to whoever waits for the handshake, or has the connection."""
+        if not self.is_open:
+            return
+        self.close()
+        if self._opening is None:
+            self._failed(self, why)
+        else:
+            self.lost(why)
+
+    def _lose_later(self, why: str) -> None:
+        """Do so from the loop: whoever sends something is not ready to hear of a loss."""
+        self._waiting.alarm(self._key("later"), time.monotonic(), lambda: self._lose(why))
+
+    def _push(self, data: bytes) -> None:
+        self._unsent += data
+        if len(self._unsent) > MOST_UNSENT:
+            self._unsent.clear()
+            self._lose_later(f"did not read {MOST_UNSENT} bytes that were sent")
+            return
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                # More at once would be copied again for each piece that is taken.
+                sent = self._socket.send(bytes(self._unsent[:_PIECE]))
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self._unsent.clear()
+                self._lose_later(reason(error))
+                break
+            del self._unsent[:sent]
+        if self._is_finishing and not self._unsent:
+            with suppress(OSError):
+                self._socket.shutdown(_socket.SHUT_WR)
+        if self._is_writing != bool(self._unsent):
+            self._watch()
+
+    def _watch(self) -> None:
+        self._is_writing = bool(self._unsent)
+        mask = READABLE | (WRITABLE if self._is_writing else 0)
+        self._waiting.watch(self._socket.fileno(), self._turn, mask)
+
+    def _turn(self) -> None:
+        if self._is_writing:
+            self._flush()
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            piece = self._socket.recv(_PIECE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(reason(error))
+            return
+        if not piece:
+            self._lose("hung up")
+            return
+        payloads = self._frames.feed(piece)
+        while self.is_open:
+            try:
+                payload = next(payloads, None)
+                message = None if payload is None else self._take(payload)
+            except Malformed as error:
+                self._lose(f"sent {error}")
+                return
+            except Refused as error:
+                if error.answer is not None:
+                    self._push(frame(error.answer))
+                self._lose(str(error))
+                return
+            if payload is None:
+                return
+            if message is not None:
+                self.heard(message)
+
+    def _take(self, payload: bytes) -> tuple[object, ...] | None:
+        """Return the message in PAYLOAD; None where it was a part of the handshake."""
+        if self._opening is not None:
+            message: tuple[object, ...] = self._codec.read(self._opening.take(payload))
+            return message
+        handshake = self._handshake
+        answer = handshake.feed(payload)
+        if answer is not None:
+            self._push(frame(answer))
+        if handshake.seals is not None and self.is_open:
+            self._sealing, self._opening = handshake.seals
+            self._frames.limit = self._longest + MAC_BYTES
+            self._ready(self)
+        return None
+
+
+def reason(error: OSError) -> str:
+    """Say what ERROR was, without Python's own form of it.
+
+    >>> reason(ConnectionResetError(104, "Connection reset by peer"))
+    'connection reset by peer'
+    """
+    text = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ETIMEDOUT:
+        return "no answer"
+    return text[:1].lower() + text[1:]
+
+
+def _nobody_hears(_: object) -> None:
+    """Stand in until whoever has the connection sets what is to be called."""
+
+
+def _tune(link: _socket.socket) -> None:
+    """Let short messages go at once, and let those that are lost be sent again soon.
+
+    The kernel doubles the time after each loss, so after a few seconds without a network it would
+    be silent for as long again.
+    """
+    link.settimeout(0)
+    wanted = (
+        (_socket.TCP_NODELAY, 1),
+        (_socket.TCP_USER_TIMEOUT, _GIVE_UP_MS),
+        (_TCP_THIN_LINEAR_TIMEOUTS, 1),
+        (_TCP_RTO_MAX_MS, _LONGEST_RETRANSMIT_MS),
+    )
+    for option, value in wanted:
+        with suppress(OSError):
+            link.setsockopt(_socket.IPPROTO_TCP, option, value)

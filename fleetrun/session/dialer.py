@@ -1,0 +1,284 @@
+"""Calls another launcher, by every address that it may have, until one of them answers."""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes 40 ms to import, this one 1
+import errno
+import os
+import random
+import time
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run.loop import WRITABLE
+from fleetrun.session.connection import Connection, Link, plain_address, reason
+from fleetrun.session.names import Lookup, Place, literal, own_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.authentication import Key
+    from fleetrun.session.codec import Codec
+
+# A firewall that drops packets says nothing; the next address is tried meanwhile.
+_NEXT_S = 0.25
+# Until there must be a connection, and until both ends have introduced themselves. The kernel would
+# repeat a lost call after 1, 3 and 7 s, and so be late where a network has come back.
+_CONNECT_S, _INTRODUCTION_S = 1.0, 5.0
+# The pause between two rounds: hosts that start together find each other at once, and thousands
+# that wait for one are no flood.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.02, 1.0, 1.3
+# What a name means may change while we wait: a host that is being started.
+_LOOK_UP_AGAIN_S = 2.0
+
+
+class Target(NamedTuple):
+    """Where a launcher is expected, as the user knows it."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """HOST:PORT, with brackets around IPv6.
+
+        >>> str(Target("::1", 80)), str(Target("node1", 80))
+        ('[::1]:80', 'node1:80')
+        """
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Dialer:
+    """Calls TARGETS in turn until one answers as a launcher that knows KEY; it goes to OPENED.
+
+    A round tries every address of every target; after it come a pause and the next, until `close`.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        key: Key,
+        codec: Codec,
+        waiting: Waiting,
+        opened: Callable[[Connection], None],
+    ) -> None:
+        self._targets = tuple(targets)
+        self._key = key
+        self._codec = codec
+        self._waiting = waiting
+        self._opened = opened
+        self._is_begun = False
+        self._pause_s = _FIRST_PAUSE_S
+        self._places: dict[Target, tuple[Place, ...]] = {}
+        self._looked_up_at = 0.0
+        self._lookups: dict[Target, Lookup] = {}
+        self._queue: list[tuple[Target, Place]] = []
+        self._attempts: list[_Attempt] = []
+        # The last thing that went wrong with each.
+        self._troubles: dict[Target, str] = {}
+
+    @property
+    def trouble(self) -> str:
+        """Say why nobody has answered yet, with address and port; empty while nothing is known.
+
+        What an unwelcome launcher answered says more than that another address is silent.
+        """
+        return "; ".join(f"{target}: {why}" for target, why in self._troubles.items())
+
+    def begin(self) -> None:
+        """Call; after a connection was lost, call again."""
+        self._is_begun = True
+        self._pause_s = _FIRST_PAUSE_S
+        self._round()
+
+    def close(self) -> None:
+        """Call no more; a connection that was handed over is its user's."""
+        self._is_begun = False
+        for what in ("round", "next"):
+            self._waiting.alarm((id(self), what), None, self._round)
+        for lookup in self._lookups.values():
+            lookup.close()
+        for attempt in self._attempts:
+            attempt.close()
+        self._lookups.clear()
+        self._attempts.clear()
+        self._queue.clear()
+
+    # A round ------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        """Find out what the names mean, if that is long ago, and call everybody."""
+        now = time.monotonic()
+        is_known = all(self._places.get(target) for target in self._targets)
+        if is_known and now < self._looked_up_at + _LOOK_UP_AGAIN_S:
+            self._call_all()
+            return
+        self._looked_up_at = now
+        self._places = {target: literal(*target) for target in self._targets}
+        self._lookups = {
+            target: Lookup(*target, self._waiting, partial(self._looked_up, target))
+            for target, places in self._places.items()
+            if not places
+        }
+        for lookup in list(self._lookups.values()):
+            lookup.begin()
+        if not self._lookups:
+            self._call_all()
+
+    def _looked_up(self, target: Target, found: tuple[Place, ...]) -> None:
+        del self._lookups[target]
+        usable = found
+        if target.host not in {"localhost", own_name()}:
+            # Some hosts call themselves 127.0.1.1 and tell others so.
+            usable = tuple(place for place in found if not place.is_loopback)
+        self._places[target] = usable
+        if not found:
+            self._troubles[target] = "the name cannot be resolved on this host"
+        elif not usable:
+            self._troubles[target] = f"the name means {found[0].address}, which is this host"
+        if not self._lookups:
+            self._call_all()
+
+    def _call_all(self) -> None:
+        self._queue = [
+            (target, place) for target in self._targets for place in self._places.get(target, ())
+        ]
+        self._next()
+
+    def _next(self) -> None:
+        """Call the next one; if there is none and nobody may still answer, end the round."""
+        if not self._is_begun:
+            return
+        if self._queue:
+            target, place = self._queue.pop(0)
+            attempt = _Attempt(
+                place,
+                self._waiting,
+                self._key,
+                self._codec,
+                ready=self._ready,
+                failed=partial(self._failed, target),
+            )
+            self._attempts.append(attempt)
+            attempt.begin()
+            if self._queue and self._is_begun:
+                self._waiting.alarm((id(self), "next"), time.monotonic() + _NEXT_S, self._next)
+        elif not self._attempts:
+            pause_s = self._pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+            self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_PAUSE_S)
+            self._waiting.alarm((id(self), "round"), time.monotonic() + pause_s, self._round)
+
+    def _ready(self, attempt: _Attempt, connection: Connection) -> None:
+        self._attempts.remove(attempt)
+        self.close()
+        self._troubles.clear()
+        self._opened(connection)
+
+    def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
+        self._attempts.remove(attempt)
+        self._troubles[target] = why
+        # Not at once: whoever has just begun an attempt goes on after it.
+        self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
+
+
+class _Attempt:
+    """One call at PLACE: READY is called with the connection, or FAILED with a reason."""
+
+    def __init__(
+        self,
+        place: Place,
+        waiting: Waiting,
+        key: Key,
+        codec: Codec,
+        *,
+        ready: Callable[[_Attempt, Connection], None],
+        failed: Callable[[_Attempt, str], None],
+    ) -> None:
+        self._place = place
+        self._waiting = waiting
+        self._key = key
+        self._codec = codec
+        self._ready = ready
+        self._failed = failed
+        self._socket: _socket.socket | None = None
+        self._connection: Connection | None = None
+
+    def begin(self) -> None:
+        """Call."""
+        kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
+        try:
+            link = _socket.socket(self._place.family, kind)
+        except OSError as error:
+            # A kernel without IPv6, or no file to spare.
+            self._fail(reason(error))
+            return
+        self._socket = link
+        self._deadline(_CONNECT_S)
+        number = link.connect_ex(self._place.name)
+        if number not in {0, errno.EINPROGRESS}:
+            self._fail(reason(OSError(number, os.strerror(number))))
+            return
+        self._waiting.watch(link.fileno(), self._connected, WRITABLE)
+
+    def _connected(self) -> None:
+        link = self._socket
+        if link is None:
+            return
+        self._waiting.unwatch(link.fileno())
+        number = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        if number:
+            self._fail(reason(OSError(number, os.strerror(number))))
+            return
+        try:
+            here, there = link.getsockname(), link.getpeername()
+        except OSError as error:
+            self._fail(reason(error))
+            return
+        if here == there:
+            # A caller that was given the very port that it calls reaches itself.
+            self._fail("connection refused")
+            return
+        self._socket = None
+        self._deadline(_INTRODUCTION_S)
+        self._connection = Connection(
+            Link(link, plain_address(there), plain_address(here)),
+            self._waiting,
+            self._key,
+            self._codec,
+            is_caller=True,
+            ready=self._introduced,
+            failed=self._refused,
+        )
+
+    def _introduced(self, connection: Connection) -> None:
+        self._waiting.alarm((id(self), "deadline"), None, self._late)
+        self._connection = None
+        self._ready(self, connection)
+
+    def _refused(self, _: Connection, why: str) -> None:
+        self._fail("whoever listens there " + why if why == "hung up" else why)
+
+    def _deadline(self, seconds: float) -> None:
+        self._waiting.alarm((id(self), "deadline"), time.monotonic() + seconds, self._late)
+
+    def _late(self) -> None:
+        if self._connection is None:
+            self._fail(f"no answer within {_CONNECT_S:g} s (is a firewall in between?)")
+        else:
+            self._fail("whoever listens there does not answer as fleetrun")
+
+    def _fail(self, why: str) -> None:
+        self.close()
+        self._failed(self, why)
+
+    def close(self) -> None:
+        """Give it up; nothing is called any more."""
+        self._waiting.alarm((id(self), "deadline"), None, self._late)
+        if self._socket is not None:
+            self._waiting.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,252 @@
+"""Takes the calls of other launchers, whatever else calls there and however much of it."""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes 40 ms to import, this one 1
+import errno
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.session.connection import Connection, Link, plain_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.authentication import Key
+    from fleetrun.session.codec import Codec
+
+# A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
+_INTRODUCTION_S = 5.0
+# Who has not introduced himself takes one of so many places.
+_MOST_PENDING = 1024
+# The kernel keeps callers waiting while we are busy: 512 launchers may call at once.
+_BACKLOG = 1024
+# One turn of the loop takes so many, as others wait for theirs.
+_MOST_AT_ONCE = 64
+# Without a file to spare the next look would be at once, for ever.
+_PAUSE_S = 0.1
+
+
+class PortTaken(EnvironmentFault):
+    """Somebody else listens there; the message says who."""
+
+
+class Listener:
+    """Listens at one of PORTS of ADDRESSES, and gives each caller who knows KEY to OPENED.
+
+    `allowed` are the addresses that may call; None: all. A caller that is turned away costs a
+    place among the pending for a few seconds at most, and is told to REFUSED: its address, and why.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        ports: Sequence[int],
+        *,
+        key: Key,
+        codec: Codec,
+        opened: Callable[[Connection], None],
+        refused: Callable[[str, str], None],
+        allowed: Collection[str] | None = None,
+        most_pending: int = _MOST_PENDING,
+        introduction_s: float = _INTRODUCTION_S,
+    ) -> None:
+        self.allowed = allowed
+        self._addresses = addresses
+        self._ports = ports
+        # The one that was free, once `prepare` is done.
+        self.port = ports[0]
+        self._key = key
+        self._codec = codec
+        self._opened = opened
+        self._refused = refused
+        self._most_pending = most_pending
+        self._introduction_s = introduction_s
+        self._doors: list[_socket.socket] = []
+        # Who has not introduced himself yet, in the order of coming, and until when he may.
+        self._pending: dict[Connection, float] = {}
+        # A file that can be given up when there is none to take a call with.
+        self._spare_fd = -1
+
+    @property
+    def pending(self) -> int:
+        """How many have called and not introduced themselves yet."""
+        return len(self._pending)
+
+    def prepare(self) -> None:
+        """Bind the first port that is free on all addresses.
+
+        Raises PortTaken where none is, EnvironmentFault where an address cannot be had.
+        """
+        for port in self._ports:
+            if self._bind(port):
+                self.port = port
+                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                return
+        from fleetrun.probe import tcp  # noqa: PLC0415 - only for an error message
+
+        first, last = self._ports[0], self._ports[-1]
+        holder = tcp.holder(first) or "a process that only root may name"
+        which = f"Port {first}" if first == last else f"Each port from {first} to {last}"
+        raise PortTaken(
+            f"{which}, where the launchers of the other hosts call, is taken ({first} by "
+            f"{holder}). Stop it, or give another port, the same on every host."
+        )
+
+    def _bind(self, port: int) -> bool:
+        for address in self._addresses:
+            refusal = self._refusal(address, port)
+            if refusal is not None:
+                self._free()
+                if refusal.errno == errno.EADDRINUSE:
+                    return False
+                raise EnvironmentFault(
+                    f"The launchers of the other hosts cannot be awaited at port {port} of "
+                    f"{address}: {refusal.strerror}."
+                )
+        return True
+
+    def _refusal(self, address: str, port: int) -> OSError | None:
+        try:
+            self._doors.append(_bound(address, port))
+        except OSError as error:
+            return error
+        return None
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin to take calls."""
+        self._waiting = waiting
+        self._watch()
+
+    def close(self) -> None:
+        """Take no more calls; those that are open are their users'."""
+        for door in self._doors:
+            self._waiting.unwatch(door.fileno())
+        self._waiting.alarm((id(self), "deadline"), None, self._expire)
+        self._waiting.alarm((id(self), "pause"), None, self._watch)
+        for caller in list(self._pending):
+            self._drop(caller)
+        self._free()
+
+    def _free(self) -> None:
+        for door in self._doors:
+            door.close()
+        self._doors.clear()
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
+
+    def _watch(self) -> None:
+        for door in self._doors:
+            self._waiting.watch(door.fileno(), partial(self._answer, door))
+
+    def _answer(self, door: _socket.socket) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                # socket.accept adds but a wrapper.
+                fd, name = getattr(door, "_accept")()  # noqa: B009
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
+                    self._without_files(door)
+                    return
+                # He has hung up already, or the network has.
+                continue
+            self._admit(_socket.socket(fileno=fd), plain_address(name))
+
+    def _without_files(self, door: _socket.socket) -> None:
+        """Make room: the oldest who has not introduced himself goes, else who calls."""
+        if self._pending:
+            self._refuse(next(iter(self._pending)), "no more files can be open here")
+            return
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            with suppress(OSError):
+                fd, _ = getattr(door, "_accept")()  # noqa: B009 - as above
+                os.close(fd)
+            self._spare_fd = -1
+        # Closing above freed one; if somebody else of ours took it, we look again later.
+        with suppress(OSError):
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for one in self._doors:
+            self._waiting.unwatch(one.fileno())
+        self._waiting.alarm((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
+
+    def _admit(self, link: _socket.socket, address: str) -> None:
+        if self.allowed is not None and address not in self.allowed:
+            link.close()
+            self._refused(address, "is not among the addresses of this job's hosts")
+            return
+        if len(self._pending) >= self._most_pending:
+            self._refuse(self._least_wanted(), "gave way to others that call")
+        try:
+            local = plain_address(link.getsockname())
+        except OSError:
+            link.close()
+            return
+        caller = Connection(
+            Link(link, address, local),
+            self._waiting,
+            self._key,
+            self._codec,
+            is_caller=False,
+            ready=self._ready,
+            failed=self._failed,
+        )
+        self._pending[caller] = time.monotonic() + self._introduction_s
+        if len(self._pending) == 1:
+            self._expire()
+
+    def _least_wanted(self) -> Connection:
+        """Return the oldest of the address that has most; so a flood drives out but itself."""
+        most, _ = Counter(caller.address for caller in self._pending).most_common(1)[0]
+        return next(caller for caller in self._pending if caller.address == most)
+
+    def _expire(self) -> None:
+        """Turn away who has not introduced himself in time, and come again for the next."""
+        now = time.monotonic()
+        for caller, until in list(self._pending.items()):
+            if until > now:
+                self._waiting.alarm((id(self), "deadline"), until, self._expire)
+                return
+            self._refuse(caller, "said nothing that a launcher says in time")
+
+    def _ready(self, caller: Connection) -> None:
+        del self._pending[caller]
+        self._opened(caller)
+
+    def _failed(self, caller: Connection, why: str) -> None:
+        self._pending.pop(caller, None)
+        self._refused(caller.address, why)
+
+    def _refuse(self, caller: Connection, why: str) -> None:
+        self._drop(caller)
+        self._refused(caller.address, why)
+
+    def _drop(self, caller: Connection) -> None:
+        self._pending.pop(caller, None)
+        caller.close()
+
+
+def _bound(address: str, port: int) -> _socket.socket:
+    """Return a socket that listens at PORT of ADDRESS; `::` means IPv4, too."""
+    family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
+    kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
+    door = _socket.socket(family, kind)
+    try:
+        door.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        if family == _socket.AF_INET6:
+            door.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, int(address != "::"))
+        door.bind((address, port))
+        door.listen(_BACKLOG)
+    except OSError:
+        door.close()
+        raise
+    return door

@@ -1,0 +1,167 @@
+"""Both ends of a connection prove that they know the key; nothing else gets any further."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetrun.session.authentication import (
+    LONGEST_HANDSHAKE,
+    MAC_BYTES,
+    Handshake,
+    Key,
+    Refused,
+    Seal,
+)
+from fleetrun.session.codec import Malformed
+
+KEY = Key("job", "a token")
+
+
+def meet(caller_key: Key, listener_key: Key) -> tuple[Handshake, Handshake]:
+    """Let a caller and a listener introduce themselves to each other."""
+    caller, listener = (
+        Handshake(caller_key, is_caller=True),
+        Handshake(listener_key, is_caller=False),
+    )
+    assert listener.begin() is None
+    payload: bytes | None = caller.begin()
+    for end in (listener, caller, listener):
+        assert payload is not None
+        assert len(payload) <= LONGEST_HANDSHAKE
+        payload = end.feed(payload)
+    assert payload is None
+    return caller, listener
+
+
+def seals(end: Handshake) -> tuple[Seal, Seal]:
+    assert end.seals is not None
+    return end.seals
+
+
+@pytest.mark.parametrize("token", ["a token", None])
+def test_two_that_know_the_key_agree(token: str | None) -> None:
+    caller, listener = meet(Key("job", token), Key("job", token))
+    for one, other in ((caller, listener), (listener, caller)):
+        for payload in (b"first", b"", b"third"):
+            assert seals(other)[1].take(seals(one)[0].put(payload)) == payload
+
+
+@pytest.mark.parametrize(
+    ("caller", "listener", "why"),
+    [
+        (Key("job", "a"), Key("job", "b"), "another token or another --job_id"),
+        (Key("job", "a"), Key("other", "a"), "another token or another --job_id"),
+        (Key("job"), Key("other"), "has another --job_id"),
+        (Key("job", "a"), Key("job"), "FLEETRUN_TOKEN"),
+        (Key("job"), Key("job", "a"), "FLEETRUN_TOKEN"),
+    ],
+)
+def test_another_key_is_refused_with_the_reason(caller: Key, listener: Key, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        meet(caller, listener)
+
+
+def test_a_caller_learns_why_from_a_listener_that_refuses_it() -> None:
+    caller, listener = (
+        Handshake(Key("job", "a"), is_caller=True),
+        Handshake(Key("job"), is_caller=False),
+    )
+    with pytest.raises(Refused, match="its fleetrun has a token") as refused:
+        listener.feed(caller.begin() or b"")
+    assert refused.value.answer is not None
+    with pytest.raises(Refused, match="its fleetrun has no token"):
+        caller.feed(refused.value.answer)
+
+
+def test_another_version_is_named() -> None:
+    introduction = json.dumps({"fleetrun": 2, "nonce": "0" * 32, "token": True})
+    with pytest.raises(Refused, match="speaks version 2 of the session's wire, and this one 1"):
+        Handshake(KEY, is_caller=False).feed(introduction.encode())
+
+
+def test_a_handshake_cannot_be_replayed() -> None:
+    caller, listener = Handshake(KEY, is_caller=True), Handshake(KEY, is_caller=False)
+    introduction = caller.begin() or b""
+    proof = caller.feed(listener.feed(introduction) or b"") or b""
+    listener.feed(proof)
+    assert listener.seals is not None
+    again = Handshake(KEY, is_caller=False)
+    again.feed(introduction)
+    with pytest.raises(Refused):
+        again.feed(proof)
+
+
+def test_a_proof_cannot_be_sent_back() -> None:
+    """A stranger that shows the listener its own proof knows nothing."""
+    listener = Handshake(KEY, is_caller=False)
+    answer = json.loads(listener.feed(Handshake(KEY, is_caller=True).begin() or b"") or b"")
+    with pytest.raises(Refused):
+        listener.feed(json.dumps({"proof": answer["proof"]}).encode())
+
+
+def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
+    caller, listener = meet(KEY, KEY)
+    first, second = seals(caller)[0].put(b"one"), seals(caller)[0].put(b"two")
+    with pytest.raises(Refused):
+        seals(listener)[1].take(second)
+    caller, listener = meet(KEY, KEY)
+    first = seals(caller)[0].put(b"one")
+    with pytest.raises(Refused):
+        # Sent back to who sent it.
+        seals(caller)[1].take(first)
+    assert seals(listener)[1].take(first) == b"one"
+    with pytest.raises(Refused):
+        seals(listener)[1].take(first)
+    _, other = meet(KEY, KEY)
+    with pytest.raises(Refused):
+        seals(other)[1].take(first)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=60), st.data())
+def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.DataObject) -> None:
+    caller, listener = meet(KEY, KEY)
+    sealed = bytearray(seals(caller)[0].put(payload))
+    assert len(sealed) == len(payload) + MAC_BYTES
+    sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(Refused):
+        seals(listener)[1].take(bytes(sealed))
+
+
+@settings(max_examples=600)
+@given(st.lists(st.binary(max_size=100), max_size=3), st.booleans())
+def test_no_bytes_are_a_handshake(payloads: list[bytes], is_caller: bool) -> None:  # noqa: FBT001 - drawn
+    end = Handshake(KEY, is_caller=is_caller)
+    for payload in payloads:
+        with pytest.raises((Malformed, Refused)):
+            end.feed(payload)
+    assert end.seals is None
+
+
+introductions: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "fleetrun": st.sampled_from([1, 2, True, "1", None]),
+        "nonce": st.sampled_from(["0" * 32, "é" * 32, " " * 32, "0" * 31, "", None, 0]),
+        "token": st.sampled_from([True, False, 1, None]),
+        "proof": st.sampled_from(["0" * 64, "x" * 64, "", None, []]),
+    },
+)
+
+
+@settings(max_examples=600)
+@given(st.lists(introductions, max_size=3), st.booleans())
+def test_who_does_not_know_the_key_gets_nowhere(
+    values: list[dict[str, object]],
+    is_caller: bool,  # noqa: FBT001 - drawn
+) -> None:
+    end = Handshake(KEY, is_caller=is_caller)
+    with suppress(Malformed, Refused):
+        for value in values:
+            end.feed(json.dumps(value).encode())
+    assert end.seals is None

@@ -1,0 +1,163 @@
+"""Whatever bytes come, the codec gives back what was written, or says that nobody wrote it."""
+
+import json
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire import CODEC, End, Hello, Part
+
+from fleetrun.session.codec import LONGEST_TEXT, Frames, Malformed, dump, frame, load
+
+numbers = st.integers(-(2**63), 2**63 - 1)
+# No half characters: those become an escape, see below.
+texts = st.text(st.characters(codec="utf-8"), max_size=50)
+parts = st.builds(Part, name=texts, weight=st.floats(allow_nan=False, allow_infinity=False))
+hellos = st.builds(
+    Hello,
+    host=texts,
+    rank=st.none() | numbers,
+    ports=st.lists(numbers, max_size=5).map(tuple),
+    pair=st.tuples(texts, numbers),
+    parts=st.lists(parts, max_size=5).map(tuple),
+    is_final=st.booleans(),
+)
+messages = hellos | st.builds(End, code=st.integers(0, 255))
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(messages)
+def test_what_is_written_is_read(message: Hello | End) -> None:
+    assert CODEC.read(CODEC.write(message)) == message
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.data())
+def test_frames_come_out_as_they_went_in_however_they_are_cut(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    stream = b"".join(map(frame, payloads))
+    frames, found = Frames(40), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        found += list(frames.feed(stream[:size]))
+        stream = stream[size:]
+    assert found == payloads
+
+
+@settings(max_examples=800)
+@given(st.binary(max_size=200))
+def test_no_bytes_are_more_than_malformed(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        CODEC.read(payload)
+
+
+@settings(max_examples=1000)
+@given(anything)
+def test_no_json_is_more_than_malformed(value: object) -> None:
+    with pytest.raises(Malformed):
+        CODEC.read(json.dumps(value).encode())
+
+
+@settings(max_examples=800)
+@given(messages, st.data())
+def test_a_field_that_is_replaced_fits_or_is_malformed(
+    message: Hello | End, data: st.DataObject
+) -> None:
+    values = json.loads(CODEC.write(message))
+    name = data.draw(st.sampled_from(sorted(values)))
+    values[name] = data.draw(anything)
+    try:
+        found = CODEC.read(json.dumps(values).encode())
+    except Malformed:
+        return
+    assert type(found) in {Hello, End}
+    assert CODEC.read(CODEC.write(found)) == found
+
+
+@settings(max_examples=800)
+@given(messages, st.data())
+def test_a_byte_that_is_changed_gives_a_message_or_malformed(
+    message: Hello | End, data: st.DataObject
+) -> None:
+    payload = bytearray(CODEC.write(message))
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = CODEC.read(bytes(payload))
+    except Malformed:
+        return
+    assert CODEC.read(CODEC.write(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"[" * 100_000, "nested deeper"),
+        (b'{"a":' * 100_000, "nested deeper"),
+        (b'{"is":"end","code":' + b"9" * 200_000 + b"}", "too large"),
+        (b'{"is":"end","code":1e999}', "too large"),
+        (b'{"is":"end","code":NaN}', "no number"),
+        (b'{"is":"end","code":Infinity}', "no number"),
+        (b'{"is":"end","code":1,"code":2}', "twice"),
+        (b'{"is":"end","code":true}', "must be"),
+        (b'{"is":"end","code":1.0}', "must be"),
+        (b'{"is":"end"}', "other fields"),
+        (b'{"is":"end","code":1,"more":1}', "other fields"),
+        (b'{"is":"end","code":256}', "an exit code that no process has"),
+        (b'{"is":"end","code":-1}', "an exit code that no process has"),
+        (b'{"is":["end"],"code":1}', "no message"),
+        (b'{"code":1}', "no message"),
+        (b"\xff\xfe", "no JSON"),
+        (b"", "no JSON"),
+        (b"1", "no JSON object"),
+    ],
+)
+def test_malformed_says_what_is_wrong(payload: bytes, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        CODEC.read(payload)
+
+
+def test_brackets_within_text_are_no_depth() -> None:
+    message = Hello('[[[[[[[[[[{{{{"\\' * 3, ports=(1,))
+    assert CODEC.read(CODEC.write(message)) == message
+
+
+def test_half_a_character_can_be_written_and_never_read() -> None:
+    assert CODEC.read(CODEC.write(Hello("n\udc80"))) == Hello("n\\udc80")
+    with pytest.raises(Malformed, match="no text"):
+        CODEC.read(CODEC.write(Hello("here")).replace(b"here", b"\\udc80"))
+
+
+def test_a_text_has_a_longest_length() -> None:
+    assert CODEC.read(CODEC.write(Hello("x" * LONGEST_TEXT))).host == "x" * LONGEST_TEXT
+    with pytest.raises(Malformed, match="longer than"):
+        CODEC.read(CODEC.write(Hello("x" * (LONGEST_TEXT + 1))))
+
+
+def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
+    with pytest.raises(Malformed, match="4294967295 bytes, where 100 are allowed"):
+        list(Frames(100).feed(b"\xff\xff\xff\xff"))
+
+
+def test_a_message_is_written_once_for_all_who_get_it() -> None:
+    message = Hello("n", ports=tuple(range(100)))
+    assert CODEC.write(message) is CODEC.write(message)
+    assert CODEC.write(Hello("m")) != CODEC.write(message)
+
+
+def test_values_that_are_no_message_can_be_dumped_and_loaded() -> None:
+    assert load(dump({"a": [1, None, {"b": "é"}]})) == {"a": [1, None, {"b": "é"}]}
+
+
+def test_only_known_types_can_be_written() -> None:
+    class Other(NamedTuple):
+        code: int
+
+    with pytest.raises(KeyError):
+        CODEC.write(Other(1))

@@ -1,0 +1,474 @@
+"""Launchers that call each other over real sockets, and strangers who try whatever they like."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import ports
+import pytest
+from wire import CODEC, End, Hello, turn_until
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.run.loop import Loop
+from fleetrun.session.authentication import Handshake, Key, Seal
+from fleetrun.session.codec import Frames, frame
+from fleetrun.session.connection import MOST_UNSENT, Connection
+from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.listener import Listener, PortTaken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KEY = Key("job", "a token")
+HERE = "127.0.0.1"
+
+
+class Side:
+    """One side of connections: who called, what they said, how they were lost."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+        self.heard: list[tuple[object, ...]] = []
+        self.lost: list[str] = []
+        self.refused: list[tuple[str, str]] = []
+
+    def opened(self, connection: Connection) -> None:
+        """Take CONNECTION."""
+        connection.heard = self.heard.append
+        connection.lost = self.lost.append
+        self.connections.append(connection)
+
+    def refuse(self, address: str, why: str) -> None:
+        """Remember who was turned away."""
+        self.refused.append((address, why))
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+class Net:
+    """A listener and the callers of a test, closed at its end."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.port = ports.free(1)[0]
+        self.server = Side()
+        self.listeners: list[Listener] = []
+        self.dialers: list[Dialer] = []
+        self.ends: list[Side] = [self.server]
+
+    def listen(self, *, key: Key = KEY, **more: object) -> Listener:
+        """Listen."""
+        settings: dict[str, object] = {"addresses": (HERE,), "ports": (self.port,), **more}
+        listener = Listener(
+            settings.pop("addresses"),  # type: ignore[arg-type]
+            settings.pop("ports"),  # type: ignore[arg-type]
+            key=key,
+            codec=CODEC,
+            opened=self.server.opened,
+            refused=self.server.refuse,
+            **settings,  # type: ignore[arg-type]
+        )
+        listener.prepare()
+        listener.open(self.loop)
+        self.listeners.append(listener)
+        return listener
+
+    def call(self, *targets: Target, key: Key = KEY) -> tuple[Dialer, Side]:
+        """Call."""
+        end = Side()
+        dialer = Dialer(
+            targets or (Target(HERE, self.port),),
+            key=key,
+            codec=CODEC,
+            waiting=self.loop,
+            opened=end.opened,
+        )
+        dialer.begin()
+        self.dialers.append(dialer)
+        self.ends.append(end)
+        return dialer, end
+
+    def pair(self) -> tuple[Connection, Connection, Side]:
+        """Return both ends of a connection: the caller's, the listener's, and who calls."""
+        if not self.listeners:
+            self.listen()
+        before = len(self.server.connections)
+        _, end = self.call()
+        turn_until(self.loop, lambda: end.connections and len(self.server.connections) > before)
+        return end.connections[0], self.server.connections[-1], end
+
+    def close(self) -> None:
+        """End everything."""
+        for dialer in self.dialers:
+            dialer.close()
+        for listener in self.listeners:
+            listener.close()
+        for end in self.ends:
+            for connection in end.connections:
+                connection.close()
+
+
+@pytest.fixture
+def net(loop: Loop) -> Iterator[Net]:
+    made = Net(loop)
+    yield made
+    made.close()
+
+
+# Two launchers ------------------------------------------------------------------------------------
+
+
+def test_messages_arrive_in_order_both_ways(net: Net) -> None:
+    ours, theirs, caller = net.pair()
+    assert (ours.address, theirs.address, theirs.local_address) == (HERE, HERE, HERE)
+    said = [Hello(f"host {number}", rank=number) for number in range(500)]
+    for message in said:
+        ours.send(message)
+        theirs.send(message)
+    turn_until(net.loop, lambda: len(net.server.heard) == len(caller.heard) == len(said))
+    assert net.server.heard == caller.heard == said
+
+
+def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
+    ours, theirs, caller = net.pair()
+    roster = Hello("all", ports=tuple(range(60_000)))
+    theirs.send(roster)
+    turn_until(net.loop, lambda: caller.heard)
+    assert caller.heard == [roster]
+    ours.send(roster)
+    turn_until(net.loop, lambda: net.server.lost)
+    assert "where 262160 are allowed" in net.server.lost[0]
+
+
+def test_order_of_beginning_does_not_matter(net: Net) -> None:
+    dialer, end = net.call()
+    turn_until(net.loop, lambda: "connection refused" in dialer.trouble)
+    assert dialer.trouble == f"{HERE}:{net.port}: connection refused"
+    net.listen()
+    turn_until(net.loop, lambda: end.connections)
+    assert dialer.trouble == ""
+
+
+def test_last_words_are_heard_before_the_end(net: Net) -> None:
+    ours, _, caller = net.pair()
+    ours.send(Hello("goodbye"))
+    ours.finish()
+    ours.send(Hello("not said any more"))
+    turn_until(net.loop, lambda: net.server.lost and caller.lost)
+    assert net.server.heard == [Hello("goodbye")]
+    assert net.server.lost == caller.lost == ["hung up"]
+
+
+def test_a_connection_that_is_closed_calls_nobody(net: Net) -> None:
+    ours, theirs, caller = net.pair()
+    ours.close()
+    ours.close()
+    ours.send(Hello("nobody"))
+    ours.finish()
+    turn_until(net.loop, lambda: net.server.lost)
+    assert caller.lost == []
+    assert net.server.heard == []
+    theirs.send(Hello("nobody"))
+
+
+def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
+    _, theirs, _ = net.pair()
+    net.loop.unwatch(net.ends[1].connections[0]._socket.fileno())  # noqa: SLF001 - it stops reading
+    message = Hello("x" * 60_000)
+    for _ in range(MOST_UNSENT // 60_000 + 200):
+        theirs.send(message)
+    assert net.server.lost == []
+    turn_until(net.loop, lambda: net.server.lost)
+    assert "did not read" in net.server.lost[0]
+
+
+def test_a_caller_can_call_again_after_a_loss(net: Net) -> None:
+    _, theirs, caller = net.pair()
+    theirs.close()
+    turn_until(net.loop, lambda: caller.lost)
+    net.dialers[0].begin()
+    turn_until(net.loop, lambda: len(caller.connections) == 2)
+
+
+def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
+    other = ports.free(1)[0]
+    with socket.create_server((HERE, other)) as silent:
+        net.listen()
+        dialer, end = net.call(Target(HERE, other), Target(HERE, net.port))
+        turn_until(net.loop, lambda: end.connections)
+        assert end.connections[0].address == HERE
+        silent.accept()[0].close()
+    assert dialer.trouble == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
+def test_ipv6_is_an_address_like_others(net: Net) -> None:
+    try:
+        net.listen(addresses=("::1",))
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+    _, end = net.call(Target("::1", net.port))
+    turn_until(net.loop, lambda: end.connections and net.server.connections)
+    assert net.server.connections[0].address == "::1"
+    assert str(Target("::1", 80)) == "[::1]:80"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
+def test_all_addresses_means_both_families(net: Net) -> None:
+    net.listen(addresses=("::",), allowed={HERE})
+    _, end = net.call()
+    turn_until(net.loop, lambda: end.connections and net.server.connections)
+    assert net.server.connections[0].address == HERE
+
+
+def test_names_are_looked_up(net: Net) -> None:
+    net.listen()
+    _, end = net.call(Target("localhost", net.port))
+    turn_until(net.loop, lambda: end.connections)
+    assert end.connections[0].address == HERE
+
+
+def test_a_name_that_nobody_knows_is_said_to_be_so(net: Net) -> None:
+    dialer, _ = net.call(Target("no-such-host.invalid", net.port))
+    turn_until(net.loop, lambda: dialer.trouble)
+    assert "cannot be resolved on this host" in dialer.trouble
+
+
+def test_a_name_that_means_ourselves_is_not_another_host(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian gives a host's own name 127.0.1.1, and copies of such a file give it to others."""
+    net.listen()
+    monkeypatch.setattr(
+        "fleetrun.session.names._places",
+        lambda _host, port, flags: () if flags else ((int(socket.AF_INET), ("127.0.1.1", port)),),
+    )
+    dialer, end = net.call(Target("node-2", net.port))
+    turn_until(net.loop, lambda: "127.0.1.1, which is this host" in dialer.trouble)
+    assert end.connections == []
+
+
+# The port -----------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_said_with_its_holder(net: Net) -> None:
+    taken = pytest.raises(PortTaken, match=f"Port {net.port}.*pid {os.getpid()}")
+    with socket.create_server((HERE, net.port)), taken:
+        net.listen()
+
+
+def test_the_first_free_port_is_taken(net: Net) -> None:
+    other = ports.free(1)[0]
+    with socket.create_server((HERE, net.port)):
+        assert net.listen(ports=(net.port, other)).port == other
+
+
+def test_an_address_that_is_not_ours_is_said(net: Net) -> None:
+    with pytest.raises(EnvironmentFault, match=r"of 192\.0\.2\.1: Cannot assign"):
+        net.listen(addresses=("192.0.2.1",))
+
+
+# Strangers ----------------------------------------------------------------------------------------
+
+
+def stranger(net: Net) -> socket.socket:
+    return socket.create_connection((HERE, net.port), 10)
+
+
+def look(net: Net) -> None:
+    """Turn the loop once, though nothing may happen."""
+    net.loop.alarm("look again", time.monotonic() + 0.01, lambda: None)
+    net.loop.turn()
+
+
+def works(net: Net) -> None:
+    """See that a launcher is still welcome."""
+    ours, _, _ = net.pair()
+    ours.send(End(7))
+    turn_until(net.loop, lambda: net.server.heard)
+    assert net.server.heard.pop() == End(7)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "why"),
+    [
+        (Key("job", "a"), Key("job", "b"), "another token or another --job_id"),
+        (Key("job"), Key("job", "b"), "has no token (FLEETRUN_TOKEN), and this one has one"),
+        (Key("job", "a"), Key("job"), "has a token (FLEETRUN_TOKEN), and this one has none"),
+        (Key("job"), Key("other"), "has another --job_id"),
+    ],
+)
+def test_a_launcher_with_another_key_is_turned_away_and_told(
+    net: Net, ours: Key, theirs: Key, why: str
+) -> None:
+    net.listen(key=ours)
+    dialer, end = net.call(key=theirs)
+    turn_until(net.loop, lambda: net.server.refused and "its fleetrun" in dialer.trouble)
+    assert net.server.refused[0][0] == HERE
+    assert why in dialer.trouble
+    assert net.server.connections == end.connections == []
+
+
+def test_an_address_that_is_not_listed_is_turned_away_at_once(net: Net) -> None:
+    listener = net.listen(allowed={"10.0.0.1"})
+    dialer, _ = net.call()
+    turn_until(net.loop, lambda: net.server.refused and dialer.trouble)
+    assert net.server.refused[0] == (HERE, "is not among the addresses of this job's hosts")
+    listener.allowed = {HERE}
+    turn_until(net.loop, lambda: net.server.connections)
+
+
+def test_ten_thousand_frames_of_strangers_change_nothing(net: Net) -> None:
+    listener = net.listen()
+    works(net)
+    draw = random.Random(13)  # noqa: S311 - the same frames in every run
+    introduction = Handshake(KEY, is_caller=True).begin() or b""
+    sent = 0
+    while sent < 10_000:
+        with stranger(net) as call:
+            for _ in range(draw.randrange(1, 4)):
+                kind = draw.randrange(6)
+                data = draw.randbytes(draw.randrange(300))
+                if kind == 0:
+                    data = frame(data)
+                elif kind == 1:
+                    changed = bytearray(introduction)
+                    changed[draw.randrange(len(changed))] = draw.randrange(256)
+                    data = frame(bytes(changed))
+                elif kind == 2:
+                    data = frame(introduction) + frame(data)
+                elif kind == 3:
+                    data = frame(b"[" * draw.randrange(600))
+                elif kind == 4:
+                    data = frame(introduction)[: draw.randrange(20)]
+                with suppress(OSError):
+                    call.sendall(data)
+                sent += 1
+            if sent % 7 == 0:
+                look(net)
+        while listener.pending:
+            look(net)
+    assert len(net.server.connections) == 1
+    assert net.server.lost == []
+    assert len(net.server.refused) > 1000
+    works(net)
+
+
+def test_ten_thousand_frames_behind_a_true_handshake_change_nothing_else(net: Net) -> None:
+    """Who sends what no launcher sends is lost, and the others are not."""
+    net.listen()
+    ours, theirs, _ = net.pair()
+    draw = random.Random(14)  # noqa: S311 - as above
+    good = CODEC.write(Hello("host", ports=(1, 2), pair=("a", 1)))
+    sent = 0
+    while sent < 10_000:
+        with stranger(net) as call:
+            seal = shake_hands(net, call)
+            before = len(net.server.lost)
+            for _ in range(draw.randrange(1, 9)):
+                changed = bytearray(good)
+                for _ in range(draw.randrange(3)):
+                    changed[draw.randrange(len(changed))] = draw.randrange(256)
+                with suppress(OSError):
+                    call.sendall(frame(seal.put(bytes(changed))))
+                sent += 1
+        turn_until(net.loop, lambda: len(net.server.lost) > before)  # noqa: B023 - called here
+    assert all(type(message) in {Hello, End} for message in net.server.heard)
+    net.server.heard.clear()
+    assert theirs.is_open
+    ours.send(End(3))
+    turn_until(net.loop, lambda: net.server.heard)
+    assert net.server.heard == [End(3)]
+
+
+def shake_hands(net: Net, call: socket.socket) -> Seal:
+    """Introduce CALL as a launcher does, by hand."""
+    handshake, frames = Handshake(KEY, is_caller=True), Frames(1000)
+    call.sendall(frame(handshake.begin() or b""))
+    call.settimeout(0)
+    while handshake.seals is None:
+        look(net)
+        with suppress(BlockingIOError):
+            for payload in frames.feed(call.recv(1000)):
+                call.sendall(frame(handshake.feed(payload) or b""))
+    call.settimeout(10)
+    return handshake.seals[0]
+
+
+def test_who_says_nothing_loses_his_place_in_time(net: Net) -> None:
+    listener = net.listen(introduction_s=0.05)
+    with stranger(net) as one, stranger(net) as other:
+        other.sendall(frame(b"{}")[:3])
+        turn_until(net.loop, lambda: len(net.server.refused) == 2)
+        assert one.recv(1) == other.recv(1) == b""
+    assert listener.pending == 0
+    assert {why for _, why in net.server.refused} == {"said nothing that a launcher says in time"}
+
+
+def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:
+    net.listen(most_pending=8)
+    idle = [stranger(net) for _ in range(50)]
+    works(net)
+    assert len(net.server.refused) >= 42
+    for call in idle:
+        call.close()
+
+
+def test_callers_up_to_the_limit_of_open_files_change_nothing(net: Net) -> None:
+    net.listen()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    child = os.fork()
+    if child == 0:
+        # Its own files: the listener's process has too few for so many.
+        calls = [stranger(net) for _ in range(200)]
+        signal.pause()
+        os._exit(len(calls))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, before[1]))
+        turn_until(
+            net.loop,
+            lambda: any(why == "no more files can be open here" for _, why in net.server.refused),
+        )
+        with suppress(OSError):
+            works(net)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    works(net)
+
+
+def test_without_any_file_to_spare_a_call_is_dropped_and_the_loop_rests(net: Net) -> None:
+    listener = net.listen()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    call = socket.socket()
+    call.settimeout(10)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))  # noqa: PTH208
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        call.connect((HERE, net.port))
+        look(net)
+        assert call.recv(1) == b""
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        call.close()
+    assert listener.pending == 0
+    works(net)
