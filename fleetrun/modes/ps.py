@@ -12,7 +12,6 @@ from fleetrun.model import Endpoint, Peers, RankSpec
 from fleetrun.modes import roles
 from fleetrun.modes.roles import MEETING
 from fleetrun.plan import origin
-from fleetrun.plan.devices import MASKS
 from fleetrun.plan.layout import (
     COORDINATOR,
     HETER,
@@ -23,6 +22,7 @@ from fleetrun.plan.layout import (
     Places,
     Slots,
 )
+from fleetrun.plan.masks import MASKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,19 +5,10 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import origin
+from fleetrun.plan import masks, origin
 
 # In the order in which a host that has several kinds is used.
 KINDS = ("gpu", "xpu", "npu")
-
-# The first of these that is set says which devices a process may see, and in which order.
-MASKS = {
-    "gpu": ("CUDA_VISIBLE_DEVICES",),
-    "xpu": ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"),
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
-}
-
-NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 
 # How CUDA numbers GPUs, and the way that NVML, the driver's library, does.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
@@ -30,8 +21,6 @@ _BACKENDS = {
     "cpu": ("gloo",),
 }
 _ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "hccl", "xccl", "flagcx", "heter")
-
-_UUIDS = ("GPU-", "MIG-")
 
 _ON_CPU = "training runs on the CPU with the gloo backend."
 
@@ -46,15 +35,6 @@ class Share(NamedTuple):
     groups: tuple[tuple[Device, ...], ...]
     backend: str
     notes: tuple[str, ...] = ()
-
-
-class _Visible(NamedTuple):
-    """The devices a process would see, in its order, and what made it so."""
-
-    devices: tuple[Device, ...]
-    mask: str | None
-    # A UUID for each device, "" where it is not known.
-    uuids: tuple[str, ...] = ()
 
 
 def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
@@ -73,7 +53,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     if request.backend == "gloo" and request.devices is None and processes != "gpu":
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     kind = _kind(request, facts)
-    visible, why = _visible(facts, kind)
+    visible, why = masks.visible(facts, kind)
     if not visible.devices:
         _refuse_cpu(request, processes, why)
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
@@ -86,7 +66,10 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     notes = (*notes, *_idle(chosen, groups, kind))
     backend = _backend(request, kind)
     if backend == "gloo":
-        notes = (*notes, f"Paddle trains on the CPU with gloo, even with {NAMES[kind]}s named.")
+        notes = (
+            *notes,
+            f"Paddle trains on the CPU with gloo, even with {masks.NAMES[kind]}s named.",
+        )
     return Share(kind, groups, backend, notes)
 
 
@@ -136,7 +119,7 @@ def _backend(request: Request, kind: str) -> str:
     if request.backend == "auto":
         return _BACKENDS[kind][0]
     if request.backend not in _BACKENDS[kind]:
-        where = "the CPU" if kind == "cpu" else f"{NAMES[kind]}s"
+        where = "the CPU" if kind == "cpu" else f"{masks.NAMES[kind]}s"
         raise EnvironmentFault(
             f"{origin.option(request, 'backend')}: training here runs on {where}, which can use "
             f"{', '.join(_BACKENDS[kind])}; leave the option out to get {_BACKENDS[kind][0]}."
@@ -157,83 +140,14 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
     )
 
 
-def _without(visible: _Visible, why: str, facts: Facts) -> str:
+def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
     """Say WHY nothing is VISIBLE, and which mask it is against expectation."""
     mask = visible.mask and facts.environ[visible.mask].strip()
     return f"{visible.mask}={mask} is set, but {why}" if mask and "hides" not in why else why
 
 
-def _visible(facts: Facts, kind: str) -> tuple[_Visible, str]:
-    """Return the devices of KIND that a process would see, or none and why."""
-    count = facts.device_counts.get(kind, 0)
-    name, text = _mask(facts, kind)
-    if not count:
-        broken = facts.without_gpus if kind == "gpu" else ""
-        return _Visible((), name), broken or f"this host has no {NAMES[kind]} driver"
-    uuids = facts.device_ids.get(kind, ())
-    if name is None or text == "all":
-        devices = tuple(Device(kind, str(index), index) for index in range(count))
-        return _Visible(devices, None, uuids), ""
-    entries = _mask_entries(text)
-    if not entries:
-        return _Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
-    _check_mask(name, entries, facts, kind)
-    devices = tuple(Device(kind, entry, index) for index, entry in enumerate(entries))
-    known = tuple(
-        entry if entry.startswith(_UUIDS) else uuids[int(entry)] if uuids else ""
-        for entry in entries
-    )
-    return _Visible(devices, name, known), ""
-
-
-def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
-    """Return the variable that limits KIND on this host, and its value."""
-    for name in MASKS[kind]:
-        if name in facts.environ:
-            return name, facts.environ[name].strip()
-    return None, ""
-
-
-def _mask_entries(text: str) -> tuple[str, ...]:
-    """Return a mask's entries as the driver reads it: up to the first that names no device."""
-    entries = []
-    for piece in text.split(","):
-        entry = piece.strip()
-        if entry.isascii() and entry.isdigit():
-            entries.append(str(int(entry)))
-        elif entry.startswith(_UUIDS):
-            entries.append(entry)
-        else:
-            # CUDA stops here too: "-1", "NoDevFiles" and the like hide what follows.
-            break
-    return tuple(entries)
-
-
-def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:
-    """Complain about a mask that the driver would cut short or refuse."""
-    shown = f"{name}={','.join(entries)}"
-    count = facts.device_counts[kind]
-    ids = (*facts.device_ids.get(kind, ()), *facts.device_ids.get("mig", ()))
-    for entry in entries:
-        if entries.count(entry) > 1:
-            raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")
-        if entry.isdigit() and int(entry) >= count:
-            raise EnvironmentFault(f"{shown} names {entry}: {_has(count, kind)}.")
-        if ids and not entry.isdigit() and not any(uuid.startswith(entry) for uuid in ids):
-            raise EnvironmentFault(
-                f"{shown} names {entry}, which this host does not have: it has {', '.join(ids)}."
-            )
-
-
-def _has(count: int, kind: str) -> str:
-    """Say what this host has."""
-    if count == 1:
-        return f"this host has 1 {NAMES[kind]}, number 0"
-    return f"this host has {count} {NAMES[kind]}s, 0-{count - 1}"
-
-
 def _choose(
-    request: Request, visible: _Visible, kind: str
+    request: Request, visible: masks.Visible, kind: str
 ) -> tuple[tuple[Device, ...], tuple[str, ...]]:
     """Return the devices that REQUEST names, in its order, and how they were mapped."""
     if request.devices is None:
@@ -277,7 +191,7 @@ def _words(request: Request) -> tuple[str, ...]:
             words += [str(number) for number in range(low, high + 1)]
         elif _is_number(piece):
             words.append(str(int(piece)))
-        elif piece == "all" or piece.startswith(_UUIDS):
+        elif piece == "all" or piece.startswith(masks.UUIDS):
             words.append(piece)
         else:
             raise UsageError(
@@ -292,7 +206,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _find(request: Request, visible: _Visible, kind: str, word: str) -> Device:
+def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> Device:
     """Return the visible device that WORD names."""
     if word.isdigit():
         found = [device for device in visible.devices if device.id == word]
@@ -315,7 +229,7 @@ def _find(request: Request, visible: _Visible, kind: str, word: str) -> Device:
         )
     if visible.mask is None:
         raise EnvironmentFault(
-            f"{origin.option(request, 'devices')}: {_has(len(visible.devices), kind)}; "
+            f"{origin.option(request, 'devices')}: {masks.has(len(visible.devices), kind)}; "
             f"{word} is not there."
         )
     raise EnvironmentFault(
@@ -343,7 +257,7 @@ def _groups(
         return tuple((device,) for device in chosen[:processes])
     if count % processes:
         raise UsageError(
-            f"{origin.option(request, 'devices')}: {count} {NAMES[kind]}s cannot be divided "
+            f"{origin.option(request, 'devices')}: {count} {masks.NAMES[kind]}s cannot be divided "
             f"evenly among {processes} processes (--nproc_per_node)."
         )
     each = count // processes
@@ -358,7 +272,7 @@ def _idle(
     idle = [device.id for device in chosen if device not in used]
     if not idle:
         return ()
-    name, processes = NAMES[kind], len(groups)
+    name, processes = masks.NAMES[kind], len(groups)
     subject = f"{name} {idle[0]} is" if len(idle) == 1 else f"{name}s {_listed(idle)} are"
     said = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
     if len(chosen) % processes or processes == 1:
