@@ -182,8 +182,10 @@ class Facts(NamedTuple):
     # RDMA devices with an active port, and all there are.
     hcas: tuple[str, ...] = ()
     rdma: tuple[str, ...] = ()
-    # Kind -> UUIDs in index order ("mig" for MIG instances); a kind that has none is absent.
+    # Kind -> UUIDs in index order; a kind that has none is absent.
     device_ids: Mapping[str, tuple[str, ...]] = {}
+    # The UUIDs of the instances that each GPU is divided into (MIG); none: no GPU is.
+    instances: tuple[tuple[str, ...], ...] = ()
     # What the script's name turned out to be: a path that can be run or read.
     program: str | None = None
     # Bytes that one process's arguments and environment may take together.

@@ -44,7 +44,7 @@ def hang() -> None:
 
 
 class FakeNvml:
-    """An NVML with GPUS, each a UUID and its MIG instances.
+    """An NVML with GPUS, each a UUID and its MIG instances ("" where there is none).
 
     LOADS are the percentages of some of them, BUSES their places, TROUBLE what is raised for the
     one of a number.
@@ -122,7 +122,7 @@ class FakeNvml:
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object:
         assert isinstance(handle, tuple)
-        if index + 1 >= len(handle):
+        if index + 1 >= len(handle) or not handle[index + 1]:
             message = "Not Found"
             raise FakeNvmlError(message)
         return handle[index + 1]

@@ -60,7 +60,7 @@ def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str,
         "PADDLE_LOCAL_SIZE": str(len(roster.members[roster.me].ports)),
         "PADDLE_NNODES": str(len(roster.members)),
         "PADDLE_MASTER": str(roster.master),
-        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":") for spec in found]),
+        "PADDLE_WORLD_DEVICE_IDS": ",".join([_indexes(spec.devices, ":", share) for spec in found]),
         "PADDLE_DISTRI_BACKEND": share.backend,
     }
 
@@ -68,7 +68,7 @@ def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str,
 def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
     """Say which rank this is."""
     rank, local_rank = str(spec.rank), str(spec.local_rank)
-    indexes = _indexes(spec.devices, ",")
+    indexes = _indexes(spec.devices, ",", share)
     identity = {
         "PADDLE_TRAINER_ID": rank,
         "PADDLE_CURRENT_ENDPOINT": str(spec.endpoint),
@@ -78,12 +78,13 @@ def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
         "PADDLE_LOCAL_DEVICE_IDS": indexes,
     }
     if spec.devices:
-        # Indexes into the mask that the worker inherits; the mask itself is never touched.
         identity[f"FLAGS_selected_{share.kind}s"] = indexes
         identity["FLAGS_selected_accelerators"] = indexes
     return identity
 
 
-def _indexes(devices: tuple[Device, ...], separator: str) -> str:
-    """Join the devices' indexes."""
+def _indexes(devices: tuple[Device, ...], separator: str, share: Share) -> str:
+    """Join the devices' indexes into the mask that the worker inherits, or has of its own."""
+    if share.has_own_masks:
+        return separator.join(map(str, range(len(devices))))
     return separator.join([str(device.ordinal) for device in devices])

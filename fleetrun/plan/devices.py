@@ -35,6 +35,8 @@ class Share(NamedTuple):
     groups: tuple[tuple[Device, ...], ...]
     backend: str
     notes: tuple[str, ...] = ()
+    # Whether each rank has a mask of its own, in which its devices count from 0.
+    has_own_masks: bool = False
 
 
 def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
@@ -59,7 +61,8 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
     chosen, notes = _choose(request, visible, kind)
-    if processes == 1 and takes_all:
+    divided = any(masks.is_instance(device.id) for device in chosen)
+    if processes == 1 and takes_all and not divided:
         groups: tuple[tuple[Device, ...], ...] = (chosen,)
     else:
         groups = _groups(request, chosen, processes, kind)
@@ -70,7 +73,31 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
             *notes,
             f"Paddle trains on the CPU with gloo, even with {masks.NAMES[kind]}s named.",
         )
-    return Share(kind, groups, backend, notes)
+    elif divided:
+        notes = (*notes, *_instances(request, visible, groups))
+    return Share(kind, groups, backend, notes, has_own_masks=divided)
+
+
+def _instances(
+    request: Request, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
+) -> tuple[str, ...]:
+    """Refuse GROUPS that CUDA cannot see because GPUs are divided, and say what NCCL cannot."""
+    for group in groups:
+        if len(group) > 1 and any(masks.is_instance(device.id) for device in group):
+            raise UsageError(
+                f"{origin.option(request, 'devices')} gives a process {len(group)} devices, of "
+                f"which some are MIG instances: a process sees only one; give --nproc_per_node="
+                f"{sum(map(len, groups))}."
+            )
+    said = "Each process sees one MIG instance, by a CUDA_VISIBLE_DEVICES of its own."
+    gpus = [visible.uuids[device.ordinal][-1] for group in groups for device in group]
+    if len(set(gpus)) < len(gpus):
+        nccl = (
+            "NCCL takes no two ranks on one GPU, MIG instances or not: it will say `Duplicate GPU "
+            "detected`; give one instance of each GPU, or train on the CPU with --backend=gloo."
+        )
+        return (said, nccl)
+    return (said,)
 
 
 def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:
@@ -154,14 +181,14 @@ def _choose(
         return visible.devices, ()
     chosen: list[Device] = []
     for word in _words(request):
-        chosen += visible.devices if word == "all" else [_find(request, visible, kind, word)]
+        chosen += visible.devices if word == "all" else _find(request, visible, kind, word)
     for device in chosen:
         if chosen.count(device) > 1:
             raise UsageError(
                 f"{origin.option(request, 'devices')} names {device.id} twice; to put several "
                 "processes on one device, give --nproc_per_node and --oversubscribe."
             )
-    if all(device.id == str(device.ordinal) for device in chosen):
+    if visible.mask is None or all(device.id == str(device.ordinal) for device in chosen):
         return tuple(chosen), ()
     places = ",".join(str(device.ordinal) for device in chosen)
     plural = "s" if len(chosen) > 1 else ""
@@ -206,27 +233,33 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> Device:
-    """Return the visible device that WORD names."""
+def _find(request: Request, visible: masks.Visible, kind: str, word: str) -> tuple[Device, ...]:
+    """Return the visible device that WORD names, or all instances of a GPU that is divided."""
+    places = range(len(visible.devices))
     if word.isdigit():
-        found = [device for device in visible.devices if device.id == word]
+        found = [place for place in places if visible.numbers[place] == word]
         # A mask of UUIDs holds no numbers that WORD could be taken for: there it is a place.
-        if not any(device.id.isdigit() for device in visible.devices):
-            found = list(visible.devices[int(word) : int(word) + 1])
+        if not any(visible.numbers):
+            found = [*places][int(word) : int(word) + 1]
     else:
         found = [
-            device
-            for device, uuid in zip(visible.devices, visible.uuids, strict=False)
+            place
+            for place in places
             # The mask, too, may hold only the beginning of a UUID.
-            if uuid and (uuid.startswith(word) or word.startswith(uuid))
+            if any(
+                uuid and (uuid.startswith(word) or word.startswith(uuid))
+                for uuid in visible.uuids[place]
+            )
         ]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    devices = tuple(visible.devices[place] for place in found)
+    which = 0 if masks.is_instance(word) else -1
+    if len({visible.uuids[place][which] for place in found}) > 1:
         raise UsageError(
             f"{origin.option(request, 'devices')}: {word} is the beginning of several: "
-            f"{', '.join(device.id for device in found)}."
+            f"{', '.join(device.id for device in devices)}."
         )
+    if devices:
+        return devices
     if visible.mask is None:
         raise EnvironmentFault(
             f"{origin.option(request, 'devices')}: {masks.has(len(visible.devices), kind)}; "

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import communication, devices, secrets
+from fleetrun.plan import communication, devices, masks, secrets
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.records import names
@@ -133,6 +133,7 @@ def variables(
         {
             **shared,
             **process.identity,
+            **_own_mask(share, process.spec),
             **_files(process.spec, run_dir),
             **_strategy_files(strategy, process.spec, run_dir),
             **chosen,
@@ -193,6 +194,14 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
         # Each attempt after a failure is a generation of its own.
         "PADDLE_RESTART_COUNT": str(roster.generation),
     }
+
+
+def _own_mask(share: Share, spec: RankSpec) -> dict[str, str]:
+    """Show a rank its devices alone, where it could not choose among those of all."""
+    if not share.has_own_masks or not spec.devices:
+        return {}
+    # Of several MIG instances in a mask, CUDA shows a process only one.
+    return {masks.MASKS[share.kind][0]: ",".join(device.id for device in spec.devices)}
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:

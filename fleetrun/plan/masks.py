@@ -22,8 +22,10 @@ class Visible(NamedTuple):
 
     devices: tuple[Device, ...]
     mask: str | None
-    # A UUID for each device, "" where it is not known.
-    uuids: tuple[str, ...] = ()
+    # The UUIDs by which each device is known: its own, and that of the GPU of which it is a part.
+    uuids: tuple[tuple[str, ...], ...] = ()
+    # The driver's number of each one's GPU, "" where it was not named by a number.
+    numbers: tuple[str, ...] = ()
 
 
 def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
@@ -33,20 +35,54 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     if not count:
         broken = facts.without_gpus if kind == "gpu" else ""
         return Visible((), name), broken or f"this host has no {NAMES[kind]} driver"
-    uuids = facts.device_ids.get(kind, ())
     if name is None or text == "all":
-        devices = tuple(Device(kind, str(index), index) for index in range(count))
-        return Visible(devices, None, uuids), ""
-    entries = _mask_entries(text)
-    if not entries:
-        return Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
-    _check_mask(name, entries, facts, kind)
-    devices = tuple(Device(kind, entry, index) for index, entry in enumerate(entries))
-    known = tuple(
-        entry if entry.startswith(UUIDS) else uuids[int(entry)] if uuids else ""
-        for entry in entries
-    )
-    return Visible(devices, name, known), ""
+        name, entries = None, tuple(map(str, range(count)))
+    else:
+        entries = _mask_entries(text)
+        if not entries:
+            return Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
+        _check_mask(name, entries, facts, kind)
+    found = [each for entry in entries for each in _behind(entry, facts, kind)]
+    if any(is_instance(each.id) for each in found):
+        # Beside instances, CUDA's numbers are not the driver's.
+        found = [each._replace(id=each.uuids[0] or each.id) for each in found]
+    # An instance may be named beside its GPU.
+    found = list({each.id: each for each in found}.values())
+    return Visible(
+        tuple(Device(kind, each.id, place) for place, each in enumerate(found)),
+        name,
+        tuple(each.uuids for each in found),
+        tuple(each.number for each in found),
+    ), ""
+
+
+class _Behind(NamedTuple):
+    """A device behind an entry of a mask, or one of the instances that it is divided into."""
+
+    id: str
+    number: str
+    uuids: tuple[str, ...]
+
+
+def _behind(entry: str, facts: Facts, kind: str) -> list[_Behind]:
+    """Return the device that ENTRY names, or its instances if it is divided (MIG)."""
+    known = facts.device_ids.get(kind, ())
+    number = entry if entry.isdigit() else ""
+    if number:
+        index = int(entry)
+        uuid = known[index] if known else ""
+    else:
+        index = next((at for at, each in enumerate(known) if each.startswith(entry)), -1)
+        uuid = entry
+    instances = facts.instances[index] if facts.instances and index >= 0 else ()
+    if not instances:
+        return [_Behind(entry, number, (uuid,))]
+    return [_Behind(each, number, (each, known[index])) for each in instances]
+
+
+def is_instance(device: str) -> bool:
+    """Whether DEVICE names an instance of a GPU that is divided (MIG), not a whole one."""
+    return device.startswith("MIG-")
 
 
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
@@ -76,7 +112,8 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
     """Complain about a mask that the driver would cut short or refuse."""
     shown = f"{name}={','.join(entries)}"
     count = facts.device_counts[kind]
-    ids = (*facts.device_ids.get(kind, ()), *facts.device_ids.get("mig", ()))
+    ids = facts.device_ids.get(kind, ())
+    ids += tuple(each for gpu in facts.instances for each in gpu)
     for entry in entries:
         if entries.count(entry) > 1:
             raise EnvironmentFault(f"{shown} names {entry} twice; name each device once.")

@@ -79,12 +79,12 @@ def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
             )
         return facts._replace(without_gpus=trouble)
     uuids = tuple(gpu.uuid for gpu in survey.gpus)
-    instances = tuple(uuid for gpu in survey.gpus for uuid in gpu.instances)
-    ids = {"gpu": uuids} | ({"mig": instances} if instances else {})
+    instances = tuple(gpu.instances for gpu in survey.gpus)
     note = f"{trouble}: left out, and the others are numbered without, as CUDA numbers them."
     return facts._replace(
         device_counts={"gpu": len(uuids), **facts.device_counts},
-        device_ids=ids,
+        device_ids={"gpu": uuids},
+        instances=instances if any(instances) else (),
         notes=(*facts.notes, note) if trouble else facts.notes,
     )
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 REMARK_S = 5.0
 
 
+# A GPU of which CUDA shows nothing.
+_UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
+
+
 class PciInfo(Protocol):
     """Where a GPU is plugged in."""
 
@@ -46,15 +50,10 @@ class Nvml(Protocol):
     ) -> object: ...
 
 
-class Utilization(Protocol):
-    """The part of pynvml that tells whether a GPU computes."""
+class Utilization(Nvml, Protocol):
+    """The part of pynvml that tells whether a GPU computes, too."""
 
-    @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102 - see above
     def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
 
 
@@ -145,8 +144,12 @@ def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
         except lib.NVMLError as error:
             (barred if _is_barred(error) else lost).append((index, str(error)))
             continue
+        instances = tuple(_instances(lib, handle))
+        if not instances and _most_instances(lib, handle):
+            lost.append((index, _UNDIVIDED))
+            continue
         bus = _bus(lib, handle) if wants_bus else ""
-        gpus.append((_text(uuid), tuple(_instances(lib, handle)), bus))
+        gpus.append((_text(uuid), instances, bus))
     return tuple(gpus), tuple(barred), tuple(lost)
 
 
@@ -158,14 +161,20 @@ def _is_barred(error: Exception) -> bool:
 def _instances(lib: Nvml, handle: object) -> list[str]:
     """Return the UUIDs of a GPU's MIG instances."""
     found: list[str] = []
-    try:
-        for index in range(lib.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for index in range(_most_instances(lib, handle)):
+        # The numbers of instances may have gaps.
+        with suppress(lib.NVMLError):
             instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
             found.append(_text(lib.nvmlDeviceGetUUID(instance)))
-    except lib.NVMLError:
-        # Not a GPU that can be divided, or no further instance on it.
-        return found
     return found
+
+
+def _most_instances(lib: Nvml, handle: object) -> int:
+    """Return how many MIG instances a GPU may have; 0 if it is not divided."""
+    try:
+        return lib.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except lib.NVMLError:
+        return 0
 
 
 def _bus(lib: Nvml, handle: object) -> str:
@@ -199,7 +208,9 @@ def _usable(lib: Utilization) -> list[object]:
     handles = []
     for index in range(lib.nvmlDeviceGetCount()):
         with suppress(lib.NVMLError):
-            handles.append(lib.nvmlDeviceGetHandleByIndex(index))
+            handle = lib.nvmlDeviceGetHandleByIndex(index)
+            if _instances(lib, handle) or not _most_instances(lib, handle):
+                handles.append(handle)
     return handles
 
 

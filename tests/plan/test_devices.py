@@ -135,8 +135,9 @@ def test_a_mask_that_the_driver_would_refuse_is_a_fault(mask: str, message: str)
 
 
 def test_a_mask_may_hold_uuids_and_their_beginnings() -> None:
-    ids = {"gpu": UUIDS, "mig": ("MIG-1234",)}
-    found = share(a_request(), masked("GPU-cccc,MIG-1234", 3, device_ids=ids))
+    parts = ((), ("MIG-1234", "MIG-5678"), ())
+    facts = masked("GPU-cccc,MIG-1234", 3, device_ids={"gpu": UUIDS}, instances=parts)
+    found = share(a_request(), facts)
     assert [group[0].id for group in found.groups] == ["GPU-cccc", "MIG-1234"]
     assert indexes(found) == [[0], [1]]
 
@@ -353,6 +354,77 @@ def test_gloo_trains_on_the_cpu_unless_devices_are_named() -> None:
     found = share(a_request(backend="gloo", devices="0,1"), some_facts(4))
     assert (found.backend, indexes(found)) == ("gloo", [[0], [1]])
     assert found.notes == ("Paddle trains on the CPU with gloo, even with GPUs named.",)
+
+
+DIVIDED = some_facts(
+    3, device_ids={"gpu": UUIDS}, instances=(("MIG-1", "MIG-2"), (), ("MIG-3", "MIG-4"))
+)
+
+
+def ids(found: Share) -> list[list[str]]:
+    """Return the ids of each rank's devices."""
+    return [[device.id for device in group] for group in found.groups]
+
+
+def test_each_process_has_an_instance_of_a_gpu_that_is_divided() -> None:
+    found = share(a_request(), DIVIDED)
+    # Beside instances, CUDA counts whole GPUs otherwise: they are named by their UUIDs.
+    assert ids(found) == [["MIG-1"], ["MIG-2"], [UUIDS[1]], ["MIG-3"], ["MIG-4"]]
+    assert found.has_own_masks
+    assert found.notes[0].startswith("Each process sees one MIG instance")
+    assert "NCCL takes no two ranks on one GPU" in found.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "mask", "expected"),
+    [
+        ("0", None, ["MIG-1", "MIG-2"]),
+        ("1", None, ["1"]),
+        ("2", None, ["MIG-3", "MIG-4"]),
+        ("0", "2,0", ["MIG-1", "MIG-2"]),
+        ("GPU-cccc", None, ["MIG-3", "MIG-4"]),
+        ("MIG-3", None, ["MIG-3"]),
+        ("MIG-1,MIG-3", None, ["MIG-1", "MIG-3"]),
+        ("1", "MIG-1,MIG-3", ["MIG-3"]),
+        ("all", "MIG-1,MIG-2", ["MIG-1", "MIG-2"]),
+        ("all", f"{UUIDS[0]},MIG-1", ["MIG-1", "MIG-2"]),
+    ],
+)
+def test_instances_are_named_by_their_gpu_or_by_themselves(
+    named: str, mask: str | None, expected: list[str]
+) -> None:
+    facts = DIVIDED._replace(environ={} if mask is None else {"CUDA_VISIBLE_DEVICES": mask})
+    found = share(a_request(devices=named), facts)
+    whole = [each if each != "1" else UUIDS[1] for each in expected]
+    assert ids(found) == [[each] for each in whole]
+    assert found.has_own_masks == (expected != ["1"])
+
+
+def test_a_beginning_of_several_instances_is_refused() -> None:
+    with pytest.raises(UsageError, match="MIG- is the beginning of several: MIG-1, MIG-2, MIG-3"):
+        share(a_request(devices="MIG-"), DIVIDED)
+
+
+def test_instances_of_several_gpus_are_nothing_to_nccl() -> None:
+    found = share(a_request(devices="MIG-1,1,MIG-3"), DIVIDED)
+    assert len(found.notes) == 1
+
+
+def test_one_process_has_one_instance_and_the_others_are_idle() -> None:
+    found = share(a_request(nproc_per_node=1), DIVIDED)
+    assert ids(found) == [["MIG-1"]]
+    assert "are idle" in found.notes[0]
+
+
+def test_a_process_cannot_have_two_instances() -> None:
+    with pytest.raises(UsageError, match=r"a process sees only one; give --nproc_per_node=2\."):
+        share(a_request(devices="0", nproc_per_node=1), DIVIDED)
+
+
+def test_a_mask_names_instances_that_are_there() -> None:
+    facts = DIVIDED._replace(environ={"CUDA_VISIBLE_DEVICES": "MIG-9"})
+    with pytest.raises(EnvironmentFault, match="names MIG-9, which this host does not have"):
+        share(a_request(), facts)
 
 
 @settings(deadline=None)

@@ -145,6 +145,17 @@ def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
     assert "CUDA_DEVICE_ORDER" not in first(kind="npu", backend="xccl")
 
 
+def test_each_rank_sees_its_own_mig_instance_as_device_0() -> None:
+    groups = ((Device("gpu", "MIG-a", 0),), (Device("gpu", "MIG-b", 1),))
+    member = Member("127.0.0.1", (1, 2), groups)
+    roster = Roster((member,), 0, Endpoint("127.0.0.1", 3))
+    facts = some_facts(8, environ={"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"})
+    ranks = made(roster, facts=facts, has_own_masks=True).ranks
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["MIG-a", "MIG-b"]
+    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
+    assert ranks[0]["PADDLE_WORLD_DEVICE_IDS"] == "0,0"
+
+
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
     exported = {"PADDLE_WITH_GLOO": "1", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
     rank = first(facts=some_facts(8, environ=exported))

@@ -83,19 +83,35 @@ def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     (root / sign).touch()
     facts = read(root, FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2")))
     assert facts.device_counts == {"gpu": 2}
-    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b"), "mig": ("MIG-1", "MIG-2")}
+    assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b")}
+    assert facts.instances == ((), ("MIG-1", "MIG-2"))
     assert facts.notes == ()
 
 
 def test_gpus_that_cannot_be_divided_have_no_instances(root: Path) -> None:
     (root / "dev/nvidiactl").touch()
-    assert read(root, FakeNvml(("GPU-a",))).device_ids == {"gpu": ("GPU-a",)}
+    facts = read(root, FakeNvml(("GPU-a",)))
+    assert (facts.device_ids, facts.instances) == ({"gpu": ("GPU-a",)}, ())
+
+
+def test_the_numbers_of_instances_may_have_gaps(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    assert read(root, FakeNvml(("GPU-a", "", "MIG-1", "", "MIG-3"))).instances == (
+        ("MIG-1", "MIG-3"),
+    )
+
+
+def test_a_gpu_in_mig_mode_without_an_instance_is_left_out(root: Path) -> None:
+    (root / "dev/nvidiactl").touch()
+    facts = read(root, FakeNvml(("GPU-a", ""), ("GPU-b",)))
+    assert facts.device_ids == {"gpu": ("GPU-b",)}
+    assert "GPU 0 does not work (it is in MIG mode without an instance" in facts.notes[0]
 
 
 def test_seven_instances_are_all_a_gpu_can_have(root: Path) -> None:
     (root / "dev/nvidiactl").touch()
     mig = tuple(f"MIG-{index}" for index in range(7))
-    assert read(root, FakeNvml(("GPU-a", *mig))).device_ids["mig"] == mig
+    assert read(root, FakeNvml(("GPU-a", *mig))).instances == (mig,)
 
 
 def test_a_driver_without_gpus_is_no_device(root: Path) -> None:
