@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,14 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", patient, derandomize=True)
 settings.register_profile("explore", patient, derandomize=False)
 settings.load_profile("explore" if os.environ.get("FLEETRUN_TEST_EXPLORE") else "same")
+
+# In the background of a script (`.ci/run &`) they are ignored, and so they would be by launchers.
+for _signum, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _usual)
 
 # Programs for ranks: they import Paddle.
 collect_ignore = ["warm", "train/models"]

@@ -230,8 +230,8 @@ class Guard:
         _stand_apart(launcher, waker, own, has_terminal=has_terminal)
         self._files.restore()
         children.become_subreaper()
-        guarded = os.pidfd_open(launcher)
-        if os.getppid() == launcher:
+        guarded = _end_of(launcher)
+        if guarded is not None:
             _Service(orders, guarded, woken).run()
         children.sweep(frozenset(), _SECONDS, is_guard=True)
         # Of those that it started beside the ranks, too.
@@ -240,8 +240,8 @@ class Guard:
     def _be_watcher(self, launcher: int) -> None:
         """Wait for the end of a launcher whose guard was killed, and end what has its marker."""
         _stand_apart(launcher, -1, (), has_terminal=self._settings is not None)
-        guarded = os.pidfd_open(launcher)
-        if os.getppid() == launcher:
+        guarded = _end_of(launcher)
+        if guarded is not None:
             ready = select.poll()
             ready.register(guarded, select.POLLIN)
             ready.poll()
@@ -272,6 +272,19 @@ def _fork(live: Callable[[], None]) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return pid
+
+
+def _end_of(launcher: int) -> int | None:
+    """Return a descriptor that becomes readable when LAUNCHER, our parent, ends.
+
+    None when it has ended already, and may even have been reaped.
+    """
+    try:
+        guarded = os.pidfd_open(launcher)
+    except ProcessLookupError:
+        return None
+    # Its id may be another process's by now.
+    return guarded if os.getppid() == launcher else None
 
 
 def _stand_apart(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bool) -> None:

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from waiting import until
 
 from fleetrun.inject.evidence import Evidence
 from fleetrun.inject.spec import StrategySpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOTHING = StrategySpec({}, {}, {})
 
@@ -30,6 +29,8 @@ def test_another_process_of_the_rank_that_trains_keeps_its_claim(tmp_path: Path)
         env={**os.environ, "FLEETRUN_STRATEGY_EVIDENCE": str(path)},
     )
     try:
+        # While it becomes another program it seems to have no environment.
+        until(lambda: bytes(path) in Path(f"/proc/{other.pid}/environ").read_bytes())
         record(path, other.pid, complete=True)
         late = Evidence(str(path), NOTHING)
         assert not late.claim()

@@ -82,8 +82,11 @@ def test_s35_a_stop_between_two_attempts_starts_nothing_more(tmp_path: Path) -> 
     # Another attempt would wait for the stop, however late that comes.
     fails = COUNT + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 3; exec sleep 60"
     job = Command(tmp_path, fails, "--max_restart=5")
-    launcher = job.start()
-    until(lambda: any(event["event"] == "exited" for event in job.events()))
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        launcher = job.start(stderr=file)
+    # What fails first counts, so the attempt has to be over.
+    until(lambda: b"Attempt 1 of 5" in said.read_bytes())
     launcher.terminate()
     done = job.finish(launcher)
     assert done.code == 143

@@ -1,0 +1,30 @@
+"""What the guard does in moments that a whole launch seldom meets."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.run import guard
+from fleetrun.run.descriptors import FileLimit
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    hunted: list[str] = []
+    monkeypatch.setattr(guard, "_stand_apart", lambda *_, **__: None)
+    monkeypatch.setattr(guard.Guard, "_hunt", lambda self: hunted.append(self._marker.decode()))
+    one = guard.Guard("marker", FileLimit(1))
+    try:
+        one._be_watcher(gone)  # noqa: SLF001 - the moment cannot be hit from outside
+    finally:
+        one.dismiss()
+    assert hunted == ["marker"]
