@@ -160,6 +160,14 @@ class Processors(NamedTuple):
     near: Mapping[str, int] = {}
 
 
+class GpuUse(NamedTuple):
+    """How much of a GPU's memory is taken, and which processes compute on it: pid and command."""
+
+    used_bytes: int
+    total_bytes: int
+    holders: tuple[str, ...] = ()
+
+
 class Facts(NamedTuple):
     """What probe saw of this host, just before planning."""
 
@@ -186,6 +194,8 @@ class Facts(NamedTuple):
     device_ids: Mapping[str, tuple[str, ...]] = {}
     # The UUIDs of the instances that each GPU is divided into (MIG); none: no GPU is.
     instances: tuple[tuple[str, ...], ...] = ()
+    # UUID -> its use, as far as the driver tells; of a GPU that is divided, its instances'.
+    gpu_uses: Mapping[str, GpuUse] = {}
     # What the script's name turned out to be: a path that can be run or read.
     program: str | None = None
     # Bytes that one process's arguments and environment may take together.

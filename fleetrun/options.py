@@ -239,8 +239,8 @@ TABLE: tuple[Option, ...] = (
         "gpus",
         "list",
         COMMON,
-        "GPUs to use, one process each: 0,1 or 0-3 or all; they must be in $CUDA_VISIBLE_DEVICES "
-        "when that is set. Without it: all that are visible.",
+        "GPUs to use, one process each: 0,1 or 0-3 or all, or free: those that nobody uses. They "
+        "must be in $CUDA_VISIBLE_DEVICES when that is set. Without it: all that are visible.",
         metavar="LIST",
         aliases=("selected_gpus",),
         slot="devices",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
-from fleetrun.plan import command, devices, environment, origin
+from fleetrun.plan import command, devices, environment, origin, use
 from fleetrun.plan.layout import TRAINER
 from fleetrun.records import names
 
@@ -46,6 +46,7 @@ def slots(request: Request, facts: Facts, share: Share) -> Slots:
 
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
+    _check_free(request, roster)
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
     run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
@@ -116,6 +117,16 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         strategy=strategy,
         peers=layout.peers,
     )
+
+
+def _check_free(request: Request, roster: Roster) -> None:
+    """Complain when each of several hosts would count its free GPUs for itself."""
+    counted = isinstance(request.nproc_per_node, int)
+    if len(roster.members) > 1 and request.devices == use.FREE and not counted:
+        raise UsageError(
+            f"{origin.option(request, 'devices')}: hosts may have different numbers of free GPUs, "
+            "and each must have the same number of ranks; add --nproc_per_node."
+        )
 
 
 def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.probe.nvml import PciInfo, Rates
+    from fleetrun.probe.nvml import Memory, PciInfo, Process, Rates
 
 
 class Bus(NamedTuple):
@@ -23,6 +23,19 @@ class Load(NamedTuple):
     """Percentages of the last second."""
 
     gpu: int
+
+
+class Bytes(NamedTuple):
+    """How much of a GPU's memory is taken."""
+
+    used: int
+    total: int
+
+
+class Holder(NamedTuple):
+    """A process that computes."""
+
+    pid: int
 
 
 class FakeNvmlError(Exception):
@@ -46,8 +59,8 @@ def hang() -> None:
 class FakeNvml:
     """An NVML with GPUS, each a UUID and its MIG instances ("" where there is none).
 
-    LOADS are the percentages of some of them, BUSES their places, TROUBLE what is raised for the
-    one of a number.
+    LOADS are the percentages of some of them, BUSES their places, USES the bytes used and all of
+    some of them and of instances, with who computes, TROUBLE what is raised for one of a number.
     """
 
     NVMLError = FakeNvmlError
@@ -59,6 +72,7 @@ class FakeNvml:
         init: Callable[[], None] = nothing,
         loads: Mapping[str, int] | None = None,
         buses: Mapping[str, str | bytes] | None = None,
+        uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
     ) -> None:
         self._gpus = gpus
@@ -66,6 +80,7 @@ class FakeNvml:
         self._init = init
         self._loads = loads or {}
         self._buses = buses or {}
+        self._uses = uses or {}
         self._trouble = trouble or {}
         self._is_open = False
 
@@ -101,6 +116,19 @@ class FakeNvml:
             message = "Not Supported"
             raise FakeNvmlError(message)
         return Load(self._loads[uuid])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
+        return Bytes(*self._use(handle)[:2])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[Process]:
+        return [Holder(pid) for pid in self._use(handle)[2]]
+
+    def _use(self, handle: object) -> tuple[int, int, tuple[int, ...]]:
+        uuid = self.nvmlDeviceGetUUID(handle)
+        if uuid not in self._uses:
+            message = "Not Supported"
+            raise FakeNvmlError(message)
+        return self._uses[uuid]
 
     def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo:
         uuid = self.nvmlDeviceGetUUID(handle)

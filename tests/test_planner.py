@@ -122,3 +122,12 @@ def test_gpus_that_cuda_numbers_its_own_way_are_near_nothing(how: str) -> None:
     assert [process.cpus for process in plan.processes] == [(0,), (1,)]
     said = "CUDA_DEVICE_ORDER numbers GPUs otherwise than the driver: which is near is not known."
     assert said in plan.notes
+
+
+def test_hosts_that_take_free_gpus_take_the_same_number() -> None:
+    roster = a_roster(("10.0.0.1", "10.0.0.2"))
+    made = Share("gpu", roster.members[0].groups, "nccl")
+    with pytest.raises(UsageError, match=r"--devices=free: .* add --nproc_per_node"):
+        planner.plan(a_request(devices="free"), some_facts(8), made, roster)
+    counted = a_request(devices="free", nproc_per_node=2)
+    assert planner.plan(counted, some_facts(8), made, roster).processes

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import masks, origin
+from fleetrun.plan import masks, origin, use
 
 # In the order in which a host that has several kinds is used.
 KINDS = ("gpu", "xpu", "npu")
@@ -60,7 +60,11 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         _refuse_cpu(request, processes, why)
         note = f"{_without(visible, why, facts)}: {_ON_CPU}"
         return _on_cpu(request, processes if isinstance(processes, int) else 1, (note,))
-    chosen, notes = _choose(request, visible, kind)
+    if request.devices == use.FREE:
+        wanted = processes if isinstance(processes, int) else None
+        chosen, notes = use.free(request, facts, visible, kind, wanted)
+    else:
+        chosen, notes = _choose(request, visible, kind)
     divided = any(masks.is_instance(device.id) for device in chosen)
     if processes == 1 and takes_all and not divided:
         groups: tuple[tuple[Device, ...], ...] = (chosen,)
@@ -73,8 +77,9 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
             *notes,
             f"Paddle trains on the CPU with gloo, even with {masks.NAMES[kind]}s named.",
         )
-    elif divided:
-        notes = (*notes, *_instances(request, visible, groups))
+    else:
+        instances = _instances(request, visible, groups) if divided else ()
+        notes = (*notes, *instances, *use.remarks(facts, visible, groups))
     return Share(kind, groups, backend, notes, has_own_masks=divided)
 
 
@@ -223,7 +228,7 @@ def _words(request: Request) -> tuple[str, ...]:
         else:
             raise UsageError(
                 f"{origin.option(request, 'devices')}: {piece} is no device; give ids like 0,1 "
-                "or 0-3, a UUID, or `all`."
+                "or 0-3, a UUID, `all`, or `free` alone."
             )
     return tuple(words)
 

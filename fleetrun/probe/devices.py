@@ -6,7 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import GpuUse
+from fleetrun.plan.visible import elided, visible
 from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.run import proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +24,9 @@ _MASK = "CUDA_VISIBLE_DEVICES"
 
 # Devices that show as numbered files under /dev.
 _DEVICE_FILES = {"npu": "davinci", "xpu": "xpu"}
+
+# Enough of a process to know whose it is.
+_WIDEST_COMMAND = 60
 
 _ASSUMABLE = ("gpu", "npu", "xpu")
 
@@ -85,8 +91,20 @@ def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
         device_counts={"gpu": len(uuids), **facts.device_counts},
         device_ids={"gpu": uuids},
         instances=instances if any(instances) else (),
+        gpu_uses={uuid: _use(use) for gpu in survey.gpus for uuid, use in gpu.uses.items()},
         notes=(*facts.notes, note) if trouble else facts.notes,
     )
+
+
+def _use(told: tuple[int, int, tuple[int, ...]]) -> GpuUse:
+    """Return what the driver has TOLD of a GPU's use, with the commands of processes."""
+    used, total, pids = told
+    holders = []
+    for pid in sorted(set(pids)):
+        # The driver numbers them as the machine does, which a container does not see.
+        command = elided(visible(proc.command(pid)), _WIDEST_COMMAND)
+        holders.append(f"pid {pid} ({command})" if command else f"pid {pid}")
+    return GpuUse(used, total, tuple(holders))
 
 
 def assumed(text: str) -> dict[str, int]:

@@ -10,11 +10,12 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.run.asking import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     # GPUs as `Gpu` has them, those that are barred, those that are lost.
     _Numbered = tuple[tuple[int, str], ...]
-    _Found = tuple[tuple[tuple[str, tuple[str, ...], str], ...], _Numbered, _Numbered]
+    _Uses = dict[str, tuple[int, int, tuple[int, ...]]]
+    _Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
 
 # After this many seconds, say what is waited for.
 REMARK_S = 5.0
@@ -31,6 +32,22 @@ class PciInfo(Protocol):
     def busId(self) -> str | bytes: ...  # noqa: N802, D102 - pynvml's name
 
 
+class Memory(Protocol):
+    """NVML's answer, in bytes."""
+
+    @property
+    def used(self) -> int: ...  # noqa: D102 - pynvml's names
+    @property
+    def total(self) -> int: ...  # noqa: D102
+
+
+class Process(Protocol):
+    """A process that computes on a GPU."""
+
+    @property
+    def pid(self) -> int: ...  # noqa: D102 - pynvml's name
+
+
 class Nvml(Protocol):
     """The part of pynvml that we use."""
 
@@ -41,6 +58,12 @@ class Nvml(Protocol):
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
     def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...  # noqa: N802, D102
     def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...  # noqa: N802, D102
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...  # noqa: N802, D102
+    def nvmlDeviceGetComputeRunningProcesses(  # noqa: N802, D102
+        self,
+        handle: object,
+        /,
+    ) -> Sequence[Process]: ...
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
         self,
@@ -82,11 +105,16 @@ def utilization_module() -> Utilization:
 
 
 class Gpu(NamedTuple):
-    """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in."""
+    """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in.
+
+    `uses` says by UUID how many bytes of its memory, or of its instances', are used, of how many,
+    and by which processes.
+    """
 
     uuid: str
     instances: tuple[str, ...] = ()
     bus: str = ""
+    uses: Mapping[str, tuple[int, int, tuple[int, ...]]] = {}
 
 
 class Survey(NamedTuple):
@@ -134,7 +162,7 @@ class Inquiry:
 def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
     """Return the GPUs, those that may not be opened, and those that do not work."""
     lib.nvmlInit()
-    gpus: list[tuple[str, tuple[str, ...], str]] = []
+    gpus: list[tuple[str, tuple[str, ...], str, _Uses]] = []
     barred: list[tuple[int, str]] = []
     lost: list[tuple[int, str]] = []
     for index in range(lib.nvmlDeviceGetCount()):
@@ -144,12 +172,14 @@ def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
         except lib.NVMLError as error:
             (barred if _is_barred(error) else lost).append((index, str(error)))
             continue
-        instances = tuple(_instances(lib, handle))
+        instances = _instances(lib, handle)
         if not instances and _most_instances(lib, handle):
             lost.append((index, _UNDIVIDED))
             continue
         bus = _bus(lib, handle) if wants_bus else ""
-        gpus.append((_text(uuid), instances, bus))
+        parts = instances or {_text(uuid): handle}
+        uses = {name: use for name, part in parts.items() if (use := _use(lib, part)) is not None}
+        gpus.append((_text(uuid), tuple(instances), bus, uses))
     return tuple(gpus), tuple(barred), tuple(lost)
 
 
@@ -158,15 +188,27 @@ def _is_barred(error: Exception) -> bool:
     return "NoPermission" in type(error).__name__
 
 
-def _instances(lib: Nvml, handle: object) -> list[str]:
-    """Return the UUIDs of a GPU's MIG instances."""
-    found: list[str] = []
+def _instances(lib: Nvml, handle: object) -> dict[str, object]:
+    """Return a GPU's MIG instances by their UUIDs."""
+    found: dict[str, object] = {}
     for index in range(_most_instances(lib, handle)):
         # The numbers of instances may have gaps.
         with suppress(lib.NVMLError):
             instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            found.append(_text(lib.nvmlDeviceGetUUID(instance)))
+            found[_text(lib.nvmlDeviceGetUUID(instance))] = instance
     return found
+
+
+def _use(lib: Nvml, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
+    """Return the bytes used, all there are, and who computes there; None if it is not told."""
+    try:
+        memory = lib.nvmlDeviceGetMemoryInfo(handle)
+    except lib.NVMLError:
+        return None
+    pids: tuple[int, ...] = ()
+    with suppress(lib.NVMLError):
+        pids = tuple(one.pid for one in lib.nvmlDeviceGetComputeRunningProcesses(handle))
+    return memory.used, memory.total, pids
 
 
 def _most_instances(lib: Nvml, handle: object) -> int:

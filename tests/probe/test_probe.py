@@ -17,7 +17,7 @@ from planning import a_request
 
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Address, Processors, Script
+from fleetrun.model import Address, GpuUse, Processors, Script
 from fleetrun.probe import network, nvml, scripts, tcp
 from fleetrun.run import proc
 
@@ -220,6 +220,20 @@ def test_a_host_whose_only_gpu_is_lost_does_not_train_on_the_cpu_unasked(root: P
     with_driver(root, 1)
     with pytest.raises(EnvironmentFault, match=r"GPU 0 does not work \(GPU is lost\)"):
         read(root, FakeNvml(("GPU-a",), trouble={0: FakeNvmlError("GPU is lost")}))
+
+
+def test_who_uses_a_gpu_is_read(root: Path) -> None:
+    with_driver(root, 3)
+    uses = {"GPU-a": (60 << 30, 80 << 30, (os.getpid(), 1 << 30)), "MIG-1": (1, 10, ())}
+    lib = FakeNvml(("GPU-a",), ("GPU-b", "MIG-1", "MIG-2"), ("GPU-c",), uses=uses)
+    found = read(root, lib).gpu_uses
+    assert set(found) == {"GPU-a", "MIG-1"}
+    assert found["MIG-1"] == GpuUse(1, 10)
+    ours, strangers = found["GPU-a"].holders
+    assert ours.startswith(f"pid {os.getpid()} (")
+    assert len(ours) < 90
+    # Of a process in another container only the number is known.
+    assert strangers == f"pid {1 << 30}"
 
 
 def mine() -> list[int]:

@@ -42,6 +42,7 @@ def nvmlDeviceGetCount(): return 1
 def nvmlDeviceGetHandleByIndex(index): return "GPU-a"
 def nvmlDeviceGetUUID(handle): return "GPU-a"
 def nvmlDeviceGetMaxMigDeviceCount(handle): return 0
+def nvmlDeviceGetMemoryInfo(handle): raise NVMLError
 def nvmlDeviceGetUtilizationRates(handle): perhaps("nvmlDeviceGetUtilizationRates")
 """
 

@@ -1,0 +1,88 @@
+"""Which GPUs others use: those that are free, and a word about those that are not."""
+
+from typing import NamedTuple
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Device, Facts, GpuUse, Request
+from fleetrun.plan import masks, origin
+
+# The word for the GPUs that nobody uses.
+FREE = "free"
+
+# The driver itself, and a desktop, take some of a GPU's memory.
+_FREE_SHARE = 0.1
+
+_GIB = 1 << 30
+
+
+class Choice(NamedTuple):
+    """Devices that were chosen, and why."""
+
+    devices: tuple[Device, ...]
+    notes: tuple[str, ...] = ()
+
+
+def free(
+    request: Request, facts: Facts, visible: masks.Visible, kind: str, wanted: int | None
+) -> Choice:
+    """Choose the first WANTED of the VISIBLE devices that nobody uses; None: all of them."""
+    option = origin.option(request, "devices")
+    if kind != "gpu":
+        raise UsageError(f"{option}: which {masks.NAMES[kind]}s are free is not known; name them.")
+    found: list[Device] = []
+    for device in visible.devices:
+        use = _use(facts, visible, device)
+        if use is None:
+            raise EnvironmentFault(
+                f"{option}: the driver does not tell whether GPU {device.id} is free; name the "
+                "GPUs to use."
+            )
+        if _is_free(use):
+            found.append(device)
+    there = len(visible.devices)
+    if not found or len(found) < (wanted or 0):
+        names = ", ".join(device.id for device in found)
+        said = f"{len(found)} of {there} GPUs {'is' if len(found) == 1 else 'are'} free"
+        said += f" ({names})" if found else ""
+        asked = f", and {wanted} are asked for" if wanted and found else ""
+        raise EnvironmentFault(
+            f"{option}: {said}{asked}; `nvidia-smi` shows who uses the others, and --gpus=0,1 "
+            "takes them all the same."
+        )
+    chosen = tuple(found[:wanted])
+    names = ", ".join(device.id for device in chosen)
+    return Choice(chosen, (f"{option} takes {names} of {there} GPUs.",))
+
+
+def remarks(
+    facts: Facts, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
+) -> tuple[str, ...]:
+    """Say which devices of GROUPS have less memory than one expects, because others use it."""
+    said = []
+    for device in dict.fromkeys(device for group in groups for device in group):
+        use = _use(facts, visible, device)
+        if use is None or not _is_filled(use):
+            continue
+        whom = f", by {', '.join(use.holders)}" if use.holders else ""
+        amount = f"{use.used_bytes / _GIB:.1f} of {use.total_bytes / _GIB:.1f} GiB"
+        said.append(
+            f"GPU {device.id} is in use: {amount} are taken{whom}; --gpus={FREE} takes free ones."
+        )
+    return tuple(said)
+
+
+def _is_free(use: GpuUse) -> bool:
+    return not use.holders and not _is_filled(use)
+
+
+def _is_filled(use: GpuUse) -> bool:
+    return use.used_bytes > _FREE_SHARE * use.total_bytes
+
+
+def _use(facts: Facts, visible: masks.Visible, device: Device) -> GpuUse | None:
+    """Return the use of a VISIBLE DEVICE, if it is known."""
+    known = visible.uuids[device.ordinal][0]
+    # A mask may hold only the beginning of a UUID.
+    return next(
+        (use for uuid, use in facts.gpu_uses.items() if known and uuid.startswith(known)), None
+    )

@@ -1,0 +1,86 @@
+"""Which GPUs others use."""
+
+from __future__ import annotations
+
+import pytest
+from planning import a_request, some_facts
+
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.model import Facts, GpuUse
+from fleetrun.plan.devices import Share, share
+
+GIB = 1 << 30
+FREE = GpuUse(GIB, 80 * GIB)
+FULL = GpuUse(60 * GIB, 80 * GIB, ("pid 7 (python train.py)", "pid 9"))
+# Somebody has only just begun.
+HELD = GpuUse(GIB, 80 * GIB, ("pid 7 (jupyter)",))
+# In another container.
+FILLED = GpuUse(79 * GIB, 80 * GIB)
+
+
+def host(*uses: GpuUse | None, **fields: object) -> Facts:
+    """Make the facts of a host whose GPUs have USES, or are not known."""
+    uuids = tuple(f"GPU-{place}" for place in range(len(uses)))
+    known = {uuid: use for uuid, use in zip(uuids, uses, strict=True) if use is not None}
+    facts = some_facts(len(uses), device_ids={"gpu": uuids}, gpu_uses=known)
+    return facts._replace(**fields)  # type: ignore[arg-type]
+
+
+def ids(found: Share) -> list[list[str]]:
+    return [[device.id for device in group] for group in found.groups]
+
+
+def test_free_are_those_on_which_nobody_computes_and_that_have_their_memory() -> None:
+    found = share(a_request(devices="free"), host(FULL, FREE, HELD, FREE, FILLED))
+    assert ids(found) == [["1"], ["3"]]
+    assert found.notes == ("--devices=free takes 1, 3 of 5 GPUs.",)
+
+
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_as_many_free_ones_are_taken_as_there_are_processes(wanted: int) -> None:
+    found = share(a_request(devices="free", nproc_per_node=wanted), host(FREE, FULL, FREE, FREE))
+    assert ids(found) == [["0"], ["2"]][:wanted]
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted", "message"),
+    [
+        (host(FULL, HELD), None, r"0 of 2 GPUs are free; `nvidia-smi` shows"),
+        (host(FULL, FREE), 2, r"1 of 2 GPUs is free \(1\), and 2 are asked for; `nvidia-smi`"),
+        (host(FREE, None), None, r"the driver does not tell whether GPU 1 is free"),
+        (some_facts(2), None, r"the driver does not tell whether GPU 0 is free"),
+    ],
+)
+def test_too_few_free_ones_are_a_fault(facts: Facts, wanted: int | None, message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        share(a_request(devices="free", nproc_per_node=wanted), facts)
+
+
+def test_free_stands_alone_and_for_gpus() -> None:
+    with pytest.raises(UsageError, match="`free` alone"):
+        share(a_request(devices="free,0"), host(FREE))
+    with pytest.raises(UsageError, match="which NPUs are free is not known"):
+        share(a_request(devices="free"), some_facts(device_counts={"npu": 2}))
+
+
+def test_free_ones_are_looked_for_within_the_mask() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-2,GPU-0"}
+    found = share(a_request(devices="free"), host(FREE, FREE, FULL, environ=environ))
+    assert ids(found) == [["GPU-0"]]
+
+
+def test_a_gpu_that_others_fill_is_named_before_the_start() -> None:
+    found = share(a_request(devices="0,1,2"), host(FULL, FREE, FILLED, HELD))
+    remedy = "; --gpus=free takes free ones."
+    by = ", by pid 7 (python train.py), pid 9"
+    assert found.notes == (
+        f"GPU 0 is in use: 60.0 of 80.0 GiB are taken{by}{remedy}",
+        f"GPU 2 is in use: 79.0 of 80.0 GiB are taken{remedy}",
+    )
+    assert share(a_request(nproc_per_node="cpu"), host(FULL)).notes == ()
+
+
+def test_an_instance_is_used_by_itself() -> None:
+    facts = host(None, instances=(("MIG-1", "MIG-2"),))
+    facts = facts._replace(gpu_uses={"MIG-1": FULL, "MIG-2": FREE})
+    assert ids(share(a_request(devices="free"), facts)) == [["MIG-2"]]
