@@ -66,9 +66,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("standalone", Hint(says=f"{_NEEDLESS}a job is on this host alone unless --ips names others.")),
     (
         "network_interface network_interfaces nics",
-        Hint(
-            says="write --nccl SOCKET_IFNAME=eth0 (where NCCL's own choice would fail, it is set)."
-        ),
+        Hint("network"),
     ),
     (
         "ssh_port ssh_identity_file launcher launcher_args pdsh mpi_args",

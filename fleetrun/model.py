@@ -78,6 +78,7 @@ class Request(NamedTuple):
     oversubscribe: bool = False
     ips: tuple[str, ...] = ()
     host: str | None = None
+    network: str | None = None
     nnodes: str = "1"
     master: str | None = None
     rank: int | None = None
@@ -183,6 +184,8 @@ class Facts(NamedTuple):
     # Only read when there are several hosts: every address of ours, and the way to the peers.
     addresses: tuple[Address, ...] = ()
     peer_interface: str | None = None
+    # Our address in the network that --network names.
+    network: Address | None = None
     # Interfaces that lead to no other host: no link, or only to containers of this host.
     dead_ends: frozenset[str] = frozenset()
     # What the host names in the lists resolve to, where somebody had to know.

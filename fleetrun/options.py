@@ -456,6 +456,14 @@ TABLE: tuple[Option, ...] = (
         env=("POD_IP",),
     ),
     Option(
+        "network",
+        "text",
+        HOSTS,
+        "The network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). "
+        "Without it: the one that leads to the other hosts.",
+        metavar="IFACE|CIDR",
+    ),
+    Option(
         "start_port",
         "int",
         HOSTS,

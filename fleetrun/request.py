@@ -111,6 +111,7 @@ def resolve(
         oversubscribe=chosen["oversubscribe"].value is True,
         ips=hosts.ips,
         host=(chosen["host"].of(str) or "").strip() or None,
+        network=(chosen["network"].of(str) or "").strip() or None,
         nnodes=hosts.nnodes,
         master=chosen["master"].of(str),
         rank=hosts.rank,

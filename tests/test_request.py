@@ -92,6 +92,7 @@ VALUES = {
     "bind": ("cores", "numa"),
     "gpu_memory_fraction": ("0.5", "0.6"),
     "host": ("10.0.0.1", "10.0.0.2"),
+    "network": ("eth0", "10.0.0.0/16"),
     "start_port": ("6000", "7000"),
     "nnodes": ("1", "1:1"),
     "master": ("a:1", "b:2"),

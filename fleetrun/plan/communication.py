@@ -36,6 +36,8 @@ def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> d
 
 def _own_interface(facts: Facts, roster: Roster) -> str | None:
     """Return the interface that leads to the peers, or has the address by which they know us."""
+    if facts.network is not None:
+        return facts.network.interface
     if facts.peer_interface is not None:
         return facts.peer_interface
     host = roster.members[roster.me].host
@@ -54,6 +56,8 @@ def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None
     """
     names = tuple(dict.fromkeys(address.interface for address in facts.addresses))
     named = None if request.host is None else _interface_of(request.host, facts)
+    if facts.network is not None:
+        named = facts.network.interface
     if named is not None:
         return _exactly((named,), set(names))
     if facts.hcas or any(name.startswith(_NCCL_PREFERS) for name in names):

@@ -18,6 +18,7 @@ from fleetrun.records.variables import (
     STACK_SIGNAL_VARIABLE,
     STRATEGY_EVIDENCE,
     STRATEGY_FILE,
+    TOKEN,
 )
 
 # The kernel's MAX_ARG_STRLEN: one "NAME=value", with its end, may not be longer.
@@ -147,6 +148,9 @@ def variables(
     # Who has another role is told by other names.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
+    if TOKEN in facts.environ:
+        # Who has it may join the job, or end it.
+        unset = tuple((*names, TOKEN) for names in unset)
     came_to = {
         name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
     }
@@ -277,6 +281,10 @@ def _chosen(request: Request) -> dict[str, str]:
     for key, value in request.nccl:
         chosen[key if key.startswith("NCCL_") else f"NCCL_{key}"] = value
     chosen |= dict(request.env)
+    if TOKEN in chosen:
+        raise UsageError(
+            f"--env {TOKEN}: it is for the launchers alone, so no rank gets it; export it."
+        )
     for name, value in chosen.items():
         if "\0" in value:
             raise UsageError(f"{name} holds a NUL character; no variable can.")

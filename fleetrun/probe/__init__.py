@@ -73,10 +73,10 @@ def read(
     facts = _with_paddle(request, facts)
     if not names and request.host is not None:
         names = (request.host,)
-    if not all(map(hosts.is_loopback, names)):
+    if request.network is not None or not all(map(hosts.is_loopback, names)):
         from fleetrun.probe import network  # noqa: PLC0415 - only where there may be other hosts
 
-        facts = network.with_network(facts, names, root)
+        facts = network.with_network(facts, names, request, root)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, patience_s=patience_s)

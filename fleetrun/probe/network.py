@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address
-from fleetrun.plan import hosts
+from fleetrun.plan import hosts, origin
 from fleetrun.probe import files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.model import Facts
+    from fleetrun.model import Facts, Request
 
 
 # The kernel's words for a link over which nothing goes (RFC 2863, ifOperStatus).
@@ -25,10 +26,17 @@ _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", 
 _LINK_LOCAL = "fe80:"
 
 
-def with_network(facts: Facts, names: Sequence[str], root: str = "/") -> Facts:
-    """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers."""
+def with_network(facts: Facts, names: Sequence[str], request: Request, root: str = "/") -> Facts:
+    """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers.
+
+    Raises EnvironmentFault when this host has no address in the network that REQUEST names.
+    """
     own = addresses()
     facts = facts._replace(addresses=own, dead_ends=dead_ends(own, root))
+    if request.network is not None:
+        facts = facts._replace(
+            network=chosen(request.network, own, origin.option(request, "network"))
+        )
     if facts.hostname in names:
         # The name says it: only the first peer is looked up, for the way there.
         peers = [name for name in names if name != facts.hostname][:1]
@@ -41,6 +49,42 @@ def with_network(facts: Facts, names: Sequence[str], root: str = "/") -> Facts:
             targets = resolved.get(name, (name,))
             return facts._replace(peer_interface=_interface_to(targets, facts.addresses))
     return facts
+
+
+def chosen(network: str, own: Sequence[Address], option: str) -> Address:
+    """Return the one of OWN addresses that is in NETWORK, an interface or addresses as a CIDR.
+
+    IPv4 comes before IPv6, which Paddle cannot read. OPTION is how NETWORK was given. Raises
+    UsageError where it is neither, EnvironmentFault where we have no such address.
+    """
+    named = [one for one in own if one.interface == network]
+    if not named and any(letter in network for letter in "./:"):
+        named = _within(network, own, option)
+    named = [one for one in named if not one.ip.startswith(_LINK_LOCAL)]
+    if not named:
+        shown = ", ".join(f"{one.interface} ({one.ip})" for one in own)
+        raise EnvironmentFault(
+            f"{option}: this host has no address there, only {shown}; name an interface, or its "
+            "network as 10.0.0.0/16."
+        )
+    return min(named, key=lambda one: ":" in one.ip)
+
+
+def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:
+    import ipaddress  # noqa: PLC0415 - only where a network is given by its addresses
+
+    try:
+        wanted = ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        raise UsageError(
+            f"{option} is neither an interface nor a network; write eth1, or 10.0.0.0/16."
+        ) from None
+    return [one for one in own if ipaddress.ip_address(one.ip) in wanted]
+
+
+def interface_of(ip: str, own: Sequence[Address]) -> str | None:
+    """Return the interface that has the address IP, if it is one of OWN."""
+    return next((one.interface for one in own if one.ip == ip), None)
 
 
 def addresses() -> tuple[Address, ...]:

@@ -11,6 +11,7 @@ ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
 STRATEGY = "FLEETRUN_STRATEGY"
 RUN_DIR = "FLEETRUN_RUN_DIR"
 JOB = "FLEETRUN_JOB"
+TOKEN = "FLEETRUN_TOKEN"  # noqa: S105 - a name
 HEARTBEAT = "FLEETRUN_HEARTBEAT"
 ERROR_FILE = "FLEETRUN_ERROR_FILE"
 STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
@@ -47,6 +48,13 @@ TABLE = (
         "the user",
         "the launcher",
         "Presets and files of a strategy, as `a:b`, where --strategy is not given.",
+        is_public=True,
+    ),
+    Variable(
+        TOKEN,
+        "the user",
+        "the launcher",
+        "A secret that all launchers of a job on several hosts share; ranks do not get it.",
         is_public=True,
     ),
     Variable(

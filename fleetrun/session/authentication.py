@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fleetrun.records.variables import TOKEN
 from fleetrun.session.codec import Malformed, dump, load
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Handshake:
         if has_token != self._key.has_token:
             theirs, ours = ("a", "none") if has_token else ("no", "one")
             raise Refused(
-                f"its fleetrun has {theirs} token (FLEETRUN_TOKEN), and this one has {ours}: "
+                f"its fleetrun has {theirs} token ({TOKEN}), and this one has {ours}: "
                 "set the same on every host"
             )
         return _bytes(values.get("nonce"), _NONCE_BYTES)

@@ -64,6 +64,12 @@ def test_nccl_chooses_unless_its_choice_would_fail(
     assert found["GLOO_SOCKET_IFNAME"] == interfaces[0]
 
 
+def test_a_network_that_is_named_is_the_one_for_all() -> None:
+    found = told(a_host("eth0", "eth1", "eth10", network=Address("eth1", "10.0.1.1")))
+    assert found["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert found["GLOO_SOCKET_IFNAME"] == "eth1"
+
+
 def test_with_infiniband_nccl_is_told_no_interface() -> None:
     dead = {"dead": ("eth1",)}
     assert "NCCL_SOCKET_IFNAME" not in told(a_host("eth0", "eth1", "ib0", **dead))

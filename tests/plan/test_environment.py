@@ -170,6 +170,15 @@ def test_what_an_outer_launcher_exported_does_not_win_over_the_rank() -> None:
     assert found.notes == ()
 
 
+def test_no_rank_gets_the_token_of_the_launchers() -> None:
+    found = made(facts=some_facts(8, environ={"FLEETRUN_TOKEN": "hush"}))
+    assert set(found.unset) == {("FLEETRUN_TOKEN",)}
+    assert not any("FLEETRUN_TOKEN" in rank for rank in found.ranks)
+    assert found.notes == ()
+    with pytest.raises(UsageError, match="for the launchers alone"):
+        made(request=a_request(env=(("FLEETRUN_TOKEN", "hush"),)))
+
+
 def test_identity_that_we_do_not_set_is_removed() -> None:
     environ = {"MASTER_ADDR": "10.0.0.9", "TRAINING_ROLE": "PSERVER", "FLAGS_selected_npus": "3"}
     found = made(facts=some_facts(8, environ=environ))

@@ -389,6 +389,46 @@ def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> No
     assert facts.peer_interface in {None, *names}
 
 
+OURS = (
+    Address("lo", "127.0.0.1"),
+    Address("eth0", "10.0.0.1"),
+    Address("eth1", "fe80::1"),
+    Address("eth1", "fd00::1"),
+    Address("eth1", "10.1.2.3"),
+    Address("eth2", "fd01::1"),
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("eth0", Address("eth0", "10.0.0.1")),
+        ("eth1", Address("eth1", "10.1.2.3")),
+        ("eth2", Address("eth2", "fd01::1")),
+        ("10.1.0.0/16", Address("eth1", "10.1.2.3")),
+        ("10.1.2.3", Address("eth1", "10.1.2.3")),
+        ("fd00::/64", Address("eth1", "fd00::1")),
+        ("0.0.0.0/0", Address("lo", "127.0.0.1")),
+    ],
+)
+def test_a_network_is_an_interface_or_addresses(word: str, expected: Address) -> None:
+    assert network.chosen(word, OURS, "--network") == expected
+
+
+def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
+    with pytest.raises(EnvironmentFault, match=r"only lo \(127.0.0.1\), eth0 \(10.0.0.1\)"):
+        network.chosen("eth9", OURS, "--network=eth9")
+    with pytest.raises(EnvironmentFault, match="no address there"):
+        network.chosen("192.168.0.0/16", OURS, "--network=192.168.0.0/16")
+    with pytest.raises(UsageError, match="neither an interface nor a network"):
+        network.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")
+
+
+def test_a_network_that_is_given_is_looked_up(root: Path) -> None:
+    facts = read(root, request=a_request(network="lo"))
+    assert facts.network == Address("lo", "127.0.0.1")
+
+
 def test_a_host_option_alone_reads_our_addresses(root: Path) -> None:
     assert read(root, request=a_request(host="192.0.2.1")).addresses
 
