@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
@@ -63,12 +64,15 @@ def _rewrite(module: Any, proof: Evidence) -> None:
     """Run our passes after each `minimize` of a static program."""
     kind = module.Fleet
     minimize = kind._minimize_impl
+    minimized: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(minimize)
     def _minimize_impl(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         paddle: Any = sys.modules["paddle"]
         if paddle.in_dynamic_mode():
             return minimize(self, loss, *args, **kwargs)
+        if loss.block.program in minimized and self.worker_num() > 1:
+            raise _refusal(refusals.second_minimize(), proof)
         newer = refusals.needs_older_programs()
         startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
@@ -85,6 +89,7 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             proof.note(newer)
             return result
         main = loss.block.program
+        minimized.add(main)
         _run_passes(self, main, startup, proof)
         return result
 

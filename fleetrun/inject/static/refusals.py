@@ -61,6 +61,19 @@ def needs_older_programs() -> str:
     return PIR.format(version=paddle.__version__) if in_pir_mode() else ""
 
 
+def second_minimize() -> str:
+    """Return what to say of a second loss that fleet is to minimize in one program.
+
+    Paddle's passes have made all operators of the program anew, and the loss still refers to freed
+    ones: `append_backward` writes into them. What would survive scales the first loss twice.
+    """
+    paddle: Any = sys.modules["paddle"]
+    return (
+        f"Fleet of Paddle {paddle.__version__} can minimize one loss of a static program only, and "
+        "crashes at the second: build a program for each loss, or minimize the sum of the losses."
+    )
+
+
 def tell_of_older_programs() -> None:
     """Have a sentence after the traceback of a script that calls what older programs lack."""
     hook = sys.excepthook

@@ -77,6 +77,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "clipped and merged": {"strategy": MERGE, "optimizer": "clipped"},
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
+    "two losses": {"strategy": {"fuse_grad_size_in_num": 2}, "twice": True},
+    "two losses, no strategy": {"twice": True},
 }
 
 
@@ -243,6 +245,13 @@ def test_what_paddle_stops_at_is_refused_in_a_sentence(built: Built) -> None:
     assert built.said("dgc", "dgc")[0] == "refused"
     assert "var any not in this block" in built.error("recompute anything")
     assert built.said("recompute anything", "recompute")[0] == "refused"
+
+
+@pytest.mark.parametrize("name", ["two losses", "two losses, no strategy"])
+def test_a_second_loss_in_a_program_is_refused_as_paddle_crashes_there(
+    built: Built, name: str
+) -> None:
+    assert "can minimize one loss of a static program only" in built.error(name)
 
 
 def test_amp_without_casts_is_no_effect(built: Built) -> None:
