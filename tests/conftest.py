@@ -44,6 +44,21 @@ _PREFIXES = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Give what takes too long for every run a word of its own."""
+    parser.addoption("--long", action="store_true", help="also the tests that are marked long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked long, unless it is wanted."""
+    if config.getoption("--long"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop every variable that a launcher reads."""

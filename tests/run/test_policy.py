@@ -969,12 +969,13 @@ NUMBERS = st.lists(st.integers(0, 10_000), max_size=60)
 
 
 @given(NUMBERS)
-@settings(max_examples=300, deadline=None)
-def test_what_holds_in_hundreds_of_histories(numbers: list[int]) -> None:
+@settings(max_examples=1000, deadline=None)
+def test_what_holds_in_a_thousand_of_histories(numbers: list[int]) -> None:
     check(play(numbers))
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @given(NUMBERS)
 @settings(max_examples=20_000, deadline=None)
 def test_what_holds_in_twenty_thousand_histories(numbers: list[int]) -> None:
