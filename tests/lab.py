@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("ip", "unshare", "nsenter", "setpriv", "mount", "hostname", "ps", "pgrep")
 SUBNET = "10.88.0"
+SWITCH = Path(__file__).with_name("switch.py")
 
 # Runs as the first process of a host. A fresh /sys shows the interfaces of this host only; the
 # control groups, which were mounted below the old one, are carried over.
@@ -82,6 +85,10 @@ class Host(NamedTuple):
                 stderr=subprocess.STDOUT,
             )
 
+    def crash(self) -> None:
+        """End all its processes at once, as when a host loses its power."""
+        os.kill(self.pid, signal.SIGKILL)
+
     def processes(self) -> list[str]:
         """Return the command lines of all processes of this host, except its own first ones."""
         shown = self.run("ps", "-e", "-o", "pid=,args=").stdout.splitlines()
@@ -106,26 +113,92 @@ def missing() -> str | None:
     return None
 
 
+class Network:
+    """Hosts and the switch between them, which can be told to be bad."""
+
+    def __init__(self, hosts: tuple[Host, ...], switch: int | subprocess.Popen[str]) -> None:
+        self.hosts = hosts
+        self._switch = switch
+
+    def cut(self, *hosts: Host) -> None:
+        """Let nothing through to or from HOSTS; neither end can see that."""
+        self._set(hosts, "cut", "nomaster")
+
+    def heal(self, *hosts: Host) -> None:
+        """Let everything through to and from HOSTS again."""
+        self._set(hosts, "heal", "master switch")
+
+    def spoil(self, *, loss: float = 0.0, delay_ms: float = 0.0) -> None:
+        """Lose LOSS percent of all frames, and deliver each DELAY_MS late; needs a slow switch."""
+        self._order(f"loss {loss:g}")
+        self._order(f"delay {delay_ms:g}")
+
+    def _set(self, hosts: Sequence[Host], order: str, bridge: str) -> None:
+        for host in hosts:
+            at = self.hosts.index(host)
+            if isinstance(self._switch, int):
+                # Its own end stays up, as if the fault were further away.
+                _ip(self._switch, [f"link set port{at} {bridge}"])
+            else:
+                self._order(f"{order} {at}")
+
+    def _order(self, line: str) -> None:
+        assert isinstance(self._switch, subprocess.Popen), "the kernel's switch loses nothing"
+        assert self._switch.stdin is not None
+        assert self._switch.stdout is not None
+        self._switch.stdin.write(f"{line}\n")
+        self._switch.stdin.flush()
+        assert self._switch.stdout.readline() == "done\n"
+
+
 @contextmanager
 def hosts(number: int, folder: Path) -> Iterator[tuple[Host, ...]]:
+    """Make NUMBER hosts that reach each other at 10.88.0.1, 10.88.0.2, ...; then remove them."""
+    with network(number, folder) as made:
+        yield made.hosts
+
+
+@contextmanager
+def network(number: int, folder: Path, *, is_slow: bool = False) -> Iterator[Network]:
     """Make NUMBER hosts that reach each other at 10.88.0.1, 10.88.0.2, ...; then remove them.
 
     On each host its own name resolves to 127.0.1.1, as Debian sets it up, and the others' to
-    their addresses.
+    their addresses. A slow switch is a program, which can lose and delay, too.
     """
     holders: list[subprocess.Popen[bytes]] = []
+    slow: subprocess.Popen[str] | None = None
     try:
         switch = _hold(["sleep", "infinity"], ["--net"], holders)
-        made = [_boot(index, number, folder, holders) for index in range(1, number + 1)]
+        made = tuple(_boot(index, number, folder, holders) for index in range(1, number + 1))
         for host in made:
             until((host.folder / "ready").exists)
-        _wire(switch, made)
-        yield tuple(made)
+        if is_slow:
+            slow = _start_switch(made)
+            yield Network(made, slow)
+        else:
+            _wire(switch, made)
+            yield Network(made, switch)
     finally:
+        if slow is not None:
+            slow.kill()
+            slow.communicate()
         for holder in holders:
             holder.kill()
         for holder in holders:
             holder.wait()
+
+
+def _start_switch(made: Sequence[Host]) -> subprocess.Popen[str]:
+    words = [f"{host.ip}/24@{host.pid}" for host in made]
+    switch = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", sys.executable, SWITCH, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert switch.stdout is not None
+    assert switch.stdout.readline() == "ready\n"
+    return switch
 
 
 def _boot(index: int, number: int, folder: Path, holders: list[subprocess.Popen[bytes]]) -> Host:

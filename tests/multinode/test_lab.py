@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ import pytest
 from waiting import until
 
 if TYPE_CHECKING:
-    from lab import Host
+    from collections.abc import Iterator
+
+    from lab import Host, Network
 
 pytestmark = pytest.mark.multinode
 
@@ -69,6 +72,82 @@ def test_labs_can_stand_side_by_side(two_hosts: Pair, tmp_path: Path) -> None:
         assert [host.ip for host in others] == [host.ip for host in two_hosts]
         others[0].run("ip", "link", "set", "eth0", "down")
         test_hosts_reach_each_other(two_hosts, "there")
+
+
+PING = """
+import socket, sys
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind(("0.0.0.0", 6071))
+link.settimeout(0.5)
+found = 0
+for number in range(int(sys.argv[2])):
+    link.sendto(b"%d" % number, (sys.argv[1], 6072))
+    try:
+        found += link.recv(100) == b"%d" % number
+    except TimeoutError:
+        pass
+print(found)
+"""
+PONG = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind(("0.0.0.0", 6072))
+open("listening", "w").close()
+while True:
+    link.sendto(*link.recvfrom(100))
+"""
+
+
+def pings(here: Host, there: Host, number: int = 3) -> int:
+    """Return how many of NUMBER datagrams from HERE came back from THERE."""
+    return int(here.run(sys.executable, "-c", PING, there.ip, str(number)).stdout)
+
+
+@contextmanager
+def pong(hosts: tuple[Host, ...]) -> Iterator[None]:
+    """Let HOSTS answer pings."""
+    answering = [host.start(sys.executable, "-c", PONG) for host in hosts]
+    for host in hosts:
+        until((host.folder / "listening").exists)
+    yield
+    for one in answering:
+        one.kill()
+        one.wait()
+
+
+@pytest.mark.parametrize("kind", ["four_hosts", "slow_hosts"])
+def test_a_cable_can_be_cut_and_mended(kind: str, request: pytest.FixtureRequest) -> None:
+    network: Network = request.getfixturevalue(kind)
+    first, second, third, _ = network.hosts
+    with pong(network.hosts):
+        assert pings(first, second) == 3
+        network.cut(second)
+        assert pings(first, second) == 0
+        assert pings(second, third) == 0
+        assert pings(first, third) == 3
+        network.heal(second)
+        until(lambda: pings(first, second) == 3)
+        assert pings(second, third) == 3
+
+
+def test_a_bad_network_loses_and_delays(slow_hosts: Network) -> None:
+    first, second, *_ = slow_hosts.hosts
+    with pong(slow_hosts.hosts):
+        slow_hosts.spoil(loss=50)
+        assert 0 < pings(first, second, 20) < 20
+        slow_hosts.spoil(delay_ms=300)
+        assert pings(first, second) == 0
+        slow_hosts.spoil()
+        until(lambda: pings(first, second) == 3)
+
+
+def test_a_host_that_crashes_leaves_nothing(four_hosts: Network) -> None:
+    first, second, *_ = four_hosts.hosts
+    running = second.start("sleep", "500")
+    until(lambda: second.processes() == ["sleep 500"])
+    second.crash()
+    assert running.wait(10) != 0
+    assert first.run("true").returncode == 0
 
 
 def test_nothing_is_left_of_a_lab(tmp_path: Path) -> None:
