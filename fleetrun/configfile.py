@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import argv, options
+from fleetrun import argv, options, yamlfile
 from fleetrun.errors import UsageError
 from fleetrun.options import Given, Option
 
@@ -29,25 +29,14 @@ def named(parsed: argv.ParsedCommand) -> str | None:
 
 def read(path: str) -> Config:
     """Read the config file at PATH; UsageError as file:line when it says what no option means."""
-    # Only those who have a config file pay for yaml.
-    import yaml  # noqa: PLC0415
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs 10 ms
-            root = yaml.compose(file.read(), Loader=loader)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: this config file cannot be read.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: this config file is not UTF-8 text.") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = path if mark is None else f"{path}:{mark.line + 1}"
-        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
-        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
+    text = yamlfile.text_of(path, "this config file")
+    with yamlfile.loading(text, path) as loader:
+        root = loader.get_single_node()
     if root is None:
         return Config(path, ())
-    if not isinstance(root, yaml.MappingNode):
+    from yaml import MappingNode  # noqa: PLC0415 - only those who have a config file pay for it
+
+    if not isinstance(root, MappingNode):
         raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
     return Config(path, tuple(_read_entries(root.value, path)))
 
@@ -88,7 +77,7 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
 
     match node:
         case ScalarNode():
-            if not _is_null(node):
+            if not yamlfile.is_null(node):
                 yield node.value, node.start_mark.line + 1
         case MappingNode() if option.kind == "pairs":
             for key, value in node.value:
@@ -112,9 +101,4 @@ def _scalar(node: "Node", where: str, option: Option) -> str:
 
     if not isinstance(node, ScalarNode):
         raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")
-    return "" if _is_null(node) else str(node.value)
-
-
-def _is_null(node: "Node") -> bool:
-    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
-    return str(node.tag).endswith(":null")
+    return "" if yamlfile.is_null(node) else str(node.value)

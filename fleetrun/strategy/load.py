@@ -5,13 +5,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun import yamlfile
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, KnobValue, Layer, Strategy
 from fleetrun.strategy import fields
 from fleetrun.strategy.fields import Field
 
 if TYPE_CHECKING:
-    from yaml import Mark, Node
+    from yaml import Node, SafeLoader
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH100, PTH110, PTH118, PTH120
@@ -76,13 +77,7 @@ def read(name: str, tell: Callable[[UsageError], None] = _stop) -> Layer:
     path = find(name)
     # What a preset says is told by its name alone; a file's place is what people look for.
     shown = name if name in PRESETS else path
-    try:
-        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
-            text = file.read()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: this strategy cannot be read.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: this strategy is not UTF-8 text.") from None
+    text = yamlfile.text_of(path, "this strategy")
     return Layer(name, tuple(parse(text, shown, tell)))
 
 
@@ -98,7 +93,7 @@ def parse(text: str, path: str, tell: Callable[[UsageError], None] = _stop) -> I
         name = str(section.value)
         if name not in fields.SECTIONS:
             tell(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
-        elif not _is_null(node):
+        elif not yamlfile.is_null(node):
             yield from document.section(name, node)
 
 
@@ -180,18 +175,11 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 # -- a file ----------------------------------------------------------------------------------------
 
 
-def _at(path: str, mark: "Mark") -> str:
-    # What was given by an option has no lines.
-    return path if path.startswith("-") else f"{path}:{mark.line + 1}"
-
-
 def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
     """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
-    # Only those who have a strategy pay for yaml.
-    import yaml  # noqa: PLC0415
+    with yamlfile.loading(text, path) as loader:
+        from yaml import MappingNode  # noqa: PLC0415 - only those who have a strategy pay for it
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
         root = loader.get_single_node()
         values: dict[int, object] = {}
         pending = [] if root is None else [root]
@@ -201,31 +189,24 @@ def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
                 continue
             # Mappings are read pair by pair; everything else is a value.
             values[id(node)] = None
-            if isinstance(node, yaml.MappingNode):
+            if isinstance(node, MappingNode):
                 pending += [each for pair in node.value for each in pair]
             elif node.tag == _MERGE:
-                at = _at(path, node.start_mark)
+                at = yamlfile.at(path, node.start_mark)
                 raise UsageError(
                     f"{at}: << is not supported: give several files, of which the later wins."
                 )
             else:
-                values[id(node)] = loader.construct_object(node, deep=True)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = path if mark is None else _at(path, mark)
-        problem = getattr(error, "problem", None) or "there is a character that YAML does not allow"
-        if mark is not None and text[mark.index : mark.index + 1] == "\t":
-            problem = "there is a tab; indent with spaces"
-        if "another document" in problem:
-            text = f"{path}: there are several documents in it: give each a file of its own."
-            raise UsageError(text) from None
-        raise UsageError(f"{where}: this is not YAML: {problem}.") from None
+                values[id(node)] = _constructed(loader, node, path)
+    return None if root is None else (root, values)
+
+
+def _constructed(loader: "SafeLoader", node: "Node", path: str) -> object:
+    try:
+        return loader.construct_object(node, deep=True)
     except ValueError as error:
         # Such as a date with a 13th month.
         raise UsageError(f"{path}: this is not YAML: {error}.") from None
-    finally:
-        loader.dispose()
-    return None if root is None else (root, values)
 
 
 class _Document:
@@ -286,7 +267,7 @@ class _Document:
 
         if section in fields.VARIABLE_SECTIONS:
             variable = _variable(section, name, where)
-            if not isinstance(node, ScalarNode) or _is_null(node):
+            if not isinstance(node, ScalarNode) or yamlfile.is_null(node):
                 raise UsageError(f"{where}: {name}: give one value.")
             yield Knob(section, variable, _variable_text(section, str(node.value)), where)
             return
@@ -310,11 +291,6 @@ class _Document:
         from yaml import MappingNode  # noqa: PLC0415 - see _load
 
         return {} if isinstance(node, MappingNode) else self._values[id(node)]
-
-
-def _is_null(node: "Node") -> bool:
-    """Whether NODE is YAML's word for nothing: null, ~ or no word at all."""
-    return str(node.tag).endswith(":null")
 
 
 # -- names and values ------------------------------------------------------------------------------
