@@ -214,6 +214,8 @@ class Facts(NamedTuple):
     has_debugpy: bool = False
     is_at_terminal: bool = False
     used_ports: frozenset[int] = frozenset()
+    # Whether the GPUs are AMD's.
+    is_rocm: bool = False
     # Why none of the GPUs that are here can be used.
     without_gpus: str = ""
     # What else the user should know of this host.

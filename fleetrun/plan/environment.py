@@ -247,7 +247,8 @@ def _defaults(
         defaults |= debug.VARIABLES
     if share.backend == "xccl":
         defaults["PADDLE_XCCL_BACKEND"] = share.kind
-    if share.kind == "gpu" and any(each.id.isdecimal() for group in share.groups for each in group):
+    is_cuda = share.kind == "gpu" and not facts.is_rocm
+    if is_cuda and any(each.id.isdecimal() for group in share.groups for each in group):
         # CUDA would number the fastest one first, and the driver, whose numbers we have, does not.
         defaults[devices.ORDER] = devices.DRIVERS_ORDER
     defaults |= communication.variables(request, facts, share, roster)

@@ -12,6 +12,9 @@ MASKS = {
     "npu": ("ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
 }
 
+# Where GPUs are AMD's, this one comes before CUDA's, which HIP reads, too.
+_HIP_MASK = "HIP_VISIBLE_DEVICES"
+
 NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 
 UUIDS = ("GPU-", "MIG-")
@@ -87,7 +90,8 @@ def is_instance(device: str) -> bool:
 
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     """Return the variable that limits KIND on this host, and its value."""
-    for name in MASKS[kind]:
+    names = (_HIP_MASK, *MASKS[kind]) if kind == "gpu" and facts.is_rocm else MASKS[kind]
+    for name in names:
         if name in facts.environ:
             return name, facts.environ[name].strip()
     return None, ""

@@ -84,6 +84,10 @@ def read(
         from fleetrun.probe import processors  # noqa: PLC0415 - only where GPUs are
 
         near = processors.near(root, survey)
+    elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
+        from fleetrun.probe import rocm  # noqa: PLC0415 - only where AMD's driver is
+
+        facts = rocm.with_gpus(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
         from fleetrun.probe import network  # noqa: PLC0415 - only where GPUs are
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 
+_AMD = "sys/class/kfd"
+
 _MASK = "CUDA_VISIBLE_DEVICES"
 
 # Devices that show as numbered files under /dev.
@@ -37,9 +39,19 @@ def by_files(root: str) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
+def may_use_gpus(request: Request) -> bool:
+    """Whether GPUs would be used if there were some."""
+    return request.nproc_per_node != "cpu" and request.device_kind in {None, "gpu"}
+
+
+def has_amd(root: str) -> bool:
+    """Whether AMD's compute driver is here."""
+    return os.path.exists(os.path.join(root, _AMD))  # noqa: PTH110, PTH118
+
+
 def ask_driver(request: Request, root: str, nvml: Callable[[], Nvml] | None) -> Inquiry | None:
     """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
-    if request.nproc_per_node == "cpu" or request.device_kind not in {None, "gpu"}:
+    if not may_use_gpus(request):
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
         return None

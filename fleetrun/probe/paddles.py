@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
+_HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
 # One section header of an ELF file for 64 bits.
 _HEADER_BYTES = 64
@@ -37,6 +38,15 @@ def without(symbol: bytes, path: Sequence[str]) -> str | None:
                 return None if symbol in constants else version.group(1) if version else "?"
         return None
     return None
+
+
+def is_for_rocm(path: Sequence[str]) -> bool:
+    """Whether the Paddle on PATH says that it is built for AMD's GPUs."""
+    for folder in path:
+        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
+        if content:
+            return _HIP.search(content.decode(errors="replace")) is not None
+    return False
 
 
 def imports_paddle(script: Script, cwd: str) -> bool:

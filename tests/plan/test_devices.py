@@ -427,6 +427,13 @@ def test_a_mask_names_instances_that_are_there() -> None:
         share(a_request(), facts)
 
 
+def test_amds_gpus_have_a_mask_of_their_own() -> None:
+    environ = {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
+    facts = some_facts(2, environ=environ)
+    assert ids(share(a_request(), facts._replace(is_rocm=True))) == [["1"]]
+    assert ids(share(a_request(), facts)) == [["0"], ["1"]]
+
+
 @settings(deadline=None)
 @given(
     count=st.integers(0, 16),

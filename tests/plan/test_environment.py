@@ -143,6 +143,7 @@ def test_gpus_that_are_numbered_are_numbered_as_the_driver_does() -> None:
     by_uuid = ((Device("gpu", "GPU-a", 0),), (Device("gpu", "GPU-b", 1),))
     assert "CUDA_DEVICE_ORDER" not in first(groups=by_uuid)
     assert "CUDA_DEVICE_ORDER" not in first(kind="npu", backend="xccl")
+    assert "CUDA_DEVICE_ORDER" not in first(facts=some_facts(8, is_rocm=True))
 
 
 def test_each_rank_sees_its_own_mig_instance_as_device_0() -> None:
