@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from processes import MARKER, assert_no_survivors
+from processes import MARKER, assert_no_survivors, piped
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
@@ -61,17 +61,7 @@ class Command:
         **popen: Any,  # noqa: ANN401 - Popen's own
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        piped: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-        }
-        return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
-            [*prefix, *self.argv],
-            env=self.environ(env),
-            cwd=self.folder,
-            **{**piped, **popen},
-        )
+        return piped([*prefix, *self.argv], self.environ(env), self.folder, **popen)
 
     def run(self, **popen: Any) -> Ended:  # noqa: ANN401 - Popen's own
         """Run the launcher to its end; nobody may be left."""

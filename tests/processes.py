@@ -50,6 +50,23 @@ def assert_no_survivors(marker: str, seconds: float = LONG_S) -> None:
 DRIVER = Path(__file__).parent / "process" / "driver.py"
 
 
+def piped(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    **popen: Any,  # noqa: ANN401 - Popen's own
+) -> subprocess.Popen[bytes]:
+    """Start ARGV in FOLDER; its standard output and error are pipes unless POPEN says else."""
+    usual: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
+        argv, env=env, cwd=folder, **{**usual, **popen}
+    )
+
+
 class Launch:
     """A launcher in a process of its own, running shell commands as ranks under a fresh marker."""
 
@@ -68,17 +85,9 @@ class Launch:
         **popen: Any,  # noqa: ANN401 - Popen's own
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
-        piped: dict[str, Any] = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-        }
-        return subprocess.Popen(  # pyright: ignore[reportReturnType] - nobody asks for text
-            [*prefix, sys.executable, str(DRIVER), str(self._spec)],
-            env={**os.environ, MARKER: self.marker, **(env or {})},
-            cwd=self.folder,
-            **{**piped, **popen},
-        )
+        argv = [*prefix, sys.executable, str(DRIVER), str(self._spec)]
+        whole = {**os.environ, MARKER: self.marker, **(env or {})}
+        return piped(argv, whole, self.folder, **popen)
 
     def run(self, **popen: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: ANN401 - Popen's own
         """Run the launcher to its end; nobody may be left."""

@@ -6,11 +6,17 @@ import os
 import pty
 import subprocess
 import termios
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from processes import assert_no_survivors
+from waiting import until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from commandline import Command
 
 # Writes a line for each signal, and ends when it may.
 COUNT = """
@@ -86,3 +92,34 @@ def stat_of(pid: int) -> list[str]:
     """Return what the kernel says of PID."""
     with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
         return file.read().rpartition(b")")[2].decode().split()
+
+
+@contextmanager
+def stopped_in_a_shell(terminal: Terminal, job: Command) -> Iterator[list[int]]:
+    """Give the launcher and the two ranks of JOB, stopped by Ctrl-Z in a shell at TERMINAL.
+
+    The job has to end within; the shell says `code=` and must find its terminal as it was.
+    """
+    env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
+    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+    bash = terminal.start(shell, env=env, cwd=job.folder)
+    try:
+        until(terminal.shows(b"shell> "))
+        before = terminal.settings()
+        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
+        job.wait_for("ready0", "ready1")
+        ranks = [int((job.folder / f"pid{rank}").read_text()) for rank in range(2)]
+        everybody = [*ranks, launcher_of(ranks[0])]
+        terminal.type(b"\x1a")
+        until(lambda: all(state(pid) == "T" for pid in everybody))
+        until(terminal.shows(b"Stopped"))
+        terminal.shown = b""
+        yield everybody
+        until(terminal.shows(b"code=0\r\n"))
+        assert terminal.settings() == before
+        terminal.type(b"exit\n")
+        until(lambda: bash.poll() is not None)
+    finally:
+        bash.kill()
+        bash.wait()
+    assert_no_survivors(job.marker, 0.0)

@@ -67,19 +67,7 @@ class Seen(NamedTuple):
 def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this benchmark to SUBCOMMANDS."""
     parser = subcommands.add_parser("faults", help="how a launch ends when something goes wrong")
-    parser.add_argument(
-        "--ranks",
-        type=lambda text: tuple(int(part) for part in text.split(",")),
-        default=RANKS,
-        help="numbers of ranks (4,64)",
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
-    parser.add_argument(
-        "--heavy-ranks",
-        type=int,
-        default=4,
-        help="launchers that import a framework are measured up to this many ranks (4)",
-    )
+    peers.add_ranks(parser, RANKS, heavy=4)
     parser.add_argument("--grace", type=float, default=1.0, help="fleetrun's --grace (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)

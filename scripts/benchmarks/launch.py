@@ -41,19 +41,7 @@ FLOOD_RATIO = 1.03
 def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this benchmark to SUBCOMMANDS."""
     parser = subcommands.add_parser("launch", help="start-up, exit and cost of a launch")
-    parser.add_argument(
-        "--ranks",
-        type=lambda text: tuple(int(part) for part in text.split(",")),
-        default=RANKS,
-        help="numbers of ranks (1,2,8,64,256)",
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
-    parser.add_argument(
-        "--heavy-ranks",
-        type=int,
-        default=8,
-        help="launchers that import a framework are measured up to this many ranks (8)",
-    )
+    peers.add_ranks(parser, RANKS, heavy=8)
     parser.add_argument("--idle-s", type=float, default=5, help="seconds of quiet ranks (5)")
     parser.add_argument(
         "--lines", type=int, default=LINES, help="lines of the chatty rank (1000000)"

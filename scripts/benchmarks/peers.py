@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from processes import WORKER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import argparse
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 # An empty mask means CPU to fleetrun, and one GPU to Paddle's launcher.
@@ -127,3 +128,20 @@ def _torch_version() -> str | None:
     ask = "from importlib.metadata import version; print(version('torch'))"
     done = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
+
+
+def add_ranks(parser: argparse.ArgumentParser, ranks: Sequence[int], *, heavy: int) -> None:
+    """Add to PARSER how many RANKS are measured how often; at most HEAVY of frameworks."""
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        default=tuple(ranks),
+        help=f"numbers of ranks ({','.join(map(str, ranks))})",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
+    parser.add_argument(
+        "--heavy-ranks",
+        type=int,
+        default=heavy,
+        help=f"launchers that import a framework are measured up to this many ranks ({heavy})",
+    )

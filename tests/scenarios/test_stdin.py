@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commandline import Command
 from processes import assert_no_survivors
-from terminals import COUNT, Terminal, launcher_of, state
+from terminals import COUNT, Terminal, launcher_of, state, stopped_in_a_shell
 from waiting import until
 
 if TYPE_CHECKING:
@@ -248,20 +248,7 @@ def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Termin
     code += "while not os.path.exists('ask'): time.sleep(0.01)\n" + ASK
     code += "while not os.path.exists('go'): time.sleep(0.01)"
     job = Command.python(tmp_path, code)
-    env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
-    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-    bash = terminal.start(shell, env=env, cwd=tmp_path)
-    try:
-        until(terminal.shows(b"shell> "))
-        before = terminal.settings()
-        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
-        job.wait_for("ready0", "ready1")
-        ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
-        everybody = [*ranks, launcher_of(ranks[0])]
-        terminal.type(b"\x1a")
-        until(lambda: all(state(pid) == "T" for pid in everybody))
-        until(terminal.shows(b"Stopped"))
-        terminal.shown = b""
+    with stopped_in_a_shell(terminal, job) as everybody:
         terminal.type(b"bg\n")
         until(lambda: all(state(pid) in "SRD" for pid in everybody))
         # In the background it may not read.
@@ -272,14 +259,6 @@ def test_ctrl_z_fg_and_a_read_in_the_background(tmp_path: Path, terminal: Termin
         terminal.type(b"Ada\n")
         until(terminal.shows(b"hello Ada"))
         (tmp_path / "go").touch()
-        until(terminal.shows(b"code=0\r\n"))
-        assert terminal.settings() == before
-        terminal.type(b"exit\n")
-        until(lambda: bash.poll() is not None)
-    finally:
-        bash.kill()
-        bash.wait()
-    assert_no_survivors(job.marker, 0.0)
 
 
 def test_in_the_background_nobody_reads_the_terminal(tmp_path: Path, terminal: Terminal) -> None:

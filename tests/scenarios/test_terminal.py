@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from commandline import ROOT, Command
 from processes import assert_no_survivors
-from terminals import COUNT, Terminal, launcher_of, state
+from terminals import COUNT, Terminal, state, stopped_in_a_shell
 from waiting import until
 
 if TYPE_CHECKING:
@@ -66,31 +66,10 @@ def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Te
 
 def test_s33_ctrl_z_and_fg_in_a_shell(tmp_path: Path, terminal: Terminal) -> None:
     job = Command.python(tmp_path, WAIT)
-    env = {**job.environ(), "PS1": "shell> ", "HISTFILE": ""}
-    shell = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-    bash = terminal.start(shell, env=env, cwd=tmp_path)
-    try:
-        until(terminal.shows(b"shell> "))
-        before = terminal.settings()
-        terminal.type(f"{' '.join(job.argv)}; echo code=$?\n".encode())
-        job.wait_for("ready0", "ready1")
-        ranks = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
-        everybody = [*ranks, launcher_of(ranks[0])]
-        terminal.type(b"\x1a")
-        until(lambda: all(state(pid) == "T" for pid in everybody))
-        until(terminal.shows(b"Stopped"))
-        terminal.shown = b""
+    with stopped_in_a_shell(terminal, job) as everybody:
         terminal.type(b"fg; echo code=$?\n")
         until(lambda: all(state(pid) in "SRD" for pid in everybody))
         (tmp_path / "go").touch()
-        until(terminal.shows(b"code=0\r\n"))
-        assert terminal.settings() == before
-        terminal.type(b"exit\n")
-        until(lambda: bash.poll() is not None)
-    finally:
-        bash.kill()
-        bash.wait()
-    assert_no_survivors(job.marker, 0.0)
 
 
 # Stands for what swallows a KeyboardInterrupt while Python starts; rank 0 comes to its script.
