@@ -98,3 +98,23 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many"] * 3
     # What differs little is measured more often.
     assert len(hooks["ratios"]) == 6
+
+
+@pytest.mark.multinode
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_bench_nodes_measures_everything(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    little = ["--hosts=2", "--rounds=1", "--heavy-hosts=0", "--give-up-s=20"]
+    done = subprocess.run(
+        [ROOT / "scripts" / "bench", "nodes", *little, "--json", numbers],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for wanted in ("2 hosts, one rank each", "unconnected", "Goals"):
+        assert wanted in done.stdout
+    found = json.loads(numbers.read_text())
+    starts = {one["launcher"]: one["rounds"] for one in found["starts"]}
+    for name in ("unconnected", "fleetrun --ips"):
+        assert 0 < starts[name][0]["first_s"] <= starts[name][0]["last_s"]

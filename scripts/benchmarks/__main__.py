@@ -8,6 +8,7 @@ import sys
 
 import faults
 import launch
+import nodes
 import strategy
 
 
@@ -17,6 +18,7 @@ def main() -> int:
     subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
     launch.add_to(subcommands)
     faults.add_to(subcommands)
+    nodes.add_to(subcommands)
     strategy.add_to(subcommands)
     chosen = parser.parse_args()
     code: int = chosen.run(chosen)

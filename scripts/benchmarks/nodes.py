@@ -1,0 +1,343 @@
+"""`scripts/bench nodes`: one job on several hosts, against as many launches that know of no other.
+
+The hosts are network namespaces of this machine, so all share its cores: what counts is the ratio
+to the same number of launches side by side.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import peers
+import processes
+import report
+from peers import FLEETRUN, OURS, ROOT
+from processes import HERE, WORKER, Failed
+from report import Goal, ms, spread, summary
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lab
+
+if TYPE_CHECKING:
+    import argparse
+    import subprocess
+    from collections.abc import Iterator, Mapping, Sequence
+
+HOSTS = (1, 2, 4, 16, 64)
+PORT = 7100
+VICTIM = str(HERE / "victim.py")
+APART = "unconnected"
+BY_LIST, BY_MASTER = "fleetrun --ips", "fleetrun --master"
+_PATIENCE_S = 120.0
+
+# What has to be reached.
+TIMES_APART, AFTER_APART_S = 1.25, 0.100
+LAST_TERM_S, EXIT_S = 0.3, 0.5
+
+
+class Launcher(NamedTuple):
+    """One way to launch on several hosts; {hosts}, {ips} and {master} in its words are replaced."""
+
+    name: str
+    words: tuple[str, ...]
+    is_heavy: bool = False
+    env: Mapping[str, str] = {}
+    absent: str | None = None
+
+    def command(self, hosts: Sequence[lab.Host]) -> list[str]:
+        """Return the command that runs on each of HOSTS."""
+        told = {
+            "hosts": str(len(hosts)),
+            "ips": ",".join(host.ip for host in hosts),
+            "master": f"{hosts[0].ip}:{PORT}",
+        }
+        return [word.format(**told) for word in self.words]
+
+
+def _launchers() -> list[Launcher]:
+    known = {peer.name: peer for peer in peers.all_peers()}
+    paddle, torch = known["paddle launch"], known["torchrun"]
+    one, several = "--nproc_per_node=1", "--nnodes={hosts}"
+    c10d = ("--rdzv-backend=c10d", "--rdzv-endpoint={master}")
+    return [
+        Launcher(APART, (*FLEETRUN, one), env=OURS),
+        Launcher(BY_LIST, (*FLEETRUN, one, "--ips={ips}"), env=OURS),
+        Launcher(BY_MASTER, (*FLEETRUN, one, "--master={master}", several), env=OURS),
+        Launcher(
+            "paddle launch",
+            (*paddle.before[:-1], one, "--master={master}", several),
+            is_heavy=True,
+            absent=paddle.absent,
+        ),
+        Launcher(
+            "torchrun",
+            (torch.before[0], "--nproc-per-node=1", several, *c10d),
+            is_heavy=True,
+            absent=torch.absent,
+        ),
+    ]
+
+
+class Start(NamedTuple):
+    """When the first and the last rank ran its first line; seconds from the command on."""
+
+    first_s: float
+    last_s: float
+
+
+class Failure(NamedTuple):
+    """What came of a rank's failure; seconds from it on. None: nobody was asked, or not ended."""
+
+    last_term_s: float | None
+    exit_s: float | None
+    asked: int
+
+
+def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this benchmark to SUBCOMMANDS."""
+    parser = subcommands.add_parser("nodes", help="one job on several hosts (needs root)")
+    parser.add_argument(
+        "--hosts",
+        type=lambda text: tuple(int(part) for part in text.split(",")),
+        default=HOSTS,
+        help="numbers of hosts (1,2,4,16,64)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
+    parser.add_argument(
+        "--heavy-hosts",
+        type=int,
+        default=2,
+        help="launchers that import a framework are measured up to this many hosts (2)",
+    )
+    parser.add_argument("--give-up-s", type=float, default=15.0, help="await an end so long (15)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
+    parser.set_defaults(run=run)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure, show, and write what CHOSEN says."""
+    reason = "network namespaces need root" if not lab.is_root() else lab.missing()
+    if reason:
+        print(f"scripts/bench: there can be no hosts here: {reason}", file=sys.stderr)
+        return 3
+    processes.adopt_orphans()
+    machine = {"machine": report.machine(), "versions": peers.versions()}
+    print(report.headline(machine))
+    starts: dict[tuple[int, str], list[Start]] = defaultdict(list)
+    ends: dict[tuple[int, str], list[Failure]] = defaultdict(list)
+    failures = {one.name: one.absent for one in _launchers() if one.absent}
+    for number in chosen.hosts:
+        todo = [
+            one
+            for one in _launchers()
+            if not one.absent
+            and not (one.is_heavy and number > chosen.heavy_hosts)
+            and not (number == 1 and one.name == BY_LIST)
+        ]
+        for turn in range(chosen.rounds):
+            for one in todo if turn % 2 == 0 else todo[::-1]:
+                report.progress(f"{number} hosts, round {turn + 1}: {one.name}")
+                try:
+                    starts[number, one.name].append(_start(one, number))
+                    if one.name != APART:
+                        ends[number, one.name].append(_fail(one, number, chosen.give_up_s))
+                except Failed as failure:
+                    failures[f"{one.name}, {number} hosts"] = str(failure)
+    report.progress("")
+    found = _goals(chosen, starts, ends)
+    _show(chosen, starts, ends)
+    for name, why in failures.items():
+        print(f"{name}: not measured: {why}\n")
+    print(report.goals(found))
+    if chosen.json:
+        document: dict[str, Any] = {
+            **machine,
+            "starts": [
+                {"hosts": hosts, "launcher": name, "rounds": [one._asdict() for one in rounds]}
+                for (hosts, name), rounds in starts.items()
+            ],
+            "failures": [
+                {"hosts": hosts, "launcher": name, "rounds": [one._asdict() for one in rounds]}
+                for (hosts, name), rounds in ends.items()
+            ],
+            "not_measured": failures,
+            "goals": [goal._asdict() for goal in found],
+        }
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A launch on several hosts: what its ranks say, what holds them, and its launchers."""
+
+    ear: int
+    lock: int
+    launchers: Sequence[subprocess.Popen[bytes]]
+    hosts: Sequence[lab.Host]
+    began: float
+
+    def hear(self, word: str, count: int, give_up_s: float = _PATIENCE_S) -> list[float]:
+        """Return when ranks said WORD, until COUNT have, all launchers ended, or GIVE_UP_S."""
+        heard: list[float] = []
+        deadline, rest = time.monotonic() + give_up_s, b""
+        while len(heard) < count and time.monotonic() < deadline:
+            if select.select([self.ear], [], [], 0.05)[0]:
+                *lines, rest = (rest + os.read(self.ear, 65536)).split(b"\n")
+                heard += [
+                    float(line.split()[1]) for line in lines if line.startswith(word.encode())
+                ]
+            elif all(launcher.poll() is not None for launcher in self.launchers):
+                break
+        return heard
+
+    def last_word(self) -> str:
+        """Return the last line that the first launcher printed."""
+        return processes.last_word(self.hosts[0].folder / "output")
+
+
+@contextmanager
+def _launch(launcher: Launcher, number: int, program: str, **env: str) -> Iterator[Job]:
+    """Run PROGRAM on NUMBER hosts by LAUNCHER."""
+    with tempfile.TemporaryDirectory(prefix="fleetrun-bench-") as name:
+        folder = Path(name)
+        os.mkfifo(folder / "said")
+        # Both ends, so that the pipe neither waits for a writer nor ends with one.
+        ear = os.open(folder / "said", os.O_RDWR | os.O_NONBLOCK)
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            with lab.hosts(number, folder) as hosts, processes.place() as (_, base):
+                whole = {
+                    **base,
+                    "BENCH_SAID": str(folder / "said"),
+                    "BENCH_LOCK": str(folder / "lock"),
+                    **env,
+                    **launcher.env,
+                }
+                command = [*launcher.command(hosts), program]
+                began = time.monotonic()
+                started += [host.start(*command, env=whole) for host in hosts]
+                yield Job(ear, lock, started, hosts, began)
+        finally:
+            for one in started:
+                one.kill()
+                one.wait()
+            os.close(ear)
+            os.close(lock)
+
+
+def _start(launcher: Launcher, number: int) -> Start:
+    with _launch(launcher, number, WORKER) as job:
+        heard = job.hear("first", number)
+        if len(heard) < number:
+            raise Failed(f"only {len(heard)} of {number} ranks came: {job.last_word()}")
+        fcntl.flock(job.lock, fcntl.LOCK_UN)
+        for one in job.launchers:
+            if one.wait(_PATIENCE_S):
+                raise Failed(f"exit code {one.returncode}: {job.last_word()}")
+        return Start(min(heard) - job.began, max(heard) - job.began)
+
+
+def _fail(launcher: Launcher, number: int, give_up_s: float) -> Failure:
+    """Let the last rank fail, and see how the others end."""
+    fails = str(number - 1)
+    with _launch(launcher, number, VICTIM, BENCH_FAILS=fails, BENCH_DEAF="0") as job:
+        ready = job.hear("ready", number)
+        if len(ready) < number:
+            raise Failed(f"only {len(ready)} of {number} ranks came: {job.last_word()}")
+        fcntl.flock(job.lock, fcntl.LOCK_UN)
+        began = job.hear("fails", 1)[0]
+        asked = job.hear("term", number - 1, give_up_s)
+        deadline = began + give_up_s
+        while any(one.poll() is None for one in job.launchers) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        is_over = all(one.poll() is not None for one in job.launchers)
+        return Failure(
+            last_term_s=max(asked) - began if len(asked) == number - 1 and asked else None,
+            exit_s=time.monotonic() - began if is_over else None,
+            asked=len(asked),
+        )
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+
+def _show(
+    chosen: argparse.Namespace,
+    starts: Mapping[tuple[int, str], Sequence[Start]],
+    ends: Mapping[tuple[int, str], Sequence[Failure]],
+) -> None:
+    heads = ["launcher", "first line", "last line", "x unconnected", "last TERM", "all gone"]
+    for number in chosen.hosts:
+        rows = []
+        apart = starts.get((number, APART))
+        for (hosts, name), found in starts.items():
+            if hosts == number and found:
+                last = summary([one.last_s for one in found])
+                bare = summary([one.last_s for one in apart]).median if apart else None
+                rows.append(
+                    [
+                        name,
+                        spread(summary([one.first_s for one in found])),
+                        spread(last),
+                        "-" if bare is None else f"{last.median / bare:.2f}",
+                        *_ending(ends.get((number, name), ())),
+                    ]
+                )
+        title = f"{number} hosts, one rank each; median (lowest-highest) of {chosen.rounds}, ms"
+        print(report.table(title, heads, rows))
+
+
+def _ending(found: Sequence[Failure]) -> list[str]:
+    terms = [one.last_term_s for one in found if one.last_term_s is not None]
+    exits = [one.exit_s for one in found if one.exit_s is not None]
+    return [
+        spread(summary(terms)) if terms else "-",
+        spread(summary(exits)) if len(exits) == len(found) > 0 else ("never" if found else "-"),
+    ]
+
+
+def _goals(
+    chosen: argparse.Namespace,
+    starts: Mapping[tuple[int, str], Sequence[Start]],
+    ends: Mapping[tuple[int, str], Sequence[Failure]],
+) -> list[Goal]:
+    found = []
+    for number in chosen.hosts:
+        for name in (BY_LIST, BY_MASTER):
+            apart, ours = starts.get((number, APART)), starts.get((number, name))
+            if number == 1 or not apart or not ours:
+                continue
+            bare = summary([one.last_s for one in apart]).median
+            limit = TIMES_APART * bare + AFTER_APART_S
+            seen = summary([one.last_s for one in ours]).median
+            what = f"{number} hosts, {name}: last first line"
+            found.append(Goal(what, f"<= {ms(limit)} ms", f"{ms(seen)} ms", seen <= limit))
+            for field, most in (("last_term_s", LAST_TERM_S), ("exit_s", EXIT_S)):
+                values = [getattr(one, field) for one in ends.get((number, name), ())]
+                is_known = bool(values) and None not in values
+                worst = max(values) if is_known else None
+                found.append(
+                    Goal(
+                        f"{number} hosts, {name}: failure to {field[:-2].replace('_', ' ')}",
+                        f"<= {ms(most)} ms",
+                        "-" if worst is None else f"{ms(worst)} ms",
+                        worst is not None and worst <= most,
+                    )
+                )
+    return found
