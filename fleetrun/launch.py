@@ -19,6 +19,7 @@ from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import Manifest
 from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sources.watch import Watch
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fleetrun.run.asking import Question
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.listeners import Sink, Source
+    from fleetrun.sinks.rotate import Cut
 
 
 def launch(request: Request, environ: Mapping[str, str]) -> int:
@@ -113,6 +115,7 @@ def _run(
         prefix = colors.prefix(is_coloured=is_coloured)
         messages.preface = lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links))
         console = Console(plan, shown, say=messages.say, is_prompt=stdin(plan).is_terminal)
+        times = OutputTimes(plan, folder)
         sinks: tuple[Sink, ...] = (
             messages,
             rundir,
@@ -120,7 +123,8 @@ def _run(
             Manifest(plan, request, environ, folder),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
-            *_rotation(plan, request, console, messages),
+            times,
+            *_rotation(plan, request, (console.follow, times.follow), messages),
         )
         sources: tuple[Source, ...] = (
             Watch(
@@ -158,19 +162,26 @@ def _restore(request: Request) -> None:
 
 
 def _rotation(
-    plan: LaunchPlan, request: Request, console: Console, messages: Messages
+    plan: LaunchPlan,
+    request: Request,
+    hearers: Sequence[Callable[[Cut], None]],
+    messages: Messages,
 ) -> tuple[Sink, ...]:
     """Return what cuts logs that grow too long, if that is wanted."""
     if not request.log_max_bytes:
         return ()
     from fleetrun.sinks.rotate import Rotation  # noqa: PLC0415 - off by default
 
+    def follow(cut: Cut) -> None:
+        for hear in hearers:
+            hear(cut)
+
     rotation = Rotation(
         plan,
         max_bytes=request.log_max_bytes,
         files=request.log_max_files,
         say=messages.say,
-        follow=console.follow,
+        follow=follow,
     )
     return (rotation,)
 

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 from fleetrun.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MOST = 1 << 24
+# The system says so of what cannot be sent from a file to a file: to a terminal, or with `>>`.
+_NOT_SENT = frozenset((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 def put(text: str) -> int:
@@ -12,16 +23,56 @@ def put(text: str) -> int:
 
     Names may hold bytes that are no text; they come out as they came in, whatever the locale.
     """
-    out = sys.stdout
-    if out is None:
+    write(text.encode(errors="surrogateescape"))
+    return 0
+
+
+def write(piece: bytes) -> None:
+    """Print PIECE at once; BrokenPipeError if nobody reads, EnvironmentFault if it cannot be."""
+    out = _out()
+    with _explained():
+        out.flush()
+        out.buffer.write(piece)
+        out.flush()
+
+
+def copy(fd: int, at: int, length: int) -> None:
+    """Print LENGTH bytes of the file FD from AT on, or those that there are; errors as above."""
+    out = _out()
+    end = at + length
+    is_sent = True
+    with _explained():
+        out.flush()
+        while at < end:
+            most = min(_MOST, end - at)
+            try:
+                done = os.sendfile(out.fileno(), fd, at, most) if is_sent else 0
+            except OSError as error:
+                if error.errno not in _NOT_SENT:
+                    raise
+                is_sent = False
+            if not is_sent:
+                piece = os.pread(fd, most, at)
+                out.buffer.write(piece)
+                out.flush()
+                done = len(piece)
+            if not done:
+                return
+            at += done
+
+
+def _out() -> TextIO:
+    if sys.stdout is None:
         raise EnvironmentFault("Standard output is closed, and what was asked for goes there.")
+    return sys.stdout
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say why standard output cannot be written, unless whoever reads has seen enough: `| head`."""
     try:
-        out.flush()
-        out.buffer.write(text.encode(errors="surrogateescape"))
-        out.flush()
+        yield
     except BrokenPipeError:
-        # Whoever reads has seen enough, as in `| head`.
         raise
     except OSError as error:
         raise EnvironmentFault(f"Standard output cannot be written ({error.strerror}).") from None
-    return 0

@@ -46,6 +46,7 @@ _EXAMPLES = (
     ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
     ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
+    ("fleetrun logs -f --rank=0,3", "what ranks print; the latest run's, or any"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
     ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),
     ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),

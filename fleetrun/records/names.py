@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 REPORT = "report.json"
 LAUNCH = "launch.txt"
 ENDPOINTS = "endpoints.log"
+OUTPUT_TIMES = "output.times"
 STRATEGY = "strategy.json"
 LONG_ENVIRONMENT = "long_environment.json"
 
@@ -39,13 +40,14 @@ class File(NamedTuple):
 
 
 FILES = (
-    File(LOCK, "launcher", "later launches", None, "Marks the folder; locked while it runs."),
-    File(PLAN, "launcher", "people", 1, "What was started, without secrets."),
-    File(EVENTS, "launcher", "fleetrun tune", 1, "What happened, one line each."),
+    File(LOCK, "launcher", "launches, logs, top", None, "Marks the folder; locked while it runs."),
+    File(PLAN, "launcher", "fleetrun logs, top", 1, "What was started, without secrets."),
+    File(EVENTS, "launcher", "fleetrun tune, logs, top", 1, "What happened, one line each."),
     File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
     File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
     File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
     File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
+    File(OUTPUT_TIMES, "launcher", "fleetrun logs", None, "When the logs grew."),
     File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),
     File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("strategy.{rank}.json", "rank", "launcher", 1, "What came of the strategy."),
@@ -73,6 +75,16 @@ def label(spec: ProcessSpec) -> str:
     if spec.rank.role == "TRAINER":
         return f"rank {spec.rank.rank}"
     return spec.name.replace(".", " ")
+
+
+def label_of(name: str) -> str:
+    """Name a process by its NAME in plans and events as users think of it.
+
+    >>> label_of("trainer.3"), label_of("server.0")
+    ('rank 3', 'server 0')
+    """
+    role, _, number = name.partition(".")
+    return f"{'rank' if role == 'trainer' else role} {number}".strip()
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -130,6 +142,11 @@ def run_path(plan: LaunchPlan, name: str) -> str:
     return os.path.join(plan.cwd, plan.run_dir, name)
 
 
+def log_name(log: str, attempt: int) -> str:
+    """Name the file for the output of an attempt of the process whose log is LOG."""
+    return f"{log}.attempt{attempt}" if attempt else log
+
+
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
     """Return where an attempt's output goes."""
-    return run_path(plan, f"{spec.log}.attempt{attempt}" if attempt else spec.log)
+    return run_path(plan, log_name(spec.log, attempt))

@@ -79,7 +79,9 @@ class EventLog(Sink):
         """Write it down."""
         match happening:
             case Started(pid=pid, at=at):
-                self._write("started", at, **self._process(happening), pid=pid)
+                spec = self._plan.processes[happening.process]
+                log = names.log_name(spec.log, happening.attempt)
+                self._write("started", at, **self._process(happening), pid=pid, log=log)
             case Exited(status=status, at=at, pid=pid, fault=fault):
                 signum = status.signum
                 self._write(

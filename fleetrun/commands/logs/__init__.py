@@ -1,0 +1,152 @@
+"""`fleetrun logs`: what the ranks of a run have printed, merged, chosen, and while it goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from fleetrun import colors
+from fleetrun.commands import parser
+from fleetrun.commands.logs import choose, show
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan.visible import visible_lines
+from fleetrun.printing import put
+from fleetrun.records import names, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
+
+
+class _Options(NamedTuple):
+    """The command line, as click has read it."""
+
+    run: tuple[str, ...]
+    follow: bool
+    rank: str | None
+    failed: bool
+    attempt: int | None
+    since: str | None
+    grep: str | None
+    log_dir: str
+    color: str
+    runs: bool
+
+
+def _logs(**own: object) -> int:
+    """Show what is asked for; UsageError for what is not there."""
+    asked = _Options(**own)  # type: ignore[arg-type]
+    if asked.runs:
+        return put(visible_lines(listed(asked.log_dir)))
+    since = None if asked.since is None else choose.since(asked.since, datetime.now().astimezone())
+    pattern = None if asked.grep is None else choose.pattern(asked.grep)
+    found = choose.find_runs(asked.run, asked.log_dir)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    pick = partial(choose.find_logs, rank=asked.rank, attempt=asked.attempt, failed=asked.failed)
+    wanted = show.Wanted(
+        pattern=pattern,
+        since=since,
+        is_coloured=colors.is_wanted(asked.color, os.environ, is_terminal=is_terminal),
+        tells_attempt=asked.attempt is None,
+    )
+    viewer = show.Viewer(found, pick, wanted)
+    if asked.follow and any(runs.is_running(run.path) for run in found):
+        named = set() if asked.rank is None else choose.processes(asked.rank)
+        viewer.follow(is_one=len(named) == 1 or sum(run.processes for run in found) == 1)
+        return 0
+    if not viewer.show():
+        _say_why_nothing(found, asked)
+    return 0
+
+
+def _say_why_nothing(found: Sequence[runs.Run], asked: _Options) -> None:
+    """Say on standard error why nothing is shown; EnvironmentFault if there should be something."""
+    if asked.failed and any(run.logs for run in found):
+        verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""
+        told = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""
+        sys.stderr.write(f"fleetrun: no rank of {found[0].name} has failed{told}.\n")
+        return
+    raise EnvironmentFault(
+        f"{found[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."
+    )
+
+
+def listed(log_dir: str) -> str:
+    """Return the runs in LOG_DIR, the newest first; EnvironmentFault if there are none."""
+    from fleetrun.commands import tables  # noqa: PLC0415 - rich takes as long as a million lines
+
+    rows = []
+    for path in runs.listed(log_dir):
+        run = runs.read(path)
+        began = "" if run.started_at is None else _moment(run.started_at)
+        if runs.is_running(path):
+            state = "running"
+        elif run.finished_at is None:
+            state = "its launcher was killed"
+        else:
+            state = run.verdict
+        ranks = names.listed(sorted({log.label for log in run.logs}))
+        rows.append((run.name, began, ranks, state))
+    if not rows:
+        raise EnvironmentFault(f"There is no launch in {log_dir}; name its log folder: --log_dir.")
+    return (
+        tables.layout(rows, heads=("run", "began", "processes", "state"), width=tables.width())
+        + "\n"
+    )
+
+
+def _moment(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _runs(
+    context: click.Context,
+    param: click.Parameter,  # noqa: ARG001 - click's
+    incomplete: str,
+) -> list[CompletionItem[str]]:
+    """Return the names of runs that begin as INCOMPLETE does."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
+
+    log_dir = str(context.params.get("log_dir") or "log")
+    found = [os.path.basename(path) for path in runs.listed(log_dir)]  # noqa: PTH119
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+command = click.Command(
+    "logs",
+    help="Show what the ranks of a run have printed: of the latest run into the log folder, or of "
+    "each RUN, which is (a part of) its name, its folder, or a log folder. Several ranks are "
+    "merged in the order in which their lines came, within a tenth of a second, each line with its "
+    "rank before it; of one rank the log is shown as it is.",
+    callback=_logs,
+    params=[
+        click.Argument(["run"], nargs=-1, metavar="[RUN]...", shell_complete=_runs),
+        click.Option(
+            ["-f", "--follow"], is_flag=True, help="Go on with what comes until the job ends."
+        ),
+        parser.option("rank", "text", "Only these: 0,3-5 or server.0.", metavar="LIST"),
+        click.Option(["--failed"], is_flag=True, help="Only those that failed first."),
+        parser.option("attempt", "int", "Only this attempt; the first is 0.", minimum=0),
+        parser.option(
+            "since", "text", "Only what came since: 90s, 10m, 2h, or a time.", metavar="TIME"
+        ),
+        parser.option("grep", "text", "Only lines with a match of this.", metavar="PATTERN"),
+        parser.option(
+            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
+        ),
+        parser.option(
+            "color",
+            "choice",
+            "Whether prefixes are coloured.",
+            default=colors.AUTO,
+            words=(colors.AUTO, colors.ALWAYS, colors.NEVER),
+        ),
+        click.Option(["--runs"], is_flag=True, help="List the runs instead, the newest first."),
+    ],
+)

@@ -1,0 +1,150 @@
+"""Which logs of which runs are meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from fleetrun import suggestions
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.records import names, runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_CLOCKS = ("%H:%M", "%H:%M:%S")
+
+
+def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
+    """Return the runs that WORDS name, the latest into LOG_DIR if there are none.
+
+    What other hosts of a job have left in the same log folder comes with it. Raises UsageError for
+    a word that means none or several, EnvironmentFault where there is no run at all.
+    """
+    if not words:
+        newest = runs.latest(log_dir)
+        if newest is None:
+            raise EnvironmentFault(
+                f"There is no launch in {log_dir}: go to the folder that it was started in, or "
+                "name its log folder with --log_dir."
+            )
+        return runs.hosts(runs.read(newest))
+    found: dict[str, runs.Run] = {}
+    for word in words:
+        for run in runs.hosts(runs.read(_one(word, log_dir))):
+            found.setdefault(run.path, run)
+    return list(found.values())
+
+
+def _one(word: str, log_dir: str) -> str:
+    """Return the run directory that WORD means."""
+    paths = runs.find(word, log_dir)
+    if len(paths) == 1:
+        return paths[0]
+    known = [os.path.basename(path) for path in paths or runs.listed(log_dir)]  # noqa: PTH119
+    if paths:
+        shown = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")  # noqa: PLR2004
+        raise UsageError(f"{word} may mean {len(known)} runs ({shown}): give more of the name.")
+    listed = f"`fleetrun logs --runs` lists those in {log_dir}."
+    raise UsageError(f"no such run: {word}{suggestions.ending(word, known, listed)}")
+
+
+def find_logs(
+    found: Sequence[runs.Run], *, rank: str | None, attempt: int | None, failed: bool
+) -> list[runs.LogRecord]:
+    """Return the logs of FOUND that are meant, ranks in order; UsageError for a rank not there."""
+    logs = [log for run in found for log in run.logs]
+    logs.sort(key=lambda log: (log.attempt, _order(log)))
+    if rank is not None:
+        logs = _of_ranks(logs, rank)
+    if attempt is not None:
+        attempts = sorted({log.attempt for log in logs})
+        if attempts and attempt not in attempts:
+            there = "only attempt 0" if len(attempts) == 1 else f"attempts 0-{attempts[-1]}"
+            raise UsageError(f"--attempt={attempt}: there is no such attempt; the job has {there}.")
+        logs = [log for log in logs if log.attempt == attempt]
+    return [log for log in logs if log.has_failed] if failed else logs
+
+
+def _order(log: runs.LogRecord) -> tuple[bool, int, str]:
+    """Trainers first, by rank."""
+    return not log.process.startswith("trainer."), log.rank or 0, log.process
+
+
+def _of_ranks(logs: list[runs.LogRecord], text: str) -> list[runs.LogRecord]:
+    """Return those of LOGS that TEXT names; nothing has begun if there are none at all."""
+    wanted = processes(text)
+    known = {log.process for log in logs}
+    missing = sorted(wanted - known, key=lambda name: (len(name), name))
+    if missing and known:
+        there = names.listed([names.label_of(name) for name in known])
+        raise UsageError(
+            f"--rank={text}: there is no {names.label_of(missing[0])}; the job has {there}."
+        )
+    return [log for log in logs if log.process in wanted]
+
+
+def processes(text: str) -> set[str]:
+    """Return the processes that TEXT names: ranks, ranges of them, and names of others.
+
+    >>> sorted(processes("0,3-4,server.1"))
+    ['server.1', 'trainer.0', 'trainer.3', 'trainer.4']
+    """
+    found: set[str] = set()
+    for word in text.replace(",", " ").split():
+        span = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word)
+        if span is not None:
+            first, last = int(span[1]), int(span[2] or span[1])
+            found |= {f"trainer.{rank}" for rank in range(first, last + 1)}
+            if first <= last:
+                continue
+        elif re.fullmatch(r"[a-z]+[._]\d+", word):
+            found.add(word.replace("_", "."))
+            continue
+        raise UsageError(
+            f"--rank={text}: give ranks as 0,3-5, and other processes by name, such as server.0."
+        )
+    if not found:
+        raise UsageError("--rank needs a value: ranks, such as 0,3-5.")
+    return found
+
+
+def since(text: str, now: datetime) -> float:
+    """Return the moment TEXT means, in seconds since 1970: so long before NOW, or a time.
+
+    >>> now = datetime(2026, 11, 22, 12, 0)
+    >>> [datetime.fromtimestamp(since(text, now)).strftime("%d. %H:%M:%S")
+    ...  for text in ("90s", "1h30m", "11:45", "13:00", "2026-11-20", "2026-11-20T08:30:05")]
+    ['22. 11:58:30', '22. 10:30:00', '22. 11:45:00', '21. 13:00:00', '20. 00:00:00', '20. 08:30:05']
+    """
+    word = text.strip()
+    if re.fullmatch(r"(\d{1,9}[smhd])+", word):
+        ago = sum(int(n) * _UNITS_S[unit] for n, unit in re.findall(r"(\d+)([smhd])", word))
+        return now.timestamp() - ago
+    for clock in _CLOCKS:
+        try:
+            at = datetime.strptime(word, clock)  # noqa: DTZ007 - as the user's clock shows it
+        except ValueError:
+            continue
+        moment = now.replace(hour=at.hour, minute=at.minute, second=at.second, microsecond=0)
+        # Of yesterday, if it has not come today.
+        return moment.timestamp() - (86400 if moment > now else 0)
+    try:
+        # As events.jsonl and people write it; before Python 3.11 it knows no Z.
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", word)).timestamp()
+    except ValueError:
+        raise UsageError(
+            f"--since={text}: give how long ago (90s, 10m, 2h, 1d), or when (12:30, "
+            "2026-11-22T12:30)."
+        ) from None
+
+
+def pattern(text: str) -> re.Pattern[bytes]:
+    """Return the regular expression TEXT, for bytes; UsageError if it is none."""
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, OverflowError) as error:
+        raise UsageError(f"--grep={text}: this is no regular expression ({error}).") from None

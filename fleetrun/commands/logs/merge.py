@@ -1,0 +1,123 @@
+"""Lines of several logs in the order in which they came, each with its prefix."""
+
+from __future__ import annotations
+
+import re
+from heapq import merge as merged
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+# Read in one go, and shown in one go.
+_CHUNK = 1024 * 1024
+# What a rank has written over on its line, as progress bars do: what stays is what people saw last.
+_OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
+
+
+class Log(Protocol):
+    """What is read: see records/logfile.py."""
+
+    @property
+    def begin(self) -> int: ...  # noqa: D102
+
+    def read(self, offset: int, length: int) -> bytes: ...  # noqa: D102
+
+
+class Stream:
+    """The lines of LOG from the offset AT on, with PREFIX; only those that PATTERN is found in.
+
+    A prefix of nothing leaves what progress bars wrote over.
+    """
+
+    def __init__(
+        self, log: Log, *, at: int = 0, prefix: bytes = b"", pattern: re.Pattern[bytes] | None
+    ) -> None:
+        self._log = log
+        # Where the next line begins, and what has been read from there on.
+        self.at = max(at, log.begin)
+        self._ahead = b""
+        self._ahead_at = self.at
+        self._prefix = prefix
+        self._pattern = pattern
+
+    def lines(self, until: int) -> Iterator[bytes]:
+        """Yield the lines that end before UNTIL, many at a time."""
+        while self.at < until:
+            begin = self.at - self._ahead_at
+            have = self._ahead_at + len(self._ahead)
+            if have < until and self._ahead.find(b"\n", begin) < 0:
+                piece = self._log.read(have, _CHUNK)
+                if not piece:
+                    return
+                self._ahead = self._ahead[begin:] + piece
+                self._ahead_at = self.at
+                continue
+            end = self._ahead.rfind(b"\n", begin, until - self._ahead_at) + 1
+            if not end:
+                # The line goes on behind UNTIL.
+                return
+            self.at += end - begin
+            shown = self._shown(self._ahead[begin:end])
+            if shown:
+                yield shown
+
+    def rest(self, until: int) -> bytes:
+        """Return what is left before UNTIL as a line, whole or not."""
+        body = b""
+        while self.at < until and (piece := self._log.read(self.at, until - self.at)):
+            self.at += len(piece)
+            body += piece
+        self._ahead, self._ahead_at = b"", self.at
+        return self._shown(body + b"\n") if body.strip(b"\r\n") else b""
+
+    def _shown(self, body: bytes) -> bytes:
+        if b"\r" in body and self._prefix:
+            body = _OVERWRITTEN.sub(b"", body)
+        if self._pattern is not None:
+            found = self._pattern.search
+            kept = [line for line in body[:-1].split(b"\n") if found(line)]
+            body = b"\n".join(kept) + b"\n" if kept else b""
+        if not self._prefix or not body:
+            return body
+        between = b"\n" + self._prefix
+        return self._prefix + body.replace(b"\n", between, body.count(b"\n") - 1)
+
+
+def history(
+    streams: Sequence[Stream],
+    notes: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> Iterator[bytes]:
+    """Yield the lines of STREAMS in the order of their NOTES: times and offsets of each.
+
+    Lines that came within the same note of a log stay together.
+    """
+    marks = [_marks(place, *each) for place, each in enumerate(notes)]
+    place = until = -1
+    for _, other, offset in merged(*marks):
+        # What several notes of one log say, one after the other, the last one says.
+        if other != place and place >= 0:
+            yield from streams[place].lines(until)
+        place, until = other, offset
+    if place >= 0:
+        yield from streams[place].lines(until)
+
+
+def _marks(
+    place: int, times: Sequence[int], offsets: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    return ((at, place, offset) for at, offset in zip(times, offsets, strict=True))
+
+
+def joined(pieces: Iterator[bytes], write: Callable[[bytes], None]) -> None:
+    """Write PIECES, many at a time."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _CHUNK:
+            write(b"".join(waiting))
+            waiting.clear()
+            size = 0
+    write(b"".join(waiting))

@@ -1,0 +1,205 @@
+"""Shows logs as they are, or their lines merged, and goes on while the job does."""
+
+# ruff: noqa: PTH116, PTH118 - paths as records/ has them
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.commands.logs import merge
+from fleetrun.printing import copy, write
+from fleetrun.records import names, outputtimes, runs
+from fleetrun.records.logfile import LogFile
+from fleetrun.run.loop import Loop, nothing
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterator, Sequence
+
+_PACE_S = 0.1
+_LONGEST_LINE = 65536
+# Cyan, yellow, green, magenta, blue; red is for what failed.
+_COLORS = (36, 33, 32, 35, 34)
+
+
+class Wanted(NamedTuple):
+    """What is to be shown of each log."""
+
+    pattern: re.Pattern[bytes] | None
+    # Wall clock, in seconds; None: from the beginning.
+    since: float | None
+    is_coloured: bool
+    # Whether the prefix has the attempt.
+    tells_attempt: bool
+
+
+class Shown(NamedTuple):
+    """A log that is shown, and its lines."""
+
+    record: runs.LogRecord
+    file: LogFile
+    times: outputtimes.LogTimes
+    stream: merge.Stream
+
+
+class Viewer:
+    """Shows logs of the runs FOUND that CHOOSE picks from them."""
+
+    def __init__(
+        self,
+        found: Sequence[runs.Run],
+        choose: Callable[[Sequence[runs.Run]], list[runs.LogRecord]],
+        wanted: Wanted,
+    ) -> None:
+        self._runs = list(found)
+        self._choose = choose
+        self._wanted = wanted
+        self._readers: dict[str, outputtimes.Reader] = {}
+        self._sizes: dict[str, int] = {}
+        self._shown: dict[str, Shown] = {}
+        self._missing: set[str] = set()
+        self._is_prefixed = True
+
+    def show(self) -> int:
+        """Show what there is, and return how many logs it was."""
+        logs = self._choose(self._runs)
+        self._is_prefixed = len(logs) > 1
+        self._open(logs)
+        if self._is_plain:
+            self._copy()
+        else:
+            merge.joined(self._history(is_last=True), write)
+        return len(self._shown)
+
+    def follow(self, *, is_one: bool) -> int:
+        """Show what there is and what comes, until the launchers end; return how many logs it was.
+
+        IS_ONE: there will never be more than one process to show.
+        """
+        self._is_prefixed = not is_one
+        self._open(self._choose(self._runs))
+        if not self._is_plain:
+            merge.joined(self._history(is_last=False), write)
+        loop = Loop()
+        is_over = False
+        while not is_over:
+            # Before the last look, so that it sees all.
+            is_over = not any(runs.is_running(run.path) for run in self._runs)
+            self._refresh()
+            if self._is_plain:
+                self._copy()
+            else:
+                merge.joined(self._news(is_last=is_over), write)
+            if not is_over:
+                loop.alarm("look", time.monotonic() + _PACE_S, nothing)
+                loop.turn()
+        loop.close()
+        return len(self._shown)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether logs are shown as they are."""
+        return not self._is_prefixed and self._wanted.pattern is None
+
+    def _refresh(self) -> None:
+        """Know of processes that have been started since."""
+        for place, run in enumerate(self._runs):
+            size = _size(os.path.join(run.path, names.EVENTS))
+            if size != self._sizes.get(run.path):
+                self._sizes[run.path] = size
+                self._runs[place] = runs.read(run.path)
+        self._open(self._choose(self._runs))
+
+    def _copy(self) -> None:
+        """Show what was written since the last look as it is."""
+        for one in self._shown.values():
+            end = one.file.end()
+            for fd, at, length in one.file.parts(one.stream.at, end):
+                copy(fd, at, length)
+            one.stream.at = end
+
+    def _news(self, *, is_last: bool) -> Iterator[bytes]:
+        """Yield what was written since the last look, the log first that was written to first."""
+        for one in sorted(self._shown.values(), key=lambda one: one.file.written_at()):
+            end = one.file.end()
+            yield from one.stream.lines(end)
+            if is_last:
+                yield one.stream.rest(end)
+
+    def _history(self, *, is_last: bool) -> Iterator[bytes]:
+        """Yield all lines there are, in order; at the last also those without an end."""
+        shown = list(self._shown.values())
+        ends = [one.file.end() for one in shown]
+        notes = []
+        for one, end in zip(shown, ends, strict=True):
+            at, offsets = [*one.times.at_ms], [*one.times.offsets]
+            if not offsets or offsets[-1] < end:
+                # Nobody noted it yet; or there was no launcher any more, or no room for a note.
+                written_ms = int(one.file.written_at() * 1000)
+                at.append(max(written_ms, at[-1] if at else 0))
+                offsets.append(end)
+            notes.append((at, offsets))
+        yield from merge.history([one.stream for one in shown], notes)
+        if is_last:
+            for one, end in zip(shown, ends, strict=True):
+                yield one.stream.rest(end)
+
+    def _open(self, logs: Sequence[runs.LogRecord]) -> None:
+        """Open those of LOGS that are not open yet."""
+        for place, log in enumerate(logs):
+            if log.path in self._shown or log.path in self._missing:
+                continue
+            folder, name = os.path.split(log.path)
+            reader = self._readers.setdefault(
+                folder, outputtimes.Reader(os.path.join(folder, names.OUTPUT_TIMES))
+            )
+
+            def times(
+                reader: outputtimes.Reader = reader, name: str = name
+            ) -> outputtimes.LogTimes:
+                return reader.read().get(name) or outputtimes.LogTimes([], [], [])
+
+            try:
+                file = LogFile(log.path, times)
+            except OSError as error:
+                self._missing.add(log.path)
+                sys.stderr.write(
+                    f"fleetrun: the log of {log.label} cannot be read: {log.path} "
+                    f"({error.strerror}).\n"
+                )
+                continue
+            prefix = b""
+            if self._is_prefixed:
+                again = log.attempt and self._wanted.tells_attempt
+                which = f"{log.label}, attempt {log.attempt}" if again else log.label
+                prefix = self._prefix(which, log.rank if log.rank is not None else place)
+            found = times()
+            since = self._wanted.since
+            begin = 0 if since is None else self._begin(file, found, since)
+            stream = merge.Stream(file, at=begin, prefix=prefix, pattern=self._wanted.pattern)
+            self._shown[log.path] = Shown(log, file, found, stream)
+
+    @staticmethod
+    def _begin(file: LogFile, times: outputtimes.LogTimes, since: float) -> int:
+        """Return where the line begins that was written at SINCE or is the first one later."""
+        at = times.offset_at(since * 1000) if file.written_at() >= since else file.end()
+        before = max(file.begin, at - _LONGEST_LINE)
+        if before >= at:
+            return at
+        piece = file.read(before, at - before)
+        return before + piece.rfind(b"\n") + 1 if b"\n" in piece else at
+
+    def _prefix(self, which: str, number: int) -> bytes:
+        if not self._wanted.is_coloured:
+            return f"[{which}] ".encode()
+        return f"\x1b[{_COLORS[number % len(_COLORS)]}m[{which}]\x1b[0m ".encode()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

@@ -1,0 +1,123 @@
+"""A rank's log as one stream, whatever `--log_max_size` has moved to its archives.
+
+Offsets count all that the rank wrote. What was removed with the oldest archives is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.records import outputtimes
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# A cut is noted by then, or it was none: somebody emptied the file.
+_NOTED_S = 1.0
+
+
+class LogFile:
+    """The log PATH, of which TIMES returns what is noted now; OSError if it cannot be opened."""
+
+    def __init__(self, path: str, times: Callable[[], outputtimes.LogTimes]) -> None:
+        self.path = path
+        self._times = times
+        self._fd = os.open(path, _OPEN)
+        self._size = 0
+        # The offset of the file's first byte, and where the file takes over from the archives.
+        self._base = self._moved = 0
+        self._cuts = 0
+        # Descriptor, begin and end of each archive that is there, the oldest first.
+        self._archives: list[tuple[int, int, int]] = []
+        self._arrange()
+
+    @property
+    def begin(self) -> int:
+        """The offset of the oldest byte that is still there."""
+        return self._archives[0][1] if self._archives else self._moved
+
+    def end(self) -> int:
+        """Return the offset behind the last byte."""
+        found = os.fstat(self._fd)
+        if found.st_size < self._size:
+            self._await_cut()
+            found = os.fstat(self._fd)
+        self._size = found.st_size
+        return self._base + found.st_size
+
+    def written_at(self) -> float:
+        """Return when the file was last written to: wall clock, in seconds."""
+        return os.fstat(self._fd).st_mtime
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return at most LENGTH bytes from OFFSET on, which is `begin` or later."""
+        while True:
+            for fd, begin, end in self._archives:
+                if begin <= offset < end:
+                    return os.pread(fd, min(length, end - offset), offset - begin)
+            size = os.fstat(self._fd).st_size
+            found = os.pread(self._fd, length, offset - self._base)
+            # Else it was cut meanwhile, and these are other bytes.
+            if self._size <= size <= os.fstat(self._fd).st_size:
+                self._size = size
+                return found
+            self._await_cut()
+
+    def parts(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """Return where the bytes from BEGIN to END are: descriptors, places in them, lengths."""
+        found = [
+            (fd, max(begin, first) - first, min(end, last) - max(begin, first))
+            for fd, first, last in self._archives
+            if first < end and begin < last
+        ]
+        begin = max(begin, self._moved)
+        return [*found, (self._fd, begin - self._base, end - begin)] if begin < end else found
+
+    def _await_cut(self) -> None:
+        """Arrange anew as soon as it is noted what became of the file."""
+        deadline = time.monotonic() + _NOTED_S
+        while len(self._times().cuts) == self._cuts:
+            if time.monotonic() > deadline:
+                # Somebody emptied it; what the rank goes on to write comes after all it wrote.
+                self._base = self._moved = self._base + self._size
+                self._size = 0
+                return
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Open the archives, and know what the offsets of the file are."""
+        while True:
+            cuts = self._times().cuts
+            self._forget()
+            before = 0
+            bounds: list[tuple[int, int]] = []
+            for cut in cuts:
+                bounds.append((before, cut.offset))
+                before = cut.offset
+            for number, (begin, end) in enumerate(reversed(bounds), start=1):
+                try:
+                    fd = os.open(f"{self.path}.{number}", _OPEN)
+                except OSError:
+                    break
+                self._archives.insert(0, (fd, begin, end))
+            size = os.fstat(self._fd).st_size
+            # Else they have moved on while they were opened.
+            if len(self._times().cuts) == len(cuts):
+                break
+        self._cuts = len(cuts)
+        self._moved = before
+        self._base = before if cuts and cuts[-1].is_collapsed else 0
+        self._size = size
+
+    def _forget(self) -> None:
+        for fd, _, _ in self._archives:
+            os.close(fd)
+        self._archives.clear()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._forget()
+        os.close(self._fd)

@@ -1,0 +1,158 @@
+"""`output.times` in the run directory: when the ranks' logs grew, so that they can be merged.
+
+Lines of words. The first is `fleetrun output.times 1 BASE`; BASE and all times are in milliseconds,
+BASE since 1970, the others since BASE. Offsets count all that was written into a log, also what
+`--log_max_size` has moved to its archives.
+
+- `= LOG NAME`: LOG is the number of the file NAME of the run directory from here on.
+- `TIME LOG OFFSET`: LOG had OFFSET bytes when it was last written to before a look, at TIME.
+- `/ LOG OFFSET COLLAPSED`: what LOG had before OFFSET is in archives now. COLLAPSED is 1 if the
+  rest moved to the beginning of the file, 0 if it stands behind a hole.
+
+A last line without an end is none.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SCHEMA = 1
+_HEAD = b"fleetrun output.times %d " % SCHEMA
+# Of a note; others have no fewer.
+_WORDS = 3
+
+
+class Cut(NamedTuple):
+    """What a log had before `offset` is in its newest archive and those before it."""
+
+    offset: int
+    is_collapsed: bool
+
+
+class LogTimes(NamedTuple):
+    """What is noted of one log, in order: there were `offsets[i]` bytes at `at_ms[i]`."""
+
+    # Milliseconds since 1970.
+    at_ms: list[int]
+    offsets: list[int]
+    cuts: list[Cut]
+
+    def offset_at(self, at_ms: float) -> int:
+        """Return where what was written at AT_MS or later begins.
+
+        >>> LogTimes([1000, 2000], [10, 30], []).offset_at(1500)
+        10
+        """
+        before = bisect_left(self.at_ms, at_ms)
+        return self.offsets[before - 1] if before else 0
+
+
+def head(base_ms: int) -> bytes:
+    """Return the first line."""
+    return b"%b%d\n" % (_HEAD, base_ms)
+
+
+def named(log: int, name: str) -> bytes:
+    """Return the line that gives the file NAME its number."""
+    return b"= %d %b\n" % (log, name.encode(errors="surrogateescape"))
+
+
+def noted(at_ms: int, log: int, offset: int) -> bytes:
+    """Return the line of a note; AT_MS counts from the file's base."""
+    return b"%d %d %d\n" % (at_ms, log, offset)
+
+
+def moved(log: int, offset: int, *, is_collapsed: bool) -> bytes:
+    """Return the line of a cut."""
+    return b"/ %d %d %d\n" % (log, offset, is_collapsed)
+
+
+class Reader:
+    """Reads the file PATH, which may still grow."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._at = 0
+        self._notes = Notes()
+
+    def read(self) -> Mapping[str, LogTimes]:
+        """Return what the file says of each log by now, by name; nothing if it cannot be read."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                text = file.read()
+        except OSError:
+            return self._notes.logs
+        whole = text.rfind(b"\n") + 1
+        self._at += whole
+        self._notes.feed(text[:whole].split(b"\n")[:-1])
+        return self._notes.logs
+
+
+class Notes:
+    r"""What lines say of each log.
+
+    >>> notes = Notes()
+    >>> notes.feed([b"fleetrun output.times 1 1000", b"= 0 workerlog.0", b"20 0 7", b"broken"])
+    >>> notes.logs
+    {'workerlog.0': LogTimes(at_ms=[1020], offsets=[7], cuts=[])}
+    """
+
+    def __init__(self) -> None:
+        self.logs: dict[str, LogTimes] = {}
+        self._numbered: dict[bytes, LogTimes] = {}
+        self._is_ours = False
+        self._base_ms = 0
+
+    def feed(self, lines: Iterable[bytes]) -> None:
+        """Take LINES, each without its end; what is not as expected is nothing."""
+        for line in lines:
+            words = line.split(b" ")
+            log = self._numbered.get(words[1]) if len(words) == _WORDS else None
+            if log is None:
+                self._take(line, words)
+                continue
+            try:
+                at, offset = int(words[0]) + self._base_ms, int(words[2])
+            except ValueError:
+                self._take(line, words)
+                continue
+            # Whatever was done to clocks and files.
+            if log.offsets:
+                if offset < log.offsets[-1]:
+                    # Somebody emptied the log.
+                    log.at_ms.clear()
+                    log.offsets.clear()
+                elif at < log.at_ms[-1]:
+                    at = log.at_ms[-1]
+            log.at_ms.append(at)
+            log.offsets.append(offset)
+
+    def _take(self, line: bytes, words: list[bytes]) -> None:
+        """Take a LINE of these WORDS that is no note."""
+        if line.startswith(_HEAD):
+            base = _number(line[len(_HEAD) :])
+            self._is_ours, self._base_ms = base is not None, base or 0
+        elif not self._is_ours or len(words) < _WORDS:
+            return
+        elif words[0] == b"=":
+            name = b" ".join(words[2:]).decode(errors="surrogateescape")
+            self._numbered[words[1]] = self.logs.setdefault(name, LogTimes([], [], []))
+        elif words[0] == b"/" and words[1] in self._numbered:
+            offset = _number(words[2])
+            if offset is not None:
+                self._numbered[words[1]].cuts.append(Cut(offset, words[3:] == [b"1"]))
+
+
+def _number(word: bytes) -> int | None:
+    try:
+        return int(word)
+    except ValueError:
+        return None

@@ -1,0 +1,212 @@
+"""The launches of a log folder: which there are, which one is meant, and whether it still runs."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH110, PTH112, PTH118, PTH119, PTH120, PTH208
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import NamedTuple
+
+from fleetrun.records import eventfile, lockfile, names, planfile, reading
+
+
+class LogRecord(NamedTuple):
+    """The log of one attempt of a process, and how that attempt went."""
+
+    # The file, and the name of its process in plans and events.
+    path: str
+    process: str
+    rank: int | None
+    attempt: int
+    pid: int | None
+    # Wall clock, in seconds.
+    started_at: float
+    ended_at: float | None = None
+    code: int | None = None
+    signal: str = ""
+    # Whether it ended badly before anybody was asked to end.
+    has_failed: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return how users think of the process: `rank 3`."""
+        return names.label_of(self.process)
+
+
+class Run(NamedTuple):
+    """One launch, as its run directory tells it."""
+
+    path: str
+    # None: it has not been written yet.
+    plan: planfile.PlanRecord | None
+    logs: tuple[LogRecord, ...]
+    job_id: str
+    node_rank: int
+    launcher_pid: int | None
+    # How many processes each attempt has here; 0: not known yet.
+    processes: int
+    started_at: float | None
+    # None: it runs, or its launcher was killed.
+    finished_at: float | None
+    exit_code: int | None
+    verdict: str
+    attempt: int
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder."""
+        return os.path.basename(self.path)
+
+
+def read(path: str) -> Run:
+    """Return what the run directory PATH tells; a launch that has just begun tells little."""
+    logs: dict[tuple[str, int], LogRecord] = {}
+    plan = planfile.read(os.path.join(path, names.PLAN))
+    launched = finished = None
+    attempt = 0
+    for event in eventfile.read(os.path.join(path, names.EVENTS)):
+        attempt = max(attempt, event.attempt)
+        key = (event.process, event.attempt)
+        match event.event:
+            case "launched":
+                launched = event
+            case "finished":
+                finished = event
+            case "started":
+                log = _log(event, plan)
+                if log:
+                    logs[key] = LogRecord(
+                        path=os.path.join(path, log),
+                        process=event.process,
+                        rank=event.rank,
+                        attempt=event.attempt,
+                        pid=reading.whole(event.more.get("pid")),
+                        started_at=event.time,
+                    )
+            case "exited" if key in logs:
+                logs[key] = logs[key]._replace(
+                    ended_at=event.time,
+                    code=reading.whole(event.more.get("code")),
+                    signal=reading.text(event.more.get("signal")),
+                )
+            case "examined":
+                for name in reading.texts(event.more.get("failed")):
+                    one = logs.get((name, event.attempt))
+                    if one is not None:
+                        logs[name, event.attempt] = one._replace(has_failed=True)
+            case _:
+                pass
+    told = launched.more if launched else {}
+    ended = finished.more if finished else {}
+    return Run(
+        path=path,
+        plan=plan,
+        logs=tuple(logs.values()),
+        job_id=reading.text(told.get("job_id")),
+        node_rank=reading.whole(told.get("node_rank")) or 0,
+        launcher_pid=reading.whole(told.get("launcher_pid")),
+        processes=reading.whole(told.get("processes")) or 0,
+        started_at=launched.time if launched else None,
+        finished_at=finished.time if finished else None,
+        exit_code=reading.whole(ended.get("exit_code")),
+        verdict=reading.text(ended.get("verdict")),
+        attempt=attempt,
+    )
+
+
+def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
+    """Return the name of the log of a process that has started, and of no other file."""
+    log = reading.text(event.more.get("log"))
+    if not log and plan is not None:
+        # Written by a fleetrun that did not tell.
+        found = [one.log for one in plan.processes if one.name == event.process]
+        log = names.log_name(found[0], event.attempt) if found else ""
+    return "" if os.path.basename(log) != log else log
+
+
+def is_running(path: str) -> bool:
+    """Whether the launcher of the run directory PATH is alive."""
+    try:
+        fd = os.open(os.path.join(path, names.LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if lockfile.launcher(fd, os.path.basename(path)) is None:
+            # Between the file and its lock: else we would take it from the launcher. A copy has
+            # another name, and was never locked.
+            return os.fstat(fd).st_size == 0
+        # Shared, so that several may look at once; the launcher has it for itself.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def listed(log_dir: str) -> list[str]:
+    """Return the run directories in LOG_DIR, the newest first."""
+    folder = os.path.join(log_dir, names.RUNS)
+    try:
+        found = sorted(os.listdir(folder), reverse=True)
+    except OSError:
+        return []
+    paths = [os.path.join(folder, name) for name in found]
+    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
+
+
+def latest(log_dir: str) -> str | None:
+    """Return the run directory of the newest launch into LOG_DIR; None if there is none."""
+    link = os.path.join(log_dir, names.LATEST)
+    if os.path.isdir(link):
+        return os.path.realpath(link)
+    # On a disk that takes no links.
+    return next(iter(listed(log_dir)), None)
+
+
+def find(word: str, log_dir: str) -> list[str]:
+    """Return the run directories that WORD may mean: a path, or the name of a launch into LOG_DIR.
+
+    The path may be that of a log folder, of which the newest launch is meant. Of a name any part
+    will do, such as the job's id.
+    """
+    for path in (word, os.path.join(log_dir, names.RUNS, word)):
+        if os.path.exists(os.path.join(path, names.LOCK)):
+            return [os.path.realpath(path)]
+    if os.path.isdir(word):
+        newest = latest(word)
+        if newest is not None:
+            return [newest]
+    return [path for path in listed(log_dir) if word in os.path.basename(path)]
+
+
+# The hosts of a job are started within so many seconds of each other.
+_APART_S = 3600.0
+
+
+def hosts(run: Run) -> list[Run]:
+    """Return RUN, and those that other hosts of its job have left in the same log folder."""
+    if run.plan is None or len(run.plan.nodes) <= 1 or run.started_at is None:
+        return [run]
+    found = {run.node_rank: run}
+    folder = os.path.dirname(run.path)
+    for path in listed(os.path.dirname(folder)):
+        one = run if path == run.path else _of_host(path, run)
+        if one is None or one.started_at is None or one.plan is None:
+            continue
+        other = found.get(one.node_rank)
+        apart = abs(one.started_at - run.started_at)
+        if one.plan.nodes != run.plan.nodes or apart > _APART_S or one.node_rank == run.node_rank:
+            continue
+        if other is None or apart < abs((other.started_at or 0.0) - run.started_at):
+            found[one.node_rank] = one
+    return [found[node] for node in sorted(found)]
+
+
+def _of_host(path: str, run: Run) -> Run | None:
+    """Return the launch in PATH if its name is one that another host of RUN's job may have."""
+    job = run.name.split("-", 1)[-1].rsplit("-", 2)[0]
+    return read(path) if job in os.path.basename(path) and "-node" in path else None

@@ -1,0 +1,152 @@
+"""Notes in `output.times` when each log grew, at most ten times a second.
+
+Ranks write their own files, without times. A look costs one stat for each log, whatever is written
+into it; the time noted is the file's own, so that it is right also within a look's period.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH116
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.records import names, outputtimes
+from fleetrun.run.events import Finished, Gathered, Started
+from fleetrun.run.listeners import Sink
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.folder import Folder
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.sinks.rotate import Cut
+
+_PACE_S = 0.1
+# The clock that dates files may be so far behind.
+_TICK_MS = 20
+# With very many logs, looks are as rare as keeps them to 0.5 % of a core.
+_REST = 200
+# When the notes have become that long, looks are half as frequent, and again for each time more.
+_LENGTHY = 64 * 1024 * 1024
+
+
+class _Log:
+    """A log that may grow: its number, its path, and how much was written to it in all."""
+
+    __slots__ = ("base", "moved", "number", "offset", "path")
+
+    def __init__(self, number: int, path: str) -> None:
+        self.number = number
+        self.path = path
+        self.offset = 0
+        # What was cut away from the beginning of the file, and what is in archives.
+        self.base = 0
+        self.moved = 0
+
+
+class OutputTimes(Sink):
+    """Writes the times of the logs of PLAN."""
+
+    def __init__(self, plan: LaunchPlan, folder: Folder) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._fd = -1
+        self._size = 0
+        self._base_ms = 0
+        self._looked_at_ms = 0
+        self._count = 0
+        # Those of this attempt: what a process leaves behind may still write when it has ended.
+        self._logs: dict[str, _Log] = {}
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin the file, and to look."""
+        self._waiting = waiting
+        self._fd = self._folder.append(names.OUTPUT_TIMES)
+        self._base_ms = _now_ms()
+        self._write(outputtimes.head(self._base_ms))
+        waiting.alarm("look", time.monotonic() + _PACE_S, self._look)
+
+    def tell(self, happening: Happening) -> None:
+        """Know which logs there are."""
+        if self._fd < 0:
+            return
+        if isinstance(happening, Started):
+            spec = self._plan.processes[happening.process]
+            path = names.log_path(self._plan, spec, happening.attempt)
+            log = self._logs[path] = _Log(self._count, path)
+            self._count += 1
+            self._write(outputtimes.named(log.number, os.path.basename(path)))  # noqa: PTH119
+        elif isinstance(happening, Gathered) and happening.attempt:
+            self._note()
+            self._logs.clear()
+            self._plan = happening.plan
+        elif isinstance(happening, Finished):
+            self._note()
+
+    def follow(self, cut: Cut) -> None:
+        """Know that the beginning of a log has moved."""
+        log = self._logs.get(cut.log)
+        if log is None or self._fd < 0:
+            return
+        log.moved += cut.length
+        if cut.is_collapsed:
+            log.base += cut.length
+        try:
+            self._write(outputtimes.moved(log.number, log.moved, is_collapsed=cut.is_collapsed))
+        except OSError:
+            # Offsets would mean something else from here on.
+            self.close()
+
+    def close(self) -> None:
+        """End the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _look(self) -> None:
+        if self._fd < 0:
+            return
+        begin = time.monotonic()
+        self._note()
+        end = time.monotonic()
+        pace = max(_PACE_S, (end - begin) * _REST) * 2 ** (self._size // _LENGTHY)
+        self._waiting.alarm("look", begin + pace, self._look)
+
+    def _note(self) -> None:
+        """Write down which logs have grown."""
+        lines = []
+        now = _now_ms()
+        for log in self._logs.values():
+            try:
+                seen = os.stat(log.path, follow_symlinks=False)
+            except OSError:
+                # Somebody removed it; the rank goes on writing, where nobody can read it.
+                continue
+            offset = log.base + seen.st_size
+            if offset == log.offset or not stat.S_ISREG(seen.st_mode):
+                continue
+            log.offset = offset
+            at = seen.st_mtime_ns // 1_000_000
+            if not self._looked_at_ms - _TICK_MS <= at <= now:
+                # On a file server with another clock its times mean nothing here.
+                at = now
+            lines.append(outputtimes.noted(at - self._base_ms, log.number, offset))
+        self._looked_at_ms = now
+        if lines:
+            self._write(b"".join(lines))
+
+    def _write(self, text: bytes) -> None:
+        """Write TEXT as a whole, or fail."""
+        if (written := os.write(self._fd, text)) < len(text):
+            os.ftruncate(self._fd, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._size += written
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,99 @@
+"""Which logs are meant by --rank, --attempt and --failed, and which moment by --since."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+import pytest
+
+from fleetrun.commands.logs import choose
+from fleetrun.errors import UsageError
+from fleetrun.records.runs import LogRecord, Run
+
+
+def a_log(process: str, attempt: int = 0, *, failed: bool = False) -> LogRecord:
+    rank = int(process.partition(".")[2])
+    return LogRecord(f"/run/{process}", process, rank, attempt, 1, 0.0, has_failed=failed)
+
+
+def a_run(*logs: LogRecord) -> Run:
+    return Run("/log/runs/a", None, logs, "job", 0, 1, len(logs), 0.0, None, None, "", 0)
+
+
+JOB = a_run(
+    a_log("server.0"),
+    a_log("trainer.1", failed=True),
+    a_log("trainer.0"),
+    a_log("trainer.1", 1),
+    a_log("trainer.0", 1),
+)
+
+
+def chosen(rank: str | None = None, attempt: int | None = None, *, failed: bool = False) -> str:
+    found = choose.find_logs([JOB], rank=rank, attempt=attempt, failed=failed)
+    return " ".join(f"{log.process}/{log.attempt}" for log in found)
+
+
+def test_trainers_come_first_and_in_order() -> None:
+    assert chosen() == "trainer.0/0 trainer.1/0 server.0/0 trainer.0/1 trainer.1/1"
+
+
+def test_ranks_attempts_and_failures_are_chosen() -> None:
+    assert chosen("1") == "trainer.1/0 trainer.1/1"
+    assert chosen("0-1,server.0", 0) == "trainer.0/0 trainer.1/0 server.0/0"
+    assert chosen(failed=True) == "trainer.1/0"
+    assert chosen("0", failed=True) == ""
+
+
+def test_of_a_job_that_has_started_nothing_yet_every_rank_may_come() -> None:
+    assert choose.find_logs([a_run()], rank="3", attempt=1, failed=False) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "attempt", "said"),
+    [
+        ("2", None, "--rank=2: there is no rank 2; the job has ranks 0-1 and server 0."),
+        ("server.1", None, "there is no server 1"),
+        ("x", None, "--rank=x: give ranks as 0,3-5"),
+        ("3-1", None, "--rank=3-1: give ranks"),
+        (",", None, "--rank needs a value"),
+        (None, 2, "--attempt=2: there is no such attempt; the job has attempts 0-1."),
+        ("server.0", 1, "--attempt=1: there is no such attempt; the job has only attempt 0."),
+    ],
+)
+def test_what_is_not_there_is_a_sentence(rank: str | None, attempt: int | None, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        chosen(rank, attempt)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10x", "m10", "25:00", "2026-13-01", "yesterday"])
+def test_a_time_that_is_none_is_a_sentence(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choose.since(text, datetime.now().astimezone())
+    assert f"--since={text}: give how long ago" in str(caught.value)
+
+
+def test_a_time_with_a_zone_is_that_of_the_zone() -> None:
+    now = datetime.now().astimezone()
+    assert choose.since("1970-01-01T01:00:00Z", now) == 3600
+    assert choose.since("1970-01-01T01:00:00+01:00", now) == 0
+
+
+def test_a_time_of_day_is_the_last_one_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    time.tzset()
+    try:
+        now = datetime.fromtimestamp(10_000_000).astimezone()
+        for text in ("00:00", now.strftime("%H:%M"), "23:59:59"):
+            assert 0 <= now.timestamp() - choose.since(text, now) < 86400
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+
+def test_a_pattern_that_is_none_is_a_sentence() -> None:
+    with pytest.raises(UsageError) as caught:
+        choose.pattern("(")
+    assert str(caught.value).startswith("--grep=(: this is no regular expression")

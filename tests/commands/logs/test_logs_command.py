@@ -1,0 +1,316 @@
+"""`fleetrun logs` of real jobs: what it shows, in which order, and when it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+from waiting import LONG_S, until
+
+from fleetrun import cli
+from fleetrun.records import names
+
+if TYPE_CHECKING:
+    from terminals import Terminal
+
+LOGS = [sys.executable, "-m", "fleetrun", "logs"]
+# Ranks speak in turns, each when the other's line has been noted.
+TURNS = """
+import re
+def noted(log, size):
+    run = os.path.dirname(os.path.realpath("/proc/self/fd/1"))
+    number = None
+    for line in open(f"{run}/output.times"):
+        words = line.split()
+        if words[0] == "=" and words[2] == log:
+            number = words[1]
+        elif words[1] == number and words[2] == str(size):
+            return True
+    return False
+for turn in range(6):
+    if turn % 2 == rank:
+        print(f"turn {turn}", flush=True)
+    else:
+        while not noted(f"workerlog.{turn % 2}", (turn // 2 + 1) * 7):
+            time.sleep(0.01)
+"""
+
+
+def logs(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LOGS, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+
+
+def shown(folder: Path, *words: str) -> str:
+    done = logs(folder, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_lines_of_all_ranks_stand_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    assert Command.python(tmp_path, TURNS).run().code == 0
+    expected = "".join(f"[rank {turn % 2}] turn {turn}\n" for turn in range(6))
+    assert shown(tmp_path) == expected
+    assert shown(tmp_path, "--rank=1") == "turn 1\nturn 3\nturn 5\n"
+    assert shown(tmp_path, "--grep", "turn [12]") == "[rank 1] turn 1\n[rank 0] turn 2\n"
+    # Relative to now, and with the whole of the first line.
+    assert shown(tmp_path, "--since=1h") == expected
+    assert shown(tmp_path, "--since=2999-01-01") == ""
+    coloured = shown(tmp_path, "--color=always", "--grep=turn 0")
+    assert coloured == "\x1b[36m[rank 0]\x1b[0m turn 0\n"
+
+
+def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> None:
+    assert Command.python(tmp_path, TURNS).run().code == 0
+    times = (tmp_path / "log" / "latest" / names.OUTPUT_TIMES).read_text().splitlines()
+    base = int(times[0].split()[3])
+    third = next(line.split() for line in times if line.endswith(" 0 14"))
+    moment = (base + int(third[0])) / 1000
+    from datetime import datetime  # noqa: PLC0415 - only here
+
+    since = datetime.fromtimestamp(moment).astimezone().isoformat()
+    expected = "".join(f"[rank {turn % 2}] turn {turn}\n" for turn in range(2, 6))
+    assert shown(tmp_path, f"--since={since}") == expected
+
+
+def test_attempts_and_failures_are_told_apart(tmp_path: Path) -> None:
+    script = 'echo "attempt $PADDLE_RESTART_COUNT"; [ $R.$PADDLE_RESTART_COUNT != 1.0 ] || exit 7'
+    wait = "; [ $R.$PADDLE_RESTART_COUNT != 0.0 ] || exec sleep 500"
+    assert Command(tmp_path, script + wait, "--max_restart=1").run().code == 0
+    merged = shown(tmp_path).splitlines()
+    assert sorted(merged[:2]) == ["[rank 0] attempt 0", "[rank 1] attempt 0"]
+    assert sorted(merged[2:]) == ["[rank 0, attempt 1] attempt 1", "[rank 1, attempt 1] attempt 1"]
+    assert shown(tmp_path, "--failed") == "attempt 0\n"
+    assert sorted(shown(tmp_path, "--attempt=1").splitlines()) == [
+        "[rank 0] attempt 1",
+        "[rank 1] attempt 1",
+    ]
+    assert "there is no rank 2; the job has ranks 0-1" in logs(tmp_path, "--rank=2").stderr
+
+
+def test_any_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
+    for job in ("first", "second"):
+        assert Command(tmp_path, f"echo {job}", f"--job_id={job}", ranks=1).run().code == 0
+    assert shown(tmp_path) == "second\n"
+    assert shown(tmp_path, "first") == "first\n"
+    paths = sorted((tmp_path / "log" / "runs").iterdir())
+    assert shown(tmp_path, str(paths[0])) == "first\n"
+    assert shown(tmp_path, "first", "second") == "[rank 0] first\n[rank 0] second\n"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert shown(elsewhere, "--log_dir=../log") == shown(elsewhere, "../log") == "second\n"
+    listed = shown(tmp_path, "--runs").splitlines()
+    assert [line.split()[0] for line in listed] == ["run", paths[1].name, paths[0].name]
+    assert all(" ".join(line.split()[3:]) == "rank 0 all processes finished" for line in listed[1:])
+    unclear = logs(tmp_path, "-")
+    assert (unclear.returncode, unclear.stderr[:21]) == (2, "fleetrun: - may mean ")
+    missing = logs(tmp_path, "fifth")
+    assert (missing.returncode, "no such run: fifth" in missing.stderr) == (2, True)
+
+
+def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
+    for words in ([], ["--runs"]):
+        done = logs(tmp_path, *words)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "There is no launch in log" in done.stderr
+
+
+def test_no_failure_is_said(tmp_path: Path) -> None:
+    assert Command(tmp_path, "echo well").run().code == 0
+    done = logs(tmp_path, "--failed")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith("has failed (all processes finished).\n")
+
+
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_following_shows_what_comes_and_ends_with_the_job(
+    tmp_path: Path, terminal: Terminal, rank: str | None
+) -> None:
+    code = """
+print(f"begin {rank}", flush=True)
+while not os.path.exists("go"): time.sleep(0.01)
+print(f"half a li", end="", flush=True)
+while not os.path.exists("end"): time.sleep(0.01)
+print("ne\\nno end", end="")
+"""
+    job = Command.python(tmp_path, code)
+    launcher = job.start()
+    until(lambda: "started" in str(job.events()))
+    words = ["-f", *([f"--rank={rank}"] if rank else [])]
+    reader = terminal.start([*LOGS, *words], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
+    try:
+        until(terminal.shows(b"begin 1\r\n"))
+        if not rank:
+            until(terminal.shows(b"begin 0\r\n"))
+        (tmp_path / "go").touch()
+        if rank:
+            # Alone as it comes.
+            until(terminal.shows(b"half a li"))
+        assert reader.poll() is None
+        (tmp_path / "end").touch()
+        assert job.finish(launcher).code == 0
+        assert reader.wait(LONG_S) == 0
+    finally:
+        reader.kill()
+        reader.wait()
+    terminal.read()
+    lines = terminal.shown.decode().replace("\r\n", "\n")
+    if rank:
+        assert lines == "begin 1\nhalf a line\nno end"
+        return
+    for number, colour in ((0, 36), (1, 33)):
+        prefix = f"\x1b[{colour}m[rank {number}]\x1b[0m "
+        own = [line.removeprefix(prefix) for line in lines.splitlines() if prefix in line]
+        assert own == [f"begin {number}", "half a line", "no end"]
+
+
+def test_following_ends_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    job = Command(tmp_path, "echo $R; exec sleep 500")
+    launcher = job.start()
+    until(lambda: sum(one["event"] == "started" for one in job.events()) == 2)
+    launcher.kill()
+    job.finish(launcher)
+    assert sorted(shown(tmp_path, "-f").splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
+
+
+def test_following_knows_of_attempts_that_come(tmp_path: Path) -> None:
+    script = 'echo "attempt $PADDLE_RESTART_COUNT"; [ $PADDLE_RESTART_COUNT = 1 ] || until '
+    script += "[ -e go ]; do sleep 0.01; done; [ $PADDLE_RESTART_COUNT = 1 ]"
+    job = Command(tmp_path, script, "--max_restart=1", ranks=1)
+    launcher = job.start()
+    until(lambda: "started" in str(job.events()))
+    reader = subprocess.Popen(
+        [*LOGS, "-f", "--grep=attempt"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"attempt 0\n"
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 0
+    out, _ = reader.communicate(timeout=LONG_S)
+    assert (out, reader.returncode) == (b"attempt 1\n", 0)
+
+
+FLOOD = """
+for count in range(4000):
+    os.write(1, b"%d %09d %s\\n" % (rank, count, b"x" * 900))
+    if count % 40 == 0: time.sleep(0.02)
+"""
+
+
+def flood(rank: int) -> bytes:
+    return b"".join(b"%d %09d %s\n" % (rank, i, b"x" * 900) for i in range(4000))
+
+
+def test_rotated_logs_are_shown_whole_also_while_they_are_cut(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, FLOOD, "--log_max_size=1M", "--log_max_files=99")
+    launcher = job.start()
+    until(lambda: "started" in str(job.events()))
+    with (tmp_path / "followed").open("wb") as out:
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        reader = subprocess.Popen([*LOGS, "-f", "--rank=1"], cwd=tmp_path, env=env, stdout=out)
+        assert job.finish(launcher).code == 0
+        assert reader.wait(LONG_S) == 0
+    assert list((tmp_path / "log" / "latest").glob("workerlog.1.[0-9]*"))
+    assert (tmp_path / "followed").read_bytes() == flood(1)
+    assert shown(tmp_path, "--rank=1").encode() == flood(1)
+    merged = shown(tmp_path).encode().splitlines(keepends=True)
+    for rank in range(2):
+        prefix = b"[rank %d] " % rank
+        own = [line.removeprefix(prefix) for line in merged if line.startswith(prefix)]
+        assert b"".join(own) == flood(rank)
+
+
+def test_logs_of_other_hosts_in_the_same_folder_come_along(tmp_path: Path) -> None:
+    assert Command(tmp_path, "echo $R").run().code == 0
+    [own] = (tmp_path / "log" / "runs").iterdir()
+    plan = json.loads((own / names.PLAN).read_text())
+    plan["nodes"] = ["10.0.0.1", "10.0.0.2"]
+    (own / names.PLAN).write_text(json.dumps(plan))
+    other = own.with_name(f"{own.name[:-1]}x-node1")
+    shutil.copytree(own, other)
+    for name in (names.EVENTS, names.PLAN):
+        text = (other / name).read_text().replace('"node_rank": 0', '"node_rank": 1')
+        for rank in range(2):
+            text = text.replace(f'trainer.{rank}"', f'trainer.{rank + 2}"')
+        (other / name).write_text(text)
+    assert sorted(shown(tmp_path, own.name).splitlines()) == [
+        "[rank 0] 0",
+        "[rank 1] 1",
+        "[rank 2] 0",
+        "[rank 3] 1",
+    ]
+
+
+def test_a_full_disk_behind_standard_output_is_a_sentence(tmp_path: Path) -> None:
+    assert Command(tmp_path, "echo much", ranks=1).run().code == 0
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            LOGS,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr == (
+        b"fleetrun: Standard output cannot be written (No space left on device).\n"
+    )
+
+
+def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
+    assert Command(tmp_path, "echo all", ranks=1).run().code == 0
+    with (tmp_path / "kept").open("ab") as kept:
+        kept.write(b"before\n")
+        kept.flush()
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(LOGS, cwd=tmp_path, env=env, stdout=kept, check=True)
+    assert (tmp_path / "kept").read_bytes() == b"before\nall\n"
+
+
+def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
+    from fleetrun.records import runs  # noqa: PLC0415 - only here
+
+    run = tmp_path / "run"
+    run.mkdir()
+    assert not runs.is_running(str(run))
+    (run / names.LOCK).touch()
+    # Between the file and what marks it as locked.
+    assert runs.is_running(str(run))
+    (run / names.LOCK).write_text("fleetrun 1 run\n")
+    assert not runs.is_running(str(run))
+    with (run / names.LOCK).open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert runs.is_running(str(run))
+    (run / names.LOCK).write_text("fleetrun 1 original\n")
+    # A copy.
+    assert not runs.is_running(str(run))
+
+
+def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fleetrun.commands import completion  # noqa: PLC0415 - only here
+
+    assert Command(tmp_path, "true", ranks=1).run().code == 0
+    monkeypatch.chdir(tmp_path)
+    [run] = (tmp_path / "log" / "runs").iterdir()
+    found = completion.candidates(["logs"], run.name[:4])
+    assert [item.value for item in found] == [run.name]
+    assert "logs" in cli.COMMANDS

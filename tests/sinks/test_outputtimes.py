@@ -1,0 +1,157 @@
+"""When logs grew is noted: by the files' own times, whatever is done to them."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.model import LaunchPlan, ProcessSpec, Rules
+from fleetrun.records import names, outputtimes
+from fleetrun.records.folder import Folder
+from fleetrun.run.events import Finished, Gathered, Outcome, Started
+from fleetrun.sinks.outputtimes import OutputTimes
+from fleetrun.sinks.rotate import Cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from pathlib import Path
+
+
+class Alarms:
+    """Keeps the alarm until the test lets it ring."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self._ring: Callable[[], None] | None = None
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: nothing is to be waited for."""
+        raise AssertionError(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Take note."""
+        assert key == "look"
+        self.at, self._ring = at, callback
+
+    def look(self) -> None:
+        """Let it ring."""
+        assert self._ring is not None
+        self._ring()
+
+
+class Noted:
+    """Two ranks' logs, and what is noted of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = folder / "run"
+        self.run.mkdir()
+        self.alarms = Alarms()
+        specs = tuple(
+            ProcessSpec(f"trainer.{i}", ("true",), {}, (), f"workerlog.{i}") for i in range(2)
+        )
+        self.plan = LaunchPlan(
+            "job", "collective", "local", 0, 0, (), (), specs, Rules(), str(folder), ".", "run"
+        )
+        self.sink = OutputTimes(self.plan, Folder(str(self.run)))
+        self.sink.open(self.alarms)
+        self.start(0)
+
+    def start(self, attempt: int) -> None:
+        """Let both ranks start."""
+        for place in range(2):
+            (self.run / names.log_name(f"workerlog.{place}", attempt)).touch()
+            self.sink.tell(Started(place, f"rank {place}", 1, 0.0, attempt))
+
+    def write(self, name: str, text: bytes, at: float | None = None) -> None:
+        """Append TEXT as a rank does; AT is when the file says that it was."""
+        with (self.run / name).open("ab") as file:
+            file.write(text)
+        if at is not None:
+            os.utime(self.run / name, (at, at))
+
+    def told(self) -> Mapping[str, outputtimes.LogTimes]:
+        """Return what a reader finds."""
+        return outputtimes.Reader(str(self.run / names.OUTPUT_TIMES)).read()
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Iterator[Noted]:
+    made = Noted(tmp_path)
+    yield made
+    made.sink.close()
+
+
+def test_a_look_notes_only_what_has_grown_and_when_it_did(noted: Noted) -> None:
+    noted.alarms.look()
+    assert [log.offsets for log in noted.told().values()] == [[], []]
+    at = time.time() - 0.005
+    noted.write("workerlog.1", b"12345", at)
+    noted.alarms.look()
+    noted.alarms.look()
+    assert noted.told()["workerlog.1"] == outputtimes.LogTimes([int(at * 1000)], [5], [])
+    assert noted.told()["workerlog.0"].offsets == []
+
+
+@pytest.mark.parametrize("skew_s", [-3600, 3600])
+def test_a_file_server_with_another_clock_does_not_count(noted: Noted, skew_s: float) -> None:
+    noted.alarms.look()
+    before = int(time.time() * 1000)
+    noted.write("workerlog.0", b"x", time.time() + skew_s)
+    noted.alarms.look()
+    [at] = noted.told()["workerlog.0"].at_ms
+    assert before <= at <= time.time() * 1000
+
+
+def test_looks_are_at_most_ten_a_second(noted: Noted) -> None:
+    before = time.monotonic()
+    noted.alarms.look()
+    assert noted.alarms.at is not None
+    assert noted.alarms.at >= before + 0.1
+
+
+def test_another_attempt_has_logs_of_its_own(noted: Noted) -> None:
+    noted.write("workerlog.0", b"first")
+    noted.sink.tell(Gathered(1, noted.plan, 0.0))
+    noted.start(1)
+    noted.write("workerlog.0.attempt1", b"again")
+    noted.sink.tell(Finished(Outcome(None), 0.0))
+    told = noted.told()
+    assert told["workerlog.0"].offsets == [5]
+    assert told["workerlog.0.attempt1"].offsets == [5]
+
+
+@pytest.mark.parametrize("is_collapsed", [False, True])
+def test_offsets_count_what_was_moved(noted: Noted, *, is_collapsed: bool) -> None:
+    log = noted.run / "workerlog.0"
+    noted.write("workerlog.0", b"x" * 100)
+    noted.alarms.look()
+    log.write_bytes(b"x" * 36 if is_collapsed else b"\0" * 64 + b"x" * 36)
+    noted.sink.follow(Cut(str(log), f"{log}.1", 64, is_collapsed, 3))
+    noted.alarms.look()
+    noted.write("workerlog.0", b"y")
+    noted.alarms.look()
+    told = noted.told()["workerlog.0"]
+    assert told.offsets == [100, 101]
+    assert told.cuts == [outputtimes.Cut(64, is_collapsed)]
+
+
+def test_a_log_that_somebody_removed_is_left_alone(noted: Noted) -> None:
+    (noted.run / "workerlog.0").unlink()
+    noted.write("workerlog.1", b"x")
+    noted.alarms.look()
+    assert noted.told()["workerlog.1"].offsets == [1]
+
+
+def test_a_log_that_somebody_emptied_begins_anew(noted: Noted) -> None:
+    noted.write("workerlog.0", b"long ago")
+    noted.alarms.look()
+    (noted.run / "workerlog.0").write_bytes(b"now")
+    noted.alarms.look()
+    assert noted.told()["workerlog.0"].offsets == [3]
