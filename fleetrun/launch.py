@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.asking import Question
+    from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.listeners import Sink, Source
     from fleetrun.sinks.rotate import Cut
@@ -39,6 +40,14 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
     """
     found = engines.find(request, environ, planner.places(request))
+    background: Background | None = None
+    if request.detach and request.dry_run is None:
+        from fleetrun.run.background import begin  # noqa: PLC0415 - most launches stay in front
+
+        begun = begin(os.path.abspath(request.log_dir))  # noqa: PTH100 - pathlib is slow
+        if isinstance(begun, int):
+            return begun
+        background = begun
     facts = probe.read(request, environ, found.hosts)
     if request.debug is not None:
         from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
@@ -61,7 +70,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
 
     try:
         if files is not None:
-            return _run(AtOnce(plan), request, environ, files)
+            return _run(AtOnce(plan), request, environ, files, background)
         roster = engine.gather(request, facts, slots)
         plans = [
             planner.plan(request, facts, share, roster._replace(me=node))
@@ -87,7 +96,11 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
 
 
 def _run(
-    gathering: Gathering, request: Request, environ: Mapping[str, str], files: FileLimit
+    gathering: Gathering,
+    request: Request,
+    environ: Mapping[str, str],
+    files: FileLimit,
+    background: Background | None,
 ) -> int:
     """Start what GATHERING plans, watch it to its end, and return the exit code."""
     _restore(request)
@@ -119,6 +132,7 @@ def _run(
         sinks: tuple[Sink, ...] = (
             messages,
             rundir,
+            *([] if background is None else [background.sink(folder, messages.say)]),
             EventLog(plan, folder, hide),
             Manifest(plan, request, environ, folder),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),

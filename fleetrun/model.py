@@ -108,6 +108,8 @@ class Request(NamedTuple):
     # The ranks that wait for a debugger: all, or numbers with commas.
     debug: str | None = None
     quiet: bool = False
+    # Whether the launcher goes on in the background.
+    detach: bool = False
     # brief, full or none.
     banner: str = "brief"
     # auto, always or never.

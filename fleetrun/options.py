@@ -571,6 +571,16 @@ TABLE: tuple[Option, ...] = (
         minimum=0,
     ),
     Option(
+        "detach",
+        "flag",
+        JOB,
+        "Start the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
+        "it, `fleetrun stop` ends it.",
+        default="false",
+        bare="true",
+        in_file=False,
+    ),
+    Option(
         "log_level",
         "choice",
         JOB,

@@ -136,6 +136,7 @@ def resolve(
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
         quiet=chosen["quiet"].value is True,
+        detach=chosen["detach"].value is True,
         banner=chosen["banner"].of(str) or "brief",
         color=chosen["color"].of(str) or "auto",
         dry_run=chosen["dry_run"].of(str),

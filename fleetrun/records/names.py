@@ -21,6 +21,7 @@ EVENTS = "events.jsonl"
 MANIFEST = "manifest.json"
 REPORT = "report.json"
 LAUNCH = "launch.txt"
+CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
 OUTPUT_TIMES = "output.times"
 STRATEGY = "strategy.json"
@@ -40,12 +41,13 @@ class File(NamedTuple):
 
 
 FILES = (
-    File(LOCK, "launcher", "launches, logs, top", None, "Marks the folder; locked while it runs."),
-    File(PLAN, "launcher", "fleetrun logs, top", 1, "What was started, without secrets."),
-    File(EVENTS, "launcher", "fleetrun tune, logs, top", 1, "What happened, one line each."),
+    File(LOCK, "launcher", "launches, logs, top, ps", None, "Marks the folder, locked."),
+    File(PLAN, "launcher", "fleetrun logs, top, ps", 1, "What was started, without secrets."),
+    File(EVENTS, "launcher", "tune, logs, top, ps", 1, "What happened, one line each."),
     File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
     File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
     File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
+    File(CONSOLE, "launcher", "fleetrun attach", None, "What --detach shows nobody."),
     File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
     File(OUTPUT_TIMES, "launcher", "fleetrun logs", None, "When the logs grew."),
     File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),

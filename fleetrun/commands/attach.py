@@ -1,0 +1,102 @@
+"""`fleetrun attach`: shows the console of a job that runs in the background, until it ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fleetrun.commands import parser, ps
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan.visible import visible
+from fleetrun.probe import jobs
+from fleetrun.records import names
+
+if TYPE_CHECKING:
+    from fleetrun.probe.jobs import Job
+
+_CHUNK = 1 << 16
+# So often is looked for more; the end of the job is noticed at once.
+_PACE_S = 0.1
+# The exit code of a job whose launcher could not say one: it was killed.
+_LOST = 137
+
+
+def _attach(word: str | None, *, lines: int) -> int:
+    job = ps.one(word, jobs.find(), "attach")
+    if job.launcher is None:
+        raise EnvironmentFault(
+            f"attach: the launcher of {job.name} was killed; its logs are in {job.run_dir}."
+        )
+    try:
+        pidfd = os.pidfd_open(job.launcher)
+    except ProcessLookupError:
+        raise EnvironmentFault(
+            f"attach: {job.name} has just ended; its logs are in {job.run_dir}."
+        ) from None
+    with open(console(job), "rb", buffering=0) as file:  # noqa: PTH123 - a path of /proc
+        start = _last(file.fileno(), lines)
+        os.lseek(file.fileno(), start, os.SEEK_SET)
+        has_ended = False
+        while True:
+            while part := file.read(_CHUNK):
+                sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+            if has_ended:
+                break
+            # One more look, at what was written last.
+            has_ended = bool(select.select([pidfd], [], [], _PACE_S)[0])
+    end = jobs.end(job)
+    return _LOST if end is None else end[0]
+
+
+def console(job: Job) -> str:
+    """Return the file that holds the console of JOB; a terminal's text is nobody's, so a log's."""
+    own = f"{job.run_dir}/{names.CONSOLE}"
+    if os.path.exists(own):  # noqa: PTH110 - as in the whole package
+        return own
+    try:
+        path = f"/proc/{job.launcher}/fd/1"
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - as above
+            return path
+    except OSError:
+        pass
+    logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))  # noqa: PTH208 - as above
+    if not logs:
+        raise EnvironmentFault(f"attach: {job.name} has no console and no log yet.")
+    print(
+        f"fleetrun: {visible(job.name)} was not started with --detach and has its console "
+        f"elsewhere: this is {logs[0]}.",
+        file=sys.stderr,
+    )
+    return f"{job.run_dir}/{logs[0]}"
+
+
+def _last(fd: int, lines: int) -> int:
+    """Return where the last LINES lines of the file FD begin."""
+    end = os.fstat(fd).st_size
+    tail = b""
+    while end and tail.count(b"\n") <= lines:
+        begin = max(0, end - _CHUNK)
+        tail = os.pread(fd, end - begin, begin) + tail
+        end = begin
+    kept = tail.split(b"\n")[-lines - 1 :] if lines else [b""]
+    return os.fstat(fd).st_size - len(b"\n".join(kept))
+
+
+command = click.Command(
+    "attach",
+    help="Show the console of a job, started with --detach, until it ends, and return its exit "
+    "code. Ctrl-C leaves it alone. JOB is its process id or name in `fleetrun ps`.",
+    callback=_attach,
+    params=[
+        click.Argument(["word"], required=False, metavar="[JOB]", shell_complete=ps.complete),
+        parser.option(
+            "lines", "int", "How many of the lines so far.", metavar="N", default="100", minimum=0
+        ),
+    ],
+)

@@ -1,0 +1,93 @@
+"""`fleetrun stop`: ends a job of this user on this host, and waits until it is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from fleetrun.commands import ps
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan.visible import visible
+from fleetrun.probe import jobs
+from fleetrun.records.variables import JOB
+
+if TYPE_CHECKING:
+    from fleetrun.probe.jobs import Job
+
+# What a launcher left behind that was killed does not die later than this.
+_SWEEP_S = 30.0
+_AGAIN_S = 0.1
+
+
+@click.command(
+    "stop",
+    help="Ask a job to stop, as SIGTERM does, and wait until nothing of it runs here. "
+    "JOB is its process id or name in `fleetrun ps`; without it, the only job there is.",
+)
+@click.option("--now", "is_now", is_flag=True, help="Kill its processes without --grace.")
+@click.option("--all", "is_all", is_flag=True, help="All jobs of this user on this host.")
+@click.argument("word", required=False, metavar="[JOB]", shell_complete=ps.complete)
+def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
+    """Stop the job that WORD names."""
+    found = jobs.find()
+    if is_all and word is not None:
+        raise UsageError("stop: give a JOB or --all, not both.")
+    chosen = found if is_all else (ps.one(word, found, "stop"),)
+    # All are asked before one is waited for.
+    asked = [(job, _ask(job)) for job in chosen]
+    for job, pidfd in asked:
+        _wait(job, pidfd, is_now=is_now)
+    if not chosen:
+        _say("no job of yours runs on this host.")
+    return 0
+
+
+def _ask(job: Job) -> int | None:
+    """Send the launcher of JOB SIGTERM, and return what becomes readable when it has ended."""
+    if job.launcher is None:
+        return None
+    try:
+        pidfd = os.pidfd_open(job.launcher)
+    except ProcessLookupError:
+        return None
+    # Its number may have become another's before it was held.
+    if not any(one.name == job.name and one.launcher == job.launcher for one in jobs.find()):
+        os.close(pidfd)
+        return None
+    _send(pidfd)
+    return pidfd
+
+
+def _send(pidfd: int) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+
+
+def _wait(job: Job, pidfd: int | None, *, is_now: bool) -> None:
+    """Wait until nothing of JOB is left, and say how it has ended."""
+    if pidfd is not None:
+        # Asked again, a launcher kills at once; two signals that wait for it are one.
+        while not select.select([pidfd], [], [], _AGAIN_S if is_now else None)[0]:
+            _send(pidfd)
+        os.close(pidfd)
+    elif job.launcher is None:
+        # Its launcher was killed, and so was the guard, which would have done this.
+        from fleetrun.run import hunt  # noqa: PLC0415 - rare
+
+        marker = f"{JOB}={job.name}".encode()
+        if not hunt.hunt(marker, frozenset(), _SWEEP_S, 0):
+            raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
+    about, end = jobs.about(job), jobs.end(job)
+    called = about.job_id or job.name
+    pid = "" if job.launcher is None else f" (process {job.launcher})"
+    _say(f"{called}{pid} has ended: {end[1] if end else 'its launcher had been killed.'}")
+
+
+def _say(text: str) -> None:
+    print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)

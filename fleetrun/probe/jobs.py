@@ -1,0 +1,171 @@
+"""The jobs that run on this host as this user, found in /proc: nobody keeps a list of them.
+
+A launcher holds the lock of its run directory open; the processes that it has started have
+FLEETRUN_JOB in their environment, which they cannot lose. Either is enough to find a job.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH115, PTH116, PTH119, PTH120, PTH208
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.records import eventfile, names, planfile
+from fleetrun.records.variables import JOB, RUN_DIR
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Job(NamedTuple):
+    """A job: `name` is that of its run directory.
+
+    `launcher` is the process that supervises it; None: it was killed, and what it had started is
+    still there. `processes` are all that it has started, with what descends from these.
+    """
+
+    name: str
+    run_dir: str
+    launcher: int | None
+    processes: tuple[int, ...]
+
+
+class About(NamedTuple):
+    """What the records of a job say of it; empty where they are not written yet."""
+
+    job_id: str = ""
+    mode: str = ""
+    nodes: tuple[str, ...] = ()
+    node_rank: int = 0
+    cwd: str = ""
+    # Of the first process.
+    argv: tuple[str, ...] = ()
+    # Seconds since 1970.
+    started: float | None = None
+    # How many processes it was to have here, and which attempt runs, from 0.
+    wanted: int = 0
+    attempt: int = 0
+
+
+def find() -> tuple[Job, ...]:
+    """Return the jobs of this user on this host, the oldest first."""
+    launchers: dict[str, list[int]] = {}
+    marked: dict[str, list[int]] = {}
+    folders: dict[str, str] = {}
+    for pid in _own():
+        held = _held(pid)
+        if held is not None:
+            name = os.path.basename(held)
+            launchers.setdefault(name, []).append(pid)
+            folders[name] = held
+        environ = _environ(pid)
+        name = environ.get(JOB, "")
+        if name and held is None:
+            marked.setdefault(name, []).append(pid)
+            folders.setdefault(name, environ.get(RUN_DIR, ""))
+    return tuple(
+        Job(name, folders[name], _first(launchers.get(name, ())), tuple(marked.get(name, ())))
+        for name in sorted(folders)
+    )
+
+
+def about(job: Job) -> About:
+    """Return what the records of JOB say."""
+    # The plan is written a moment after the start.
+    commands = (proc.command(pid) for pid in running(job)[:1])
+    found = About(argv=tuple(commands))
+    plan = planfile.read(f"{job.run_dir}/{names.PLAN}")
+    if plan is not None:
+        first = plan.processes[0].argv if plan.processes else ()
+        found = About(plan.job_id, plan.mode, plan.nodes, plan.node_rank, plan.cwd, first)
+    for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
+        if event.event == "launched":
+            wanted = event.more.get("processes")
+            job_id = event.more.get("job_id")
+            found = found._replace(
+                started=event.time,
+                wanted=wanted if isinstance(wanted, int) else 0,
+                job_id=found.job_id or (job_id if isinstance(job_id, str) else ""),
+            )
+        found = found._replace(attempt=max(found.attempt, event.attempt))
+    return found
+
+
+def end(job: Job) -> tuple[int, str] | None:
+    """Return the exit code and the verdict with which JOB has ended; None: nobody wrote it down."""
+    for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
+        if event.event == "finished":
+            code, verdict = event.more.get("exit_code"), event.more.get("verdict")
+            if isinstance(code, int):
+                return code, verdict if isinstance(verdict, str) else ""
+    return None
+
+
+def running(job: Job) -> tuple[int, ...]:
+    """Return the processes of JOB that it has started itself: ranks, servers."""
+    return tuple(pid for pid in job.processes if _is_leader(pid, job))
+
+
+def named(jobs: Sequence[Job], word: str) -> tuple[Job, ...]:
+    """Return those of JOBS that WORD means: a launcher's process id, a name or the end of one.
+
+    `default` is any job of that name; `20250102T030405Z-default-4711` is one.
+    """
+    exact = tuple(job for job in jobs if word in {job.name, str(job.launcher)})
+    if exact:
+        return exact
+    return tuple(job for job in jobs if about(job).job_id == word or job.name.startswith(word))
+
+
+def _own() -> Iterator[int]:
+    """Yield our own user's living processes, but not this one."""
+    user, here = os.geteuid(), os.getpid()
+    for pid in proc.pids():
+        with suppress(FileNotFoundError):
+            if pid != here and os.stat(f"/proc/{pid}").st_uid == user:
+                yield pid
+
+
+def _held(pid: int) -> str | None:
+    """Return the run directory that PID holds the lock of."""
+    if not proc.is_python(pid):
+        return None
+    folder = f"/proc/{pid}/fd"
+    try:
+        for fd in os.listdir(folder):
+            path = os.readlink(f"{folder}/{fd}")
+            if os.path.basename(path) == names.LOCK:
+                run_dir = os.path.dirname(path)
+                if os.path.basename(os.path.dirname(run_dir)) == names.RUNS:
+                    return run_dir
+    except OSError:
+        # It ended, or closed a file just now.
+        return None
+    return None
+
+
+def _environ(pid: int) -> dict[str, str]:
+    """Return the variables with which PID was started, as far as they are about its job."""
+    pairs = proc.content(f"/proc/{pid}/environ").decode(errors="surrogateescape").split("\0")
+    found = (pair.partition("=") for pair in pairs)
+    return {name: value for name, _, value in found if name in {JOB, RUN_DIR}}
+
+
+def _first(holders: Sequence[int]) -> int | None:
+    """Return the one of HOLDERS that the others descend from: the guard is forked off it."""
+    family = set(holders)
+    for pid in holders:
+        stat = proc.stat(pid)
+        if stat is not None and stat.parent not in family:
+            return pid
+    return None
+
+
+def _is_leader(pid: int, job: Job) -> bool:
+    """Whether no process of JOB has started PID."""
+    stat = proc.stat(pid)
+    return stat is not None and stat.parent not in job.processes and stat.session in {pid, 0}

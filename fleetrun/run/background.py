@@ -1,0 +1,147 @@
+"""--detach: the launcher goes on in a session of its own, its console in a file."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH103, PTH108, PTH118
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.records import names
+from fleetrun.run.listeners import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.records.folder import Folder
+    from fleetrun.run.loop import Waiting
+
+_CHUNK = 1 << 16
+_READY = b"."
+
+
+class Background:
+    """The launcher in the background: its console is the file CONSOLE, and READY ends the wait."""
+
+    def __init__(self, console: str, ready: int) -> None:
+        self._console = console
+        self._ready = ready
+
+    def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
+        """Return what puts the console into FOLDER and lets the foreground go."""
+        return _Leave(self, folder, say)
+
+    def keep(self, folder: Folder) -> None:
+        """Move the console into FOLDER; whoever writes into it goes on."""
+        os.rename(self._console, names.CONSOLE, dst_dir_fd=folder.fd)
+        self._console = os.path.join(folder.path, names.CONSOLE)
+
+    def leave(self) -> None:
+        """Let the foreground go."""
+        if self._ready >= 0:
+            os.write(self._ready, _READY)
+            os.close(self._ready)
+            self._ready = -1
+
+
+class _Leave(Sink):
+    """Lets the foreground go when all processes are started."""
+
+    def __init__(self, background: Background, folder: Folder, say: Callable[[str], None]) -> None:
+        self._background = background
+        self._folder = folder
+        self._say = say
+
+    def prepare(self) -> None:
+        """Give the console its place."""
+        try:
+            self._background.keep(self._folder)
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The console cannot be kept in {self._folder.path} ({error.strerror})."
+            ) from None
+
+    def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - nothing to wait for
+        """Say how to find the job again, and let the foreground go."""
+        pid = os.getpid()
+        self._say(
+            f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
+            f"`fleetrun stop {pid}` ends it."
+        )
+        self._background.leave()
+
+
+def begin(log_dir: str) -> Background | int:
+    """Go on as a child in the background, whose console begins as a file in LOG_DIR.
+
+    In the parent, return the exit code once the child's processes are started, or it has ended.
+    """
+    console = os.path.join(log_dir, f".console.{os.getpid()}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+        file = _above(os.open(console, flags, 0o600))
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The console cannot be written to {log_dir} ({error.strerror}): make room or choose "
+            "another folder with --log_dir."
+        ) from None
+    ours, theirs = map(_above, os.pipe())
+    child = os.fork()
+    if child:
+        os.close(theirs)
+        return _watch(child, ours, file, console)
+    os.close(ours)
+    os.setsid()
+    null = _above(os.open(os.devnull, os.O_RDONLY))
+    for source, target in ((null, 0), (file, 1), (file, 2)):
+        os.dup2(source, target, inheritable=True)
+    os.close(null)
+    os.close(file)
+    return Background(console, theirs)
+
+
+def _above(fd: int) -> int:
+    """Return FD with a number that is not one of the standard streams, should these be closed."""
+    if fd > 2:  # noqa: PLR2004 - standard error
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _watch(child: int, ready: int, file: int, console: str) -> int:
+    """Wait until CHILD is READY or has ended, show what it said, and return the exit code."""
+    is_ready = False
+    try:
+        # The end of the pipe is its end.
+        is_ready = os.read(ready, 1) == _READY
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGTERM)
+    code = 0 if is_ready else _code(os.waitpid(child, 0)[1])
+    _show(file)
+    if not is_ready:
+        # What never began leaves nothing.
+        with suppress(FileNotFoundError):
+            os.unlink(console)
+    return code
+
+
+def _code(status: int) -> int:
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _show(file: int) -> None:
+    """Copy all of FILE to standard error; its position is the child's, too."""
+    at = 0
+    while part := os.pread(file, _CHUNK, at):
+        at += len(part)
+        if sys.stderr is not None:
+            sys.stderr.buffer.write(part)
+            sys.stderr.flush()

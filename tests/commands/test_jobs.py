@@ -1,0 +1,233 @@
+"""`fleetrun ps`, `stop` and `attach` find jobs of this user in /proc, and end what is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commandline import ROOT, Command
+from processes import assert_no_survivors
+from waiting import LONG_S, until
+
+from fleetrun.commands import ps
+from fleetrun.errors import UsageError
+from fleetrun.probe import jobs
+from fleetrun.probe.jobs import About, Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
+
+
+def fleetrun(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - run's own
+    return subprocess.run(
+        [sys.executable, "-m", "fleetrun", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+        **more,
+    )
+
+
+def listed(word: str) -> list[dict[str, Any]]:
+    done = fleetrun("ps", "--json", word)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def detached(command: Command) -> int:
+    """Start COMMAND in the background and return its launcher's process id."""
+    command.argv.insert(3, "--detach")
+    done = subprocess.run(
+        command.argv,
+        env=command.environ(),
+        cwd=command.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    word = done.stderr.partition("in the background as process ")[2].partition(":")[0]
+    return int(word)
+
+
+def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: Path) -> None:
+    command = Command(tmp_path, HOLD)
+    launcher = command.start()
+    command.wait_for("up.0", "up.1")
+    # The plan is written a moment later.
+    until((tmp_path / "log" / "latest" / "plan.json").exists)
+    (found,) = listed(str(launcher.pid))
+    assert (found["job"], found["pid"], found["wanted"]) == ("default", launcher.pid, 2)
+    assert len(found["processes"]) == 2
+    assert found["folder"] == str(tmp_path)
+    assert found["run_dir"] == str((tmp_path / "log" / "latest").resolve())
+    table = fleetrun("ps", found["name"]).stdout.splitlines()
+    assert table[0].split() == list(ps.HEADS)
+    assert table[1].split()[:2] == [str(launcher.pid), "default"]
+    assert "2 of 2" in table[1]
+
+    done = fleetrun("stop", str(launcher.pid))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith(" has ended: interrupted by SIGTERM\n")
+    assert command.finish(launcher).code == 128 + signal.SIGTERM
+    assert (tmp_path / "asked.0").exists()
+    assert not [one for one in jobs.find() if one.launcher == launcher.pid]
+
+
+def test_stop_now_does_not_wait_for_those_who_take_their_time(tmp_path: Path) -> None:
+    command = Command(tmp_path, 'trap "" TERM; touch up.$R; sleep 1000', "--grace=900")
+    launcher = command.start()
+    command.wait_for("up.0", "up.1")
+    assert fleetrun("stop", "--now", str(launcher.pid)).returncode == 0
+    command.finish(launcher)
+
+
+def test_what_a_killed_launcher_left_behind_is_found_and_ended() -> None:
+    name = f"20250102T030405Z-lost-{os.getpid()}"
+    environ = {**os.environ, "FLEETRUN_JOB": name, "FLEETRUN_RUN_DIR": "/nowhere"}
+    with subprocess.Popen(["sleep", "1000"], env=environ, start_new_session=True) as orphan:
+        (found,) = listed(name)
+        assert (found["pid"], found["processes"]) == (None, [orphan.pid])
+        assert fleetrun("ps", name).stdout.splitlines()[1].split()[:2] == ["killed", name]
+        done = fleetrun("attach", name)
+        assert done.returncode == 3
+        assert "was killed; its logs are in /nowhere." in done.stderr
+        done = fleetrun("stop", name)
+        assert (done.returncode, orphan.wait(LONG_S)) == (0, -signal.SIGKILL), done.stderr
+        assert done.stderr == f"fleetrun: {name} has ended: its launcher had been killed.\n"
+
+
+def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -> None:
+    command = Command(
+        tmp_path, "echo first; until [ -e go ]; do sleep 0.1; done; echo last; exit 7", ranks=1
+    )
+    pid = detached(command)
+    (found,) = listed(str(pid))
+    assert found["pid"] == pid
+    # Of no terminal and no session but its own.
+    assert os.getsid(pid) == pid
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "fleetrun", "attach", str(pid)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watcher.stdout is not None
+    lines = []
+    while "first\n" not in lines:
+        lines.append(watcher.stdout.readline())
+    (tmp_path / "go").touch()
+    out, err = watcher.communicate(timeout=LONG_S)
+    assert watcher.returncode == 7, err
+    assert "last\n" in out
+    assert "exited with 7" in out
+    assert_no_survivors(command.marker)
+    assert not [one for one in (tmp_path / "log").iterdir() if one.name.startswith(".console")]
+
+
+def test_leaving_the_console_leaves_the_job(tmp_path: Path) -> None:
+    command = Command(tmp_path, f"echo first; {HOLD}", ranks=1)
+    pid = detached(command)
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "fleetrun", "attach", "--lines=5", str(pid)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert watcher.stdout is not None
+    while watcher.stdout.readline() != b"first\n":
+        pass
+    watcher.send_signal(signal.SIGINT)
+    _, err = watcher.communicate(timeout=LONG_S)
+    assert (watcher.returncode, err) == (130, b"")
+    assert [one.launcher for one in jobs.find() if one.launcher == pid] == [pid]
+    assert fleetrun("stop", str(pid)).returncode == 0
+    assert_no_survivors(command.marker)
+
+
+def test_what_cannot_start_in_the_background_says_so_in_front(tmp_path: Path) -> None:
+    command = Command(tmp_path, "true")
+    command.argv[-1] = "nosuch.py"
+    command.argv.insert(3, "--detach")
+    ended = command.run()
+    assert ended.code == 3
+    assert "There is no script nosuch.py" in ended.said
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_a_job_with_its_console_elsewhere_is_shown_by_a_log(tmp_path: Path) -> None:
+    command = Command(tmp_path, "echo first; touch up.$R; until [ -e go ]; do sleep 0.1; done")
+    launcher = command.start()
+    command.wait_for("up.0", "up.1")
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "fleetrun", "attach", str(launcher.pid)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert watcher.stdout is not None
+    assert watcher.stdout.readline() == b"first\n"
+    (tmp_path / "go").touch()
+    _, err = watcher.communicate(timeout=LONG_S)
+    assert watcher.returncode == 0
+    assert (
+        b"was not started with --detach and has its console elsewhere: this is workerlog.0" in err
+    )
+    assert command.finish(launcher).code == 0
+
+
+@pytest.mark.parametrize("what", ["stop", "attach"])
+def test_a_job_that_does_not_run_is_a_usage_error(what: str) -> None:
+    done = fleetrun(what, "nosuchjob")
+    assert done.returncode == 2
+    assert "no job nosuchjob runs on this host; `fleetrun ps` lists what does" in done.stderr
+
+
+JOBS = (
+    Job("20250101T000000Z-a-11", "/nowhere", 11, ()),
+    Job("20250102T000000Z-a-12", "/nowhere", 12, ()),
+    Job("20250103T000000Z-b-13", "/nowhere", None, ()),
+)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("11", 0), ("20250102T000000Z-a-12", 1), ("20250103", 2)]
+)
+def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
+    word: str, meant: int
+) -> None:
+    assert ps.one(word, JOBS, "stop") == JOBS[meant]
+
+
+def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
+    with pytest.raises(UsageError, match=r"2 jobs may be meant; .*: 11, 12\."):
+        ps.one("2025010", JOBS[:2], "stop")
+    with pytest.raises(UsageError, match=r"3 jobs may be meant; .*: 11, 12, 20250103T000000Z-b-13"):
+        ps.one(None, JOBS, "stop")
+    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
+        ps.one(None, (), "stop")
+
+
+def test_a_row_says_which_host_and_attempt() -> None:
+    about = About("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
+    assert ps.row(JOBS[2], about, now=190.0) == [
+        *("killed", "b", "1m30s", "0 of 4, attempt 3", "2 of 2", "train.py", "/work"),
+    ]
+
+
+def test_a_script_may_have_the_name_of_a_command() -> None:
+    done = fleetrun("--dry-run", "--", "ps", "-e")
+    assert done.returncode == 0, done.stderr
+    assert "/ps -e" in done.stdout
