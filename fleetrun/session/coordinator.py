@@ -1,0 +1,654 @@
+"""The coordinator of a session: keeps the roster, and decides for all hosts how it ended.
+
+`step(state, event) -> (state, actions)`, pure. Who performs the actions feeds every message of a
+member, every broken connection, and Elapsed at `wake_at`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from fleetrun.errors import RendezvousError
+from fleetrun.session import seating
+from fleetrun.session.messages import (
+    LOST,
+    PROTOCOL,
+    Acknowledged,
+    Done,
+    Entry,
+    Failed,
+    Failure,
+    Heartbeat,
+    Join,
+    Leave,
+    Missing,
+    Ready,
+    Refused,
+    Roster,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+)
+from fleetrun.session.seating import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.session.messages import FromCoordinator, FromMember, Offer
+    from fleetrun.session.terms import Terms
+
+FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
+    "forming",
+    "preparing",
+    "running",
+    "stopping",
+    "ended",
+)
+# Everybody hears who is missing this often, at most.
+_REMARK_S = 1.0
+# Misconfigured hosts try again and again; so many are remembered.
+_REMEMBERED = 16
+
+
+class Received(NamedTuple):
+    """A message came in over a connection; `address` is its other end, `own` is ours."""
+
+    connection: int
+    message: FromMember
+    at: float
+    address: str = ""
+    own: str = ""
+    # It is from the launcher in which the coordinator is.
+    is_local: bool = False
+
+
+class Broken(NamedTuple):
+    """A connection is no more."""
+
+    connection: int
+    at: float
+
+
+class Elapsed(NamedTuple):
+    """Time has passed."""
+
+    at: float
+
+
+class Send(NamedTuple):
+    """Send a message over each of some connections."""
+
+    connections: tuple[int, ...]
+    message: FromCoordinator
+
+
+class Close(NamedTuple):
+    """Close a connection, once all is sent."""
+
+    connection: int
+
+
+Event: TypeAlias = Received | Broken | Elapsed
+Action: TypeAlias = Send | Close
+
+
+class Report(NamedTuple):
+    """A failure of this generation, with the moment that counts for who was first."""
+
+    at: float
+    launcher: str
+    failure: Failure
+
+
+class State(NamedTuple):
+    """Where the session stands."""
+
+    terms: Terms
+    began_at: float
+    wake_at: float
+    # When the roster must stand.
+    deadline: float
+    phase: str = FORMING
+    generation: int = 0
+    restarts: int = 0
+    hosts: Mapping[str, Host] = {}
+    connections: Mapping[int, str] = {}
+    # Of this generation, once it stands.
+    roster: Roster | None = None
+    reports: tuple[Report, ...] = ()
+    stop: Stop | None = None
+    # Of the last generation that ended.
+    verdict: Verdict | None = None
+    # No generation begins before: a host that is cut off may still be training.
+    not_before: float = 0.0
+    # Lost launchers: their ranks may live no more, so they never come back.
+    lost: frozenset[str] = frozenset()
+    refused: tuple[str, ...] = ()
+    # Our own address, as the others see it.
+    own: str = ""
+    looked_at: float = 0.0
+    told_at: float = 0.0
+    told: str = ""
+
+    @property
+    def seated(self) -> tuple[str, ...]:
+        """The launchers of this generation's roster."""
+        return () if self.roster is None else tuple(e.launcher for e in self.roster.entries)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has to hear anything any more."""
+        others = (host for host in self.hosts.values() if not host.is_local)
+        return self.phase == ENDED and not any(True for _ in others)
+
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def begin(terms: Terms, at: float) -> State:
+    """Return the state of a session of which nobody is known yet."""
+    return State(terms, at, at + terms.look_s, at + terms.rdzv_timeout_s, looked_at=at, told_at=at)
+
+
+def step(state: State, event: Event) -> Step:
+    """Return the state after EVENT, and what is to be done."""
+    match event:
+        case Received(message=Join()):
+            return _join(state, event)
+        case Received():
+            return _received(state, event)
+        case Broken(connection=connection, at=at):
+            return _broken(state, connection, at)
+        case Elapsed(at=at):
+            return _look(state, at)
+
+
+# Who comes ------------------------------------------------------------------------------------
+
+
+def _join(state: State, event: Received) -> Step:
+    """Let a launcher in, or back in, or say why not."""
+    join = event.message
+    assert isinstance(join, Join)  # noqa: S101 - see step
+    known = state.hosts.get(join.launcher)
+    if known is not None:
+        return _rejoin(state, event, join, known)
+    why = _objection(state, event, join)
+    ended = None if state.phase != ENDED else state.verdict
+    if ended is not None and ended.failure is not None and not _misfit(state, join):
+        late = ended._replace(generation=join.generation)
+        return state, (Send((event.connection,), late), Close(event.connection))
+    if why:
+        return _refuse(state, event, why)
+    host = Host(
+        join.launcher,
+        join.offer,
+        event.address,
+        event.is_local,
+        event.connection,
+        event.at,
+        event.at,
+    )
+    rival = _rival(state, host)
+    if rival is not None and rival.connection is not None:
+        return _quarrel(state, event, host, rival)
+    if rival is not None:
+        # It was killed, and somebody has started it again.
+        state = _without(state, rival)
+    state = _with(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
+    state, actions = _form(state, event.at)
+    if state.phase == FORMING or join.launcher not in state.seated:
+        told = Send((event.connection,), Missing(_missing(state), _remarks_for(state, host)))
+        return state, (told, *actions)
+    return state, actions
+
+
+def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
+    """Take up a launcher's new connection, or its part in the next generation."""
+    actions: list[Action] = []
+    if host.connection not in {None, event.connection}:
+        assert host.connection is not None  # noqa: S101 - just asked for
+        connections = {c: who for c, who in state.connections.items() if c != host.connection}
+        state = state._replace(connections=connections)
+        actions.append(Close(host.connection))
+    is_next = state.phase == FORMING and join.generation == state.generation
+    host = host._replace(
+        connection=event.connection,
+        heard_at=event.at,
+        broken_at=None,
+        is_joined=host.is_joined or is_next,
+        offer=join.offer if is_next else host.offer,
+    )
+    state = _with(state, host)
+    actions += [Send((event.connection,), message) for message in _owed(state, host, join)]
+    state, more = _form(state, event.at)
+    return state, (*actions, *more)
+
+
+def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
+    """Return what tells HOST all that it may have missed."""
+    if state.phase == FORMING:
+        behind = join.generation < state.generation
+        return [state.verdict] if behind and state.verdict is not None else []
+    if state.phase == ENDED or host.launcher not in state.seated:
+        return [] if state.phase != ENDED or state.verdict is None else [state.verdict]
+    owed: list[FromCoordinator] = []
+    if join.generation < state.generation and state.verdict is not None:
+        owed.append(state.verdict)
+    if state.roster is not None:
+        owed.append(state.roster)
+    if state.phase == RUNNING:
+        owed.append(Start(state.generation))
+    if state.stop is not None:
+        owed.append(state.stop)
+    return owed
+
+
+def _objection(state: State, event: Received, join: Join) -> str:
+    """Say why a launcher cannot take part; nothing if it can."""
+    if join.launcher in state.lost:
+        return "it was silent for too long, and counts as lost"
+    if state.phase == ENDED:
+        return "the job has ended"
+    return "; ".join(_misfit(state, join)) or _no_place(state, event, join.offer)
+
+
+def _misfit(state: State, join: Join) -> list[str]:
+    """Return in what a launcher differs that must not differ."""
+    ours = next((host for host in state.hosts.values() if host.is_local), None)
+    where = "the coordinator" if ours is None else ours.offer.hostname
+    if join.protocol != PROTOCOL:
+        return [f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"]
+    return [] if ours is None else seating.differences(ours.offer, join.offer, where=where)
+
+
+def _no_place(state: State, event: Received, offer: Offer) -> str:
+    """Say why there is no place for a launcher; nothing if there is one."""
+    terms, rank = state.terms, offer.rank
+    if rank is not None and rank >= terms.most:
+        return f"its rank is {rank}, and the job has {terms.most} hosts, 0 to {terms.most - 1}"
+    if (
+        state.phase == FORMING
+        and any(one.offer.rank == rank for one in state.hosts.values())
+        and (rank is not None)
+    ):
+        # Two want the same place, or one was started again.
+        return ""
+    is_closed = state.phase != FORMING and not terms.may_change
+    here = [host.name for host in state.hosts.values() if host.connection is not None]
+    if is_closed or (not event.is_local and len(here) >= terms.most + terms.spares):
+        return f"all hosts of the job are there: {seating.listed(here)}"
+    return ""
+
+
+def _refuse(state: State, event: Received, why: str) -> Step:
+    join = event.message
+    assert isinstance(join, Join)  # noqa: S101 - see step
+    offer = join.offer._replace(host=join.offer.host or event.address)
+    line = f"{offer.names()} cannot take part: {why}"
+    if state.phase != ENDED and line not in state.refused:
+        state = state._replace(refused=(*state.refused, line)[-_REMEMBERED:])
+    return state, (Send((event.connection,), Refused(why)), Close(event.connection))
+
+
+def _rival(state: State, host: Host) -> Host | None:
+    """Return the host that has the rank which HOST wants."""
+    if host.offer.rank is None or state.phase != FORMING:
+        return None
+    same = (one for one in state.hosts.values() if one.offer.rank == host.offer.rank)
+    return next(same, None)
+
+
+def _quarrel(state: State, event: Received, host: Host, rival: Host) -> Step:
+    """End the job of which two hosts want the same place."""
+    who = f"{rival.name}, pid {rival.offer.pid}, and {host.name}, pid {host.offer.pid}"
+    what = f"two launchers have rank {host.offer.rank}: {who}"
+    state, actions = _rendezvous_failed(state, what, event.at)
+    return state, (*actions, Send((event.connection,), Refused(what)), Close(event.connection))
+
+
+# The roster -----------------------------------------------------------------------------------
+
+
+def _form(state: State, at: float) -> Step:
+    """Make the roster if all are there who are waited for."""
+    if state.phase != FORMING or at < state.not_before or not _is_complete(state, at):
+        return state, ()
+    terms = state.terms
+    before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
+    chosen = seating.seats(_here(state), terms.most, before)
+    hosts = dict(state.hosts)
+    for order, host in enumerate(chosen):
+        hosts[host.launcher] = host._replace(order=order)
+    entries = tuple(_entry(state, host) for host in chosen)
+    roster = Roster(state.generation, state.restarts, entries, state.refused)
+    state = state._replace(phase=PREPARING, hosts=hosts, roster=roster)
+    actions: list[Action] = [_to_seated(state, roster)]
+    if not terms.may_change:
+        # One that was counted twice: its connection broke, and it came again as another one.
+        for host in [host for host in hosts.values() if host.launcher not in state.seated]:
+            state = _without(state, host)
+            if host.connection is not None:
+                actions += [
+                    Send((host.connection,), Refused("all hosts of the job are there")),
+                    Close(host.connection),
+                ]
+    return state, tuple(actions)
+
+
+def _is_complete(state: State, at: float) -> bool:
+    here, terms = _here(state), state.terms
+    if len(here) < len(state.hosts) and state.generation:
+        # Survivors are still stopping; those that are lost are soon known to be.
+        return False
+    if len(here) >= terms.most:
+        return True
+    if len(here) < terms.least:
+        return False
+    newest = max(host.joined_at for host in here)
+    # Who has been training together goes on at once.
+    return state.generation > 0 or at >= newest + terms.elastic_timeout_s
+
+
+def _here(state: State) -> list[Host]:
+    return [h for h in state.hosts.values() if h.is_joined and h.connection is not None]
+
+
+def _entry(state: State, host: Host) -> Entry:
+    offer = host.offer
+    seen = host.address if not host.is_local else state.own
+    name = offer.host or seen or offer.hostname
+    return Entry(host.launcher, name, offer.hostname, offer.ports, offer.groups, offer.master_port)
+
+
+def _missing(state: State) -> str:
+    return seating.missing(state.terms, _here(state))
+
+
+def _remarks_for(state: State, host: Host) -> tuple[str, ...]:
+    """Return who was refused, and in what HOST differs."""
+    ours = next((one for one in state.hosts.values() if one.is_local), None)
+    if ours is None or ours is host:
+        return state.refused
+    found = seating.remarks(ours.offer, host.offer, where=ours.offer.hostname)
+    return (*state.refused, *(f"{host.name}: {each}" for each in found))
+
+
+# While it runs --------------------------------------------------------------------------------
+
+
+def _received(state: State, event: Received) -> Step:
+    """Take what a member says."""
+    host = state.hosts.get(state.connections.get(event.connection, ""))
+    if host is None:
+        return state, ()
+    host = host._replace(heard_at=event.at)
+    state = _with(state, host)
+    match event.message:
+        case Heartbeat(number=number):
+            return state, (Send((event.connection,), Acknowledged(number)),)
+        case Leave(failure=failure):
+            return _left(state, host, failure, event.at)
+        case Join():  # pragma: no cover - see step
+            return state, ()
+        case message:
+            is_current = message.generation == state.generation
+            if is_current and host.launcher in state.seated:
+                return _reported(state, host, message, event.at)
+            return state, ()
+
+
+def _reported(
+    state: State, host: Host, message: Ready | Done | Failed | Stopped, at: float
+) -> Step:
+    """Take what a host of the roster says about this generation."""
+    match message:
+        case Ready() if state.phase == PREPARING:
+            return _ready(_with(state, host._replace(is_ready=True)))
+        case Done() if state.phase == RUNNING:
+            return _done(_with(state, host._replace(is_done=True)), at)
+        case Failed(failure=failure):
+            return _failed(state, host.launcher, failure, at)
+        case Stopped(failure=failure):
+            return _stopped(state, host, failure, at)
+        case _:
+            return state, ()
+
+
+def _ready(state: State) -> Step:
+    if not all(state.hosts[one].is_ready for one in state.seated):
+        return state, ()
+    state = state._replace(phase=RUNNING)
+    return state, (_to_seated(state, Start(state.generation)),)
+
+
+def _done(state: State, at: float) -> Step:
+    if not all(state.hosts[one].is_done for one in state.seated):
+        return state, ()
+    return _end(state, Verdict(state.generation, "", None, is_final=True), at)
+
+
+def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
+    """Note a failure; the first one stops all ranks everywhere."""
+    if state.phase not in {PREPARING, RUNNING, STOPPING}:
+        return state, ()
+    if any(report.launcher == launcher for report in state.reports):
+        return state, ()
+    state = state._replace(reports=(*state.reports, Report(at, launcher, failure)))
+    if state.phase == STOPPING:
+        return state, ()
+    stop = Stop(state.generation, failure)
+    state = state._replace(phase=STOPPING, stop=stop)
+    return state, (_to_seated(state, stop),)
+
+
+def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> Step:
+    """Note that nothing runs on HOST any more; when that holds for all, decide."""
+    actions: tuple[Action, ...] = ()
+    if failure is None and state.phase in {PREPARING, RUNNING}:
+        failure = Failure(host.name, "the ranks were stopped", LOST)
+    if failure is not None:
+        state, actions = _failed(state, host.launcher, failure, at)
+        # What is said at the end is said with more knowledge than the first word.
+        reports = tuple(
+            one._replace(failure=failure) if one.launcher == host.launcher else one
+            for one in state.reports
+        )
+        state = state._replace(reports=reports)
+    if state.phase != STOPPING:
+        return state, actions
+    state = _with(state, host._replace(is_stopped=True))
+    state, more = _arbitrate(state, at)
+    return state, (*actions, *more)
+
+
+def _arbitrate(state: State, at: float) -> Step:
+    """Decide who failed first, and whether there is another attempt."""
+    waited_for = (state.hosts[one] for one in state.seated if one in state.hosts)
+    if state.phase != STOPPING or not all(host.is_stopped for host in waited_for):
+        return state, ()
+    first = min(state.reports, key=lambda one: (one.failure.is_victim, one.at))
+    failure, terms = first.failure, state.terms
+    given_up = failure.hopeless
+    counts = not failure.is_departure
+    is_final = bool(given_up) or (counts and state.restarts >= terms.max_restarts)
+    verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
+    if is_final:
+        return _end(state, verdict, at)
+    told = _to_seated(state, verdict)
+    hosts = {
+        one: host._replace(is_joined=False) if one in state.seated else host
+        for one, host in state.hosts.items()
+    }
+    cleared = {
+        one: host._replace(is_ready=False, is_done=False, is_stopped=False)
+        for one, host in hosts.items()
+    }
+    patience = terms.elastic_timeout_s if terms.is_elastic else terms.rdzv_timeout_s
+    return state._replace(
+        phase=FORMING,
+        generation=state.generation + 1,
+        restarts=state.restarts + counts,
+        hosts=cleared,
+        roster=None,
+        reports=(),
+        stop=None,
+        verdict=verdict,
+        deadline=max(at, state.not_before) + patience,
+        wake_at=min(state.wake_at, max(at, state.not_before)),
+        refused=(),
+    ), (told,)
+
+
+# Who goes -------------------------------------------------------------------------------------
+
+
+def _broken(state: State, connection: int, at: float) -> Step:
+    """Note that a connection is gone; its launcher may make another one."""
+    launcher = state.connections.get(connection)
+    if launcher is None:
+        return state, ()
+    connections = {c: who for c, who in state.connections.items() if c != connection}
+    state = state._replace(connections=connections)
+    host = state.hosts.get(launcher)
+    if host is not None and host.connection == connection:
+        hosts = {**state.hosts, launcher: host._replace(connection=None, broken_at=at)}
+        state = state._replace(hosts=hosts)
+    return state, ()
+
+
+def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
+    """Let a launcher go that says so: at the end, or because it was asked to stop."""
+    state = _without(state, host)
+    closing = () if host.connection is None else (Close(host.connection),)
+    if state.phase == ENDED:
+        return state, closing
+    failure = failure or Failure(host.name, "fleetrun has ended", LOST)
+    if state.phase == FORMING:
+        if state.terms.may_change and failure.is_departure:
+            return state, closing
+        ended = Verdict(state.generation, host.launcher, failure, is_final=True)
+        state, actions = _end(state, ended, at)
+    elif host.launcher in state.seated:
+        state, first = _failed(state, host.launcher, failure, at)
+        state, more = _arbitrate(state, at)
+        actions = (*first, *more)
+    else:
+        actions = ()
+    return state, (*closing, *actions)
+
+
+def _look(state: State, at: float) -> Step:
+    """See who is silent, and what is due."""
+    terms = state.terms
+    asleep = at - state.looked_at - 2 * terms.look_s
+    if asleep > terms.heartbeat_timeout_s / 2:
+        # It was we who were not there: whoever is alive shall have time to say so.
+        hosts = {
+            one: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
+            for one, host in state.hosts.items()
+        }
+        state = state._replace(hosts=hosts)
+    state = state._replace(looked_at=at, wake_at=at + terms.look_s)
+    actions: list[Action] = []
+    for host in list(state.hosts.values()):
+        if host.launcher in state.hosts and _is_lost(terms, host, at):
+            state, more = _lost(state, host, at)
+            actions += more
+    if state.phase == FORMING:
+        state, more = _form(state, at)
+        actions += more
+    if state.phase in {FORMING, PREPARING}:
+        state, more = _wait(state, at)
+        actions += more
+    return state, tuple(actions)
+
+
+def _is_lost(terms: Terms, host: Host, at: float) -> bool:
+    if host.is_local:
+        return False
+    is_silent = at - host.heard_at >= terms.heartbeat_timeout_s - terms.look_s
+    return is_silent or (host.broken_at is not None and at - host.broken_at >= terms.rejoin_s)
+
+
+def _lost(state: State, host: Host, at: float) -> Step:
+    """Go on without HOST, or end."""
+    terms = state.terms
+    was_seated = host.launcher in state.seated or host.order >= 0
+    state = _without(state, host)
+    closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
+    if state.phase == ENDED or not was_seated:
+        return state, closing
+    state = state._replace(
+        lost=state.lost | {host.launcher},
+        not_before=max(state.not_before, host.heard_at + terms.quarantine_s),
+    )
+    since = host.heard_at + terms.heartbeat_s if host.broken_at is None else host.broken_at
+    how = "its launcher was lost" if host.broken_at is not None else "nothing is heard of it"
+    failure = Failure(
+        host.name,
+        f"the host was lost: {how}",
+        LOST,
+        is_departure=terms.may_change,
+    )
+    if state.phase == FORMING:
+        if failure.is_departure:
+            return state, closing
+        ended = Verdict(state.generation, host.launcher, failure, is_final=True)
+        state, actions = _end(state, ended, at)
+        return state, (*closing, *actions)
+    state, first = _failed(state, host.launcher, failure, since)
+    state, more = _arbitrate(state, at)
+    return state, (*closing, *first, *more)
+
+
+def _wait(state: State, at: float) -> Step:
+    """Say who is missing, or that it has taken too long."""
+    who = _missing(state)
+    if state.phase == PREPARING:
+        late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
+        who = f"{seating.listed(late)} to get ready"
+    if at >= state.deadline:
+        spent = at - state.began_at if not state.generation else state.terms.rdzv_timeout_s
+        what = f"{who} did not come within {spent:.0f} s"
+        return _rendezvous_failed(state, "; ".join((what, *state.refused)), at)
+    told = "\n".join((who, *state.refused))
+    if told == state.told or at < state.told_at + _REMARK_S:
+        return state, ()
+    state = state._replace(told=told, told_at=at)
+    everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
+    return state, (Send(everybody, Missing(who, state.refused)),)
+
+
+def _rendezvous_failed(state: State, what: str, at: float) -> Step:
+    failure = Failure("", what, RendezvousError.exit_code)
+    return _end(state, Verdict(state.generation, "", failure, is_final=True), at)
+
+
+def _end(state: State, verdict: Verdict, at: float) -> Step:
+    """Tell everybody how the job ended."""
+    everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
+    state = state._replace(phase=ENDED, verdict=verdict, wake_at=at + state.terms.look_s)
+    return state, (Send(everybody, verdict),)
+
+
+# Small things ---------------------------------------------------------------------------------
+
+
+def _with(state: State, host: Host) -> State:
+    state = state._replace(hosts={**state.hosts, host.launcher: host})
+    if host.connection is None or state.connections.get(host.connection) == host.launcher:
+        return state
+    return state._replace(connections={**state.connections, host.connection: host.launcher})
+
+
+def _without(state: State, host: Host) -> State:
+    hosts = {one: each for one, each in state.hosts.items() if one != host.launcher}
+    connections = {c: who for c, who in state.connections.items() if who != host.launcher}
+    return state._replace(hosts=hosts, connections=connections)
+
+
+def _to_seated(state: State, message: FromCoordinator) -> Send:
+    hosts: Sequence[Host] = [state.hosts[one] for one in state.seated if one in state.hosts]
+    return Send(tuple(h.connection for h in hosts if h.connection is not None), message)

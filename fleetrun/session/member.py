@@ -1,0 +1,466 @@
+"""A member of a session: what each launcher does about the others.
+
+`step(state, event) -> (state, actions)`, pure. Who performs the actions feeds what the coordinator
+says, what becomes of the ranks here, and Elapsed at `wake_at`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from fleetrun.errors import RendezvousError
+from fleetrun.session.messages import (
+    LOST,
+    PROTOCOL,
+    Acknowledged,
+    Done,
+    Failed,
+    Failure,
+    Heartbeat,
+    Join,
+    Leave,
+    Missing,
+    Offer,
+    Ready,
+    Refused,
+    Roster,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from fleetrun.session.messages import FromCoordinator, FromMember
+    from fleetrun.session.terms import Terms
+
+# Without a generation; waiting for its roster; planning it; ready for its start; its ranks run;
+# they are being stopped; they have stopped; nothing comes any more.
+IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
+    "idle",
+    "joining",
+    "planning",
+    "ready",
+    "running",
+    "stopping",
+    "stopped",
+    "ended",
+)
+
+
+class Connected(NamedTuple):
+    """There is a connection to the coordinator."""
+
+    at: float
+
+
+class Disconnected(NamedTuple):
+    """It is no more."""
+
+    at: float
+
+
+class Heard(NamedTuple):
+    """The coordinator says something."""
+
+    message: FromCoordinator
+    at: float
+
+
+class Elapsed(NamedTuple):
+    """Time has passed."""
+
+    at: float
+
+
+class Offered(NamedTuple):
+    """The host wants to take part in the next generation."""
+
+    offer: Offer
+    at: float
+
+
+class Planned(NamedTuple):
+    """The generation has a plan here; `failure`: it cannot be planned."""
+
+    at: float
+    failure: Failure | None = None
+
+
+class RanksDone(NamedTuple):
+    """All ranks here that the job waits for have ended well."""
+
+    at: float
+
+
+class RanksFailed(NamedTuple):
+    """The generation fails here; its ranks are being stopped."""
+
+    failure: Failure
+    at: float
+
+
+class RanksStopped(NamedTuple):
+    """No rank runs here any more; `failure` is what went wrong here first, if anything did."""
+
+    failure: Failure | None
+    at: float
+
+
+class Quit(NamedTuple):
+    """The launcher ends; before the verdict, `failure` is why."""
+
+    failure: Failure | None
+    at: float
+
+
+class Send(NamedTuple):
+    """Send a message to the coordinator."""
+
+    message: FromMember
+
+
+class Redial(NamedTuple):
+    """Give up the connection, if there is one, and make another."""
+
+
+class Plan(NamedTuple):
+    """Plan the generation; the answer is Planned."""
+
+    roster: Roster
+
+
+class Run(NamedTuple):
+    """Start the ranks."""
+
+
+class StopRanks(NamedTuple):
+    """Stop the ranks: the job has failed, as far as is known by this; then comes RanksStopped."""
+
+    failure: Failure
+
+
+class Kill(NamedTuple):
+    """End all ranks now."""
+
+
+class Show(NamedTuple):
+    """Remember for whom the others wait."""
+
+    missing: Missing
+
+
+class Conclude(NamedTuple):
+    """The generation has ended so."""
+
+    verdict: Verdict
+
+
+Event: TypeAlias = (
+    Connected
+    | Disconnected
+    | Heard
+    | Elapsed
+    | Offered
+    | Planned
+    | RanksDone
+    | RanksFailed
+    | RanksStopped
+    | Quit
+)
+Action: TypeAlias = Send | Redial | Plan | Run | StopRanks | Kill | Show | Conclude
+
+
+class State(NamedTuple):
+    """Where this launcher stands."""
+
+    terms: Terms
+    launcher: str
+    # The host at which the coordinator is, for people.
+    coordinator: str
+    # Whether the coordinator is in this launcher, and can be neither lost nor slow.
+    is_local: bool
+    wake_at: float
+    phase: str = IDLE
+    generation: int = 0
+    offer: Offer | None = None
+    is_connected: bool = False
+    # When the connection broke, while there is no other.
+    broken_at: float | None = None
+    # When the last heartbeat was sent that was acknowledged, and those that were not, with times.
+    alive_at: float = 0.0
+    number: int = 0
+    unanswered: tuple[tuple[int, float], ...] = ()
+    is_done: bool = False
+    # What went wrong here, and whether that was told with all that is known.
+    failure: Failure | None = None
+    # The verdict came before the ranks had stopped, or there will be none from the coordinator.
+    verdict: Verdict | None = None
+    is_fenced: bool = False
+
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def begin(terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool) -> State:
+    """Return the state of a launcher that has no connection yet."""
+    return State(terms, launcher, coordinator, is_local, at + terms.heartbeat_s, alive_at=at)
+
+
+def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for each event
+    """Return the state after EVENT, and what is to be done."""
+    if state.phase == ENDED:
+        return state, ()
+    match event:
+        case Connected(at=at):
+            return _connected(state, at)
+        case Disconnected(at=at):
+            return _disconnected(state, at)
+        case Heard(message=message, at=at):
+            return _heard(state, message, at)
+        case Elapsed(at=at):
+            return _elapsed(state, at)
+        case Offered(offer=offer):
+            state = state._replace(phase=JOINING, offer=offer)
+            return _say(state, Join(PROTOCOL, state.launcher, state.generation, offer))
+        case Planned(failure=failure):
+            return _planned(state, failure)
+        case RanksDone():
+            return _done(state)
+        case RanksFailed(failure=failure):
+            return _failed(state, failure)
+        case RanksStopped(failure=failure, at=at):
+            return _stopped(state, failure, at)
+        case Quit(failure=failure):
+            return state._replace(phase=ENDED), (Send(Leave(failure)),)
+
+
+def _say(state: State, message: FromMember, *more: Action) -> Step:
+    """Say MESSAGE; without a connection it is said on the next one, see _connected."""
+    said = (Send(message),) if state.is_connected else ()
+    return state, (*said, *more)
+
+
+# The connection -------------------------------------------------------------------------------
+
+
+def _connected(state: State, at: float) -> Step:
+    """Say who we are and all that the coordinator may not have heard."""
+    state = state._replace(is_connected=True, broken_at=None, unanswered=(), wake_at=at)
+    if state.offer is None:
+        return state, ()
+    # What it brings into the next generation is not known before it is offered.
+    generation = state.generation - (state.phase == IDLE)
+    said: list[FromMember] = [Join(PROTOCOL, state.launcher, generation, state.offer)]
+    if state.phase in {READY, RUNNING, STOPPING}:
+        said.append(Ready(state.generation))
+    if state.is_done:
+        said.append(Done(state.generation))
+    if state.phase == STOPPED:
+        said.append(Stopped(state.generation, state.failure))
+    elif state.failure is not None:
+        said.append(Failed(state.generation, state.failure))
+    return state, tuple(map(Send, said))
+
+
+def _disconnected(state: State, at: float) -> Step:
+    state = state._replace(is_connected=False, broken_at=at, unanswered=())
+    state = state._replace(wake_at=min(state.wake_at, at + state.terms.rejoin_s))
+    return state, (Redial(),)
+
+
+def _elapsed(state: State, at: float) -> Step:
+    """Show that we are there, and see whether the coordinator is."""
+    if state.is_local:
+        return state._replace(wake_at=at + state.terms.heartbeat_timeout_s), ()
+    state, lost = _watch(state, at)
+    state, sent = _beat(state, at)
+    return _set_alarm(state, at), (*lost, *sent)
+
+
+def _beat(state: State, at: float) -> Step:
+    """Send a heartbeat, or look for another connection where none is answered."""
+    terms = state.terms
+    if not state.is_connected or state.offer is None or state.phase == ENDED:
+        return state, ()
+    if state.unanswered and at >= state.unanswered[0][1] + terms.unanswered_s:
+        return state._replace(is_connected=False, unanswered=()), (Redial(),)
+    if state.unanswered and at < state.unanswered[-1][1] + terms.heartbeat_s:
+        return state, ()
+    if not state.unanswered and at < state.alive_at + terms.heartbeat_s and state.number:
+        return state, ()
+    number = state.number + 1
+    state = state._replace(number=number, unanswered=(*state.unanswered, (number, at)))
+    return state, (Send(Heartbeat(number)),)
+
+
+def _watch(state: State, at: float) -> Step:
+    """Act when nothing is heard of the coordinator for too long."""
+    terms = state.terms
+    if state.phase in {IDLE, JOINING} and not state.generation:
+        # Whoever gathers the hosts knows how long to wait.
+        return state, ()
+    silence = at - state.alive_at
+    is_gone = state.broken_at is not None and at >= state.broken_at + terms.rejoin_s
+    if state.phase in {RUNNING, STOPPING}:
+        actions: tuple[Action, ...] = ()
+        if (is_gone or silence >= terms.warning_s) and state.verdict is None:
+            state, actions = _give_up(state, is_gone=is_gone)
+        if silence >= terms.fence_s and not state.is_fenced:
+            state = state._replace(is_fenced=True)
+            actions = (*actions, Kill())
+        return state, actions
+    if is_gone or silence >= terms.heartbeat_timeout_s:
+        return _give_up(state, is_gone=is_gone)
+    return state, ()
+
+
+def _give_up(state: State, *, is_gone: bool) -> Step:
+    """End without the coordinator."""
+    if is_gone:
+        where, what = state.coordinator, "the coordinator of the job was lost"
+    else:
+        where = state.offer.hostname if state.offer is not None else ""
+        what = f"this host was cut off from the coordinator, {state.coordinator}"
+    failure = Failure(where, what, LOST)
+    verdict = Verdict(state.generation, "", failure, is_final=True)
+    if state.phase == RUNNING:
+        # The verdict may yet come from the coordinator; if not, this is the one.
+        state = state._replace(phase=STOPPING, failure=failure, verdict=verdict)
+        return _say(state, Failed(state.generation, failure), StopRanks(failure))
+    if state.phase == STOPPING:
+        return state._replace(verdict=verdict), ()
+    return _conclude(state, verdict)
+
+
+def _set_alarm(state: State, at: float) -> State:
+    """Set when Elapsed is due."""
+    terms = state.terms
+    due = [at + terms.heartbeat_s]
+    if state.unanswered:
+        due += [state.unanswered[-1][1] + terms.heartbeat_s]
+        due += [state.unanswered[0][1] + terms.unanswered_s]
+    else:
+        due += [state.alive_at + terms.heartbeat_s]
+    due += [state.alive_at + after for after in (terms.warning_s, terms.fence_s)]
+    due += [state.alive_at + terms.heartbeat_timeout_s]
+    if state.broken_at is not None:
+        due.append(state.broken_at + terms.rejoin_s)
+    return state._replace(wake_at=min(one for one in due if one > at))
+
+
+# What the coordinator says --------------------------------------------------------------------
+
+
+def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: PLR0911 - one for each message
+    match message:
+        case Acknowledged(number=number):
+            return _acknowledged(state, number, at)
+        case Missing():
+            return state, (Show(message),)
+        case Refused(why=why):
+            return _refused(state, why)
+        case Verdict():
+            return _judged(state, message)
+        case Roster() | Start() | Stop() if message.generation != state.generation:
+            return state, ()
+        case Roster() if state.phase == JOINING:
+            # It has heard us since we joined.
+            state = state._replace(phase=PLANNING, alive_at=max(state.alive_at, at))
+            return state, (Plan(message),)
+        case Start() if state.phase == READY:
+            return state._replace(phase=RUNNING), (Run(),)
+        case Stop(failure=failure) if state.phase == RUNNING:
+            return state._replace(phase=STOPPING), (StopRanks(failure),)
+        case Stop() if state.phase in {PLANNING, READY}:
+            # Nothing runs here yet.
+            state = state._replace(phase=STOPPED)
+            return _say(state, Stopped(state.generation, None))
+        case _:
+            return state, ()
+
+
+def _acknowledged(state: State, number: int, at: float) -> Step:
+    sent = [when for each, when in state.unanswered if each == number]
+    if not sent:
+        return state, ()
+    left = tuple(one for one in state.unanswered if one[0] > number)
+    state = state._replace(alive_at=max(state.alive_at, sent[0]), unanswered=left)
+    return _set_alarm(state, at), ()
+
+
+def _refused(state: State, why: str) -> Step:
+    """End: the coordinator does not want us, or not any more."""
+    is_early = state.phase in {IDLE, JOINING}
+    code = RendezvousError.exit_code if is_early else LOST
+    failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
+    verdict = Verdict(state.generation, "", failure, is_final=True)
+    if state.phase == RUNNING:
+        state = state._replace(phase=STOPPING, verdict=verdict)
+        return state, (StopRanks(failure),)
+    if state.phase == STOPPING:
+        return state._replace(verdict=verdict), ()
+    return _conclude(state, verdict)
+
+
+def _judged(state: State, verdict: Verdict) -> Step:
+    """Take the verdict; the ranks have to stop first."""
+    if verdict.generation != state.generation:
+        return state, ()
+    if verdict.failure is not None and state.phase == RUNNING:
+        state = state._replace(phase=STOPPING, verdict=verdict)
+        return state, (StopRanks(verdict.failure),)
+    if state.phase == STOPPING:
+        return state._replace(verdict=verdict), ()
+    return _conclude(state, verdict)
+
+
+def _conclude(state: State, verdict: Verdict) -> Step:
+    if verdict.is_final:
+        return state._replace(phase=ENDED, verdict=verdict), (Conclude(verdict),)
+    state = state._replace(
+        phase=IDLE,
+        generation=state.generation + 1,
+        is_done=False,
+        failure=None,
+        verdict=None,
+        is_fenced=False,
+    )
+    return state, (Conclude(verdict),)
+
+
+# What becomes of the ranks --------------------------------------------------------------------
+
+
+def _planned(state: State, failure: Failure | None) -> Step:
+    if state.phase != PLANNING:
+        return state, ()
+    if failure is None:
+        return _say(state._replace(phase=READY), Ready(state.generation))
+    state = state._replace(phase=STOPPED, failure=failure)
+    return _say(state, Stopped(state.generation, failure))
+
+
+def _done(state: State) -> Step:
+    if state.phase != RUNNING or state.is_done:
+        return state, ()
+    return _say(state._replace(is_done=True), Done(state.generation))
+
+
+def _failed(state: State, failure: Failure) -> Step:
+    if state.phase != RUNNING:
+        return state, ()
+    state = state._replace(phase=STOPPING, failure=failure)
+    return _say(state, Failed(state.generation, failure))
+
+
+def _stopped(state: State, failure: Failure | None, at: float) -> Step:
+    """Tell that nothing runs here any more; the verdict follows."""
+    if state.phase not in {RUNNING, STOPPING}:
+        return state, ()
+    state = state._replace(phase=STOPPED, failure=failure or state.failure, wake_at=at)
+    state, actions = _say(state, Stopped(state.generation, state.failure))
+    if state.verdict is None or (state.is_connected and state.verdict.launcher == ""):
+        return state, actions
+    state, more = _conclude(state, state.verdict)
+    return state, (*actions, *more)

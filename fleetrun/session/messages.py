@@ -1,0 +1,215 @@
+"""What the launchers of a session say to each other; each message tells a whole state.
+
+A member sends Join first on each connection, then what it was about to say; so a message that was
+lost with a connection is said again, and one that comes twice changes nothing.
+"""
+
+# No `from __future__ import annotations`: the codec checks every field by its annotation.
+from typing import NamedTuple, TypeAlias
+
+from fleetrun.model import Device
+
+# Goes up when launchers of two versions could misunderstand each other.
+PROTOCOL = 1
+# The exit code of a job that was ended because a launcher was lost.
+LOST = 1
+_LAST_PORT = 65535
+_LAST_CODE = 255
+# Last words of a rank are its last lines, not its log.
+_LONGEST_TEXT = 16 * 1024
+
+
+def _limit(*texts: str) -> None:
+    for text in texts:
+        if len(text) > _LONGEST_TEXT:
+            raise ValueError(text[:80])
+
+
+class Offer(NamedTuple):
+    """What a host brings into a generation: a held port and a group of devices for each rank.
+
+    `settings` must be the same on all hosts; `remarks` are worth a line where they differ.
+    """
+
+    # By which the ranks of other hosts reach it; empty: the address that the coordinator sees.
+    host: str
+    hostname: str
+    pid: int
+    ports: tuple[int, ...]
+    groups: tuple[tuple[Device, ...], ...]
+    # Its place among the hosts, where somebody knows it.
+    rank: int | None = None
+    # Where ranks meet, if that is a port of its own.
+    master_port: int | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
+        if not all(1 <= port <= _LAST_PORT for port in ports):
+            raise ValueError(ports)
+        if len(self.ports) != len(self.groups) or (self.rank is not None and self.rank < 0):
+            raise ValueError(self.rank)
+        _limit(self.host, self.hostname)
+
+    def names(self) -> str:
+        """Name the host for people: `node-1 (10.0.0.1)`."""
+        if not self.host or self.host == self.hostname:
+            return self.hostname or self.host
+        return f"{self.host} ({self.hostname})" if self.hostname else self.host
+
+
+class Failure(NamedTuple):
+    """What went wrong on a host: `what` is a sentence without its end, `words` the last lines."""
+
+    host: str
+    what: str
+    exit_code: int
+    words: str = ""
+    # Whether it says what only those say who lost a peer.
+    is_victim: bool = False
+    # Why no other attempt can help; empty: one may.
+    hopeless: str = ""
+    # Whether it changes who takes part, and nothing failed.
+    is_departure: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        if not 0 <= self.exit_code <= _LAST_CODE:
+            raise ValueError(self.exit_code)
+        _limit(self.host, self.what, self.words, self.hopeless)
+
+
+class Join(NamedTuple):
+    """A launcher takes part, or comes back: `launcher` is its own name, new for each process."""
+
+    protocol: int
+    launcher: str
+    # The one that it is in, or wants to take part in.
+    generation: int
+    offer: Offer
+
+
+class Ready(NamedTuple):
+    """It has planned the generation, and could start."""
+
+    generation: int
+
+
+class Done(NamedTuple):
+    """All ranks of this host that the job waits for have ended well."""
+
+    generation: int
+
+
+class Failed(NamedTuple):
+    """The generation has failed here; its ranks are being stopped."""
+
+    generation: int
+    failure: Failure
+
+
+class Stopped(NamedTuple):
+    """No rank of the generation runs here any more; `failure` is what went wrong here, if any."""
+
+    generation: int
+    failure: Failure | None
+
+
+class Heartbeat(NamedTuple):
+    """The launcher is there."""
+
+    number: int
+
+
+class Leave(NamedTuple):
+    """The launcher ends; before the verdict, `failure` is why."""
+
+    failure: Failure | None
+
+
+class Refused(NamedTuple):
+    """The launcher cannot take part."""
+
+    why: str
+
+
+class Missing(NamedTuple):
+    """Who is waited for, and what else is worth knowing while waiting."""
+
+    who: str
+    remarks: tuple[str, ...] = ()
+
+
+class Entry(NamedTuple):
+    """A host of the roster."""
+
+    launcher: str
+    host: str
+    hostname: str
+    ports: tuple[int, ...]
+    groups: tuple[tuple[Device, ...], ...]
+    master_port: int | None = None
+
+
+class Roster(NamedTuple):
+    """Who takes part in a generation, in the order of their ranks."""
+
+    generation: int
+    # How often the job was started again because it had failed.
+    restarts: int
+    entries: tuple[Entry, ...]
+    remarks: tuple[str, ...] = ()
+
+
+class Start(NamedTuple):
+    """All hosts are ready: the ranks of the generation shall run."""
+
+    generation: int
+
+
+class Stop(NamedTuple):
+    """The generation has failed: stop its ranks. The verdict comes when all have."""
+
+    generation: int
+    failure: Failure
+
+
+class Verdict(NamedTuple):
+    """How the generation has ended, on all hosts alike; no failure: well."""
+
+    generation: int
+    launcher: str
+    failure: Failure | None
+    is_final: bool
+    # Why there is no other attempt although the rules allow one.
+    given_up: str = ""
+
+
+class Acknowledged(NamedTuple):
+    """The heartbeat of this number has arrived."""
+
+    number: int
+
+
+FromMember: TypeAlias = Join | Ready | Done | Failed | Stopped | Heartbeat | Leave
+FromCoordinator: TypeAlias = Refused | Missing | Roster | Start | Stop | Verdict | Acknowledged
+
+# What each is called on the wire.
+MESSAGES: dict[str, type] = {
+    "join": Join,
+    "ready": Ready,
+    "done": Done,
+    "failed": Failed,
+    "stopped": Stopped,
+    "heartbeat": Heartbeat,
+    "leave": Leave,
+    "refused": Refused,
+    "missing": Missing,
+    "roster": Roster,
+    "start": Start,
+    "stop": Stop,
+    "verdict": Verdict,
+    "acknowledged": Acknowledged,
+}

@@ -1,0 +1,132 @@
+"""Which host has which place in a roster, who is missing, and who does not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.session.messages import Offer
+    from fleetrun.session.terms import Terms
+
+# So many hosts are named one by one.
+_NAMED = 8
+
+
+class Host(NamedTuple):
+    """A launcher that takes part, or wants to."""
+
+    launcher: str
+    offer: Offer
+    address: str
+    is_local: bool
+    # None: it is broken, since `broken_at`.
+    connection: int | None
+    heard_at: float
+    joined_at: float
+    broken_at: float | None = None
+    # Its place in the last roster.
+    order: int = -1
+    # What it has said of this generation.
+    is_joined: bool = True
+    is_ready: bool = False
+    is_done: bool = False
+    is_stopped: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        known = self.offer._replace(host=self.offer.host or self.address)
+        return known.names()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Name some hosts, and count the rest.
+
+    >>> listed(["a", "b"]), listed([str(each) for each in range(10)])
+    ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    """
+    shown = list(names[:_NAMED])
+    if len(names) > _NAMED:
+        shown.append(f"{len(names) - _NAMED} more")
+    if len(shown) == 1:
+        return shown[0]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
+
+
+def seats(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
+    """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks so far.
+
+    Who had a rank keeps it; when there are fewer than before, those who are left keep their order.
+    """
+    settled = sorted((host for host in hosts if host.order >= 0), key=lambda host: host.order)
+    new = sorted((host for host in hosts if host.order < 0), key=_rank_of_newcomer)
+    chosen = (settled + new)[:most]
+    if len(chosen) < before:
+        return chosen
+    places: dict[int, Host] = {}
+    rest = []
+    for host in chosen:
+        wanted = host.order if host.order >= 0 else host.offer.rank
+        if wanted is not None and wanted < len(chosen) and wanted not in places:
+            places[wanted] = host
+        else:
+            rest.append(host)
+    left = iter(rest)
+    return [places[place] if place in places else next(left) for place in range(len(chosen))]
+
+
+def _rank_of_newcomer(host: Host) -> tuple[bool, int, bool, tuple[int, ...], str, int]:
+    rank = host.offer.rank
+    address = host.offer.host or host.address
+    return (
+        rank is None,
+        rank or 0,
+        not host.is_local,
+        _numbers(address),
+        address,
+        host.offer.pid,
+    )
+
+
+def _numbers(address: str) -> tuple[int, ...]:
+    """Return what IPv4 addresses are ordered by: 10.0.0.2 comes before 10.0.0.10."""
+    parts = address.split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+
+
+def missing(terms: Terms, hosts: Sequence[Host]) -> str:
+    """Name who has not come yet."""
+    if terms.names:
+        taken = {host.offer.rank for host in hosts}
+        absent = [name for place, name in enumerate(terms.names) if place not in taken]
+        return listed(absent)
+    lacking = terms.least - len(hosts)
+    known = [host.offer.rank for host in hosts if host.offer.rank is not None]
+    if known and len(known) == len(hosts):
+        absent = [f"rank {rank}" for rank in range(terms.least) if rank not in known]
+        who = listed(absent[:lacking])
+    else:
+        who = f"{lacking} host{'s' * (lacking != 1)}"
+    here = [host.name for host in hosts]
+    verb = "are" if len(here) > 1 else "is"
+    return f"{who} of {terms.least}" + (f" ({listed(here)} {verb} here)" if here else "")
+
+
+def differences(ours: Offer, theirs: Offer, *, where: str) -> list[str]:
+    """Return in what two hosts differ that must not differ; WHERE is the host of OURS."""
+    return _differences(dict(ours.settings), dict(theirs.settings), where)
+
+
+def remarks(ours: Offer, theirs: Offer, *, where: str) -> list[str]:
+    """Return in what two hosts differ that is worth a remark."""
+    return _differences(dict(ours.remarks), dict(theirs.remarks), where)
+
+
+def _differences(ours: Mapping[str, str], theirs: Mapping[str, str], where: str) -> list[str]:
+    return [
+        f"{name} is {theirs.get(name) or 'none'} there and {ours.get(name) or 'none'} on {where}"
+        for name in dict.fromkeys((*ours, *theirs))
+        if ours.get(name) != theirs.get(name)
+    ]

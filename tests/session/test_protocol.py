@@ -1,0 +1,34 @@
+"""The protocol of a session, in histories of chance: whatever goes wrong, all hosts agree."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from simulation import Chances, World
+
+from fleetrun.session.terms import Terms
+
+# The issue's 20,000 take minutes; `FLEETRUN_HISTORIES=20000 pytest tests/session` plays them.
+HISTORIES = int(os.environ.get("FLEETRUN_HISTORIES", "400"))
+_PARTS = 4
+
+
+def play(seed: int) -> None:
+    hosts = 1 + seed % 5
+    # Every other history is of a job that goes on without a host that is lost.
+    least = max(1, hosts - 2) if seed % 2 else hosts
+    terms = Terms(least, hosts, max_restarts=seed % 3, rdzv_timeout_s=30.0, elastic_timeout_s=5.0)
+    world = World(seed, hosts=hosts, terms=terms, chances=Chances())
+    world.script()
+    try:
+        world.check(1000.0)
+    except AssertionError as error:
+        message = f"history {seed}: {error}"
+        raise AssertionError(message) from error
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_whatever_happens_all_live_hosts_agree_and_none_waits_for_ever(part: int) -> None:
+    for seed in range(part, HISTORIES, _PARTS):
+        play(seed)

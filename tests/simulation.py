@@ -1,0 +1,496 @@
+"""A session of simulated launchers: the real protocol, with a network, clocks and ranks of chance.
+
+One seed is one history. Nothing here waits or sleeps; time is a number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.session import coordinator, member
+from fleetrun.session.messages import Failure, Offer, Roster, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.session.messages import FromCoordinator, FromMember
+    from fleetrun.session.terms import Terms
+
+# A firewall opens again, or a host is for ever cut off.
+SHORT_CUT_S = 3.0
+
+
+class Chances(NamedTuple):
+    """How likely things go wrong in a history, for each host."""
+
+    failure: float = 0.3
+    kill: float = 0.1
+    crash: float = 0.1
+    reset: float = 0.2
+    short_cut: float = 0.2
+    long_cut: float = 0.1
+    jump: float = 0.05
+    never_comes: float = 0.03
+    duplicate: float = 0.03
+    no_plan: float = 0.03
+
+
+class Wire:
+    """A connection: messages arrive in order, each after a while, until it breaks."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.is_open = True
+        # When the last message arrives, each way.
+        self.arrival = {True: 0.0, False: 0.0}
+
+
+class Launcher:
+    """A host: its launcher, its ranks, its clock."""
+
+    def __init__(self, world: World, index: int, *, name: str) -> None:
+        self.world = world
+        self.index = index
+        self.name = name
+        self.skew = world.chance.uniform(0.0, 1000.0)
+        self.is_alive = True
+        self.is_local = index == 0
+        self.wire: Wire | None = None
+        self.is_dialing = False
+        self.cut_until = 0.0
+        self.was_cut_long = False
+        # The generation of the ranks that run here, and until when they cannot but end.
+        self.ranks: int | None = None
+        self.rosters: dict[int, Roster] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.has_ended = False
+        self.ended_at = 0.0
+        self.failure: Failure | None = None
+        self.run = 0
+        self.timer = 0
+        self.state = member.begin(world.terms, name, "host 0", self.clock(), is_local=self.is_local)
+
+    def clock(self) -> float:
+        """Return the time on this host."""
+        return self.world.now + self.skew
+
+    def is_cut(self) -> bool:
+        """Whether nothing gets through to it now."""
+        return self.world.now < self.cut_until
+
+    def feed(self, event: member.Event) -> None:
+        """Let the launcher take EVENT."""
+        if not self.is_alive or self.has_ended:
+            return
+        before = self.state.phase
+        self.state, actions = member.step(self.state, event)
+        assert not (before == member.ENDED and actions)
+        for action in actions:
+            self.perform(action)
+        self.set_timer()
+
+    def set_timer(self) -> None:
+        """Let time pass until something is due."""
+        self.timer += 1
+        timer = self.timer
+        due = max(self.world.now, self.state.wake_at - self.skew)
+
+        def elapse() -> None:
+            if timer == self.timer:
+                self.feed(member.Elapsed(self.clock()))
+
+        self.world.at(due + 1e-6, elapse)
+
+    def perform(self, action: member.Action) -> None:
+        """Do what the member wants."""
+        world = self.world
+        match action:
+            case member.Send(message=message):
+                world.to_coordinator(self, message)
+            case member.Redial():
+                world.hang_up(self)
+                world.dial(self)
+            case member.Plan(roster=roster):
+                known = self.rosters.setdefault(roster.generation, roster)
+                assert known == roster, "two rosters in one generation"
+                failure = None
+                if world.chance.random() < world.chances.no_plan:
+                    failure = Failure(self.name, "no plan", 3, hopeless="no plan helps")
+                event = member.Planned(self.clock(), failure)
+                world.after(0.01, lambda: self.feed(event._replace(at=self.clock())))
+            case member.Run():
+                world.check_alone(self)
+                self.start_ranks()
+            case member.StopRanks():
+                self.end_ranks(self.grace())
+            case member.Kill():
+                self.ranks = None
+                self.end_ranks(0.01)
+            case member.Show():
+                pass
+            case member.Conclude(verdict=verdict):
+                assert self.ranks is None, "a verdict while ranks run"
+                self.conclude(verdict)
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Take the verdict, and go on or end."""
+        assert verdict.generation not in self.verdicts, "two verdicts in one generation"
+        self.verdicts[verdict.generation] = verdict
+        if verdict.is_final:
+            self.world.to_coordinator_leave(self)
+        else:
+            self.world.after(self.world.chance.uniform(0.1, 1.0), self.offer)
+
+    def offer(self) -> None:
+        """Join the next generation."""
+        if self.is_alive and not self.has_ended and self.state.phase == member.IDLE:
+            ports = (7000 + self.state.generation,)
+            offer = Offer(self.name, self.name, self.index, ports, ((),))
+            self.feed(member.Offered(offer, self.clock()))
+            generation = self.state.generation
+            patience = self.world.terms.rdzv_timeout_s + 5.0
+            self.world.after(patience, lambda: self.lose_patience(generation))
+
+    def lose_patience(self, generation: int) -> None:
+        """Give up what nobody has answered."""
+        gathering = (member.IDLE, member.JOINING, member.PLANNING, member.READY)
+        if self.state.generation == generation and self.state.phase in gathering:
+            self.world.to_coordinator_leave(self)
+
+    # Ranks ----------------------------------------------------------------------------------
+
+    def start_ranks(self) -> None:
+        """Start ranks that end well or fail, some time."""
+        world = self.world
+        self.ranks = self.state.generation
+        self.run += 1
+        run, self.failure = self.run, None
+        lasts = world.chance.uniform(0.0, world.chance.choice((3.0, 8.0, 40.0)))
+        if world.chance.random() < world.chances.failure:
+            code = world.chance.randint(1, 139)
+            hopeless = world.chance.choice(("", "", "no use"))
+            failure = Failure(self.name, f"rank {self.index} died", code, hopeless=hopeless)
+            world.after(lasts, lambda: self.fail(run, failure))
+        else:
+            world.after(lasts, lambda: self.succeed(run))
+
+    def succeed(self, run: int) -> None:
+        """Let the ranks end well."""
+        if run == self.run and self.ranks is not None and self.state.phase == member.RUNNING:
+            self.ranks = None
+            self.feed(member.RanksDone(self.clock()))
+
+    def fail(self, run: int, failure: Failure) -> None:
+        """Let a rank fail, and those of others that depend on it."""
+        if run != self.run or self.ranks is None or self.state.phase != member.RUNNING:
+            return
+        self.failure = failure
+        self.feed(member.RanksFailed(failure, self.clock()))
+        self.end_ranks(self.grace())
+        for other in self.world.launchers:
+            if other is not self and self.world.chance.random() < 0.5:
+                self.world.victim(other)
+
+    def grace(self) -> float:
+        """Return how long the ranks take to end; some do only when they are killed."""
+        patience = self.world.grace_s
+        return self.world.chance.choice((self.world.chance.uniform(0.0, 1.0), patience))
+
+    def end_ranks(self, after_s: float) -> None:
+        """Let the ranks be gone after a while."""
+        run = self.run
+
+        def ended() -> None:
+            stops = (member.RUNNING, member.STOPPING)
+            if run == self.run and self.is_alive and self.state.phase in stops:
+                self.ranks = None
+                self.feed(member.RanksStopped(self.failure, self.clock()))
+
+        self.world.after(after_s, ended)
+
+
+class World:
+    """All hosts, the network and the time."""
+
+    def __init__(
+        self, seed: int, *, hosts: int, terms: Terms, chances: Chances, grace_s: float = 20.0
+    ) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - no secret
+        self.chances = chances
+        self.terms = terms
+        self.grace_s = grace_s
+        self.now = 0.0
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = itertools.count()
+        self.wires: dict[int, tuple[Wire, Launcher]] = {}
+        self.coordinator_alive = True
+        self.coordinator_timer = 0
+        self.launchers = [Launcher(self, i, name=f"host {i}") for i in range(hosts)]
+        self.coordinator = coordinator.begin(terms, self.launchers[0].clock())
+        self.messages = 0
+        self.generations: dict[int, Roster] = {}
+
+    # Time -----------------------------------------------------------------------------------
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Do CALL at a moment."""
+        heapq.heappush(self.queue, (when, next(self.count), call))
+
+    def after(self, delay: float, call: Callable[[], None]) -> None:
+        """Do CALL in a while."""
+        self.at(self.now + delay, call)
+
+    def play(self, until: float) -> None:
+        """Let happen what is due."""
+        while self.queue and self.queue[0][0] <= until:
+            when, _, call = heapq.heappop(self.queue)
+            self.now = max(self.now, when)
+            call()
+
+    # The coordinator ------------------------------------------------------------------------
+
+    def feed(self, event: coordinator.Event) -> None:
+        """Let the coordinator take EVENT."""
+        if not self.coordinator_alive:
+            return
+        self.coordinator, actions = coordinator.step(self.coordinator, event)
+        for action in actions:
+            match action:
+                case coordinator.Send(connections=connections, message=message):
+                    if isinstance(message, Roster):
+                        known = self.generations.setdefault(message.generation, message)
+                        assert known == message, "the coordinator made two rosters"
+                    for number in connections:
+                        self.to_member(number, message)
+                case coordinator.Close(connection=connection):
+                    wire = self.wires.get(connection)
+                    if wire is not None:
+                        self.after(0.001, lambda w=wire[0]: self.break_wire(w))  # type: ignore[misc]
+        self.set_timer()
+
+    def set_timer(self) -> None:
+        """Let time pass until something is due."""
+        self.coordinator_timer += 1
+        timer = self.coordinator_timer
+        first = self.launchers[0]
+        due = max(self.now, self.coordinator.wake_at - first.skew)
+
+        def elapse() -> None:
+            if timer == self.coordinator_timer:
+                self.feed(coordinator.Elapsed(first.clock()))
+
+        self.at(due + 1e-6, elapse)
+
+    # The network ----------------------------------------------------------------------------
+
+    def delay(self) -> float:
+        """Return how long a message takes."""
+        # Most messages are quick, some are lost and sent again.
+        return self.chance.choice((0.001, 0.001, 0.001, 0.02, 0.3))
+
+    def deliver(self, wire: Wire, host: Launcher, call: Callable[[], None], *, up: bool) -> None:
+        """Let CALL happen at the other end of WIRE, in order, if it gets there."""
+        self.messages += 1
+        start = max(self.now, host.cut_until) if not host.is_local else self.now
+        arrival = max(wire.arrival[up], start + (0.0 if host.is_local else self.delay()))
+        wire.arrival[up] = arrival
+
+        def arrive() -> None:
+            if not wire.is_open:
+                return
+            if self.now < host.cut_until and not host.is_local:
+                self.at(host.cut_until + 0.001, arrive)
+                return
+            call()
+
+        self.at(arrival, arrive)
+
+    def to_coordinator(self, host: Launcher, message: FromMember) -> None:
+        """Send a message to the coordinator."""
+        wire = host.wire
+        if wire is None:
+            return
+
+        def call() -> None:
+            self.feed(
+                coordinator.Received(
+                    wire.number,
+                    message,
+                    self.launchers[0].clock(),
+                    f"10.0.0.{host.index}",
+                    "10.0.0.0",
+                    is_local=host.is_local,
+                )
+            )
+
+        self.deliver(wire, host, call, up=True)
+
+    def to_coordinator_leave(self, host: Launcher) -> None:
+        """Let a launcher end."""
+        host.feed(member.Quit(None, host.clock()))
+        host.has_ended = True
+        host.ended_at = self.now
+
+    def to_member(self, number: int, message: FromCoordinator) -> None:
+        """Send a message to a member."""
+        wire, host = self.wires.get(number, (None, None))
+        if wire is None or host is None:
+            return
+
+        def call() -> None:
+            if host.wire is wire:
+                host.feed(member.Heard(message, host.clock()))
+
+        self.deliver(wire, host, call, up=False)
+
+    def dial(self, host: Launcher) -> None:
+        """Let a launcher call until it gets through."""
+        if host.is_dialing:
+            return
+        host.is_dialing = True
+
+        def ask() -> None:
+            if not host.is_alive or host.has_ended:
+                return
+            if host.is_cut() or not self.coordinator_alive:
+                self.after(0.5, ask)
+                return
+            host.is_dialing = False
+            host.wire = wire = Wire(next(self.count))
+            self.wires[wire.number] = (wire, host)
+            host.feed(member.Connected(host.clock()))
+
+        self.after(0.0 if host.is_local else self.delay(), ask)
+
+    def hang_up(self, host: Launcher) -> None:
+        """Let a launcher give its connection up."""
+        wire, host.wire = host.wire, None
+        if wire is None:
+            return
+        # What is on its way still arrives; the end of it comes last.
+        self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+
+    def break_wire(self, wire: Wire) -> None:
+        """Let a connection break, with all that is on its way."""
+        if not wire.is_open:
+            return
+        wire.is_open = False
+        _, host = self.wires.pop(wire.number)
+        self.feed(coordinator.Broken(wire.number, self.launchers[0].clock()))
+
+        def notice() -> None:
+            if host.wire is wire:
+                host.wire = None
+                host.feed(member.Disconnected(host.clock()))
+
+        self.after(0.001, notice)
+
+    # What happens to hosts --------------------------------------------------------------------
+
+    def die(self, host: Launcher, *, is_silent: bool) -> None:
+        """Kill a launcher (its connection breaks, its guard ends the ranks) or its host."""
+        if not host.is_alive or host.has_ended:
+            return
+        host.is_alive = False
+        wire = host.wire
+
+        def gone() -> None:
+            host.ranks = None
+
+        self.after(0.0 if is_silent else 0.1, gone)
+        if host.is_local:
+            self.coordinator_alive = False
+            for each, other in list(self.wires.values()):
+                if not is_silent and not other.is_cut():
+                    self.after(self.delay(), lambda w=each: self.break_wire(w))  # type: ignore[misc]
+        elif wire is not None and not is_silent:
+            self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+
+    def cut(self, host: Launcher, seconds: float) -> None:
+        """Let nothing through to a host or from it."""
+        host.cut_until = self.now + seconds
+        host.was_cut_long = host.was_cut_long or seconds > SHORT_CUT_S
+
+    def reset(self, host: Launcher) -> None:
+        """Break a connection, as a firewall does."""
+        if host.wire is not None:
+            self.break_wire(host.wire)
+
+    def jump(self, host: Launcher, seconds: float) -> None:
+        """Let a host's clock go forward, as after a pause of the machine."""
+        host.skew += seconds
+        host.was_cut_long = True
+        host.set_timer()
+        if host.is_local:
+            self.set_timer()
+
+    def victim(self, host: Launcher) -> None:
+        """Let the ranks of a host fail of another's failure."""
+        run = host.run
+        failure = Failure(host.name, "connection closed by peer", 1, is_victim=True)
+        self.after(self.chance.uniform(0.0, 0.2), lambda: host.fail(run, failure))
+
+    def check_alone(self, host: Launcher) -> None:
+        """See that no ranks of an earlier generation are left anywhere."""
+        for other in self.launchers:
+            assert other.ranks is None or other.ranks == host.state.generation, (
+                f"{other.name} still runs generation {other.ranks}, and {host.name} starts "
+                f"{host.state.generation}"
+            )
+
+    # A history --------------------------------------------------------------------------------
+
+    def script(self) -> None:
+        """Plan what goes wrong, and when."""
+        chance, chances = self.chance, self.chances
+        for host in self.launchers:
+            if not host.is_local and chance.random() < chances.never_comes:
+                host.is_alive = False
+                continue
+            begin = chance.uniform(0.0, 3.0)
+            self.after(begin, lambda h=host: self.dial(h))  # type: ignore[misc]
+            self.after(begin, host.offer)
+            self.after(begin, host.set_timer)
+            span = chance.choice((1.0, 10.0, 40.0))
+            for likely, what in (
+                (chances.kill, lambda h=host: self.die(h, is_silent=False)),
+                (chances.crash, lambda h=host: self.die(h, is_silent=True)),
+                (chances.reset, lambda h=host: self.reset(h)),
+                (chances.reset, lambda h=host: self.reset(h)),
+                (chances.jump, lambda h=host: self.jump(h, 60.0)),
+            ):
+                if chance.random() < likely:
+                    self.after(chance.uniform(0.0, span), what)
+            if not host.is_local and chance.random() < chances.short_cut:
+                self.after(
+                    chance.uniform(0.0, span),
+                    lambda h=host: self.cut(h, chance.uniform(0.0, SHORT_CUT_S)),  # type: ignore[misc]
+                )
+            elif not host.is_local and chance.random() < chances.long_cut:
+                seconds = chance.uniform(SHORT_CUT_S, 300.0)
+                moment = chance.uniform(0.0, span)
+                if chance.random() < 0.5:
+                    # A firewall that says so.
+                    self.after(moment, partial(self.reset, host))
+                self.after(moment, partial(self.cut, host, seconds))
+        self.set_timer()
+
+    def check(self, until: float) -> None:
+        """Play, and see that all ended, and ended alike."""
+        self.play(until)
+        live = [host for host in self.launchers if host.is_alive]
+        for host in live:
+            assert host.has_ended, f"{host.name} still waits: {host.state}"
+        if not self.coordinator_alive:
+            return
+        alike: dict[int, Verdict] = {}
+        for host in live:
+            if host.was_cut_long:
+                continue
+            for generation, verdict in host.verdicts.items():
+                known = alike.setdefault(generation, verdict)
+                assert known == verdict, f"{host.name}: {verdict}, not {known}"
