@@ -134,7 +134,7 @@ def _run(
             rundir,
             *([] if background is None else [background.sink(folder, messages.say)]),
             EventLog(plan, folder, hide),
-            Manifest(plan, request, environ, folder),
+            Manifest(plan, request, environ, folder, hide),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
             times,

@@ -44,9 +44,10 @@ def copy(fd: int, at: int, length: int) -> None:
     with _explained():
         out.flush()
         while at < end:
-            most = min(_MOST, end - at)
+            most, done = min(_MOST, end - at), 0
             try:
-                done = os.sendfile(out.fileno(), fd, at, most) if is_sent else 0
+                if is_sent:
+                    done = os.sendfile(out.fileno(), fd, at, most)
             except OSError as error:
                 if error.errno not in _NOT_SENT:
                     raise

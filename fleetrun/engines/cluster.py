@@ -51,7 +51,7 @@ def first_port(job: str) -> int | None:
     """Return where the ports of JOB begin, by its number; None where it has none.
 
     >>> first_port("4711.server"), first_port("4712"), first_port("train")
-    (17792, 17920, None)
+    (21888, 22016, None)
     """
     digits = job[: len(job) - len(job.lstrip("0123456789"))]
     if not digits:

@@ -40,7 +40,7 @@ from fleetrun.records.folder import Folder
 from fleetrun.run.listeners import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.loop import Waiting
@@ -59,8 +59,10 @@ class Manifest(Sink):
         request: Request,
         environ: Mapping[str, str],
         folder: Folder | None = None,
+        hide: Callable[[str], str] = str,
     ) -> None:
         self._plan = plan
+        self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._request = request
         self._environ = environ
@@ -120,7 +122,8 @@ class Manifest(Sink):
     def _write(self, revision: Revision | None) -> None:
         import json  # noqa: PLC0415 - the start is over when this runs
 
-        text = json.dumps(self._document(revision), indent=1) + "\n"
+        document = _without_secrets(self._document(revision), self._hide)
+        text = json.dumps(document, indent=1) + "\n"
         self._folder.write(names.MANIFEST, text)
         self._is_written = True
 
@@ -183,6 +186,17 @@ class Manifest(Sink):
             }
             for spec in self._plan.ranks
         ]
+
+
+def _without_secrets(value: object, hide: Callable[[str], str]) -> object:
+    """Return VALUE, of JSON's types, with every text in it as HIDE has it, but for keys."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, dict):
+        return {key: _without_secrets(each, hide) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(each, hide) for each in value]
+    return value
 
 
 def _config(request: Request) -> dict[str, object] | None:

@@ -16,13 +16,14 @@ from waiting import until
 
 from fleetrun import __version__, argv, configfile, planner, request
 from fleetrun.plan.devices import Share
+from fleetrun.plan.secrets import Hider
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
 from fleetrun.sinks.manifest import Manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fleetrun.model import Request
 
@@ -52,13 +53,15 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sink(folder: Path, made: Request, environ: Mapping[str, str]) -> tuple[Manifest, Path]:
+def sink(
+    folder: Path, made: Request, environ: Mapping[str, str], hide: Callable[[str], str] = str
+) -> tuple[Manifest, Path]:
     """Return the sink of a launch in FOLDER and the file it is going to write."""
     facts = some_facts(2, cwd=str(folder), environ=environ)
     roster = a_roster()
     plan = planner.plan(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
     Path(plan.run_dir).mkdir(parents=True)
-    return Manifest(plan, made, environ), Path(plan.run_dir) / "manifest.json"
+    return Manifest(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
 
 
 def written(
@@ -133,6 +136,17 @@ def test_s70_a_manifest_holds_no_secret(tmp_path: Path) -> None:
     assert [each["variable"] for each in document["hidden"]] == ["A_TOKEN", "PASSWORD", "API_KEY"]
     variables = [line["variable"] for line in document["config"]["lines"]]
     assert (len(variables), variables.count("DB_PASSWORD")) == (2, 1)
+
+
+def test_a_secrets_value_is_hidden_wherever_it_stands(tmp_path: Path) -> None:
+    environ = {"HF_TOKEN": "s3cr3tWord"}
+    words = ("train.py", "--note=s3cr3tWord", "as s3cr3tWord says")
+    made = a_request(typed=words)
+    (tmp_path / "log").mkdir()
+    one, path = sink(tmp_path, made, environ, hide=Hider(environ, words))
+    one.close()
+    assert "s3cr3tWord" not in path.read_text()
+    assert json.loads(path.read_text())["command"][1:] == ["--note=***", "as *** says"]
 
 
 def test_text_that_is_no_text_is_kept(tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def _keep_interrupts():
             hook(failed)
 
     sys.unraisablehook = unraisable
-    words = getattr(sys, "orig_argv", ())  # type: Sequence[str]
+    words = list(getattr(sys, "orig_argv", ()))
     # As fleetrun starts it. Python is told that it is no archive, and does not look.
     if words[1:2] == ["-u"] and words[2:3] and words[2].endswith(".py"):
         # Made absolute as the interpreter does it, which normalises nothing.
