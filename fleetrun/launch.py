@@ -39,6 +39,10 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
 
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
     """
+    if request.preflight and request.dry_run is None:
+        from fleetrun import checkup  # noqa: PLC0415 - only where it is wanted
+
+        checkup.preflight(request, environ)
     found = engines.find(request, environ, planner.places(request))
     background: Background | None = None
     if request.detach and request.dry_run is None:

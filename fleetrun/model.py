@@ -93,6 +93,8 @@ class Request(NamedTuple):
     bind: str = "none"
     max_restart: int = 0
     grace_s: float = 10.0
+    # Check the host before the first start.
+    preflight: bool = False
     # 0: nobody looks for hangs.
     hang_timeout_s: float = 0.0
     log_dir: str = "log"

@@ -581,6 +581,15 @@ TABLE: tuple[Option, ...] = (
         in_file=False,
     ),
     Option(
+        "preflight",
+        "flag",
+        JOB,
+        "Check this host first, as `fleetrun doctor` does; with several hosts, on all of them. "
+        "Nothing is started where something has to be mended first.",
+        default="false",
+        bare="true",
+    ),
+    Option(
         "log_level",
         "choice",
         JOB,

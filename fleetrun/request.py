@@ -125,6 +125,7 @@ def resolve(
         max_restart=chosen["max_restart"].of(int) or 0,
         bind=chosen["bind"].of(str) or "none",
         grace_s=chosen["grace_s"].of(float) or 0.0,
+        preflight=chosen["preflight"].value is True,
         hang_timeout_s=chosen["hang_timeout_s"].of(float) or 0.0,
         log_dir=chosen["log_dir"].of(str) or "log",
         log_level=chosen["log_level"].of(str) or "info",

@@ -34,6 +34,7 @@ FLOORS = (
         "fleetrun.plan",
         "fleetrun.modes",
         "fleetrun.planner",
+        "fleetrun.doctor",
         "fleetrun.run.policy",
         "fleetrun.options",
         # Pure, unlike the engines beside them: variables to options.
@@ -60,7 +61,7 @@ FLOORS = (
         "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.run.supervisor"),
-    ("fleetrun.launch",),
+    ("fleetrun.launch", "fleetrun.checkup"),
     (
         "fleetrun.cli",
         "fleetrun.commands",
@@ -83,7 +84,7 @@ CIRCLES = {
 OUTSIDE = {
     "click": ("fleetrun.commands",),
     "psutil": ("fleetrun.probe", "fleetrun.sinks.metrics"),
-    "pynvml": ("fleetrun.probe.nvml", "fleetrun.sinks.metrics"),
+    "pynvml": ("fleetrun.probe.nvml", "fleetrun.probe.health.gpus", "fleetrun.sinks.metrics"),
     "yaml": (
         "fleetrun.yamlfile",
         "fleetrun.configfile",
@@ -99,7 +100,14 @@ ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "yaml", "paddle", "numpy"}
 LATER = ("fleetrun.commands",)
 
 # Decide, then do: these rooms are given what they need to know and touch nothing.
-PURE = ("fleetrun.model", "fleetrun.errors", "fleetrun.plan", "fleetrun.modes", "fleetrun.planner")
+PURE = (
+    "fleetrun.model",
+    "fleetrun.errors",
+    "fleetrun.plan",
+    "fleetrun.modes",
+    "fleetrun.planner",
+    "fleetrun.doctor",
+)
 PURE_MODULES = (
     "fleetrun.engines.cluster",
     "fleetrun.engines.detect",
@@ -323,7 +331,8 @@ def test_neither_the_plan_nor_an_engine_asks_for_the_mode() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "run_mode"
     }
-    assert asking == {"fleetrun.planner", "fleetrun.probe", "fleetrun.modes.roles"}
+    reading = {"fleetrun.probe", "fleetrun.checkup"}
+    assert asking == {"fleetrun.planner", "fleetrun.modes.roles"} | reading
 
 
 def test_every_tool_is_told_the_oldest_python_that_we_promise() -> None:
@@ -353,6 +362,9 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
     later = (
         "fleetrun.commands",
         "fleetrun.suggestions",
+        "fleetrun.doctor",
+        "fleetrun.checkup",
+        "fleetrun.probe.health",
         ISLAND,
         "fleetrun.sinks.metrics",
         "fleetrun.__main__",

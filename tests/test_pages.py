@@ -36,8 +36,8 @@ PAGES = {
 }
 README = PAGES["README.md"]
 
-# Set-up, the tests themselves, and what measures for minutes.
-LEFT_OUT = re.compile(r"(scripts/|pip install|python -m pip|apt-get|dnf )")
+# Set-up, the tests themselves, what measures for minutes, and what meets hosts that are not there.
+LEFT_OUT = re.compile(r"(scripts/|pip install|python -m pip|apt-get|dnf |fleetrun doctor --ips)")
 CLUSTER = re.compile(r" --(gpus|ips|servers)=")
 
 TRAINER = """

@@ -102,6 +102,7 @@ VALUES = {
     "grace": ("1", "2"),
     "stdin": ("0", "none"),
     "debug": ("0", "1"),
+    "preflight": ("true", "false"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
     "log_level": ("debug", "error"),

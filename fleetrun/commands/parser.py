@@ -66,6 +66,9 @@ def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa
     Its value is None, or empty where it can be repeated, if it is not given and has no default.
     """
     typed = Typed(options.Option(name, kind, "", text, **row))
+    if kind == "flag":
+        flag = typed.row.flag
+        return click.Option([flag], type=typed, is_flag=True, default=False, help=text)
     return click.Option(
         [typed.row.flag],
         type=typed,
@@ -121,7 +124,14 @@ class LaunchCommand(click.Command):
         theirs = tuple(given for given in head.settings if given.option.name not in own)
         ctx.obj = Launch(theirs, (*dashes, *args[at:]) if args[at:] else ())
         ours = [given for given in head.settings if given.option.name in own]
-        return super().parse_args(ctx, [f"{one.option.flag}={one.raw}" for one in ours])
+        return super().parse_args(ctx, [word for one in ours for word in _for_click(one)])
+
+
+def _for_click(given: Given) -> tuple[str, ...]:
+    """Return GIVEN as click reads it: a flag has no value there."""
+    if given.option.kind != "flag":
+        return (f"{given.option.flag}={given.raw}",)
+    return (given.option.flag,) if given.value() is True else ()
 
 
 def load(name: str) -> click.Command:

@@ -32,10 +32,9 @@ def without(symbol: bytes, path: Sequence[str]) -> str | None:
         if not text:
             continue
         version = _VERSION.search(text)
-        for library in _LIBRARIES:
-            constants = _constants(os.path.join(home, library))
-            if constants is not None:
-                return None if symbol in constants else version.group(1) if version else "?"
+        found = constants(home)
+        if found is not None and symbol not in found:
+            return version.group(1) if version else "?"
         return None
     return None
 
@@ -47,6 +46,18 @@ def is_for_rocm(path: Sequence[str]) -> bool:
         if content:
             return _HIP.search(content.decode(errors="replace")) is not None
     return False
+
+
+def constants(home: str) -> bytes | None:
+    """Return the constants of the library of the Paddle in the folder HOME; None: of another kind.
+
+    They are a few of its hundreds of megabytes.
+    """
+    for library in _LIBRARIES:
+        found = _constants(os.path.join(home, library))
+        if found is not None:
+            return found
+    return None
 
 
 def imports_paddle(script: Script, cwd: str) -> bool:
@@ -61,10 +72,7 @@ def imports_paddle(script: Script, cwd: str) -> bool:
 
 
 def _constants(path: str) -> bytes | None:
-    """Return the constants of the shared library at PATH; None where it is of another kind.
-
-    They are a few of its hundreds of megabytes.
-    """
+    """Return the constants of the shared library at PATH; None where it is of another kind."""
     import struct  # noqa: PLC0415 - see above: only jobs with servers or rpc look
 
     try:

@@ -1,0 +1,270 @@
+"""A check-up of this host for one job: reads, meets the job's other hosts, measures, judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun import engines, modes, planner, probe
+from fleetrun.doctor import findings, gpus, machine, network, peers, software, transfers
+from fleetrun.doctor.facts import Card, Transfer, Transfers
+from fleetrun.engines.ports import HeldPorts
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan import hosts, secrets
+from fleetrun.plan.visible import visible
+from fleetrun.probe import tcp
+from fleetrun.probe.health import gpus as gpu_reader
+from fleetrun.probe.health import machine as machine_reader
+from fleetrun.probe.health import network as network_reader
+from fleetrun.probe.health import peers as meeting
+from fleetrun.probe.health import software as software_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.doctor.facts import Gpus, Software
+    from fleetrun.doctor.findings import Finding
+    from fleetrun.model import Request, Roster
+
+# Importing Paddle takes a busy host half a minute; then it hangs.
+_ALLREDUCE_S = 180.0
+_LAST_WORDS = 3
+# Launches by hand on several hosts begin some seconds apart.
+_PREFLIGHT_S = 20.0
+
+
+class Report(NamedTuple):
+    """What a check-up found, and the allreduces that it measured."""
+
+    findings: tuple[Finding, ...]
+    measured: Transfers | None = None
+
+
+class _Job(NamedTuple):
+    """What the job would be here: its roster, the ranks of this host, and the way to the others."""
+
+    roster: Roster | None = None
+    ranks: int = 1
+    # The GPUs that its ranks here have, as the user knows them.
+    gpus: tuple[str, ...] = ()
+    peer_interface: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def examine(
+    request: Request, environ: Mapping[str, str], *, patience_s: float, allreduce: bool = False
+) -> Report:
+    """Check this host for the job of REQUEST; with other hosts, wait PATIENCE_S seconds for theirs.
+
+    UsageError if the request itself makes no sense.
+    """
+    programs = software_reader.read(environ)
+    cards = gpu_reader.read()
+    job = _job(request, environ, cards)
+    members = job.roster.members if job.roster is not None else ()
+    me = job.roster.me if job.roster is not None else 0
+    net = network_reader.read(
+        {**environ, **dict(request.env), **_nccl(request)},
+        names=[each.host for each in members if not hosts.is_address(each.host)]
+        if len(members) > 1
+        else (),
+        peer_interface=job.peer_interface,
+        ports=_ports(request, job.roster),
+    )._replace(has_peers=len(members) > 1)
+    here = machine_reader.read(request.log_dir)
+    feature = modes.BY_WORD[request.run_mode].feature
+    found = [
+        *job.findings,
+        *gpus.judge(cards),
+        *software.judge(programs, cards, feature=None if feature is None else feature.name),
+        *machine.judge(here, ranks=job.ranks, has_peers=len(members) > 1, has_rdma=bool(net.rdma)),
+        *network.judge(net),
+    ]
+    if len(members) > 1:
+        card = _card(net.hostname, programs, cards)
+        address = members[me].host if hosts.is_loopback(members[me].host) else None
+        spots = [meeting.Spot(each.host, each.ports) for each in members]
+        met = meeting.meet(spots, me, card, patience_s=patience_s, address=address)
+        found += peers.judge(met, card)
+    measured = None
+    if allreduce:
+        measured = _allreduce(request, job, environ)
+        found += transfers.judge(measured, cards)
+    return Report(tuple(found), measured)
+
+
+def preflight(request: Request, environ: Mapping[str, str]) -> None:
+    """Say on standard error what is not well; EnvironmentFault where nothing can be started."""
+    found = examine(request, environ, patience_s=_PREFLIGHT_S).findings
+    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
+    grave = [one for one in found if one.level == findings.ERROR]
+    shown = grave if request.quiet else [one for one in found if one.level != findings.OK]
+    if sys.stderr is not None:
+        for one in shown:
+            told = f"{one.check}: {one.seen}; {one.means}. To mend it: {one.mend}"
+            print(f"fleetrun: {one.level}: {visible(hide(told))}", file=sys.stderr, flush=True)
+    if grave:
+        count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
+        raise EnvironmentFault(
+            f"--preflight: {count} would end the job, so nothing was started; "
+            "`fleetrun doctor` shows all."
+        )
+
+
+def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _Job:
+    """Return what the job would be here; what keeps it from being planned is a finding."""
+    if cards.is_stuck:
+        # Whoever asks it again waits again; that it is stuck is a finding already.
+        return _Job()
+    dry = request._replace(dry_run="table")
+    try:
+        found = engines.find(request, environ, planner.places(request))
+        facts = probe.read(request, environ, found.hosts)
+        share = planner.share(request, facts)
+        slots = planner.slots(request, facts, share)
+        if len(found.hosts) > 1:
+            # A dry run takes any place among them.
+            hosts.place(found.hosts, request, facts, options=found.places.options)
+        engine = engines.find(dry, environ, planner.places(dry)).engine(facts.pid)
+        roster = engine.gather(dry, facts, slots)
+        plan = planner.plan(request, facts, share, roster)
+    except EnvironmentFault as fault:
+        words = str(fault)
+        means = "a launch of this command line ends with that sentence"
+        return _Job(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
+    ranks = [process.rank for process in plan.processes if process.rank is not None]
+    devices = [device for rank in ranks for device in rank.devices]
+    several = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
+    count = f"{len(plan.ranks)} process{'es' * (len(plan.ranks) > 1)}"
+    seen = f"{count}{several}, {len(plan.processes)} here"
+    return _Job(
+        roster=roster,
+        ranks=len(plan.processes),
+        gpus=tuple(device.id for device in devices if device.kind == "gpu"),
+        peer_interface=facts.peer_interface,
+        findings=(
+            findings.ok("job", seen),
+            *(
+                findings.warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
+                for note in facts.notes
+            ),
+        ),
+    )
+
+
+def _nccl(request: Request) -> dict[str, str]:
+    """Return NCCL's variables that the request itself gives the ranks."""
+    return {f"NCCL_{name.removeprefix('NCCL_')}": value for name, value in request.nccl}
+
+
+def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
+    """Return the ports that the job is to have here, with who has each; free ones are left out."""
+    if roster is None or (len(roster.members) == 1 and request.start_port is None):
+        return []
+    me = roster.members[roster.me]
+    address = me.host if len(roster.members) > 1 and hosts.is_loopback(me.host) else None
+    found = []
+    for port in me.ports:
+        held = HeldPorts(os.getpid())
+        try:
+            held.take((port,), address)
+        except EnvironmentFault:
+            found.append((port, tcp.holder(port) or "a process that only root may name"))
+        else:
+            found.append((port, ""))
+        finally:
+            held.close()
+    return found
+
+
+def _card(hostname: str, programs: Software, cards: Gpus) -> Card:
+    """Return what other hosts are told of this one."""
+    build = programs.build
+    return Card(
+        host=hostname,
+        fleetrun=programs.fleetrun,
+        python=programs.python_version,
+        paddle="" if build is None else build.version,
+        cuda="" if build is None else build.cuda,
+        nccl="" if build is None else build.nccl,
+        driver=cards.driver,
+    )
+
+
+def _allreduce(request: Request, job: _Job, environ: Mapping[str, str]) -> Transfers:
+    """Let two ranks here, or one on each of the hosts, sum numbers; return what they measured."""
+    ranks = 2 if job.roster is None else max(len(job.roster.members), 2)
+    backend = "nccl" if job.gpus else "gloo"
+    if job.roster is None:
+        return Transfers(backend, ranks, trouble="the job cannot be planned; see above")
+    with tempfile.TemporaryDirectory(prefix="fleetrun-doctor-") as folder:
+        out = Path(folder) / "measured.json"
+        checker = Path(__file__).parent / "inject" / "allreduce_check.py"
+        words = [
+            *_launch_words(request, job.roster, job.gpus),
+            f"--log_dir={folder}/log",
+            "--banner=none",
+            str(checker),
+            str(out),
+        ]
+        variables = dict(environ)
+        if len(job.gpus) == 1 and len(job.roster.members) == 1:
+            # NCCL connects no two ranks on one GPU.
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return _measured(words, variables, out, Transfers(backend, ranks))
+
+
+def _launch_words(request: Request, roster: Roster, gpus: Sequence[str]) -> Sequence[str]:
+    """Return the options with which the ranks that are measured are launched."""
+    words = [f"--env={name}={value}" for name, value in request.env]
+    words += [f"--nccl={name}={value}" for name, value in request.nccl]
+    if len(roster.members) > 1:
+        words.append(f"--ips={','.join(each.host for each in roster.members)}")
+        words.append(f"--start_port={min(roster.members[roster.me].ports)}")
+        words.append(f"--host={roster.members[roster.me].host}")
+        return [*words, f"--gpus={gpus[0]}" if gpus else "--nproc_per_node=1"]
+    if len(gpus) > 1:
+        return [*words, f"--gpus={','.join(gpus[:2])}"]
+    return [*words, "--nproc_per_node=2"]
+
+
+def _measured(
+    words: Sequence[str], variables: Mapping[str, str], out: Path, asked: Transfers
+) -> Transfers:
+    """Launch WORDS; return ASKED with what rank 0 wrote to the file OUT, or why it did not."""
+    with subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "fleetrun", *words],
+        # Where no config file is.
+        cwd=out.parent,
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as launcher:
+        try:
+            said = launcher.communicate(timeout=_ALLREDUCE_S)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            # It ends its ranks.
+            launcher.terminate()
+            said = launcher.communicate()[0].decode(errors="replace")
+            return asked._replace(trouble=f"no result within {_ALLREDUCE_S:g} s")
+        except BaseException:
+            launcher.terminate()
+            launcher.wait()
+            raise
+    lines = [line for line in said.splitlines() if line.startswith("fleetrun: ")]
+    if launcher.returncode:
+        last = "; ".join(line.removeprefix("fleetrun: ") for line in lines[:_LAST_WORDS])
+        return asked._replace(trouble=f"exit code {launcher.returncode} ({last})")
+    try:
+        told = json.loads(out.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        # Rank 0, on another host, has it.
+        return asked
+    rows = tuple(Transfer(*row) for row in told["rows"])
+    return Transfers(told["backend"], told["ranks"], rows, told["link"])

@@ -1,0 +1,84 @@
+"""`fleetrun doctor`: whether this host is fit for the job, and what mends it if not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fleetrun import argv, checkup, colors, configfile, request
+from fleetrun.commands import parser, tables
+from fleetrun.doctor import findings, page
+from fleetrun.plan import secrets
+from fleetrun.plan.command import CHECK
+from fleetrun.plan.visible import visible
+from fleetrun.printing import put
+
+if TYPE_CHECKING:
+    from fleetrun.model import Request
+
+
+def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
+    """Return 0, or 3 where something has to be mended first."""
+    words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
+    wanted = _request(words, has_script=bool(launch.script))
+    report = checkup.examine(wanted, os.environ, patience_s=wait, allreduce=allreduce)
+    # Processes, variables and paths are quoted.
+    hide = secrets.Hider({**os.environ, **dict(wanted.env), **dict(wanted.nccl)}, words)
+    shown = tuple(
+        one._replace(seen=visible(hide(one.seen)), mend=visible(hide(one.mend)))
+        for one in report.findings
+    )
+    code = findings.exit_code(shown)
+    if own["json"]:
+        document = page.document(os.uname().nodename, shown, report.measured)
+        put(json.dumps(document, indent=2) + "\n")
+        return code
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_coloured = colors.is_wanted(wanted.color, os.environ, is_terminal=is_terminal)
+    put(page.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
+    return code
+
+
+def _request(words: list[str], *, has_script: bool) -> Request:
+    """Return the request of a launch of WORDS; without a script, any will do."""
+    parsed = argv.split(words if has_script else [*words, CHECK])
+    path = configfile.named(parsed)
+    config = None
+    if path is not None or Path(configfile.DEFAULT).exists():
+        config = configfile.read(path or configfile.DEFAULT)
+    return request.resolve(parsed, os.environ, config)
+
+
+command = parser.LaunchCommand(
+    "doctor",
+    help="Check this host for a job, in seconds and without starting it: GPUs and driver, Paddle, "
+    "PATH, memory, limits, disks, clock, names, interfaces, ports. Give the options of the launch, "
+    "and the script if you like. With several hosts (--ips), run it on all of them at once: they "
+    "meet on the ports of the job and compare clocks and versions. The exit code is 0, or 3 where "
+    "something has to be mended first.",
+    options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
+    callback=click.pass_obj(_doctor),
+    params=[
+        parser.option("json", "flag", "Print the findings as one JSON object.", bare="true"),
+        parser.option(
+            "allreduce",
+            "flag",
+            "Let two ranks (or one on each host) sum numbers of several sizes: are they right, how "
+            "fast is it? Takes as long as importing Paddle.",
+            bare="true",
+        ),
+        parser.option(
+            "wait",
+            "float",
+            "Seconds in which the job's other hosts have to come.",
+            default="10",
+            minimum=0,
+            metavar="SECONDS",
+        ),
+    ],
+)

@@ -1,0 +1,269 @@
+"""What was read of a host for a check-up: plain values without a judgement."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Room(NamedTuple):
+    """A file system: bytes in all and free, free inodes (None: it does not count them)."""
+
+    path: str
+    total: int
+    free: int
+    inodes: int | None
+    # Why nothing can be written there; empty: it can.
+    refusal: str = ""
+
+
+class Limits(NamedTuple):
+    """Limits of processes (`ulimit`): soft and hard; None: unlimited."""
+
+    open_files: tuple[int | None, int | None]
+    processes: tuple[int | None, int | None]
+    locked_bytes: tuple[int | None, int | None]
+    virtual_bytes: tuple[int | None, int | None]
+    # Threads that our user has now.
+    threads: int
+    # Whether the limit of processes does not hold for us.
+    is_root: bool
+
+
+class Group(NamedTuple):
+    """The limits of our control group and all above it; None: none."""
+
+    memory_bytes: int | None
+    memory_used: int
+    # CPUs that it may use at a time; 1.5 is one and a half.
+    cpus: float | None
+    processes: int | None
+    processes_used: int
+    # How often the kernel has killed a process of it for its memory.
+    kills: int
+
+
+class Clock(NamedTuple):
+    """The wall clock against another one: seconds that ours is ahead of it.
+
+    `other` says what was compared with; empty where there was nothing.
+    """
+
+    ahead_s: float
+    other: str
+    # What the kernel says: disciplined by NTP; None: it does not say.
+    is_synchronised: bool | None
+
+
+class Machine(NamedTuple):
+    """What a host offers its processes."""
+
+    shm: Room
+    logs: Room
+    limits: Limits
+    group: Group
+    clock: Clock
+    cpus: int
+    memory_bytes: int
+    # Why GCC's OpenMP library cannot be loaded; empty: it can.
+    libgomp: str
+
+
+class Command(NamedTuple):
+    """A program on PATH: `kind` is ours, paddle's or other; `prefix` is its environment."""
+
+    path: str
+    kind: str
+    prefix: str = ""
+
+
+class Build(NamedTuple):
+    """An installed Paddle, by its files."""
+
+    version: str
+    folder: str
+    # Versions that it was built with; empty: without.
+    cuda: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    # Parts that some builds lack -> whether this one has them; one nobody could tell is absent.
+    parts: Mapping[str, bool] = {}
+
+
+class Software(NamedTuple):
+    """The programs of a host: our Python, what PATH finds, and the installed Paddles."""
+
+    python: str
+    python_version: str
+    prefix: str
+    fleetrun: str
+    # The environment that is activated ($VIRTUAL_ENV, $CONDA_PREFIX); empty: none.
+    activated: str
+    # In the order of PATH.
+    commands: tuple[Command, ...]
+    # None: no Paddle is installed for our Python.
+    build: Build | None
+    # Names of the packages that bring a Paddle: paddlepaddle, paddlepaddle-gpu.
+    packages: tuple[str, ...] = ()
+
+
+class User(NamedTuple):
+    """A process that has memory of a GPU; bytes are None where the driver does not tell."""
+
+    pid: int
+    name: str
+    used: int | None
+
+
+class Gpu(NamedTuple):
+    """One GPU; None is what the driver did not tell."""
+
+    number: int
+    name: str
+    uuid: str
+    bus: str = ""
+    memory: int | None = None
+    used: int | None = None
+    users: tuple[User, ...] = ()
+    # As in 9.0.
+    capability: tuple[int, int] | None = None
+    # Uncorrected ECC errors since the driver was loaded.
+    ecc_errors: int | None = None
+    is_remap_pending: bool | None = None
+    is_remap_failed: bool | None = None
+    is_mig: bool | None = None
+    instances: int = 0
+    # Bits of NVML's clocks event (throttle) reasons.
+    throttle: int | None = None
+    # default, exclusive process, prohibited.
+    compute_mode: str | None = None
+    # PCIe lanes in use, and the most that GPU and slot could.
+    lanes: tuple[int, int] | None = None
+    # NVLinks that are up, and all that it has.
+    nvlinks: tuple[int, int] | None = None
+
+
+class Xid(NamedTuple):
+    """An error of a GPU in the kernel's log: its number, where the GPU is, and the line."""
+
+    number: int
+    bus: str
+    text: str
+
+
+class Gpus(NamedTuple):
+    """What NVIDIA's driver says; `trouble` is why it says nothing, `is_stuck` that it never may."""
+
+    has_driver: bool
+    gpus: tuple[Gpu, ...] = ()
+    # Indexes of those that may not be opened or do not work, and why.
+    barred: tuple[tuple[int, str], ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    driver: str = ""
+    # The newest CUDA that the driver runs, as in 12.4.
+    cuda: tuple[int, int] | None = None
+    # Between two GPUs: same board, PCIe switch, host bridge, NUMA node, across the system.
+    links: Mapping[tuple[int, int], str] = {}
+    xids: tuple[Xid, ...] = ()
+    # Why the kernel's log could not be read; empty: it could.
+    log_refusal: str = ""
+    trouble: str = ""
+    is_stuck: bool = False
+
+
+class Interface(NamedTuple):
+    """A network interface; its speed in Mbit/s is None where it has none."""
+
+    name: str
+    addresses: tuple[str, ...]
+    is_up: bool
+    speed_mbit: int | None
+    mtu: int
+    is_loopback: bool = False
+
+
+class RdmaPort(NamedTuple):
+    """A port of an InfiniBand or RoCE device: its state and rate in the kernel's words."""
+
+    device: str
+    port: str
+    state: str
+    rate: str
+
+
+class Lookup(NamedTuple):
+    """What a host's name resolved to, and how long that took."""
+
+    name: str
+    addresses: tuple[str, ...]
+    seconds: float
+
+
+class Network(NamedTuple):
+    """How this host reaches others."""
+
+    hostname: str
+    interfaces: tuple[Interface, ...]
+    # Our own name first.
+    lookups: tuple[Lookup, ...]
+    rdma: tuple[RdmaPort, ...]
+    # What NCCL_SOCKET_IFNAME says, and the interface on the way to the other hosts.
+    asked_interface: str
+    peer_interface: str | None
+    # Ports that the job wants of this host and who has them; empty text: nobody.
+    ports: tuple[tuple[int, str], ...]
+    ephemeral: tuple[int, int]
+    has_peers: bool
+
+
+class Connect(NamedTuple):
+    """A connection to one port of another host: connected, or why not.
+
+    `outcome` is connected, refused (the host answers, nobody listens), silent (no answer at all),
+    or stranger (somebody else listens); `text` is the kernel's word for it.
+    """
+
+    port: int
+    outcome: str
+    text: str = ""
+
+
+class Card(NamedTuple):
+    """What hosts tell each other when they meet."""
+
+    host: str
+    fleetrun: str
+    python: str
+    paddle: str
+    cuda: str
+    nccl: str
+    driver: str
+
+
+class Peer(NamedTuple):
+    """Another host of the job; `card` is None where nobody there met us."""
+
+    host: str
+    connects: tuple[Connect, ...]
+    card: Card | None = None
+    # Seconds that its clock is ahead of ours, and how far that may be off.
+    ahead_s: float = 0.0
+    accuracy_s: float = 0.0
+
+
+class Transfer(NamedTuple):
+    """Allreduces of one size: bytes, seconds of each, and whether the sums were right."""
+
+    nbytes: int
+    seconds: float
+    is_right: bool
+
+
+class Transfers(NamedTuple):
+    """What the two ranks measured, and what a plain TCP connection between them carries (B/s)."""
+
+    backend: str
+    ranks: int
+    rows: tuple[Transfer, ...] = ()
+    link: float | None = None
+    # Why there is nothing to show: the job's exit and its last words.
+    trouble: str = ""

@@ -1,0 +1,63 @@
+"""A finding: what was seen of one thing, how bad it is, what it means and what mends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+LEVELS = (OK, WARNING, ERROR)
+# As every error about the host.
+UNFIT = 3
+
+
+class Finding(NamedTuple):
+    """One judgement: `check` names what was looked at, `seen` says what was found there.
+
+    `means` is what it does to a job, and `mend` a command; both are empty where all is well.
+    """
+
+    check: str
+    level: str
+    seen: str
+    means: str = ""
+    mend: str = ""
+
+
+def ok(check: str, seen: str) -> Finding:
+    """Return that CHECK found nothing wrong."""
+    return Finding(check, OK, seen)
+
+
+def warning(check: str, seen: str, means: str, mend: str) -> Finding:
+    """Return that a job may run, but worse than it could."""
+    return Finding(check, WARNING, seen, means, mend)
+
+
+def error(check: str, seen: str, means: str, mend: str) -> Finding:
+    """Return that a job will not run, or not to its end."""
+    return Finding(check, ERROR, seen, means, mend)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 3 if one of FINDINGS is an error, else 0.
+
+    >>> exit_code([ok("a", "b")]), exit_code([error("a", "b", "c", "d")])
+    (0, 3)
+    """
+    return UNFIT if any(one.level == ERROR for one in findings) else 0
+
+
+def size(number: float) -> str:
+    """Return NUMBER bytes as people write them.
+
+    >>> size(512), size(64 * 2**20), size(1.5 * 2**30)
+    ('512 B', '64 MiB', '1.5 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:  # noqa: PLR2004 - the step between units
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"

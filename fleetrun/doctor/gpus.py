@@ -1,0 +1,232 @@
+"""What NVIDIA's driver says of the GPUs, and what it means for a job; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, size, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.doctor.facts import Gpu, Gpus, Xid
+
+# Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap is none.
+_THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "it is too hot (software thermal slowdown)",
+    0x40: "it is too hot (hardware thermal slowdown)",
+    0x80: "the power supply brakes it",
+}
+# Errors (NVIDIA's list of Xids) after which a GPU has to be reset or replaced; others, such as 13
+# and 31, are mostly a program's fault.
+_GRAVE_XIDS = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140}
+# What a driver keeps to itself.
+_OWN_SHARE = 0.05
+
+
+def judge(found: Gpus) -> Iterator[Finding]:
+    """Yield what FOUND means."""
+    if not found.has_driver:
+        yield ok("GPUs", "no NVIDIA driver: ranks run on the CPU")
+        return
+    if found.trouble:
+        yield _silent(found)
+        yield from _log(found)
+        return
+    for index, why in found.lost:
+        yield error(
+            "GPU",
+            f"GPU {index} does not work ({why})",
+            "a job that asks for it does not start",
+            "nvidia-smi; dmesg | grep -i xid  # a reset, a reboot; CUDA_VISIBLE_DEVICES till then",
+        )
+    for index, why in found.barred:
+        yield warning(
+            "GPU",
+            f"GPU {index} may not be opened ({why})",
+            "the job goes without it",
+            "docker run --gpus all ...  # or ask the batch system for it",
+        )
+    if not found.gpus:
+        yield warning(
+            "GPUs",
+            f"driver {found.driver} has none",
+            "ranks run on the CPU",
+            "nvidia-smi -L; lspci | grep -i nvidia",
+        )
+    for gpu in found.gpus:
+        yield from _gpu(gpu)
+    yield from _topology(found)
+    yield from _log(found)
+
+
+def _silent(found: Gpus) -> Finding:
+    if found.is_stuck:
+        return error(
+            "NVIDIA driver",
+            f"it is stuck: {found.trouble}",
+            "whatever uses a GPU here hangs, and cannot be killed",
+            "dmesg | tail; nvidia-smi  # often only a reboot helps",
+        )
+    return error(
+        "NVIDIA driver",
+        f"NVML does not work: {found.trouble}",
+        "after an upgrade the loaded driver and its library differ; CUDA does not start then",
+        "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; nvidia-smi  # or a reboot",
+    )
+
+
+def _gpu(gpu: Gpu) -> Iterator[Finding]:
+    """Yield what is wrong with one GPU; one line if nothing is."""
+    troubles = [*_memory(gpu), *_state(gpu), *_connections(gpu)]
+    yield from troubles
+    if not troubles:
+        room = "" if gpu.memory is None else f", {size(gpu.memory)}"
+        capability = "" if gpu.capability is None else f", sm_{''.join(map(str, gpu.capability))}"
+        links = "" if gpu.nvlinks is None else f", {gpu.nvlinks[0]} NVLinks"
+        mig = f", {gpu.instances} MIG instances" if gpu.is_mig else ""
+        yield ok("GPU", f"GPU {gpu.number}: {gpu.name}{room}{capability}{links}{mig}")
+
+
+def _memory(gpu: Gpu) -> Iterator[Finding]:
+    """Yield who has memory of GPU, and what is wrong with the memory."""
+    if gpu.users:
+        shown = ", ".join(
+            f"pid {user.pid}"
+            + (f" ({user.name})" if user.name else "")
+            + (f" {size(user.used)}" if user.used is not None else "")
+            for user in gpu.users
+        )
+        yield warning(
+            "GPU in use",
+            f"GPU {gpu.number} is used by {shown}",
+            "ranks may run out of its memory, and share its time",
+            "kill "
+            + " ".join(str(user.pid) for user in gpu.users)
+            + "  # if they are left over; or take others by --gpus",
+        )
+    elif gpu.memory and gpu.used is not None and gpu.used > _OWN_SHARE * gpu.memory:
+        yield warning(
+            "GPU in use",
+            f"{size(gpu.used)} of GPU {gpu.number}'s {size(gpu.memory)} is taken, nobody shows",
+            "somebody outside this container uses it, or a process that died has left it",
+            f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
+        )
+    reset = f"nvidia-smi --gpu-reset -i {gpu.number}  # when nobody uses it; or a reboot"
+    if gpu.is_remap_failed:
+        yield error(
+            "GPU memory",
+            f"GPU {gpu.number} cannot replace a broken row of its memory",
+            "results may be wrong or the job may end at any moment; the GPU has to be replaced",
+            f"nvidia-smi -q -d ROW_REMAPPER -i {gpu.number}",
+        )
+    elif gpu.is_remap_pending:
+        yield warning(
+            "GPU memory",
+            f"GPU {gpu.number} waits for a reset to replace broken memory",
+            "the next error there ends the job",
+            reset,
+        )
+    if gpu.ecc_errors:
+        yield error(
+            "GPU memory",
+            f"GPU {gpu.number} has had {gpu.ecc_errors} uncorrected ECC errors",
+            "each ends the process whose memory it hits",
+            reset,
+        )
+
+
+def _state(gpu: Gpu) -> Iterator[Finding]:
+    """Yield what keeps GPU from computing, or slows it."""
+    if gpu.is_mig and not gpu.instances:
+        yield error(
+            "MIG",
+            f"GPU {gpu.number} is to be divided, but has no instance",
+            "nothing can run on it",
+            f"nvidia-smi mig -i {gpu.number} -cgi 19 -C  # or -mig 0",
+        )
+    elif gpu.is_mig and gpu.instances > 1:
+        yield warning(
+            "MIG",
+            f"GPU {gpu.number} is divided into {gpu.instances} instances",
+            "NCCL does not connect instances, so no more than one rank can train on them together",
+            f"nvidia-smi -i {gpu.number} -mig 0  # by root, when nobody uses it",
+        )
+    mode = f"nvidia-smi -i {gpu.number} -c DEFAULT  # by root"
+    if gpu.compute_mode == "prohibited":
+        seen = f"GPU {gpu.number} is in the mode prohibited"
+        yield error("compute mode", seen, "no process may compute on it", mode)
+    elif gpu.compute_mode == "exclusive process":
+        seen = f"GPU {gpu.number} is in the mode exclusive process"
+        means = "a second process on it, as with --oversubscribe, ends at once"
+        yield warning("compute mode", seen, means, mode)
+    causes = [text for bit, text in _THROTTLES.items() if (gpu.throttle or 0) & bit]
+    if causes:
+        yield warning(
+            "GPU clocks",
+            f"GPU {gpu.number} is slowed down: {', '.join(causes)}",
+            "all ranks wait for the slowest",
+            f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {gpu.number}  # look at fans and power",
+        )
+
+
+def _connections(gpu: Gpu) -> Iterator[Finding]:
+    """Yield which of GPU's connections are missing."""
+    if gpu.lanes is not None and gpu.lanes[0] < gpu.lanes[1]:
+        yield warning(
+            "PCIe",
+            f"GPU {gpu.number} has {gpu.lanes[0]} of {gpu.lanes[1]} lanes",
+            "data reach it more slowly than the others",
+            f"nvidia-smi -q -i {gpu.number}  # a slot, riser or BIOS setting",
+        )
+    if gpu.nvlinks is not None and 0 < gpu.nvlinks[0] < gpu.nvlinks[1]:
+        yield warning(
+            "NVLink",
+            f"GPU {gpu.number} has {gpu.nvlinks[0]} of {gpu.nvlinks[1]} links up",
+            "allreduces among GPUs are slower",
+            f"nvidia-smi nvlink -s -i {gpu.number}  # and nvidia-smi nvlink -e for its errors",
+        )
+
+
+def _topology(found: Gpus) -> Iterator[Finding]:
+    """Yield by what the GPUs reach each other."""
+    if not found.links:
+        return
+    levels = list(dict.fromkeys(found.links.values()))
+    linked = all(gpu.nvlinks is not None and gpu.nvlinks[0] for gpu in found.gpus)
+    seen = f"{len(found.gpus)} GPUs, {'NVLink and ' if linked else ''}PCIe: {', '.join(levels)}"
+    if "across the system" in levels and not linked:
+        yield warning(
+            "GPU topology",
+            seen,
+            "some reach each other only through the link between processors, which slows NCCL",
+            "nvidia-smi topo -m  # choose near ones by --gpus",
+        )
+    else:
+        yield ok("GPU topology", seen)
+
+
+def _log(found: Gpus) -> Iterator[Finding]:
+    """Yield the errors of GPUs in the kernel's log."""
+    if found.log_refusal:
+        yield warning(
+            "Xid errors",
+            f"the kernel's log cannot be read ({found.log_refusal})",
+            "errors of GPUs stand only there",
+            "sudo dmesg | grep -i xid",
+        )
+        return
+    kinds: dict[tuple[int, str], list[Xid]] = {}
+    for xid in found.xids:
+        kinds.setdefault((xid.number, xid.bus), []).append(xid)
+    for (number, bus), rows in kinds.items():
+        seen = f"Xid {number} of the GPU at {bus}, {len(rows)} times since the kernel's log began"
+        mend = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
+        if number in _GRAVE_XIDS:
+            means = "that GPU may need a reset or be broken"
+            yield error("Xid errors", seen, means, mend)
+        else:
+            yield warning("Xid errors", seen, "most often a program's fault, not the GPU's", mend)
+    if not kinds:
+        yield ok("Xid errors", "none in the kernel's log")

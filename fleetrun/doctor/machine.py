@@ -1,0 +1,203 @@
+"""What room, limits, clock and libraries of a host mean for a job; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, size, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.doctor.facts import Group, Limits, Machine, Room
+
+_MIB, _GIB = 1 << 20, 1 << 30
+# What Docker gives by default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.
+SHM_TIGHT, SHM_FULL = 1 * _GIB, 16 * _MIB
+LOGS_TIGHT, LOGS_FULL = 1 * _GIB, 16 * _MIB
+# A rank has up to some hundred files open: libraries, sockets to each peer, data.
+FILES_PER_RANK = 256
+# Paddle's ranks, BLAS and data loaders have this many threads together, and more.
+THREADS_PER_RANK = 64
+INODES_FEW = 1000
+# A rank of Paddle's CPU build has 400 MiB after the import.
+MEMORY_PER_RANK = 512 * _MIB
+# More is not what clocks in step and a network folder explain.
+CLOCK_S = 1.0
+_BASE_THREADS = 128
+
+
+def judge(machine: Machine, *, ranks: int, has_peers: bool, has_rdma: bool) -> Iterator[Finding]:
+    """Yield what MACHINE means for RANKS processes here."""
+    yield _shm(machine.shm)
+    yield _logs(machine.logs)
+    yield _libgomp(machine.libgomp)
+    yield _open_files(machine.limits, ranks)
+    yield _processes(machine.limits, machine.group, ranks)
+    yield from _memory_limits(machine.limits, has_rdma=has_rdma)
+    yield _memory(machine, ranks)
+    yield _cpus(machine, ranks)
+    yield _clock(machine, has_peers=has_peers)
+
+
+def _shm(shm: Room) -> Finding:
+    check = "shared memory"
+    seen = f"{shm.path} has {size(shm.free)} free of {size(shm.total)}"
+    means = "DataLoader workers and NCCL exchange data there, and die of SIGBUS when it is full"
+    mend = (
+        "ls -l /dev/shm  # remove what is left over; `mount -o remount,size=16G /dev/shm`, "
+        "or in Docker --shm-size=16g"
+    )
+    if shm.refusal:
+        return error(check, f"{shm.path} cannot be written ({shm.refusal}; {seen})", means, mend)
+    if shm.free < SHM_FULL:
+        return error(check, seen, means, mend)
+    if shm.free < SHM_TIGHT:
+        return warning(check, seen, means, mend)
+    return ok(check, seen)
+
+
+def _logs(logs: Room) -> Finding:
+    check = "disk for logs"
+    seen = f"{logs.path} has {size(logs.free)} free of {size(logs.total)}"
+    mend = f"df -h {logs.path}  # make room, or give another --log_dir"
+    if logs.refusal:
+        means = "no rank could write its log"
+        return error(check, f"{logs.path} cannot be written ({logs.refusal})", means, mend)
+    if logs.free < LOGS_FULL:
+        return error(check, seen, "the logs of the ranks will be cut off soon", mend)
+    if logs.inodes is not None and logs.inodes < INODES_FEW:
+        few = f"{logs.path} has room for {logs.inodes} more files"
+        return warning(check, few, "new logs and checkpoints may not be made", f"df -i {logs.path}")
+    if logs.free < LOGS_TIGHT:
+        return warning(check, seen, "logs and checkpoints may not fit", mend)
+    return ok(check, seen)
+
+
+def _libgomp(trouble: str) -> Finding:
+    if trouble:
+        return error(
+            "OpenMP",
+            f"libgomp.so.1 cannot be loaded ({trouble})",
+            "`import paddle` fails without it",
+            "apt-get install libgomp1  # or dnf install libgomp",
+        )
+    return ok("OpenMP", "libgomp.so.1 can be loaded")
+
+
+def _open_files(limits: Limits, ranks: int) -> Finding:
+    check = "open files"
+    soft, hard = limits.open_files
+    seen = f"`ulimit -n` is {_limit(soft)}, and may be raised to {_limit(hard)}"
+    if soft is not None and soft < FILES_PER_RANK:
+        means = f"a rank may need {FILES_PER_RANK}: libraries, sockets to its peers, its data"
+        return warning(check, seen, means, "ulimit -n 65536")
+    if hard is not None and hard < FILES_PER_RANK + 8 * ranks:
+        means = f"fleetrun itself needs some for {_ranks(ranks)}"
+        return error(check, seen, means, "ulimit -Hn 65536  # by root; or in limits.conf")
+    return ok(check, seen)
+
+
+def _processes(limits: Limits, group: Group, ranks: int) -> Finding:
+    check = "processes"
+    wanted = _BASE_THREADS + THREADS_PER_RANK * ranks
+    means = f"{_ranks(ranks)} may have {wanted} threads; one that cannot start ends the job"
+    if group.processes is not None and group.processes - group.processes_used < wanted:
+        return warning(
+            check,
+            f"the control group allows {group.processes}, of which {group.processes_used} run",
+            means,
+            "docker run --pids-limit=-1 ...  # or pids.max of the group",
+        )
+    soft, hard = limits.processes
+    if not limits.is_root and soft is not None and soft - limits.threads < wanted:
+        seen = f"`ulimit -u` is {soft} (at most {_limit(hard)}), and {limits.threads} threads run"
+        return warning(check, seen, means, "ulimit -u unlimited")
+    return ok(check, f"room for the {wanted} threads that {_ranks(ranks)} may have")
+
+
+def _memory_limits(limits: Limits, *, has_rdma: bool) -> Iterator[Finding]:
+    virtual = limits.virtual_bytes[0]
+    if virtual is not None:
+        yield warning(
+            "address space",
+            f"`ulimit -v` is {size(virtual)}",
+            "CUDA reserves more address space than a GPU has memory; ranks may end without a word",
+            "ulimit -v unlimited",
+        )
+    locked = limits.locked_bytes[0]
+    if has_rdma and locked is not None and locked < _GIB:
+        yield warning(
+            "locked memory",
+            f"`ulimit -l` is {size(locked)}",
+            "InfiniBand needs memory that stays where it is: NCCL fails, or uses slow sockets",
+            "ulimit -l unlimited  # in Docker --ulimit memlock=-1",
+        )
+
+
+def _memory(machine: Machine, ranks: int) -> Finding:
+    group = machine.group
+    check = "memory"
+    if group.memory_bytes is None:
+        most, free, whose = machine.memory_bytes, machine.memory_bytes, "this host"
+    else:
+        most, whose = group.memory_bytes, "the control group"
+        free = most - group.memory_used
+    seen = f"{whose} has {size(most)}"
+    wanted = ranks * MEMORY_PER_RANK
+    if group.memory_bytes is not None:
+        seen += f", of which {size(max(free, 0))} is free"
+    if group.kills:
+        seen += f"; the kernel has killed {group.kills} of its processes"
+    mend = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
+    if free < wanted:
+        means = f"{_ranks(ranks)} may take {size(wanted)} before they load anything"
+        return warning(check, seen, means, mend)
+    if group.kills:
+        return warning(check, seen, "the memory of the control group has been too small", mend)
+    return ok(check, seen)
+
+
+def _cpus(machine: Machine, ranks: int) -> Finding:
+    quota = machine.group.cpus
+    usable = machine.cpus if quota is None else min(machine.cpus, quota)
+    seen = f"{machine.cpus} may be used"
+    if quota is not None and quota < machine.cpus:
+        seen += f", {quota:g} of them at a time (control group)"
+    if usable < ranks:
+        return warning(
+            "CPUs",
+            seen,
+            f"{_ranks(ranks)} share them, so each is slow",
+            "docker run --cpus=...  # or cpu.max, taskset; or fewer ranks: --nproc_per_node",
+        )
+    return ok("CPUs", seen)
+
+
+def _clock(machine: Machine, *, has_peers: bool) -> Finding:
+    clock = machine.clock
+    if clock.other and abs(clock.ahead_s) > CLOCK_S:
+        side = "ahead of" if clock.ahead_s > 0 else "behind"
+        return warning(
+            "clock",
+            f"ours is {abs(clock.ahead_s):.1f} s {side} that of the file system of {clock.other}",
+            "times in logs contradict each other, and what is new may look old",
+            "chronyc tracking; chronyc makestep  # or timedatectl set-ntp true",
+        )
+    if has_peers and clock.is_synchronised is False:
+        return warning(
+            "clock",
+            "nobody keeps it in step (the kernel calls it unsynchronised)",
+            "times of several hosts cannot be compared",
+            "timedatectl set-ntp true  # or start chronyd",
+        )
+    state = {True: "kept in step", False: "not kept in step", None: "running"}
+    return ok("clock", state[clock.is_synchronised])
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number != 1)}"
+
+
+def _limit(number: int | None) -> str:
+    return "unlimited" if number is None else str(number)

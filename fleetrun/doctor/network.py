@@ -1,0 +1,186 @@
+"""What names, interfaces and ports of a host mean for a job; pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fleetrun.doctor.facts import Interface, Lookup, Network
+
+_SLOW_LOOKUP_S = 1.0
+# Bridges and tunnels of containers and virtual machines, and radio.
+_INSIDE = re.compile(r"docker|br-|veth|virbr|cni|flannel|cali|lxc|podman|tun|tap|wg|tailscale")
+_RADIO = re.compile(r"wl")
+_FAST_ENOUGH_MBIT = 10_000
+
+
+def judge(network: Network) -> Iterator[Finding]:
+    """Yield what NETWORK means."""
+    yield from _names(network)
+    yield _interface(network)
+    yield from _rdma(network)
+    yield from _ports(network)
+
+
+def _names(network: Network) -> Iterator[Finding]:
+    own, *others = network.lookups
+    mend = f"echo '<address> {own.name}' >> /etc/hosts  # or ask who runs DNS"
+    slow = _slow(own)
+    if slow is not None:
+        yield slow
+    elif not own.addresses:
+        means = "programs that look their own host up fail, or wait"
+        seen = f"this host is called {own.name}, which nobody can resolve"
+        yield warning("own name", seen, means, mend)
+    else:
+        yield ok("own name", f"{own.name} is {', '.join(own.addresses)}")
+    for one in others:
+        slow = _slow(one)
+        if slow is not None:
+            yield slow
+        elif not one.addresses:
+            yield error(
+                "host name",
+                f"{one.name} cannot be resolved",
+                "no rank here reaches that host",
+                f"getent hosts {one.name}  # /etc/hosts, DNS, or its address in --ips",
+            )
+        else:
+            yield ok("host name", f"{one.name} is {', '.join(one.addresses)}")
+
+
+def _slow(lookup: Lookup) -> Finding | None:
+    if lookup.seconds < _SLOW_LOOKUP_S:
+        return None
+    return warning(
+        "host name",
+        f"to resolve {lookup.name} takes {lookup.seconds:.1f} s"
+        + ("" if lookup.addresses else " or longer"),
+        "every rank waits so long for each host",
+        "cat /etc/resolv.conf  # a server there does not answer; or use addresses in --ips",
+    )
+
+
+def nccl_interface(network: Network) -> Interface | None:
+    """Return the interface that NCCL takes for its sockets; None where it finds none.
+
+    NCCL's order: NCCL_SOCKET_IFNAME, names that begin with ib, others, docker's, loopback. With
+    several hosts fleetrun sets the variable to the interface on the way to them.
+    """
+    up = [one for one in network.interfaces if one.is_up and one.addresses]
+    if network.asked_interface:
+        return next(iter(_chosen(network.asked_interface, up)), None)
+    if network.peer_interface is not None:
+        return next((one for one in up if one.name == network.peer_interface), None)
+    ranked = [
+        [one for one in up if one.name.startswith("ib")],
+        [one for one in up if not one.is_loopback and not one.name.startswith("docker")],
+        [one for one in up if one.name.startswith("docker")],
+        [one for one in up if one.is_loopback],
+    ]
+    return next((one for group in ranked for one in group), None)
+
+
+def _chosen(asked: str, interfaces: Sequence[Interface]) -> list[Interface]:
+    """Return those of INTERFACES that NCCL_SOCKET_IFNAME=ASKED allows.
+
+    `^` at its beginning excludes, `=` is for exact names; else names are prefixes.
+    """
+    excludes, text = asked.startswith("^"), asked.removeprefix("^")
+    is_exact, text = text.startswith("="), text.removeprefix("=")
+    names = [name for name in text.split(",") if name]
+
+    def fits(name: str) -> bool:
+        return any(name == one if is_exact else name.startswith(one) for one in names)
+
+    return [one for one in interfaces if fits(one.name) != excludes]
+
+
+def _interface(network: Network) -> Finding:
+    check = "interface"
+    found = nccl_interface(network)
+    listed = ", ".join(one.name for one in network.interfaces if one.is_up)
+    if found is None and network.asked_interface:
+        return error(
+            check,
+            f"NCCL_SOCKET_IFNAME={network.asked_interface} names none that is up ({listed})",
+            "NCCL finds no way to the other ranks and ends the job",
+            "unset NCCL_SOCKET_IFNAME  # or --nccl SOCKET_IFNAME= one of those",
+        )
+    if found is None:
+        means = "ranks cannot reach each other"
+        return error(check, "none is up with an address", means, "ip address")
+    speed = f", {found.speed_mbit / 1000:g} Gbit/s" if found.speed_mbit else ""
+    seen = f"NCCL takes {found.name} ({', '.join(found.addresses)}{speed}, MTU {found.mtu})"
+    if not network.has_peers:
+        return ok(check, seen)
+    means = ""
+    if found.is_loopback or _INSIDE.match(found.name):
+        means = "other hosts are not on that network, or reach it by detours"
+    elif _RADIO.match(found.name):
+        means = "radio is slow and loses packets"
+    if means:
+        return warning(check, seen, means, f"--nccl SOCKET_IFNAME=...  # there are {listed}")
+    if found.speed_mbit is not None and found.speed_mbit < _FAST_ENOUGH_MBIT and not network.rdma:
+        means = "gradients of hundreds of megabytes take seconds to cross it, in each step"
+        return warning(check, seen, means, f"ethtool {found.name}  # is there a faster one?")
+    return ok(check, seen)
+
+
+def _rdma(network: Network) -> Iterator[Finding]:
+    for port in network.rdma:
+        name = f"{port.device} port {port.port}"
+        if "ACTIVE" in port.state:
+            yield ok("InfiniBand", f"{name} is active, {port.rate or 'rate unknown'}")
+        else:
+            yield warning(
+                "InfiniBand",
+                f"{name} is in the state {port.state or 'unknown'}",
+                "NCCL goes another, slower way, or waits for it",
+                f"ibstat {port.device}  # cable, switch, subnet manager; --nccl IB_HCA=...",
+            )
+
+
+def _ports(network: Network) -> Iterator[Finding]:
+    taken = [(port, holder) for port, holder in network.ports if holder]
+    for port, holder in taken:
+        yield error(
+            "port",
+            f"{port} is taken by {holder}",
+            "the rank that is to listen there cannot",
+            "stop that process, or give another --start_port, the same on every host",
+        )
+    numbers = sorted(port for port, _ in network.ports)
+    if not numbers:
+        return
+    low, high = network.ephemeral
+    exposed = [port for port in numbers if low <= port <= high]
+    if network.has_peers and exposed:
+        yield warning(
+            "port",
+            f"{exposed[0]} is one that the kernel gives to outgoing connections ({low}-{high})",
+            "now and then somebody else has it at the start",
+            f"--start_port=6070  # or another number below {low}, the same on every host",
+        )
+    elif not taken:
+        yield ok("port", f"{_ranges(numbers)} can be used")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return NUMBERS in order with what follows each other shortened.
+
+    >>> _ranges([6070, 6071, 6072, 7000])
+    '6070-6072, 7000'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,110 @@
+"""Findings as a page for people and as a document for programs; pure."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.doctor import transfers
+from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.doctor.facts import Transfers
+    from fleetrun.doctor.findings import Finding
+
+SCHEMA = 1
+_COLORS = {OK: "\x1b[32m", WARNING: "\x1b[33m", ERROR: "\x1b[1;31m"}
+_END = "\x1b[0m"
+_NARROWEST = 40
+
+
+def text(
+    findings: Sequence[Finding],
+    measured: Transfers | None = None,
+    *,
+    width: int = 0,
+    is_coloured: bool = False,
+) -> str:
+    """Return FINDINGS, one below the other, in lines of WIDTH columns; 0: as long as they are.
+
+    >>> from fleetrun.doctor.findings import ok, warning
+    >>> print(text([ok("port", "free"), warning("clock", "slow", "bad", "mend it")]), end="")
+    ok       port   free
+    warning  clock  slow
+                    it means: bad
+                    to mend:  mend it
+    1 ok, 1 warning, 0 errors
+    """
+    indent = max(map(len, _COLORS)) + 2
+    column = max((len(one.check) for one in findings), default=0) + 2 + indent
+    lines = []
+    for one in findings:
+        level = f"{one.level:<{indent}}"
+        if is_coloured:
+            level = f"{_COLORS[one.level]}{level}{_END}"
+        first, *more = _wrapped(one.seen, width - column)
+        lines.append(f"{level}{one.check:<{column - indent}}{first}")
+        lines += [f"{'':{column}}{line}" for line in more]
+        for title, said in (("it means: ", one.means), ("to mend:  ", one.mend)):
+            if said:
+                # A command is copied, so it is never broken.
+                room = width - column - len(title) if title == "it means: " else 0
+                first, *more = _wrapped(said, room)
+                lines.append(f"{'':{column}}{title}{first}")
+                lines += [f"{'':{column + len(title)}}{line}" for line in more]
+    if measured is not None and measured.rows:
+        lines.append(f"allreduce of {measured.ranks} ranks over {measured.backend}:")
+        rows = (("size", "latency", "bandwidth"), *transfers.rows(measured))
+        lines += [f"  {size:>9}  {latency:>10}  {rate:>10}" for size, latency, rate in rows]
+    counts = {level: sum(one.level == level for one in findings) for level in _COLORS}
+    lines.append(
+        f"{counts[OK]} ok, {_counted(counts[WARNING], WARNING)}, {_counted(counts[ERROR], ERROR)}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def document(
+    host: str, findings: Sequence[Finding], measured: Transfers | None = None
+) -> dict[str, Any]:
+    """Return FINDINGS of HOST as one JSON object.
+
+    Its keys: schema, host, exit_code, findings (each with check, level, seen, means, mend), and
+    allreduce (null, or backend, ranks, link in B/s, and rows of bytes, seconds, bandwidth in B/s
+    and is_right).
+    """
+    allreduce = None
+    if measured is not None and measured.rows:
+        allreduce = {
+            "backend": measured.backend,
+            "ranks": measured.ranks,
+            "link": measured.link,
+            "rows": [
+                {
+                    "bytes": row.nbytes,
+                    "seconds": row.seconds,
+                    "bandwidth": transfers.bandwidth(row, measured.ranks),
+                    "is_right": row.is_right,
+                }
+                for row in measured.rows
+            ],
+        }
+    return {
+        "schema": SCHEMA,
+        "host": host,
+        "exit_code": exit_code(findings),
+        "findings": [one._asdict() for one in findings],
+        "allreduce": allreduce,
+    }
+
+
+def _wrapped(said: str, room: int) -> list[str]:
+    """Return SAID in lines of ROOM columns, where there is room at all."""
+    if room < _NARROWEST:
+        return [said]
+    return textwrap.wrap(said, room, break_long_words=False, break_on_hyphens=False)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

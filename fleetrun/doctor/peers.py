@@ -1,0 +1,107 @@
+"""What meeting the other hosts of a job has shown; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fleetrun.doctor.facts import Card, Connect, Peer
+
+# Certificates, file times and the order of lines in logs survive less.
+CLOCK_S = 1.0
+# What must be alike, what happens otherwise, and whether it ends the job.
+_ALIKE = (
+    ("fleetrun", "hosts may plan the job differently", True),
+    ("paddle", "ranks may hang at the first allreduce, or differ in their results", True),
+    ("nccl", "NCCL refuses to connect different versions", True),
+    ("cuda", "kernels and results may differ", False),
+    ("python", "what one host unpickles another may not", False),
+    ("driver", "one host may lack what the others can do", False),
+)
+
+
+def judge(peers: Sequence[Peer], own: Card) -> Iterator[Finding]:
+    """Yield what PEERS and OWN mean for a job of all of them."""
+    for peer in peers:
+        yield from _connections(peer)
+    met = [peer for peer in peers if peer.card is not None]
+    for peer in met:
+        yield from _clock(peer)
+    if met:
+        yield from _versions(met, own)
+
+
+def _connections(peer: Peer) -> Iterator[Finding]:
+    check = "connection"
+    outcomes: dict[str, list[Connect]] = {}
+    for connect in peer.connects:
+        outcomes.setdefault(connect.outcome, []).append(connect)
+    connected = outcomes.get("connected", [])
+    for outcome, rows in outcomes.items():
+        ports = ", ".join(str(row.port) for row in rows)
+        where = f"{peer.host}:{ports}"
+        if outcome == "silent":
+            yield error(
+                check,
+                f"{where} does not answer ({rows[0].text})",
+                "a firewall drops what comes there, or the host is down; ranks would wait for ever"
+                if not connected
+                else "a firewall drops what comes there; ranks would wait for ever",
+                f"nc -vz {peer.host} {rows[0].port}  # open the ports between the hosts of the job",
+            )
+        elif outcome == "refused":
+            yield warning(
+                check,
+                f"{where} refuses: the host is there, but nobody listens",
+                "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
+                f"ssh {peer.host} fleetrun doctor ...  # the same command on every host, at once",
+            )
+        elif outcome == "stranger":
+            yield error(
+                check,
+                f"{where} is answered by something that is no fleetrun",
+                "the rank that is to listen there cannot",
+                f"ssh {peer.host} ss -ltnp  # stop it, or another --start_port on every host",
+            )
+    if len(connected) == len(peer.connects):
+        yield ok(check, f"{peer.host} answers on {len(connected)} of {len(connected)} ports")
+
+
+def _clock(peer: Peer) -> Iterator[Finding]:
+    off = abs(peer.ahead_s)
+    if off - peer.accuracy_s > CLOCK_S:
+        side = "ahead of" if peer.ahead_s > 0 else "behind"
+        yield warning(
+            "clock",
+            f"that of {peer.host} is {off:.1f} s {side} ours",
+            "times in the logs of the hosts contradict each other, and certificates may not hold",
+            f"ssh {peer.host} chronyc makestep  # and here; or timedatectl set-ntp true",
+        )
+    else:
+        yield ok("clock", f"that of {peer.host} is in step with ours")
+
+
+def _versions(met: Sequence[Peer], own: Card) -> Iterator[Finding]:
+    is_alike = True
+    for name, means, is_grave in _ALIKE:
+        mine = getattr(own, name)
+        others = {
+            peer.host: getattr(peer.card, name) for peer in met if getattr(peer.card, name) != mine
+        }
+        if not others:
+            continue
+        is_alike = False
+        shown = ", ".join(f"{host} has {theirs or 'none'}" for host, theirs in others.items())
+        judged = error if is_grave else warning
+        yield judged(
+            "versions",
+            f"{name}: this host has {mine or 'none'}, {shown}",
+            means,
+            "install the same on every host  # pip freeze; nvidia-smi",
+        )
+    if is_alike:
+        yield ok("versions", f"alike on {len(met) + 1} hosts")

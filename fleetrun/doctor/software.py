@@ -1,0 +1,184 @@
+"""What the programs of a host and its Paddle mean for a job; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fleetrun.doctor.facts import Build, Gpu, Gpus, Software
+
+# The first CUDA that makes code for GPUs of a compute capability, newest first; after the release
+# notes of the CUDA toolkits.
+_FIRST_CUDA = (
+    ((10, 0), (12, 8)),
+    ((8, 9), (11, 8)),
+    ((8, 6), (11, 1)),
+    ((8, 0), (11, 0)),
+    ((7, 5), (10, 0)),
+    ((7, 0), (9, 0)),
+)
+# The oldest GPUs for which CUDA of a major version makes code; after the same notes.
+_OLDEST_GPU = {13: (7, 5), 12: (5, 0), 11: (3, 5)}
+_INSTALL = "scripts/setup  # or pip install paddlepaddle-gpu of a fitting CUDA"
+
+
+def judge(software: Software, gpus: Gpus, *, feature: str | None = None) -> Iterator[Finding]:
+    """Yield what SOFTWARE means beside GPUS; FEATURE is the part of Paddle that the job needs."""
+    yield from _commands(software)
+    yield _python(software)
+    yield from _packages(software.packages)
+    build = software.build
+    if build is None:
+        yield warning(
+            "Paddle",
+            f"{software.python} has none",
+            "scripts that import Paddle fail, unless --env gives them a PYTHONPATH",
+            f"{software.python} -m pip install paddlepaddle  # or paddlepaddle-gpu",
+        )
+        return
+    yield _paddle(build, gpus, feature)
+    if build.cuda and gpus.cuda is not None:
+        yield _driver(build, gpus.driver, gpus.cuda)
+    if build.cuda:
+        yield from _capabilities(build, gpus.gpus)
+    if build.parts.get("gloo") is False:
+        yield error(
+            "gloo",
+            f"the Paddle {build.version} here was built without it",
+            "ranks on CPUs cannot talk to each other",
+            "pip install --force-reinstall paddlepaddle",
+        )
+
+
+def _commands(software: Software) -> Iterator[Finding]:
+    """Yield which fleetrun a shell starts."""
+    check = "fleetrun on PATH"
+    found = software.commands
+    python = software.python
+    if not found:
+        yield warning(
+            check,
+            "there is none",
+            "scripts that call `fleetrun` fail",
+            f'export PATH="{software.prefix}/bin:$PATH"  # or `{python} -m fleetrun`',
+        )
+        return
+    first = found[0]
+    others = ", ".join(one.path for one in found[1:])
+    if first.kind == "paddle's":
+        yield error(
+            check,
+            f"the first is Paddle's own: {first.path}"
+            + (f", before {others}" if others else "")
+            + " (Paddle's wheel brings it, and overwrites ours when it is installed later)",
+            "`fleetrun` starts Paddle's launcher, which ignores most options",
+            f"{first.prefix}/bin/python -m pip install --force-reinstall --no-deps fleetrun",
+        )
+    elif len(found) > 1:
+        yield warning(
+            check,
+            f"{len(found)} are there: {first.path} is started, before {others}",
+            "an upgrade of one changes nothing for the other, and hosts may differ",
+            "hash -r; type -a fleetrun  # remove the one that is not meant",
+        )
+    elif first.prefix != software.prefix:
+        yield warning(
+            check,
+            f"{first.path} is of another environment than this one ({software.prefix})",
+            "what was checked here is not what `fleetrun` starts",
+            f'export PATH="{software.prefix}/bin:$PATH"',
+        )
+    else:
+        yield ok(check, f"{first.path}, version {software.fleetrun}")
+
+
+def _python(software: Software) -> Finding:
+    seen = f"{software.python}, {software.python_version}"
+    if software.activated and software.activated.rstrip("/") != software.prefix.rstrip("/"):
+        return warning(
+            "Python",
+            f"{seen}, although {software.activated} is activated",
+            "ranks run on the Python of fleetrun, without what is installed in the other",
+            f"{software.activated}/bin/python -m pip install fleetrun  # and start that one",
+        )
+    return ok("Python", seen)
+
+
+def _packages(packages: Sequence[str]) -> Iterator[Finding]:
+    if len({one.partition(" ")[0] for one in packages}) > 1:
+        listed = " and ".join(packages)
+        yield error(
+            "Paddle packages",
+            f"{listed} are installed over each other",
+            "their files are mixed; what runs is the one that was installed last, if any",
+            "pip uninstall -y paddlepaddle paddlepaddle-gpu; pip install paddlepaddle-gpu",
+        )
+
+
+def _paddle(build: Build, gpus: Gpus, feature: str | None) -> Finding:
+    kind = f"for CUDA {build.cuda}" if build.cuda else "for CPUs"
+    has = [name for name, is_there in build.parts.items() if is_there]
+    libraries = [
+        f"{name} {number}"
+        for name, number in (("cuDNN", build.cudnn), ("NCCL", build.nccl))
+        if number
+    ]
+    seen = f"{build.version} {kind}"
+    seen += f" ({', '.join([*libraries, *has])})" if libraries or has else ""
+    if feature is not None and build.parts.get(feature) is False:
+        means = f"the job needs {feature}, which this build lacks"
+        return error("Paddle", seen, means, "pip install paddlepaddle==2.6.2")
+    if gpus.gpus and not build.cuda:
+        means = f"the {len(gpus.gpus)} GPUs of this host stay idle"
+        return error("Paddle", seen, means, f"{_INSTALL}; or --nproc_per_node=cpu")
+    return ok("Paddle", seen)
+
+
+def _driver(build: Build, driver: str, cuda: tuple[int, int]) -> Finding:
+    check = "driver for Paddle"
+    wanted = version(build.cuda)
+    newest = f"{cuda[0]}.{cuda[1]}"
+    seen = f"driver {driver} runs CUDA up to {newest}, Paddle was built with {build.cuda}"
+    mend = f"install a newer driver, or a Paddle for CUDA {newest}: {_INSTALL}"
+    if wanted[0] > cuda[0]:
+        return error(check, seen, "Paddle finds no usable GPU", mend)
+    if wanted > cuda:
+        means = "it runs by CUDA's minor version compatibility; what is compiled later may not"
+        return warning(check, seen, means, mend)
+    return ok(check, seen)
+
+
+def _capabilities(build: Build, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Yield whether CUDA of BUILD makes code for each kind of GPU."""
+    cuda = version(build.cuda)
+    for name, capability in dict.fromkeys((gpu.name, gpu.capability) for gpu in gpus):
+        if capability is None:
+            continue
+        check = "Paddle for this GPU"
+        major, minor = capability
+        seen = f"{name} has compute capability {major}.{minor}, Paddle was built with {build.cuda}"
+        first = next((need for least, need in _FIRST_CUDA if capability >= least), (0, 0))
+        if cuda < first:
+            needed = f"{first[0]}.{first[1]}"
+            means = f"its kernels do not run there: that takes CUDA {needed} or newer"
+            yield error(check, seen, means, _INSTALL)
+        elif capability < _OLDEST_GPU.get(cuda[0], (0, 0)):
+            means = f"its kernels do not run there: CUDA {cuda[0]} has left such GPUs behind"
+            yield error(check, seen, means, _INSTALL)
+        else:
+            yield ok(check, seen)
+
+
+def version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version.
+
+    >>> version("12.9"), version("13"), version("")
+    ((12, 9), (13, 0), (0, 0))
+    """
+    numbers = [int(part) for part in text.split(".") if part.isdigit()]
+    major, minor, *_ = [*numbers, 0, 0]
+    return major, minor

@@ -1,0 +1,98 @@
+"""What measured allreduces mean for a job; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, size, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.doctor.facts import Gpus, Transfer, Transfers
+
+# NVLink 3 and 4 carry 25 GB/s each way (NVIDIA's data sheets of A100 and H100).
+_NVLINK_BYTES_S, _NVLINK_FROM = 25e9, (8, 0)
+# Less than this part of what the link carries is a fault, not a protocol's price: gloo sums on one
+# CPU and copies twice.
+_SHARE = 0.05
+# What 1 KiB takes on a loaded host is below; 40 ms is what delayed acknowledgements cost.
+_LATENCY_S = 0.02
+
+
+def bandwidth(row: Transfer, ranks: int) -> float:
+    """Return the bytes a second that each rank's link carried in ROW.
+
+    As NCCL's tests count it: a ring allreduce moves 2 (n - 1) / n of the data over each link.
+    """
+    return row.nbytes * 2 * (ranks - 1) / ranks / row.seconds
+
+
+def judge(found: Transfers, gpus: Gpus) -> Iterator[Finding]:
+    """Yield what FOUND means."""
+    check = "allreduce"
+    if found.trouble:
+        yield error(
+            check,
+            f"two ranks could not do it: {found.trouble}",
+            "no training with several ranks will work here",
+            "fleetrun --nproc_per_node=2 --tee=all run_check",
+        )
+        return
+    if not found.rows:
+        yield ok(
+            check, f"{found.ranks} ranks did it over {found.backend}; rank 0's host has the times"
+        )
+        return
+    wrong = [row for row in found.rows if not row.is_right]
+    if wrong:
+        yield error(
+            check,
+            f"the sum of {size(wrong[0].nbytes)} over {found.backend} is wrong",
+            "what is trained here is wrong, too",
+            "nvidia-smi -q -d ECC; --nccl P2P_DISABLE=1  # is it right then?",
+        )
+        return
+    latency = found.rows[0].seconds
+    best = max(found.rows, key=lambda row: bandwidth(row, found.ranks))
+    reached = bandwidth(best, found.ranks)
+    link = link_speed(found, gpus)
+    seen = (
+        f"right over {found.backend}: {latency * 1e6:.0f} us for {size(found.rows[0].nbytes)}, "
+        f"{_rate(reached)} at {size(best.nbytes)}"
+    )
+    if link is not None:
+        seen += f"; the link carries {_rate(link)}"
+    if link is not None and reached < _SHARE * link:
+        means = "something other than the link holds the ranks up"
+        mend = "--nccl DEBUG=INFO  # which way does it go?; top; fleetrun --bind=numa"
+        yield warning(check, seen, means, mend)
+    elif latency > _LATENCY_S:
+        means = "every small allreduce waits so long: --strategy=comm_fusion makes them few"
+        yield warning(check, seen, means, "ping -c 20 <host>; top  # a busy host or a slow way?")
+    else:
+        yield ok(check, seen)
+
+
+def link_speed(found: Transfers, gpus: Gpus) -> float | None:
+    """Return the bytes a second that the way between the ranks carries; None: nobody knows."""
+    if found.backend != "nccl":
+        return found.link
+    speeds = [
+        gpu.nvlinks[0] * _NVLINK_BYTES_S
+        for gpu in gpus.gpus
+        if gpu.nvlinks and gpu.capability is not None and gpu.capability >= _NVLINK_FROM
+    ]
+    return min(speeds) if speeds and len(speeds) == len(gpus.gpus) else None
+
+
+def rows(found: Transfers) -> tuple[tuple[str, str, str], ...]:
+    """Return size, latency and bandwidth of each row, as people read them."""
+    return tuple(
+        (size(row.nbytes), f"{row.seconds * 1e6:.0f} us", _rate(bandwidth(row, found.ranks)))
+        for row in found.rows
+    )
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{bytes_s / 1e9:.3g} GB/s"

@@ -1,0 +1,1 @@
+"""Reads for a check-up what a launch need not know of its host."""

@@ -1,0 +1,235 @@
+"""What NVML and the kernel's log say of the health of GPUs; NVML is asked in a child process."""
+
+# ruff: noqa: PTH110, PTH118 - paths come as texts
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from fleetrun.doctor.facts import Gpu, Gpus, User, Xid
+from fleetrun.probe import files
+from fleetrun.run.asking import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# The driver may have to load first, which takes seconds where nothing keeps it loaded.
+PATIENCE_S = 20.0
+_DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
+_MOST_LOG = 1 << 22
+_MOST_NVLINKS = 18
+# NVML's numbers (nvml.h): NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC,
+# NVML_COMPUTEMODE_*, NVML_TOPOLOGY_*.
+_UNCORRECTED, _VOLATILE = 1, 0
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive process"}
+_TOPOLOGY = {
+    0: "same board",
+    10: "PCIe switch",
+    20: "PCIe switches",
+    30: "host bridge",
+    40: "NUMA node",
+    50: "across the system",
+}
+
+
+class Library(Protocol):
+    """pynvml, of which nearly every function may be missing or refuse."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's name
+
+
+class _Plain(NamedTuple):
+    """What comes back from the child, as plain values: the fields of Gpus."""
+
+    gpus: tuple[tuple[Any, ...], ...]
+    barred: tuple[tuple[int, str], ...]
+    lost: tuple[tuple[int, str], ...]
+    driver: str
+    cuda: tuple[int, int] | None
+    links: tuple[tuple[tuple[int, int], str], ...]
+
+
+def library() -> Library:
+    """Return the real NVML; only the child imports it."""
+    import pynvml  # noqa: PLC0415 - 100 ms that only the child pays
+
+    return cast("Library", pynvml)
+
+
+def read(
+    nvml: Callable[[], Library] = library, *, root: str = "/", patience_s: float = PATIENCE_S
+) -> Gpus:
+    """Return what is known of NVIDIA's GPUs; a driver without an answer is left behind."""
+    if not any(os.path.exists(os.path.join(root, path)) for path in _DRIVER):
+        return Gpus(has_driver=False)
+    xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
+    seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
+    try:
+        question = Question(lambda: tuple(survey(nvml())))
+    except OSError as error:
+        return seen._replace(trouble=f"no process can be started: {error.strerror}")
+    answer = question.wait(time.monotonic() + patience_s)
+    if answer is None:
+        why = f"it has not answered within {patience_s:g} s ({question.abandon()})"
+        return seen._replace(trouble=why, is_stuck=True)
+    if answer.trouble:
+        return seen._replace(trouble=answer.trouble)
+    plain = _Plain(*cast("tuple[Any, ...]", answer.value))
+    return seen._replace(
+        gpus=tuple(_gpu(fields) for fields in plain.gpus),
+        barred=plain.barred,
+        lost=plain.lost,
+        driver=plain.driver,
+        cuda=plain.cuda,
+        links=dict(plain.links),
+    )
+
+
+def _gpu(fields: Iterable[Any]) -> Gpu:
+    gpu = Gpu(*fields)
+    return gpu._replace(
+        users=tuple(User(pid, _name(pid), used) for pid, _, used in gpu.users),
+    )
+
+
+def _name(pid: int) -> str:
+    """Return what process PID is called; in a container it may be one that we do not see."""
+    return files.text(f"/proc/{pid}/comm").strip()
+
+
+def survey(lib: Any) -> _Plain:  # noqa: ANN401 - pynvml has no types
+    """Ask LIB all that a check-up wants to know; what it refuses is None."""
+    lib.nvmlInit()
+    gpus: list[tuple[Any, ...]] = []
+    barred: list[tuple[int, str]] = []
+    lost: list[tuple[int, str]] = []
+    handles: dict[int, object] = {}
+    for index in range(lib.nvmlDeviceGetCount()):
+        try:
+            handle = lib.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(lib.nvmlDeviceGetUUID(handle))
+        except lib.NVMLError as error:
+            is_barred = "NoPermission" in type(error).__name__
+            (barred if is_barred else lost).append((index, str(error)))
+            continue
+        handles[index] = handle
+        gpu = _asked(lib, handle, index, uuid)
+        # What comes through the pipe are plain tuples.
+        gpus.append(tuple(gpu._replace(users=tuple(map(tuple, gpu.users)))))  # type: ignore[arg-type]
+    links = []
+    for (first, one), (second, other) in itertools.combinations(handles.items(), 2):
+        level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", one, other)
+        if level in _TOPOLOGY:
+            links.append(((first, second), _TOPOLOGY[level]))
+    number = _ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
+    return _Plain(
+        gpus=tuple(gpus),
+        barred=tuple(barred),
+        lost=tuple(lost),
+        driver=_text(_ask(lib, "nvmlSystemGetDriverVersion") or "?"),
+        # 12040 is 12.4.
+        cuda=None if number is None else (number // 1000, number % 1000 // 10),
+        links=tuple(links),
+    )
+
+
+def _asked(lib: Any, handle: object, index: int, uuid: str) -> Gpu:  # noqa: ANN401 - as above
+    """Return what LIB says of one GPU."""
+
+    def ask(name: str, *words: int) -> Any:  # noqa: ANN401 - as above
+        return _ask(lib, name, handle, *words)
+
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    remapped = ask("nvmlDeviceGetRemappedRows")
+    retiring = ask("nvmlDeviceGetRetiredPagesPendingStatus")
+    mig = ask("nvmlDeviceGetMigMode")
+    throttle = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if throttle is None:
+        throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    lanes, most = ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")
+    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
+    up = [state for state in states if state is not None]
+    pci = ask("nvmlDeviceGetPciInfo")
+    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    return Gpu(
+        number=index,
+        name=_text(ask("nvmlDeviceGetName") or "GPU"),
+        uuid=uuid,
+        bus="" if pci is None else _text(pci.busId),
+        memory=None if memory is None else int(memory.total),
+        used=None if memory is None else int(memory.used),
+        users=tuple(
+            User(int(one.pid), "", None if one.usedGpuMemory is None else int(one.usedGpuMemory))
+            for one in ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        ),
+        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        ecc_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        is_remap_pending=bool(remapped[2]) if remapped is not None else _truth(retiring),
+        is_remap_failed=None if remapped is None else bool(remapped[3]),
+        is_mig=None if mig is None else bool(mig[0]),
+        instances=_instances(lib, handle),
+        throttle=throttle,
+        compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode")),
+        lanes=None if lanes is None or most is None else (lanes, most),
+        nvlinks=(sum(map(bool, up)), len(up)) if up else None,
+    )
+
+
+def _ask(lib: Any, name: str, *words: object) -> Any:  # noqa: ANN401 - as above
+    """Return what the function NAME says; None where GPU, driver or pynvml have no such thing."""
+    try:
+        return getattr(lib, name)(*words)
+    except (lib.NVMLError, AttributeError):
+        return None
+
+
+def _instances(lib: Any, handle: object) -> int:  # noqa: ANN401 - as above
+    count = 0
+    for index in range(_ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        count += _ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) is not None
+    return count
+
+
+def _truth(state: int | None) -> bool | None:
+    return None if state is None else bool(state)
+
+
+def _text(answer: str | bytes) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+
+def kernel_log(path: str) -> tuple[tuple[Xid, ...], str]:
+    """Return the GPU errors in the kernel's log at PATH, or why it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        return (), error.strerror or str(error)
+    found: list[Xid] = []
+    taken = 0
+    try:
+        while taken < _MOST_LOG:
+            try:
+                record = os.read(fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                # It was overwritten while we read; the next one is there.
+                continue
+            if not record:
+                break
+            taken += len(record)
+            for line in record.decode(errors="replace").splitlines():
+                match = _XID.search(line)
+                if match:
+                    found.append(Xid(int(match[2]), match[1].lower(), match[0]))
+    except OSError as error:
+        return tuple(found), error.strerror or str(error)
+    finally:
+        os.close(fd)
+    return tuple(found), ""

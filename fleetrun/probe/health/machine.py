@@ -1,0 +1,206 @@
+"""Room, limits, clock and libraries of this host, for a check-up."""
+
+# pathlib has no more to offer here, and paths come as texts.
+# ruff: noqa: PTH112, PTH118, PTH120
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.facts import Clock, Group, Limits, Machine, Room
+from fleetrun.probe import files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# More than file systems keep aside for small files, little enough for a folder on a network.
+_TRIED_BYTES = 65536
+# What memory.limit_in_bytes says where there is no limit is near 2**63.
+_UNLIMITED = 1 << 62
+# adjtimex(2): this bit of `status` says that nobody disciplines the clock.
+_STA_UNSYNC = 0x40
+# Offset of `status` in struct timex, after modes, offset, freq, maxerror and esterror, which are
+# longs but for the first, and the size of it all (208 on 64 bits).
+_STATUS_AT, _TIMEX_BYTES = 40, 256
+
+
+def read(log_dir: str, *, root: str = "/") -> Machine:
+    """Return what this host offers; LOG_DIR may not be there yet."""
+    import psutil  # noqa: PLC0415 - a check-up has the time
+
+    logs, ahead_s = _room(_existing(log_dir))
+    shm, _ = _room(os.path.join(root, "dev/shm"))
+    return Machine(
+        shm=shm,
+        logs=logs,
+        limits=limits(),
+        group=group(root),
+        clock=Clock(ahead_s or 0.0, logs.path if ahead_s is not None else "", _is_synchronised()),
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        libgomp=libgomp(),
+    )
+
+
+def _existing(path: str) -> str:
+    """Return PATH, or the nearest folder above it that is there."""
+    path = os.path.abspath(path)  # noqa: PTH100 - see above
+    while not os.path.isdir(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+def _room(path: str) -> tuple[Room, float | None]:
+    """Return the file system of the folder PATH, and how far our clock is ahead of its, in seconds.
+
+    A file is written there and is gone at once: of quotas and read-only mounts only that tells.
+    """
+    import tempfile  # noqa: PLC0415 - see read
+    import time  # noqa: PLC0415 - see read
+
+    try:
+        told = os.statvfs(path)
+    except OSError as error:
+        return Room(path, 0, 0, None, error.strerror or str(error)), None
+    refusal, ahead_s = "", None
+    try:
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            before = time.time()
+            file.write(b"\0" * _TRIED_BYTES)
+            os.fsync(file.fileno())
+            stamp = os.fstat(file.fileno()).st_mtime
+            after = time.time()
+    except OSError as error:
+        refusal = error.strerror or str(error)
+    else:
+        # File systems count time in steps of some milliseconds.
+        ahead_s = max(before - stamp, 0.0) - max(stamp - after, 0.0)
+    room = Room(
+        path=path,
+        total=told.f_blocks * told.f_frsize,
+        free=told.f_bavail * told.f_frsize,
+        inodes=told.f_favail if told.f_files else None,
+        refusal=refusal,
+    )
+    return room, ahead_s
+
+
+def limits() -> Limits:
+    """Return the limits of this process, which ranks inherit."""
+    import resource  # noqa: PLC0415 - see read
+
+    def pair(which: int) -> tuple[int | None, int | None]:
+        soft, hard = resource.getrlimit(which)
+        return _finite(soft), _finite(hard)
+
+    def _finite(number: int) -> int | None:
+        return None if number == resource.RLIM_INFINITY else number
+
+    return Limits(
+        open_files=pair(resource.RLIMIT_NOFILE),
+        processes=pair(resource.RLIMIT_NPROC),
+        locked_bytes=pair(resource.RLIMIT_MEMLOCK),
+        virtual_bytes=pair(resource.RLIMIT_AS),
+        threads=_threads(os.getuid()),
+        is_root=os.geteuid() == 0,
+    )
+
+
+def _threads(uid: int) -> int:
+    """Count the threads of user UID."""
+    count = 0
+    for name in files.names("/proc"):
+        if not name.isdigit():
+            continue
+        rows = dict(
+            line.split(":", 1)
+            for line in files.text(f"/proc/{name}/status").splitlines()
+            if ":" in line
+        )
+        if rows.get("Uid", "").split()[:1] == [str(uid)]:
+            count += int(rows.get("Threads", "0"))
+    return count
+
+
+def group(root: str) -> Group:
+    """Return the tightest limits of our control group and of those above it, in either version."""
+    memory: list[tuple[int, int]] = []
+    cpus: list[float] = []
+    processes: list[tuple[int, int]] = []
+    kills = 0
+    for folder in _folders(root):
+
+        def number(*names: str, folder: str = folder) -> int | None:
+            return _number(files.text(os.path.join(folder, name)) for name in names)
+
+        limit = number("memory.max", "memory.limit_in_bytes")
+        if limit is not None and limit < _UNLIMITED:
+            memory.append((limit, number("memory.current", "memory.usage_in_bytes") or 0))
+        most = number("pids.max")
+        if most is not None:
+            processes.append((most, number("pids.current") or 0))
+        quota, period = number("cpu.max", "cpu.cfs_quota_us"), number("cpu.cfs_period_us")
+        words = files.text(os.path.join(folder, "cpu.max")).split()
+        if len(words) == 2 and words[1].isdigit():  # noqa: PLR2004 - quota and period
+            period = int(words[1])
+        if quota is not None and quota > 0 and period:
+            cpus.append(quota / period)
+        events = files.text(os.path.join(folder, "memory.events")).split()
+        events += files.text(os.path.join(folder, "memory.oom_control")).split()
+        told = dict(zip(events[::2], events[1::2], strict=False))
+        kills = max(kills, int(told.get("oom_kill", "0")))
+    limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+    most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
+    return Group(limit, used, min(cpus, default=None), most, running, kills)
+
+
+def _folders(root: str) -> Iterable[str]:
+    """Yield the folders of our control groups, innermost first, as far as they can be seen."""
+    base = os.path.join(root, "sys/fs/cgroup")
+    for line in files.text(os.path.join(root, "proc/self/cgroup")).splitlines():
+        kinds, path = line.split(":", 2)[1:]
+        tops = [os.path.join(base, kinds)] if kinds else [base, os.path.join(base, "unified")]
+        for top in tops:
+            inner = path.strip("/")
+            # In a container the path may be the one outside; the top is then what is ours.
+            while inner:
+                yield os.path.join(top, inner)
+                inner = os.path.dirname(inner)
+            yield top
+
+
+def _number(texts: Iterable[str]) -> int | None:
+    """Return the first number that one of TEXTS begins with; `max` is none.
+
+    >>> _number(["", "max 100000"]), _number(["", "-1"]), _number(["150000 100000"])
+    (None, -1, 150000)
+    """
+    for text in texts:
+        word = text.split()[0] if text.split() else ""
+        if word.lstrip("-").isdigit():
+            return int(word)
+    return None
+
+
+def _is_synchronised() -> bool | None:
+    """Whether the kernel says that somebody disciplines its clock; None where it does not say."""
+    import ctypes  # noqa: PLC0415 - see read
+
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    libc = ctypes.CDLL(None)
+    if ctypes.sizeof(ctypes.c_long) != 8 or libc.adjtimex(buffer) < 0:  # noqa: PLR2004 - 64 bits
+        return None
+    status = int.from_bytes(buffer.raw[_STATUS_AT : _STATUS_AT + 4], "little")
+    return not status & _STA_UNSYNC
+
+
+def libgomp(load: Callable[[str], object] | None = None) -> str:
+    """Say why GCC's OpenMP library, which Paddle needs, cannot be loaded; nothing if it can."""
+    import ctypes  # noqa: PLC0415 - see read
+
+    try:
+        (load or ctypes.CDLL)("libgomp.so.1")
+    except OSError as error:
+        return str(error)
+    return ""

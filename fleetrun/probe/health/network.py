@@ -1,0 +1,112 @@
+"""Names, interfaces and RDMA ports of this host, for a check-up."""
+
+# ruff: noqa: PTH118 - paths come as texts
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, cast
+
+from fleetrun.doctor.facts import Interface, Lookup, Network, RdmaPort
+from fleetrun.probe import files, tcp
+from fleetrun.probe import network as ways
+from fleetrun.run.asking import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+# A resolver asks the next server after 5 s; what takes longer holds every rank up.
+PATIENCE_S = 6.0
+
+
+def read(
+    environ: Mapping[str, str],
+    *,
+    names: Sequence[str] = (),
+    peer_interface: str | None = None,
+    ports: Sequence[tuple[int, str]] = (),
+    root: str = "/",
+    resolve: Callable[[str], tuple[str, ...]] = ways.resolve,
+) -> Network:
+    """Return how this host reaches the hosts NAMES; PORTS are the job's, and who has each."""
+    hostname = os.uname().nodename
+    asked = list(dict.fromkeys((hostname, *names)))
+    return Network(
+        hostname=hostname,
+        interfaces=tuple(_interfaces()),
+        lookups=tuple(lookups(asked, resolve)),
+        rdma=tuple(_rdma(root)),
+        asked_interface=environ.get("NCCL_SOCKET_IFNAME", ""),
+        peer_interface=peer_interface,
+        ports=tuple(ports),
+        ephemeral=tcp.ephemeral(root),
+        has_peers=len(names) > 1,
+    )
+
+
+def _interfaces() -> list[Interface]:
+    """Return the interfaces of this host, in the kernel's order."""
+    import psutil  # noqa: PLC0415 - a check-up has the time
+
+    stats = psutil.net_if_stats()
+    ips: dict[str, list[str]] = {}
+    for address in ways.addresses():
+        ips.setdefault(address.interface, []).append(address.ip)
+    return [
+        Interface(
+            name=name,
+            addresses=tuple(ips.get(name, ())),
+            is_up=stat.isup,
+            # 0 and 65535 stand for unknown.
+            speed_mbit=stat.speed if 0 < stat.speed < 65535 else None,  # noqa: PLR2004
+            mtu=stat.mtu,
+            is_loopback="loopback" in stat.flags,
+        )
+        for name, stat in stats.items()
+    ]
+
+
+def lookups(
+    names: Sequence[str],
+    resolve: Callable[[str], tuple[str, ...]],
+    patience_s: float = PATIENCE_S,
+) -> list[Lookup]:
+    """Look NAMES up, each in a process of its own: a resolver may hang."""
+
+    def ask(name: str) -> Callable[[], object]:
+        def look() -> object:
+            began = time.monotonic()
+            found = resolve(name)
+            return found, time.monotonic() - began
+
+        return look
+
+    questions = [(name, Question(ask(name))) for name in names]
+    until = time.monotonic() + patience_s
+    found = []
+    for name, question in questions:
+        answer = question.wait(until)
+        if answer is None:
+            question.abandon()
+            found.append(Lookup(name, (), patience_s))
+        elif answer.trouble:
+            found.append(Lookup(name, (), 0.0))
+        else:
+            addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
+            found.append(Lookup(name, addresses, seconds))
+    return found
+
+
+def _rdma(root: str) -> list[RdmaPort]:
+    """Return every port of every InfiniBand and RoCE device."""
+    base = os.path.join(root, "sys/class/infiniband")
+    found = []
+    for device in files.names(base):
+        ports = os.path.join(base, device, "ports")
+        for port in files.names(ports):
+            state, rate = (
+                files.text(os.path.join(ports, port, name)).strip() for name in ("state", "rate")
+            )
+            found.append(RdmaPort(device, port, state, rate))
+    return found

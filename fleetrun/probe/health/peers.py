@@ -1,0 +1,185 @@
+"""Meeting the check-ups of the job's other hosts on the ports that the job will use.
+
+Each host listens on its own ports and connects to each of the others'. On a connection the caller
+sends one line of JSON and gets one back: who the host is, its versions, its clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.doctor.facts import Card, Connect, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MAGIC = "fleetrun doctor 1"
+_MOST_BYTES = 4096
+_PAUSE_S = 0.1
+# So long a peer that is reached may take to answer.
+_ANSWER_S = 3.0
+
+
+class Spot(NamedTuple):
+    """A host of the job, and the ports that it has there."""
+
+    host: str
+    ports: tuple[int, ...]
+
+
+class _Met(NamedTuple):
+    """One exchange with a peer: its card, and its clock against ours."""
+
+    card: Card
+    ahead_s: float
+    accuracy_s: float
+
+
+def meet(
+    spots: Sequence[Spot], me: int, card: Card, *, patience_s: float, address: str | None = None
+) -> tuple[Peer, ...]:
+    """Return what became of meeting the hosts SPOTS, but for ME, within PATIENCE_S seconds.
+
+    We listen on ADDRESS, or on all. A port that cannot be listened on is left out.
+    """
+    return asyncio.run(_Meeting(spots, me, card, patience_s).hold(address))
+
+
+class _Meeting:
+    """One host's part of the meeting."""
+
+    def __init__(self, spots: Sequence[Spot], me: int, card: Card, patience_s: float) -> None:
+        self._spots = spots
+        self._me = me
+        self._card = card
+        self._until = time.monotonic() + patience_s
+        # Which hosts have come to which of our ports.
+        self._came: set[tuple[int, int]] = set()
+        self._everybody_came = asyncio.Event()
+
+    async def hold(self, address: str | None) -> tuple[Peer, ...]:
+        """Meet everybody; return when all have met all, or it is too late."""
+        servers = []
+        for port in self._spots[self._me].ports:
+            # Who has it is a finding of its own.
+            with suppress(OSError):
+                servers.append(await asyncio.start_server(self._receive, address, port))
+        others = [index for index in range(len(self._spots)) if index != self._me]
+        try:
+            peers = await asyncio.gather(*map(self._peer, others))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._everybody_came.wait(), self._left())
+        finally:
+            for server in servers:
+                server.close()
+        return tuple(peers)
+
+    def _left(self) -> float:
+        return max(self._until - time.monotonic(), 0.001)
+
+    def _words(self) -> bytes:
+        """Return our line."""
+        document = {
+            "what": _MAGIC,
+            "node": self._me,
+            "clock": time.time(),
+            "card": self._card._asdict(),
+        }
+        return json.dumps(document).encode() + b"\n"
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer who has called us."""
+        try:
+            line = await asyncio.wait_for(reader.readline(), _ANSWER_S)
+            told = _parsed(line)
+            if told is None:
+                return
+            writer.write(self._words())
+            await writer.drain()
+            self._came.add((int(told["node"]), writer.get_extra_info("sockname")[1]))
+            ports = self._spots[self._me].ports
+            if len(self._came) >= len(ports) * (len(self._spots) - 1):
+                self._everybody_came.set()
+        except (OSError, asyncio.TimeoutError, ValueError):
+            # A stranger's call, or one that broke off; the peer says so on its side.
+            return
+        finally:
+            writer.close()
+
+    async def _peer(self, index: int) -> Peer:
+        """Call each port of host INDEX."""
+        spot = self._spots[index]
+        called = await asyncio.gather(*(self._call(spot.host, port) for port in spot.ports))
+        met = min(
+            (each for _, each in called if each is not None),
+            key=lambda each: each.accuracy_s,
+            default=None,
+        )
+        connects = tuple(connect for connect, _ in called)
+        if met is None:
+            return Peer(spot.host, connects)
+        return Peer(spot.host, connects, met.card, met.ahead_s, met.accuracy_s)
+
+    async def _call(self, host: str, port: int) -> tuple[Connect, _Met | None]:
+        """Call PORT of HOST until it answers, or it is too late."""
+        outcome = Connect(port, "silent", os.strerror(errno.ETIMEDOUT))
+        while time.monotonic() < self._until:
+            try:
+                reader, writer = await asyncio.wait_for(
+                    asyncio.open_connection(host, port), self._left()
+                )
+            except ConnectionRefusedError:
+                outcome = Connect(port, "refused")
+            except asyncio.TimeoutError:
+                return Connect(port, "silent", os.strerror(errno.ETIMEDOUT)), None
+            except OSError as error:
+                outcome = Connect(port, "silent", error.strerror or str(error))
+            else:
+                met = await self._exchange(reader, writer)
+                if met is not None:
+                    return Connect(port, "connected"), met
+                outcome = Connect(port, "stranger")
+            # It may not have begun yet.
+            await asyncio.sleep(min(_PAUSE_S, self._left()))
+        return outcome, None
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Met | None:
+        """Tell who we are and read who they are; None where it is somebody else."""
+        try:
+            began, wall = time.monotonic(), time.time()
+            writer.write(self._words())
+            line = await asyncio.wait_for(reader.readline(), min(_ANSWER_S, self._left()))
+            took = time.monotonic() - began
+            told = _parsed(line)
+            if told is None:
+                return None
+            card = Card(**{name: str(told["card"].get(name, "")) for name in Card._fields})
+            return _Met(card, float(told["clock"]) - (wall + took / 2), took / 2)
+        except (OSError, asyncio.TimeoutError, ValueError):
+            return None
+        finally:
+            writer.close()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return what LINE says if it is one of ours."""
+    try:
+        told = json.loads(line[:_MOST_BYTES])
+    except ValueError:
+        return None
+    is_ours = (
+        isinstance(told, dict)
+        and told.get("what") == _MAGIC
+        and isinstance(told.get("node"), int)
+        and isinstance(told.get("clock"), float)
+        and isinstance(told.get("card"), dict)
+    )
+    return told if is_ours else None

@@ -1,0 +1,98 @@
+"""The programs of PATH and the installed Paddles, by their files, for a check-up."""
+
+# pathlib has no more to offer here, and paths come as texts.
+# ruff: noqa: PTH113, PTH118, PTH120
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from fleetrun import __version__, modes
+from fleetrun.doctor.facts import Build, Command, Software
+from fleetrun.probe import files, paddles
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+# The scripts that pip writes hold the module they call; both launchers have theirs.
+_OURS, _PADDLES = b"fleetrun.__main__", b"paddle.distributed"
+_SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
+# A class of the part of Paddle's library that speaks gloo, as its symbol table has it.
+_GLOO = b"ProcessGroupGloo\0"
+_PACKAGE = re.compile(r"(paddlepaddle(?:[-_.]\w+)*)-([0-9][^-]*)\.dist-info", re.IGNORECASE)
+
+
+def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
+    """Return the programs on ENVIRON's PATH, and what our Python finds in PATH (its own)."""
+    folders = path or sys.path
+    return Software(
+        python=sys.executable,
+        python_version=platform.python_version(),
+        prefix=sys.prefix,
+        fleetrun=__version__,
+        activated=environ.get("VIRTUAL_ENV", "") or environ.get("CONDA_PREFIX", ""),
+        commands=tuple(_commands(environ.get("PATH", os.defpath))),
+        build=_build(folders),
+        packages=tuple(_packages(folders)),
+    )
+
+
+def _commands(path: str) -> Iterable[Command]:
+    """Yield every fleetrun of PATH, once each."""
+    seen = set()
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, "fleetrun")
+        if not (os.path.isfile(candidate) and os.access(candidate, os.X_OK)):
+            continue
+        real = os.path.realpath(candidate)
+        if real in seen:
+            continue
+        seen.add(real)
+        text = proc.content(candidate)
+        kind = "ours" if _OURS in text else "paddle's" if _PADDLES in text else "other"
+        # The folder above bin: an environment.
+        yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))  # noqa: PTH100
+
+
+def _build(path: Iterable[str]) -> Build | None:
+    """Return the Paddle that `import paddle` would find on PATH."""
+    for folder in path:
+        home = os.path.join(folder, "paddle")
+        text = files.text(os.path.join(home, "version", "__init__.py"))
+        if not text:
+            continue
+        told = dict(_SETTING.findall(text))
+        parts: dict[str, bool] = {}
+        constants = paddles.constants(home)
+        if constants is not None:
+            features = [mode.feature for mode in modes.MODES if mode.feature is not None]
+            parts = {each.name: each.symbol in constants for each in features}
+            parts["gloo"] = _GLOO in constants
+        return Build(
+            version=told.get("full_version", "?"),
+            folder=home,
+            cuda=_without_false(told.get("cuda_version", "")),
+            cudnn=_without_false(told.get("cudnn_version", "")),
+            nccl=_without_false(told.get("nccl_version", "")),
+            parts=parts,
+        )
+    return None
+
+
+def _without_false(text: str) -> str:
+    """Return a version as Paddle's version file has it; False and 0 stand for none there."""
+    return "" if text in {"False", "0"} else text
+
+
+def _packages(path: Iterable[str]) -> Iterable[str]:
+    """Yield the installed packages that bring a Paddle, with their versions."""
+    for folder in dict.fromkeys(path):
+        for name in files.names(folder):
+            found = _PACKAGE.fullmatch(name)
+            if found:
+                yield f"{found[1].lower().replace('_', '-')} {found[2]}"

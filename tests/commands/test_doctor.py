@@ -1,0 +1,239 @@
+"""`fleetrun doctor` as people run it, with real faults; it imports no Paddle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ports
+import pytest
+from commandline import Command
+from lab import is_root
+from waiting import LONG_S, TRAINING_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
+FLEETRUN = [sys.executable, "-m", "fleetrun"]
+HAS_FAKETIME = shutil.which("faketime") is not None
+ALONE = ("unshare", "--mount", "sh", "-ec")
+
+
+def environ(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **(env or {})}
+
+
+def run(
+    folder: Path,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
+    seconds: float = LONG_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run the doctor in FOLDER with WORDS."""
+    return subprocess.run(
+        [*prefix, *FLEETRUN, "doctor", *words],
+        cwd=folder,
+        env=environ(env),
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def findings(done: subprocess.CompletedProcess[str], check: str) -> list[dict[str, Any]]:
+    """Return what the doctor, who ended as DONE, has found of CHECK."""
+    document = json.loads(done.stdout)
+    assert document["schema"] == 1
+    levels = {one["level"] for one in document["findings"]}
+    assert done.returncode == document["exit_code"] == (3 if "error" in levels else 0)
+    return [one for one in document["findings"] if one["check"] == check]
+
+
+def level(done: subprocess.CompletedProcess[str], check: str) -> str:
+    (found,) = findings(done, check)
+    return str(found["level"])
+
+
+def test_a_page_for_people_ends_with_the_count(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nproc_per_node=2")
+    lines = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert lines[0].split() == ["ok", "job", "2", "processes,", "2", "here"]
+    assert re.fullmatch(r"\d+ ok, \d+ warnings?, \d+ errors?", lines[-1])
+    assert "Paddle" in done.stdout
+
+
+def test_paddle_is_not_imported(tmp_path: Path) -> None:
+    done = run(tmp_path, env={"PYTHONVERBOSE": "1"})
+    imported = {
+        line.split("'")[1] for line in done.stderr.splitlines() if line.startswith("import '")
+    }
+    assert "fleetrun.checkup" in imported
+    assert not imported & {"paddle", "numpy", "pynvml"}
+
+
+def test_a_port_that_is_taken_is_an_error_with_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (found,) = findings(run(tmp_path, "--json", f"--start_port={port}"), "port")
+    assert found["level"] == "error"
+    assert f"{port} is taken by pid {os.getpid()}" in found["seen"]
+
+
+def test_two_fleetruns_on_path_are_a_warning_and_paddles_first_an_error(tmp_path: Path) -> None:
+    texts = {"ours": "from fleetrun.__main__ import run", "theirs": "import paddle.distributed"}
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        script = tmp_path / name / "fleetrun"
+        script.write_text(f"#!/usr/bin/python3\n{text}\n")
+        script.chmod(0o755)
+    ours, theirs = (str(tmp_path / name) for name in texts)
+    for path, expected in ((f"{ours}:{theirs}", "warning"), (f"{theirs}:{ours}", "error")):
+        done = run(tmp_path, "--json", env={"PATH": f"{path}:/usr/bin:/bin"})
+        assert level(done, "fleetrun on PATH") == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "check"), [("-Sn 64", "open files"), ("-Sv 8000000", "address space")]
+)
+def test_limits_are_those_of_the_shell(limit: str, check: str, tmp_path: Path) -> None:
+    prefix = ("sh", "-c", f'ulimit {limit}; exec "$@"', "sh")
+    assert level(run(tmp_path, "--json", prefix=prefix), check) == "warning"
+
+
+def test_logs_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+    assert level(run(tmp_path, "--json", "--log_dir=/proc/log"), "disk for logs") == "error"
+
+
+def test_a_job_that_cannot_be_planned_is_an_error_with_the_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json", "--nproc_per_node=1", "nowhere.py")
+    (found,) = findings(done, "job")
+    assert found["level"] == "error"
+    assert "nowhere.py" in found["seen"]
+
+
+def test_a_slip_of_the_keyboard_is_no_finding(tmp_path: Path) -> None:
+    done = run(tmp_path, "--nporc_per_node=2")
+    assert done.returncode == 2
+    assert "--nproc_per_node" in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_secret_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "secret-abcdef12").mkdir()
+    done = run(tmp_path, "--json", "--env=DB_PASSWORD=abcdef12", "--log_dir=/proc/abcdef12")
+    assert "abcdef12" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not is_root(), reason="mounting needs root")
+@pytest.mark.parametrize(("folder", "check"), [("/dev/shm", "shared memory"), ("log", "disk")])  # noqa: S108
+def test_a_full_file_system_is_an_error(folder: str, check: str, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    fill = f'mount -t tmpfs -o size=1m tmpfs {folder}; ! cat /dev/zero >{folder}/full; exec "$@"'
+    done = run(tmp_path, "--json", prefix=(*ALONE, fill, "sh"))
+    (found,) = [
+        one for one in json.loads(done.stdout)["findings"] if one["check"].startswith(check)
+    ]
+    assert (found["level"], done.returncode) == ("error", 3)
+    assert "No space left" in found["seen"]
+
+
+@pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
+def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> None:
+    prefix = ("faketime", "-f", "+3600s")
+    done = run(tmp_path, "--json", prefix=prefix, env={"NO_FAKE_STAT": "1"})
+    (found,) = findings(done, "clock")
+    assert found["level"] == "warning"
+    assert "s ahead of" in found["seen"]
+
+
+def start(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*prefix, *FLEETRUN, "doctor", "--json", *words],
+        cwd=folder,
+        env=environ(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def both(
+    folder: Path, words: list[str], prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run the doctors of two hosts, the second behind PREFIX; return how the first ended."""
+    hosts = ["--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", f"--wait={LONG_S:g}", *words]
+    first = start(folder, *hosts, "--host=127.0.0.2")
+    second = start(folder, *hosts, "--host=127.0.0.3", prefix=prefix)
+    said, _ = first.communicate(timeout=LONG_S)
+    second.communicate(timeout=LONG_S)
+    return subprocess.CompletedProcess(first.args, first.returncode, said, "")
+
+
+def test_two_hosts_meet_and_compare_versions(tmp_path: Path) -> None:
+    done = both(tmp_path, [f"--start_port={ports.free(1)[0]}"])
+    assert level(done, "connection") == "ok"
+    assert level(done, "versions") == "ok"
+    assert "127.0.0.3 is in step" in findings(done, "clock")[-1]["seen"]
+
+
+@pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")
+def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
+    words = [f"--start_port={ports.free(1)[0]}"]
+    done = both(tmp_path, words, prefix=("faketime", "-f", "-90s"))
+    found = findings(done, "clock")[-1]
+    assert found["level"] == "warning"
+    assert "of 127.0.0.3 is" in found["seen"]
+    assert "behind ours" in found["seen"]
+
+
+def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        options = ("--preflight", f"--start_port={port}")
+        ended = Command(tmp_path, "touch started", *options).run()
+    assert ended.code == 3
+    assert f"error: port: {port} is taken by" in ended.said
+    assert "nothing was started" in ended.said
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "log").exists()
+
+
+def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
+    ended = Command(tmp_path, "touch started.$R", "--preflight").run()
+    assert ended.code == 0
+    assert (tmp_path / "started.1").exists()
+
+
+@pytest.mark.slow
+def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json", "--allreduce", seconds=TRAINING_S)
+    (found,) = findings(done, "allreduce")
+    assert "right over gloo" in found["seen"]
+    told = json.loads(done.stdout)["allreduce"]
+    assert (told["backend"], told["ranks"]) == ("gloo", 2)
+    assert told["link"] > 0
+    assert [row["bytes"] for row in told["rows"]] == [1 << bits for bits in (10, 14, 18, 22, 26)]
+    assert all(row["is_right"] and row["seconds"] > 0 for row in told["rows"])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_allreduce_that_fails_says_why(tmp_path: Path) -> None:
+    broken = tmp_path / "paddle"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('no gloo today')\n")
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = run(tmp_path, "--json", "--allreduce", env=env, seconds=TRAINING_S)
+    (found,) = findings(done, "allreduce")
+    assert found["level"] == "error"
+    assert "exit code 1" in found["seen"]

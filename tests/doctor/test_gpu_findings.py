@@ -1,0 +1,118 @@
+"""What NVIDIA's driver says means: each finding, and that nothing else is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetrun.doctor import gpus
+from fleetrun.doctor.facts import Gpu, Gpus, User, Xid
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+
+GIB = 1 << 30
+GPU = Gpu(
+    number=0,
+    name="H100",
+    uuid="GPU-0",
+    memory=80 * GIB,
+    used=GIB // 2,
+    capability=(9, 0),
+    ecc_errors=0,
+    is_remap_pending=False,
+    is_remap_failed=False,
+    is_mig=False,
+    throttle=0x4,
+    compute_mode="default",
+    lanes=(16, 16),
+    nvlinks=(18, 18),
+)
+OTHER = GPU._replace(number=1, uuid="GPU-1")
+WELL = Gpus(
+    has_driver=True,
+    gpus=(GPU, OTHER),
+    driver="550.54.14",
+    cuda=(12, 4),
+    links={(0, 1): "across the system"},
+)
+
+
+def judged(found: Gpus) -> list[Finding]:
+    return list(gpus.judge(found))
+
+
+def test_gpus_that_are_well_have_nothing_to_mend() -> None:
+    found = judged(WELL)
+    assert {one.level for one in found} == {OK}
+    assert "GPU 0: H100, 80 GiB, sm_90, 18 NVLinks" in [one.seen for one in found]
+
+
+def test_without_a_driver_there_is_nothing_to_judge() -> None:
+    assert [one.level for one in judged(Gpus(has_driver=False))] == [OK]
+
+
+def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:
+    silent = Gpus(has_driver=True, gpus=(Gpu(0, "GPU", "GPU-0"),), driver="?")
+    assert {one.level for one in judged(silent)} == {OK}
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level", "said"),
+    [
+        ({"users": (User(7, "python", GIB),)}, "GPU in use", WARNING, "pid 7 (python) 1 GiB"),
+        ({"users": (User(7, "", None),)}, "GPU in use", WARNING, "by pid 7"),
+        ({"used": 40 * GIB}, "GPU in use", WARNING, "40 GiB"),
+        ({"ecc_errors": 3}, "GPU memory", ERROR, "3 uncorrected"),
+        ({"is_remap_pending": True}, "GPU memory", WARNING, "waits for a reset"),
+        ({"is_remap_failed": True}, "GPU memory", ERROR, "cannot replace"),
+        ({"is_mig": True, "instances": 0}, "MIG", ERROR, "no instance"),
+        ({"is_mig": True, "instances": 7}, "MIG", WARNING, "7 instances"),
+        ({"compute_mode": "prohibited"}, "compute mode", ERROR, "prohibited"),
+        ({"compute_mode": "exclusive process"}, "compute mode", WARNING, "exclusive"),
+        ({"throttle": 0x40}, "GPU clocks", WARNING, "too hot"),
+        ({"throttle": 0x88}, "GPU clocks", WARNING, "power supply"),
+        ({"lanes": (8, 16)}, "PCIe", WARNING, "8 of 16"),
+        ({"nvlinks": (17, 18)}, "NVLink", WARNING, "17 of 18"),
+    ],
+)
+def test_what_is_not_well_is_the_one_finding(
+    changed: dict[str, Any], check: str, level: str, said: str
+) -> None:
+    sick = WELL._replace(gpus=(GPU._replace(**changed), OTHER))
+    (found,) = [one for one in judged(sick) if one.level != OK]
+    assert (found.check, found.level) == (check, level)
+    assert said in found.seen
+    assert found.means
+    assert found.mend
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level"),
+    [
+        ({"gpus": (), "links": {}}, "GPUs", WARNING),
+        ({"lost": ((2, "GPU is lost"),)}, "GPU", ERROR),
+        ({"barred": ((2, "Insufficient Permissions"),)}, "GPU", WARNING),
+        ({"log_refusal": "Operation not permitted"}, "Xid errors", WARNING),
+        ({"xids": (Xid(79, "0000:3b:00", "fallen off the bus"),)}, "Xid errors", ERROR),
+        ({"xids": (Xid(31, "0000:3b:00", "page fault"),)}, "Xid errors", WARNING),
+        ({"gpus": (GPU._replace(nvlinks=None), OTHER)}, "GPU topology", WARNING),
+    ],
+)
+def test_what_is_not_well_of_all_of_them_is_the_one_finding(
+    changed: dict[str, Any], check: str, level: str
+) -> None:
+    (found,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
+    assert (found.check, found.level) == (check, level)
+
+
+@pytest.mark.parametrize(("is_stuck", "said"), [(True, "stuck"), (False, "NVML does not work")])
+def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, said: str) -> None:  # noqa: FBT001
+    found = judged(Gpus(has_driver=True, trouble="silence", is_stuck=is_stuck))
+    assert found[0].level == ERROR
+    assert said in found[0].seen
+
+
+def test_the_same_error_many_times_is_one_finding() -> None:
+    rows = tuple(Xid(79, "0000:3b:00", "x") for _ in range(50))
+    (found,) = [one for one in judged(WELL._replace(xids=rows)) if one.level != OK]
+    assert "50 times" in found.seen

@@ -1,0 +1,104 @@
+"""What room, limits and clocks of a host mean: each finding, and that nothing else is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.doctor import machine
+from fleetrun.doctor.facts import Clock, Group, Limits, Machine, Room
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+
+GIB = 1 << 30
+ROOM = Room("/dev/shm", 16 * GIB, 16 * GIB, 1 << 20)  # noqa: S108 - only its name
+LIMITS = Limits((65536, 65536), (None, None), (None, None), (None, None), 100, is_root=False)
+GROUP = Group(None, 0, None, None, 0, 0)
+WELL = Machine(
+    shm=ROOM,
+    logs=ROOM._replace(path="/work/log"),
+    limits=LIMITS,
+    group=GROUP,
+    clock=Clock(0.0, "/work/log", is_synchronised=True),
+    cpus=16,
+    memory_bytes=64 * GIB,
+    libgomp="",
+)
+
+
+def judged(
+    found: Machine, *, ranks: int = 4, has_peers: bool = False, has_rdma: bool = False
+) -> list[Finding]:
+    return list(machine.judge(found, ranks=ranks, has_peers=has_peers, has_rdma=has_rdma))
+
+
+def test_a_host_that_is_well_has_nothing_to_mend() -> None:
+    found = judged(WELL, has_peers=True, has_rdma=True)
+    assert {one.level for one in found} == {OK}
+    assert not any(one.mend or one.means for one in found)
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level"),
+    [
+        ({"shm": ROOM._replace(free=0)}, "shared memory", ERROR),
+        ({"shm": ROOM._replace(total=64 << 20, free=64 << 20)}, "shared memory", WARNING),
+        ({"shm": ROOM._replace(refusal="Read-only file system")}, "shared memory", ERROR),
+        ({"logs": ROOM._replace(refusal="No space left on device")}, "disk for logs", ERROR),
+        ({"logs": ROOM._replace(free=1 << 20)}, "disk for logs", ERROR),
+        ({"logs": ROOM._replace(free=100 << 20)}, "disk for logs", WARNING),
+        ({"logs": ROOM._replace(inodes=3)}, "disk for logs", WARNING),
+        ({"libgomp": "libgomp.so.1: cannot open shared object file"}, "OpenMP", ERROR),
+        ({"limits": LIMITS._replace(open_files=(64, 65536))}, "open files", WARNING),
+        ({"limits": LIMITS._replace(open_files=(256, 256))}, "open files", ERROR),
+        ({"limits": LIMITS._replace(processes=(200, None))}, "processes", WARNING),
+        ({"limits": LIMITS._replace(virtual_bytes=(GIB, GIB))}, "address space", WARNING),
+        ({"group": GROUP._replace(processes=100, processes_used=90)}, "processes", WARNING),
+        ({"group": GROUP._replace(memory_bytes=GIB, memory_used=GIB)}, "memory", WARNING),
+        ({"group": GROUP._replace(memory_bytes=64 * GIB, kills=2)}, "memory", WARNING),
+        ({"memory_bytes": GIB}, "memory", WARNING),
+        ({"group": GROUP._replace(cpus=1.5)}, "CPUs", WARNING),
+        ({"cpus": 2}, "CPUs", WARNING),
+        ({"clock": Clock(-7.5, "/work/log", is_synchronised=True)}, "clock", WARNING),
+    ],
+)
+def test_what_is_not_well_is_the_one_finding(
+    changed: dict[str, Any], check: str, level: str
+) -> None:
+    (found,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
+    assert (found.check, found.level) == (check, level)
+    assert found.means
+    assert found.mend
+
+
+def test_root_is_not_held_by_the_limit_of_processes() -> None:
+    limits = LIMITS._replace(processes=(200, 200), is_root=True)
+    assert {one.level for one in judged(WELL._replace(limits=limits))} == {OK}
+
+
+def test_locked_memory_matters_only_with_infiniband() -> None:
+    tight = WELL._replace(limits=LIMITS._replace(locked_bytes=(65536, 65536)))
+    assert {one.level for one in judged(tight)} == {OK}
+    (found,) = [one for one in judged(tight, has_rdma=True) if one.level != OK]
+    assert (found.check, found.level) == ("locked memory", WARNING)
+
+
+def test_an_undisciplined_clock_matters_only_with_other_hosts() -> None:
+    free = WELL._replace(clock=Clock(0.0, "/work/log", is_synchronised=False))
+    assert {one.level for one in judged(free)} == {OK}
+    (found,) = [one for one in judged(free, has_peers=True) if one.level != OK]
+    assert (found.check, found.level) == ("clock", WARNING)
+
+
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50), st.integers(1, 4096))
+def test_less_room_is_never_judged_better(free: int, less: int, ranks: int) -> None:
+    order = {OK: 0, WARNING: 1, ERROR: 2}
+
+    def worst(room: int) -> int:
+        shm = ROOM._replace(total=1 << 50, free=room)
+        found = judged(WELL._replace(shm=shm, logs=shm), ranks=ranks)
+        return max(order[one.level] for one in found if one.check != "CPUs")
+
+    assert worst(min(free, less)) >= worst(max(free, less))

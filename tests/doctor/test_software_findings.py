@@ -1,0 +1,114 @@
+"""What programs and Paddles mean: each finding, and that nothing else is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetrun.doctor import software
+from fleetrun.doctor.facts import Build, Command, Gpu, Gpus, Software
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+
+BUILD = Build("3.3.1", "/env/paddle", parts={"gloo": True, "parameter servers": True})
+FOR_GPUS = BUILD._replace(cuda="12.6", cudnn="9.5.1", nccl="2.22.3")
+OURS = Command("/env/bin/fleetrun", "ours", "/env")
+WELL = Software(
+    python="/env/bin/python",
+    python_version="3.11.7",
+    prefix="/env",
+    fleetrun="0.1.0",
+    activated="/env",
+    commands=(OURS,),
+    build=BUILD,
+    packages=("paddlepaddle 3.3.1",),
+)
+NO_GPUS = Gpus(has_driver=False)
+GPUS = Gpus(
+    has_driver=True,
+    gpus=(Gpu(0, "H100", "GPU-0", capability=(9, 0)),),
+    driver="570.1",
+    cuda=(12, 8),
+)
+
+
+def judged(found: Software, gpus: Gpus = NO_GPUS, feature: str | None = None) -> list[Finding]:
+    return list(software.judge(found, gpus, feature=feature))
+
+
+def bad(found: list[Finding]) -> list[tuple[str, str]]:
+    assert all(one.means and one.mend for one in found if one.level != OK)
+    return [(one.check, one.level) for one in found if one.level != OK]
+
+
+def test_software_that_is_well_has_nothing_to_mend() -> None:
+    assert bad(judged(WELL)) == []
+    assert bad(judged(WELL._replace(build=FOR_GPUS), GPUS)) == []
+    assert bad(judged(WELL._replace(activated="/env/"))) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "level"),
+    [
+        ({"commands": ()}, "fleetrun on PATH", WARNING),
+        ({"commands": (OURS._replace(kind="paddle's"),)}, "fleetrun on PATH", ERROR),
+        ({"commands": (OURS, OURS._replace(path="/b/fleetrun"))}, "fleetrun on PATH", WARNING),
+        ({"commands": (OURS._replace(prefix="/other"),)}, "fleetrun on PATH", WARNING),
+        ({"activated": "/other"}, "Python", WARNING),
+        ({"build": None}, "Paddle", WARNING),
+        ({"build": BUILD._replace(parts={"gloo": False})}, "gloo", ERROR),
+        (
+            {"packages": ("paddlepaddle 3.3.1", "paddlepaddle-gpu 3.3.1")},
+            "Paddle packages",
+            ERROR,
+        ),
+    ],
+)
+def test_what_is_not_well_is_the_one_finding(
+    changed: dict[str, Any], check: str, level: str
+) -> None:
+    assert bad(judged(WELL._replace(**changed))) == [(check, level)]
+
+
+def test_a_part_that_the_job_needs_and_paddle_lacks_is_an_error() -> None:
+    build = BUILD._replace(parts={"gloo": True, "parameter servers": False})
+    lacking = WELL._replace(build=build)
+    assert bad(judged(lacking)) == []
+    assert bad(judged(lacking, feature="parameter servers")) == [("Paddle", ERROR)]
+
+
+def test_a_build_for_cpus_leaves_gpus_idle() -> None:
+    assert bad(judged(WELL, GPUS)) == [("Paddle", ERROR)]
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "level"),
+    [("12.6", (12, 8), OK), ("12.9", (12, 8), WARNING), ("13.0", (12, 8), ERROR)],
+)
+def test_paddles_cuda_is_held_against_the_driver(
+    built: str, driver: tuple[int, int], level: str
+) -> None:
+    wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
+    found = judged(wanted, GPUS._replace(cuda=driver))
+    assert [one.level for one in found if one.check == "driver for Paddle"] == [level]
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "level"),
+    [
+        ("11.8", (9, 0), OK),
+        ("11.6", (9, 0), ERROR),
+        ("12.6", (10, 0), ERROR),
+        ("12.9", (12, 0), OK),
+        ("13.0", (7, 0), ERROR),
+        ("12.6", (3, 7), ERROR),
+        ("12.6", (6, 1), OK),
+    ],
+)
+def test_paddles_cuda_is_held_against_the_gpu(
+    built: str, capability: tuple[int, int], level: str
+) -> None:
+    wanted = WELL._replace(build=FOR_GPUS._replace(cuda=built))
+    gpus = GPUS._replace(gpus=(Gpu(0, "X", "GPU-0", capability=capability),), cuda=None)
+    (found,) = [one for one in judged(wanted, gpus) if one.check == "Paddle for this GPU"]
+    assert found.level == level

@@ -1,0 +1,78 @@
+"""`fleetrun doctor` on two hosts at once: they meet on the job's ports, and a firewall shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from waiting import LONG_S, TRAINING_S
+
+if TYPE_CHECKING:
+    from lab import Host
+
+pytestmark = pytest.mark.multinode
+
+Pair = tuple["Host", "Host"]
+Findings = list[dict[str, Any]]
+
+ROOT = Path(__file__).parents[2]
+IPS = "--ips=10.88.0.1,10.88.0.2"
+
+
+def doctors(hosts: Pair, *words: str, seconds: float = LONG_S) -> list[Findings]:
+    """Run the doctor on both of HOSTS; return what each found."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    argv = (sys.executable, "-m", "fleetrun", "doctor", "--json", IPS, *words)
+    started = [host.start(*argv, env=env) for host in hosts]
+    for one in started:
+        one.wait(seconds)
+    for host in hosts:
+        assert host.processes() == []
+    return [json.loads((host.folder / "output").read_text())["findings"] for host in hosts]
+
+
+def of(found: Findings, check: str) -> list[tuple[str, str]]:
+    return [(one["level"], one["seen"]) for one in found if one["check"] == check]
+
+
+def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
+    found = doctors(two_hosts, "--nproc_per_node=2", f"--wait={LONG_S:g}")
+    for mine, other in zip(found, ("10.88.0.2", "10.88.0.1"), strict=True):
+        assert of(mine, "connection") == [("ok", f"{other} answers on 2 of 2 ports")]
+        assert of(mine, "versions") == [("ok", "alike on 2 hosts")]
+        ((_, taken),) = of(mine, "interface")
+        assert "NCCL takes eth0" in taken
+
+
+def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair) -> None:
+    # The second host's answers from that port are dropped on their way.
+    two_hosts[1].run("ip", "rule", "add", "ipproto", "tcp", "sport", "6071", "blackhole")
+    first, second = doctors(two_hosts, "--nproc_per_node=2", "--wait=3")
+    ((level, said),) = of(first, "connection")
+    assert (level, said) == ("error", "10.88.0.2:6071 does not answer (Connection timed out)")
+    assert of(second, "connection") == [("ok", "10.88.0.1 answers on 2 of 2 ports")]
+
+
+def test_a_host_without_a_doctor_is_told_from_one_that_is_down(two_hosts: Pair) -> None:
+    first, _ = two_hosts
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    argv = (sys.executable, "-m", "fleetrun", "doctor", "--json", "--nproc_per_node=1", "--wait=1")
+    for ips, level in (("10.88.0.1,10.88.0.2", "warning"), ("10.88.0.1,10.88.0.9", "error")):
+        done = first.run(*argv, f"--ips={ips}", env=env, check=False)
+        ((judged, _),) = of(json.loads(done.stdout)["findings"], "connection")
+        assert judged == level
+
+
+def test_one_rank_of_each_host_does_the_allreduce(two_hosts: Pair) -> None:
+    words = ("--nproc_per_node=1", f"--wait={LONG_S:g}", "--allreduce")
+    first, second = doctors(two_hosts, *words, seconds=TRAINING_S)
+    ((level, said),) = of(first, "allreduce")
+    assert level in {"ok", "warning"}
+    assert "right over gloo" in said
+    assert of(second, "allreduce") == [
+        ("ok", "2 ranks did it over gloo; rank 0's host has the times")
+    ]

@@ -1,0 +1,155 @@
+"""What NVML and the kernel's log say of GPUs; the fake raises on what it does not know."""
+
+# ruff: noqa: D102, N802, N815 - the names are pynvml's
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
+
+from fleetrun.doctor.facts import Xid
+from fleetrun.probe.health import gpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GIB = 1 << 30
+# The fake is asked in a child.
+_PID = os.getpid()
+
+
+class Memory(NamedTuple):
+    """NVML's memory of a GPU."""
+
+    total: int
+    used: int
+
+
+class Process(NamedTuple):
+    """A process that computes on a GPU."""
+
+    pid: int
+    usedGpuMemory: int | None
+
+
+class Talkative(FakeNvml):
+    """An NVML that knows all that a check-up asks of its first GPU, and of others nothing."""
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"550.54.14"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12040
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as pynvml
+        """Answer for the functions that take a GPU first."""
+        known: dict[str, Any] = {
+            "nvmlDeviceGetName": "H100",
+            "nvmlDeviceGetMemoryInfo": Memory(80 * GIB, GIB),
+            "nvmlDeviceGetComputeRunningProcesses": [Process(_PID, None)],
+            "nvmlDeviceGetCudaComputeCapability": (9, 0),
+            "nvmlDeviceGetTotalEccErrors": 2,
+            "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
+            "nvmlDeviceGetMigMode": (1, 1),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40,
+            "nvmlDeviceGetComputeMode": 3,
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+            "nvmlDeviceGetTopologyCommonAncestor": 50,
+        }
+        if name not in known and name != "nvmlDeviceGetNvLinkState":
+            raise AttributeError(name)
+
+        def answer(handle: object, *words: object) -> Any:  # noqa: ANN401 - as pynvml
+            if self.nvmlDeviceGetUUID(handle) != "GPU-a":
+                message = "Not Supported"
+                raise FakeNvmlError(message)
+            if name == "nvmlDeviceGetNvLinkState":
+                if int(str(words[0])) > 3:
+                    message = "Invalid Argument"
+                    raise FakeNvmlError(message)
+                return int(words[0] != 2)
+            return known[name]
+
+        return answer
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    (tmp_path / "dev" / "kmsg").touch()
+    return tmp_path
+
+
+def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
+    def never() -> gpus.Library:
+        raise AssertionError
+
+    assert not gpus.read(never, root=str(tmp_path)).has_driver
+
+
+def test_all_that_the_driver_tells_is_read(root: Path) -> None:
+    found = gpus.read(lambda: Talkative(("GPU-a", "MIG-a"), ("GPU-b",)), root=str(root))
+    first, second = found.gpus
+    assert (found.driver, found.cuda, found.trouble) == ("550.54.14", (12, 4), "")
+    assert found.links == {(0, 1): "across the system"}
+    assert (first.name, first.memory, first.used) == ("H100", 80 * GIB, GIB)
+    ((pid, name, used),) = first.users
+    assert (pid, used) == (_PID, None)
+    assert name
+    assert (first.capability, first.ecc_errors) == ((9, 0), 2)
+    assert (first.is_remap_pending, first.is_remap_failed) == (True, False)
+    assert (first.is_mig, first.instances) == (True, 1)
+    assert (first.throttle, first.compute_mode) == (0x40, "exclusive process")
+    assert (first.lanes, first.nvlinks) == ((8, 16), (3, 4))
+    assert (second.number, second.name, second.memory, second.users) == (1, "GPU", None, ())
+
+
+def test_a_library_that_knows_next_to_nothing_is_no_failure(root: Path) -> None:
+    found = gpus.read(lambda: FakeNvml(("GPU-a",)), root=str(root))
+    (gpu,) = found.gpus
+    assert (gpu.uuid, gpu.memory, gpu.is_mig, gpu.nvlinks) == ("GPU-a", None, None, None)
+    assert (found.driver, found.cuda) == ("?", None)
+
+
+def test_gpus_that_are_lost_or_barred_are_told_apart(root: Path) -> None:
+    trouble = {0: FakeNvmlError("GPU is lost"), 1: NoPermission("Insufficient Permissions")}
+    lib = FakeNvml(("GPU-a",), ("GPU-b",), ("GPU-c",), trouble=trouble)
+    found = gpus.read(lambda: lib, root=str(root))
+    assert found.lost == ((0, "GPU is lost"),)
+    assert found.barred == ((1, "Insufficient Permissions"),)
+    assert [gpu.number for gpu in found.gpus] == [2]
+
+
+def test_a_library_that_does_not_fit_says_why(root: Path) -> None:
+    found = gpus.read(lambda: FakeNvml(broken=True), root=str(root))
+    assert "version mismatch" in found.trouble
+    assert not found.is_stuck
+
+
+def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
+    found = gpus.read(lambda: FakeNvml(init=hang), root=str(root), patience_s=0.2)
+    assert found.is_stuck
+
+
+def test_errors_of_gpus_are_found_in_the_kernels_log(root: Path) -> None:
+    log = root / "dev" / "kmsg"
+    log.write_text(
+        "4,100,5,-;usb 1-1: new device\n"
+        "4,101,6,-;NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.\n"
+    )
+    assert gpus.kernel_log(str(log)) == (
+        (
+            Xid(
+                79,
+                "0000:3b:00",
+                "NVRM: Xid (PCI:0000:3B:00): 79, pid=1, GPU has fallen off the bus.",
+            ),
+        ),
+        "",
+    )
+    assert gpus.kernel_log(str(root / "nowhere")) == ((), "No such file or directory")

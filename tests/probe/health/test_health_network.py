@@ -1,0 +1,44 @@
+"""What a check-up reads of names, interfaces and RDMA ports."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.facts import RdmaPort
+from fleetrun.probe.health import network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_this_host_is_read() -> None:
+    found = network.read({"NCCL_SOCKET_IFNAME": "eth"}, resolve=lambda _: ("10.0.0.1",))
+    assert found.hostname == os.uname().nodename
+    assert found.asked_interface == "eth"
+    (loopback,) = [one for one in found.interfaces if one.is_loopback]
+    assert "127.0.0.1" in loopback.addresses
+    assert [one.addresses for one in found.lookups] == [("10.0.0.1",)]
+
+
+def test_a_resolver_that_hangs_or_fails_holds_nobody_up() -> None:
+    def resolve(name: str) -> tuple[str, ...]:
+        if name == "hangs":
+            select.select([], [], [])
+        if name == "fails":
+            raise OSError
+        return ("10.0.0.1",)
+
+    found = network.lookups(["fails", "hangs", "here"], resolve, patience_s=0.5)
+    assert [(one.name, one.addresses) for one in found[:2]] == [("fails", ()), ("hangs", ())]
+    assert found[1].seconds == 0.5
+
+
+def test_every_rdma_port_has_its_state(tmp_path: Path) -> None:
+    port = tmp_path / "sys" / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    found = network.read({}, root=str(tmp_path), resolve=lambda _: ())
+    assert found.rdma == (RdmaPort("mlx5_0", "1", "1: DOWN", "400 Gb/sec (4X NDR)"),)

@@ -1,0 +1,61 @@
+"""What a check-up finds on PATH and of installed Paddles, without importing one."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from fleetrun.probe.health import software
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def script(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / "fleetrun"
+    made.write_text(text)
+    made.chmod(0o755)
+    return made
+
+
+def test_every_fleetrun_of_path_is_told_apart(tmp_path: Path) -> None:
+    ours = script(tmp_path / "a" / "bin", "from fleetrun.__main__ import run\n")
+    paddles = script(tmp_path / "b" / "bin", "from paddle.distributed.launch.main import launch\n")
+    other = script(tmp_path / "c", "echo\n")
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "bin")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "fleetrun").write_text("not executable")
+    folders = ("b/bin", "a/bin", "link", "d", "nowhere", "c")
+    found = software.read({"PATH": ":".join(str(tmp_path / name) for name in folders)})
+    assert [(one.path, one.kind) for one in found.commands] == [
+        (str(paddles), "paddle's"),
+        (str(ours), "ours"),
+        (str(other), "other"),
+    ]
+    assert found.commands[1].prefix == str(tmp_path / "a")
+
+
+def test_a_paddle_is_read_by_its_files(tmp_path: Path) -> None:
+    version = tmp_path / "paddle" / "version"
+    version.mkdir(parents=True)
+    (version / "__init__.py").write_text(
+        "full_version     = '9.9.9'\ncuda_version     = '12.6'\ncudnn_version = 'False'\n"
+        "nccl_version = '0'\n"
+    )
+    for name in ("paddlepaddle_gpu-9.9.9.dist-info", "paddlepaddle-3.3.1.dist-info"):
+        (tmp_path / name).mkdir()
+    found = software.read({}, path=[str(tmp_path / "nowhere"), str(tmp_path)])
+    assert found.build is not None
+    assert (found.build.version, found.build.cuda) == ("9.9.9", "12.6")
+    assert (found.build.cudnn, found.build.nccl, found.build.parts) == ("", "", {})
+    assert set(found.packages) == {"paddlepaddle 3.3.1", "paddlepaddle-gpu 9.9.9"}
+    assert software.read({}, path=[str(tmp_path / "nowhere")]).build is None
+
+
+def test_the_paddle_that_is_here_has_gloo_and_is_not_imported() -> None:
+    found = software.read({})
+    assert found.build is not None
+    assert found.build.parts["gloo"]
+    assert found.python == sys.executable
+    assert "paddle" not in sys.modules

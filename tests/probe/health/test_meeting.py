@@ -1,0 +1,94 @@
+"""Check-ups of several hosts meet on the ports of the job; here they are loopback addresses."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+import ports
+
+from fleetrun.doctor.facts import Card, Connect, Peer
+from fleetrun.probe.health import peers
+from fleetrun.probe.health.peers import Spot
+
+CARD = Card("node", "0.1.0", "3.11", "3.3.1", "", "", "")
+PATIENCE_S = 60.0
+
+
+def meet_all(spots: list[Spot], patience_s: float = PATIENCE_S) -> list[tuple[Peer, ...]]:
+    """Let every host of SPOTS meet the others."""
+    found: dict[int, tuple[Peer, ...]] = {}
+
+    def meet(me: int) -> None:
+        card = CARD._replace(host=f"node{me}")
+        found[me] = peers.meet(spots, me, card, patience_s=patience_s, address=spots[me].host)
+
+    threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(spots))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[me] for me in range(len(spots))]
+
+
+def test_hosts_that_come_meet_on_every_port() -> None:
+    numbers = ports.free(2)
+    found = meet_all([Spot(f"127.0.0.{index}", numbers) for index in (2, 3, 4)])
+    for me, others in enumerate(found):
+        assert [peer.card and peer.card.host for peer in others] == [
+            f"node{index}" for index in range(3) if index != me
+        ]
+        for peer in others:
+            assert peer.connects == tuple(Connect(port, "connected") for port in numbers)
+            # One clock; how near depends on how busy this machine is.
+            assert abs(peer.ahead_s) <= peer.accuracy_s + 0.05
+
+
+def test_a_host_that_does_not_come_refuses() -> None:
+    (port,) = ports.free(1)
+    spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+    (peer,) = peers.meet(spots, 0, CARD, patience_s=0.3, address="127.0.0.2")
+    assert peer == Peer("127.0.0.3", (Connect(port, "refused"),))
+
+
+def test_what_answers_otherwise_is_a_stranger() -> None:
+    (port,) = ports.free(1)
+    with socket.create_server(("127.0.0.3", port)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+        (peer,) = peers.meet(spots, 0, CARD, patience_s=0.5, address="127.0.0.2")
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert peer == Peer("127.0.0.3", (Connect(port, "stranger"),))
+
+
+def test_who_calls_and_says_nonsense_changes_nothing() -> None:
+    (port,) = ports.free(1)
+    spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+    done = threading.Event()
+
+    def annoy() -> None:
+        while not done.wait(0.005):
+            address = ("127.0.0.2", port)
+            with suppress(OSError), socket.create_connection(address, timeout=1) as connection:
+                connection.sendall(b'{"what": "fleetrun doctor 1", "node": "x"}\n[]\n')
+
+    thread = threading.Thread(target=annoy)
+    thread.start()
+    try:
+        found = meet_all(spots)
+    finally:
+        done.set()
+        thread.join()
+    assert [peer.card is not None for others in found for peer in others] == [True, True]
