@@ -131,7 +131,7 @@ def ports(found: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | Non
     if first is None:
         usable = found.port is not None and found.ports_num >= ranks
         first = found.port if usable else _FIRST_PORT
-    return layout.ports(slots, first or _FIRST_PORT) * len(found.names)
+    return layout.ports(slots, first or _FIRST_PORT, several=True) * len(found.names)
 
 
 def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:

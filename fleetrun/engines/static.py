@@ -37,7 +37,7 @@ class Engine:
         names, options, dry = self._found.hosts, self._found.places.options, self._found.dry
         me, notes = hosts.place(names, request, facts, options=options, dry=dry)
         first = slots.first_port if request.start_port is None else request.start_port
-        rows = layout.ports(slots, first)
+        rows = layout.ports(slots, first, several=True)
         ports = rows if slots.hosts else rows * len(names)
         return roster(self._ports, names, me, ports, slots)._replace(notes=notes)
 

@@ -11,6 +11,8 @@ from fleetrun.model import Device, Endpoint, Peers, RankSpec
 SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"
 
 LAST_PORT = 65535
+# Where launchers of several hosts meet, counted from the first port: ranks of no host have these.
+SESSION_PORTS = range(96, 100)
 
 
 class Places(NamedTuple):
@@ -61,11 +63,13 @@ class Slots(NamedTuple):
         return tuple(slot for slot in self.slots if slot.host in {None, host})
 
 
-def ports(slots: Slots, first: int | None) -> tuple[tuple[int | None, ...], ...]:
+def ports(
+    slots: Slots, first: int | None, *, several: bool = False
+) -> tuple[tuple[int | None, ...], ...]:
     """Return each named host's ports, slot by slot; None where any free one will do.
 
-    All hosts count from the same FIRST port and skip the same ones. Where no host is named there
-    is one row: each host of the job has these.
+    All hosts count from the same FIRST port and skip the same ones; where there are SEVERAL, those
+    of the session, too. Where no host is named there is one row: each host of the job has these.
     """
     taken = {(slot.host, slot.port) for slot in slots.slots}
     rows: dict[str | None, list[int | None]] = {host: [] for host in slots.hosts or (None,)}
@@ -73,7 +77,7 @@ def ports(slots: Slots, first: int | None) -> tuple[tuple[int | None, ...], ...]
         port = slot.port
         if port is None and first is not None:
             port = first + offset
-            while (slot.host, port) in taken:
+            while (slot.host, port) in taken or (several and port - first in SESSION_PORTS):
                 port += 1
             if not 1 <= port <= LAST_PORT:
                 raise UsageError(

@@ -14,6 +14,8 @@ from fleetrun.errors import EnvironmentFault
 _EACH = 3
 # What else the launcher has open: at least, and with all that it may be asked to do.
 _OWN, _SPARE = 20, 64
+# Callers of the session that have not introduced themselves; there is room for a few more.
+_STRANGERS = 128
 
 
 def hold_standard() -> None:
@@ -25,15 +27,17 @@ def hold_standard() -> None:
 
 
 class FileLimit:
-    """RLIMIT_NOFILE: raised for us as far as PROCESSES may need, left as it was for them.
+    """RLIMIT_NOFILE: raised for us as far as PROCESSES and HOSTS may need, left as it was for them.
 
     Raises EnvironmentFault where that is more than may be had.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, hosts: int = 1) -> None:
         self._before: tuple[int, int] | None = None
         self._raised: tuple[int, int] | None = None
         self._others = _OWN + len(os.listdir("/proc/self/fd"))
+        # One of them has a connection to each other; with fewer it turns some away, and says so.
+        self._wished = _SPARE + (0 if hosts == 1 else hosts + _STRANGERS)
         self.hold(processes)
 
     def hold(self, processes: int) -> None:
@@ -45,7 +49,7 @@ class FileLimit:
                 f"{processes} processes on one host need {needed} open files, and {hard} are "
                 "allowed: raise the hard limit (`ulimit -Hn`)."
             )
-        wanted = needed + _SPARE
+        wanted = needed + self._wished
         if soft != resource.RLIM_INFINITY and soft < wanted:
             new = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             self._before, self._raised = self._before or (soft, hard), (new, hard)
