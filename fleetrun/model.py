@@ -109,6 +109,8 @@ class Request(NamedTuple):
     stdin: str | None = None
     # The ranks that wait for a debugger: all, or numbers with commas.
     debug: str | None = None
+    # What stands before these ranks' commands: ranks as above, a colon, and words of a shell.
+    wrap: str | None = None
     quiet: bool = False
     # Whether the launcher goes on in the background.
     detach: bool = False

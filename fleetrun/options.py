@@ -560,6 +560,14 @@ TABLE: tuple[Option, ...] = (
         words=("all",),
     ),
     Option(
+        "wrap",
+        "text",
+        JOB,
+        "Put a command before these ranks' own: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
+        "all: before every rank's.",
+        metavar="'RANKS: COMMAND'",
+    ),
+    Option(
         "hang_timeout",
         "float",
         JOB,

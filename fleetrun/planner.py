@@ -55,6 +55,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         _check_ranks(request, "tee", (request.tee or "").split(","), layout)
         _check_ranks(request, "stdin", (request.stdin or "",), layout)
         _check_ranks(request, "debug", (request.debug or "").split(","), layout)
+        _check_ranks(request, "wrap", (request.wrap or "").partition(":")[0].split(","), layout)
     strategy, ranks = _strategy(request, layout)
     env = environment.variables(
         request,
@@ -148,6 +149,25 @@ def _commands(
     request: Request, facts: Facts, specs: Sequence[RankSpec]
 ) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """Return the command of each of SPECS, and remarks."""
+    commands, notes = _unwrapped(request, facts, specs)
+    if request.wrap is None:
+        return commands, notes
+    import shlex  # noqa: PLC0415 - few launches have it
+
+    ranks, _, text = request.wrap.partition(": ")
+    words = shlex.split(text)
+    return tuple(
+        (*words, *argv)
+        if spec.role == TRAINER and (ranks == "all" or str(spec.rank) in ranks.split(","))
+        else argv
+        for spec, argv in zip(specs, commands, strict=True)
+    ), notes
+
+
+def _unwrapped(
+    request: Request, facts: Facts, specs: Sequence[RankSpec]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Return the command of each of SPECS without --wrap, and remarks."""
     plain = command.argv(request, facts)
     if request.debug is None:
         return (plain,) * len(specs), ()

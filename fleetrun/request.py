@@ -136,6 +136,7 @@ def resolve(
         tee=_ranks(chosen["tee"]),
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
+        wrap=_wrap(chosen["wrap"]),
         quiet=chosen["quiet"].value is True,
         detach=chosen["detach"].value is True,
         banner=chosen["banner"].of(str) or "brief",
@@ -414,12 +415,15 @@ def _ranks(found: Chosen) -> str | None:
     >>> _ranks(Chosen(("0-2", "5"), Given(options.find("tee"), "0-2,5", "--tee")))
     '0,1,2,5'
     """
-    if not isinstance(found.value, tuple):
-        return None
-    if found.value == ("all",):
+    return _rank_list(found, found.value) if isinstance(found.value, tuple) else None
+
+
+def _rank_list(found: Chosen, parts: tuple[str, ...]) -> str:
+    """Return the ranks that PARTS, of what was FOUND, name, as above."""
+    if parts == ("all",):
         return "all"
     ranks: list[int] = []
-    for part in found.value:
+    for part in parts:
         first, dash, last = part.partition("-")
         if not (first.isdecimal() and (not dash or last.isdecimal())):
             raise UsageError(found.given.blame("give all, or ranks such as 0,3 or 0-3."))
@@ -428,6 +432,28 @@ def _ranks(found: Chosen) -> str | None:
             raise UsageError(found.given.blame(f"{part} is no range of ranks."))
         ranks.extend(range(low, high + 1))
     return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def _wrap(found: Chosen) -> str | None:
+    """Return ranks, as above, and the command that stands before theirs.
+
+    >>> _wrap(Chosen("0-1:nsys  profile", Given(options.find("wrap"), "", "--wrap")))
+    '0,1: nsys profile'
+    """
+    text = (found.of(str) or "").strip()
+    if not text:
+        return None
+    import shlex  # noqa: PLC0415 - few launches have it
+
+    ranks, colon, command = text.partition(":")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(found.given.blame(f"the command cannot be read: {error}.")) from None
+    if not colon or not words:
+        raise UsageError(found.given.blame("give 'RANKS: COMMAND', such as '0: nsys profile'."))
+    parts = tuple(part.strip() for part in ranks.split(","))
+    return f"{_rank_list(found, parts)}: {shlex.join(words)}"
 
 
 def _reader(found: Chosen) -> str | None:

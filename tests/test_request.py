@@ -102,6 +102,8 @@ VALUES = {
     "grace": ("1", "2"),
     "stdin": ("0", "none"),
     "debug": ("0", "1"),
+    # A config file needs quotes around a colon and a space.
+    "wrap": ("0:nice", "1:nice"),
     "preflight": ("true", "false"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
