@@ -102,6 +102,7 @@ VALUES = {
     "grace": ("1", "2"),
     "stdin": ("0", "none"),
     "debug": ("0", "1"),
+    "detach": ("true", "false"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
     "preflight": ("true", "false"),
@@ -594,7 +595,7 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.target for option in options.TABLE if option.status == "works"}
     missing = shown - {given.option.target for given in config.settings}
-    assert missing == {"config", "dry_run", "from_manifest", "help", "version"}
+    assert missing == {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
 
 
