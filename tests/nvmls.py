@@ -141,6 +141,20 @@ class FakeNvml:
         assert self._is_open
         return handle[0] if isinstance(handle, tuple) else str(handle)
 
+    NVML_TEMPERATURE_GPU = 0
+
+    def nvmlDeviceGetName(self, handle: object, /) -> str:
+        return f"GPU {self.nvmlDeviceGetUUID(handle)}"
+
+    def nvmlDeviceGetPowerUsage(self, handle: object, /) -> int:
+        self._use(handle)
+        return 412_500
+
+    def nvmlDeviceGetTemperature(self, handle: object, sensor: int, /) -> int:
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        self._use(handle)
+        return 61
+
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int:
         assert isinstance(handle, tuple)
         if len(handle) == 1:

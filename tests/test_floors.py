@@ -367,6 +367,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.probe.health",
         ISLAND,
         "fleetrun.sinks.metrics",
+        "fleetrun.probe.gpumeter",
         "fleetrun.__main__",
     )
     path = [name for name in MODULES if not within(name, later)]

@@ -47,6 +47,7 @@ _EXAMPLES = (
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
     ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
     ("fleetrun logs -f --rank=0,3", "what ranks print; the latest run's, or any"),
+    ("fleetrun top", "how the ranks of a running job are, on a whole screen"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
     ("fleetrun doctor [OPTIONS] [train.py]", "is this host fit for it, and what mends it"),
     ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),

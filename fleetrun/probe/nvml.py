@@ -87,6 +87,26 @@ class Rates(Protocol):
     def gpu(self) -> int: ...  # noqa: D102
 
 
+class Meter(Protocol):
+    """The part of pynvml that tells what GPUs do."""
+
+    @property
+    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    @property
+    def NVML_TEMPERATURE_GPU(self) -> int: ...  # noqa: N802, D102
+    def nvmlInit(self) -> None: ...  # noqa: N802, D102
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...  # noqa: N802, D102
+    def nvmlDeviceGetName(self, handle: object, /) -> str | bytes: ...  # noqa: N802, D102
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...  # noqa: N802, D102
+    def nvmlDeviceGetPowerUsage(self, handle: object, /) -> int: ...  # noqa: N802, D102
+    def nvmlDeviceGetTemperature(  # noqa: N802, D102
+        self, handle: object, sensor: int, /
+    ) -> int: ...
+
+
 def pynvml_module() -> Nvml:
     """Return the real NVML; only the child imports it, which takes 100 ms."""
     import pynvml  # noqa: PLC0415
@@ -101,6 +121,14 @@ def utilization_module() -> Utilization:
     import pynvml  # noqa: PLC0415 - as above
 
     lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
+    return lib
+
+
+def meter_module() -> Meter:
+    """Return the real NVML for what GPUs use."""
+    import pynvml  # noqa: PLC0415 - as above
+
+    lib: Meter = pynvml  # pyright: ignore[reportAssignmentType]
     return lib
 
 

@@ -2,7 +2,8 @@
 
 `schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
 `env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
-(what only this one is given), `unset`, `cpus`, `log`, `essential`, `awaits` (groups of endpoints).
+(what only this one is given), `unset`, `cpus`, `devices` (as `gpu:0`), `log`, `essential`,
+`awaits` (groups of endpoints).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class ProcessRecord(NamedTuple):
     cpus: tuple[int, ...]
     log: str
     essential: bool
+    # Kind and number or UUID, as `gpu:0`.
+    devices: tuple[str, ...] = ()
 
 
 class PlanRecord(NamedTuple):
@@ -43,6 +46,7 @@ class PlanRecord(NamedTuple):
     cwd: str
     notes: tuple[str, ...]
     processes: tuple[ProcessRecord, ...]
+    max_restarts: int = 0
 
 
 def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) -> None:
@@ -78,6 +82,10 @@ def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) ->
                 },
                 "unset": spec.unset,
                 "cpus": spec.cpus,
+                "devices": [
+                    f"{device.kind}:{device.id}"
+                    for device in (spec.rank.devices if spec.rank else ())
+                ],
                 "log": spec.log,
                 "essential": spec.essential,
                 "awaits": [[str(one) for one in group] for group in spec.awaits],
@@ -110,7 +118,9 @@ def read(path: str) -> PlanRecord | None:
                 cpus=reading.wholes(one.get("cpus")),
                 log=reading.text(one.get("log")),
                 essential=one.get("essential") is True,
+                devices=reading.texts(one.get("devices")),
             )
             for one in reading.mappings(found.get("processes"))
         ),
+        max_restarts=reading.whole(reading.mapping(found.get("rules")).get("max_restarts")) or 0,
     )

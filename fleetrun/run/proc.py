@@ -94,7 +94,11 @@ def fields(pid: int | str) -> list[bytes]:
 
 def stat(pid: int | str) -> Stat | None:
     """Return how process PID is; None when it is no more."""
-    words = fields(pid)
+    return parsed(pid, fields(pid))
+
+
+def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
+    """Return how process PID is by its WORDS, as `fields` has them; None when it is no more."""
     if not words or words[0] in b"ZX":
         return None
     return Stat(

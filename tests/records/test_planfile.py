@@ -33,7 +33,15 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         *(("127.0.0.1",), "/home/me/job", ("A note.",)),
     )
     assert read.processes == tuple(
-        ProcessRecord(f"trainer.{rank}", rank, ("train", "--token=***"), (), log, essential=True)
+        ProcessRecord(
+            f"trainer.{rank}",
+            rank,
+            ("train", "--token=***"),
+            (),
+            log,
+            essential=True,
+            devices=(f"gpu:{4 + rank}",),
+        )
         for rank, log in enumerate(("workerlog.0", "workerlog.1"))
     )
 

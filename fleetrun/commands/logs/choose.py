@@ -142,9 +142,16 @@ def since(text: str, now: datetime) -> float:
         ) from None
 
 
-def pattern(text: str) -> re.Pattern[bytes]:
-    """Return the regular expression TEXT, for bytes; UsageError if it is none."""
+def pattern(text: str, option: str = "--grep", groups: Sequence[str] = ()) -> re.Pattern[bytes]:
+    """Return the regular expression TEXT of OPTION, for bytes; UsageError if it is none.
+
+    One of GROUPS must be in it, if there are any.
+    """
     try:
-        return re.compile(text.encode(errors="surrogateescape"))
+        found = re.compile(text.encode(errors="surrogateescape"))
     except (re.error, OverflowError) as error:
-        raise UsageError(f"--grep={text}: this is no regular expression ({error}).") from None
+        raise UsageError(f"{option}={text}: this is no regular expression ({error}).") from None
+    if groups and not set(groups) & set(found.groupindex):
+        wanted = " or ".join(f"(?P<{group}>...)" for group in groups)
+        raise UsageError(f"{option}={text}: it has no group {wanted}.")
+    return found

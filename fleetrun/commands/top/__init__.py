@@ -1,0 +1,224 @@
+"""`fleetrun top`: how the ranks of a running job are, on a whole screen, from any terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.control import Control
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+from fleetrun import colors
+from fleetrun.commands import parser
+from fleetrun.commands.logs import choose
+from fleetrun.commands.top import screen
+from fleetrun.commands.top.sample import Sampler
+from fleetrun.printing import put
+from fleetrun.records import runs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fleetrun.commands.top.sample import Snapshot
+
+# Processor time is told by two looks; in a pipe they are so far apart.
+_APART_S = 0.5
+_QUIT = (b"q", b"Q", b"\x03")
+
+
+def _top(
+    run: tuple[str, ...],
+    log_dir: str,
+    interval: float,
+    pattern: str | None,
+    color: str,
+    *,
+    once: bool,
+) -> int:
+    """Show the job; UsageError for what is not there."""
+    told = None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
+    found = choose.find_runs(run, log_dir)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
+    sampler = Sampler(found, pattern=told, period_s=interval)
+    try:
+        is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
+        if is_screen and any(runs.is_running(one.path) for one in found):
+            return _watch(sampler, interval, is_coloured=is_coloured)
+        snapshot = sampler.sample()
+        if not snapshot.verdict:
+            _wait(min(interval, _APART_S))
+            snapshot = sampler.sample()
+        _print(snapshot, is_coloured=is_coloured)
+    finally:
+        sampler.close()
+    return 0
+
+
+def _watch(sampler: Sampler, interval: float, *, is_coloured: bool) -> int:
+    """Show how it goes until the job ends or somebody presses q; then what was shown last stays."""
+    console = _console(is_coloured=is_coloured)
+    with console.screen(hide_cursor=True), _keys(), _terminated():
+        due = time.monotonic()
+        while True:
+            snapshot = sampler.sample()
+            if snapshot.verdict:
+                break
+            _draw(console, snapshot)
+            # A look that took longer than the interval makes the next one late, and no more.
+            due = max(due + interval, time.monotonic() + 0.05)
+            if _wait(due - time.monotonic()):
+                return 0
+    _print(snapshot, is_coloured=is_coloured)
+    return 0
+
+
+def _console(*, is_coloured: bool) -> Console:
+    return Console(
+        file=sys.stdout,
+        # Who calls this knows; rich would look at the environment again.
+        force_terminal=True,
+        color_system="standard" if is_coloured else None,
+        no_color=not is_coloured,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def _draw(console: Console, snapshot: Snapshot) -> None:
+    """Show SNAPSHOT on the whole screen."""
+    width, height = os.get_terminal_size(sys.stdout.fileno())
+    lines = screen.frame(snapshot, width, max(1, height - 1))
+    blank: screen.Line = [(" " * width, "")]
+    lines += [blank] * (height - 1 - len(lines))
+    lines.append(screen.cut([(" q quits; `fleetrun logs -f` shows what is printed", "dim")], width))
+    console.control(Control.home())
+    console.print(Segments(_segments(lines)), end="", soft_wrap=True)
+
+
+_STYLES: dict[str, Style] = {}
+
+
+def _segments(lines: Sequence[screen.Line]) -> Iterator[Segment]:
+    for place, line in enumerate(lines):
+        if place:
+            yield Segment.line()
+        for text, style in line:
+            if style not in _STYLES:
+                _STYLES[style] = Style.parse(style)
+            yield Segment(text, _STYLES[style])
+
+
+def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
+    """Print SNAPSHOT below what stands on the screen, or into a pipe, where nothing is cut."""
+    width = 0
+    with suppress(OSError):
+        width = os.get_terminal_size(sys.stdout.fileno()).columns
+    lines = screen.frame(snapshot, width, None)
+    if is_coloured:
+        console = _console(is_coloured=True)
+        with console.capture() as captured:
+            console.print(Segments(_segments(lines)), soft_wrap=True)
+        text = captured.get()
+    else:
+        text = "\n".join("".join(part for part, _ in line).rstrip() for line in lines)
+    put(text.rstrip("\n") + "\n")
+
+
+def _wait(seconds: float) -> bool:
+    """Wait so long, or until a key is pressed that ends it; return whether one was."""
+    deadline = time.monotonic() + seconds
+    has_keys = sys.stdin is not None and sys.stdin.isatty()
+    while (left := deadline - time.monotonic()) > 0:
+        ready = select.select([sys.stdin] if has_keys else [], [], [], left)[0]
+        if ready:
+            typed = os.read(sys.stdin.fileno(), 64)
+            if not typed:
+                # Its terminal is gone.
+                return True
+            if typed in _QUIT:
+                return True
+    return False
+
+
+@contextmanager
+def _keys() -> Iterator[None]:
+    """Get each key as it is pressed, and show none; the terminal is as before afterwards."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    # Ctrl-C stays a signal.
+    tty.setcbreak(fd)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end us as Ctrl-C does, so that the terminal is put right."""
+
+    def end(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+command = click.Command(
+    "top",
+    help="Show how the ranks of a running job are, on the whole screen: state, host, device, "
+    "processor, memory, GPU, step, loss and last line of each; of the latest run into the log "
+    "folder, or of RUN, as in `fleetrun logs`. It ends with the job; q ends it before. In a pipe "
+    "it prints one table.",
+    callback=_top,
+    params=[
+        click.Argument(["run"], nargs=-1, metavar="[RUN]..."),
+        parser.option(
+            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
+        ),
+        parser.option(
+            "interval",
+            "float",
+            "Seconds between two looks.",
+            default="1",
+            minimum=0.2,
+            metavar="SECONDS",
+        ),
+        parser.option(
+            "pattern",
+            "text",
+            "How log lines tell step and loss, with groups (?P<step>..) and (?P<loss>..), where "
+            "`step 120 loss 0.5` is written otherwise.",
+            metavar="REGEX",
+        ),
+        parser.option(
+            "color",
+            "choice",
+            "Whether it is coloured.",
+            default=colors.AUTO,
+            words=(colors.AUTO, colors.ALWAYS, colors.NEVER),
+        ),
+        click.Option(["--once"], is_flag=True, help="Print one table and end."),
+    ],
+)

@@ -1,0 +1,387 @@
+"""How the ranks of a run are just now: from its run directory, /proc and the GPUs' driver."""
+
+# ruff: noqa: PTH116, PTH118, PTH123 - paths as records/ has them
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.probe import usage
+from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
+from fleetrun.records import eventfile, heartbeat, names, progress, reading, runs
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Callable, Iterable, Sequence
+
+# So much of a log's end is looked at for the last line, the step and the loss.
+_TAIL = 8192
+# After so long without a step or a line, a rank is called silent.
+_SILENT_S = 10.0
+# A straggler is marked for so long; the watch says it once in a while only.
+_STRAGGLER_S = 60.0
+# Steps are timed over so many seconds at least.
+_WINDOW_S = 10.0
+
+
+class Row(NamedTuple):
+    """One process; None is what is not known, or cannot be seen from here."""
+
+    label: str
+    rank: int | None
+    # running, silent, slow, stopped, done, failed, ended, and so on.
+    state: str
+    host: str
+    device: str
+    pid: int | None
+    cpu_percent: float | None = None
+    memory_bytes: int | None = None
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
+    power_w: float | None = None
+    step: int | None = None
+    steps_per_s: float | None = None
+    loss: float | None = None
+    line: str = ""
+    # Whether somebody should look at it.
+    is_odd: bool = False
+
+
+class Snapshot(NamedTuple):
+    """All that is shown at one moment."""
+
+    job: str
+    run: str
+    # running, waiting, stopping or over.
+    phase: str
+    seconds: float
+    attempt: int
+    max_restarts: int | None
+    hosts: int
+    rows: tuple[Row, ...]
+    # What was noticed last, and how the job ended.
+    notice: str = ""
+    verdict: str = ""
+    exit_code: int | None = None
+
+
+class _Seen:
+    """What is remembered of one log between looks."""
+
+    def __init__(self) -> None:
+        self.size = -1
+        self.progress = progress.Progress()
+        # Monotonic: when the last sign of life was seen.
+        self.lived_at = time.monotonic()
+        # Steps with the times at which they were written, the oldest of the window first.
+        self.steps: list[tuple[float, int]] = []
+        self.cpu: tuple[float, float] | None = None
+
+
+class Sampler:
+    """Looks at the runs FOUND of one job; PATTERN tells step and loss in log lines."""
+
+    def __init__(
+        self,
+        found: Sequence[runs.Run],
+        *,
+        pattern: re.Pattern[bytes] | None,
+        period_s: float,
+        read: Callable[[str], runs.Run] = runs.read,
+    ) -> None:
+        self._runs = list(found)
+        self._read = read
+        self._pattern = pattern
+        self._sizes: dict[str, int] = {}
+        self._notices: dict[str, list[eventfile.EventRecord]] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._period_s = period_s
+        self._meter: GpuMeter | None = None
+        self._here = socket.gethostname()
+
+    def close(self) -> None:
+        """Ask the driver no more."""
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
+
+    def sample(self) -> Snapshot:
+        """Look at everything."""
+        is_running = [runs.is_running(run.path) for run in self._runs]
+        self._refresh()
+        rows: list[Row] = []
+        for run, alive in zip(self._runs, is_running, strict=True):
+            rows += self._rows(run, is_alive=alive)
+        rows.sort(key=lambda row: (row.rank is None, not row.label.startswith("rank "), row.rank))
+        rows = compared(rows)
+        first = self._runs[0]
+        began = min((run.started_at or time.time() for run in self._runs), default=time.time())
+        ended = [run.finished_at for run in self._runs if run.finished_at is not None]
+        is_over = not any(is_running)
+        end = max(ended) if is_over and ended else time.time()
+        bad = next((run for run in self._runs if run.exit_code), first)
+        return Snapshot(
+            job=first.job_id or first.name,
+            run=first.path,
+            phase=_phase(self._runs, rows, is_over=is_over),
+            seconds=max(0.0, end - began),
+            attempt=max(run.attempt for run in self._runs),
+            max_restarts=None if first.plan is None else first.plan.max_restarts,
+            hosts=max(len(self._runs), 1 if first.plan is None else len(first.plan.nodes)),
+            rows=tuple(rows),
+            notice=self._notice(),
+            verdict=_verdict(bad) if is_over else "",
+            exit_code=bad.exit_code if is_over else None,
+        )
+
+    def _refresh(self) -> None:
+        """Read again what has changed in the run directories."""
+        for place, run in enumerate(self._runs):
+            path = os.path.join(run.path, names.EVENTS)
+            size = _size(path)
+            if size == self._sizes.get(run.path) and run.plan is not None:
+                continue
+            self._sizes[run.path] = size
+            self._runs[place] = self._read(run.path)
+            self._notices[run.path] = [
+                one for one in eventfile.read(path) if one.event == "noticed"
+            ]
+
+    def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[Row]:
+        """Return how the processes of RUN are, each in its newest attempt."""
+        newest = {log.process: log for log in run.logs}
+        specs = {one.name: one for one in run.plan.processes} if run.plan is not None else {}
+        is_here = is_alive and run.launcher_pid is not None and _is_launcher(run.launcher_pid)
+        alive = [log.pid for log in newest.values() if log.ended_at is None and log.pid is not None]
+        used = usage.of(alive) if is_here else {}
+        gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
+        host = self._here if is_here else _host(run)
+        for name, log in newest.items():
+            spec = specs.get(name)
+            devices = spec.devices if spec is not None else ()
+            yield self._row(
+                run,
+                log,
+                is_alive=is_alive,
+                host=host,
+                devices=devices,
+                used=used.get(log.pid) if log.pid is not None and log.ended_at is None else None,
+                gpus=[gpus[one] for one in devices if one in gpus and log.ended_at is None],
+            )
+        for name, spec in specs.items():
+            if name not in newest:
+                # It waits for what it needs before its start.
+                state = "to start" if is_alive else "never ran"
+                device = ",".join(spec.devices)
+                yield Row(names.label_of(name), spec.rank, state, host, device, None)
+
+    def _row(
+        self,
+        run: runs.Run,
+        log: runs.LogRecord,
+        *,
+        is_alive: bool,
+        host: str,
+        devices: Sequence[str],
+        used: usage.Usage | None,
+        gpus: Sequence[GpuUsage],
+    ) -> Row:
+        now = time.monotonic()
+        seen = self._seen.setdefault(log.path, _Seen())
+        size = _size(log.path)
+        if size != seen.size:
+            seen.size = size
+            tail = reading.content(log.path, _TAIL, from_end=True) or b""
+            said = progress.of(tail, self._pattern)
+            # What scrolled out of the tail is still the last that was said.
+            seen.progress = progress.Progress(
+                seen.progress.step if said.step is None else said.step,
+                seen.progress.loss if said.loss is None else said.loss,
+                said.line,
+            )
+            seen.lived_at = now
+        self._see_step(run, log, seen)
+        is_over = log.ended_at is not None
+        state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - seen.lived_at)
+        if not is_over and state == "running" and self._lags(run, log):
+            state, is_odd = "slow", True
+        return Row(
+            label=log.label,
+            rank=log.rank,
+            state=state,
+            host=host,
+            device=",".join(devices) or "cpu",
+            pid=log.pid,
+            cpu_percent=None if used is None else _percent(seen, used.cpu_s, now),
+            memory_bytes=None if used is None else used.resident_bytes,
+            gpu_percent=_total(one.use_percent for one in gpus),
+            gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
+            power_w=_total(one.power_w for one in gpus),
+            step=seen.steps[-1][1] if seen.steps else seen.progress.step,
+            steps_per_s=None if is_over else _rate(seen.steps),
+            loss=seen.progress.loss,
+            line=seen.progress.line,
+            is_odd=is_odd,
+        )
+
+    @staticmethod
+    def _see_step(run: runs.Run, log: runs.LogRecord, seen: _Seen) -> None:
+        """Note which step a rank has made: by its heartbeat, or else by what it printed."""
+        rank = log.process.removeprefix("trainer.")
+        beat = os.path.join(run.path, names.heartbeat(rank))
+        step = heartbeat.read_step(beat)
+        at = time.time()
+        if step is not None:
+            with suppress(OSError):
+                at = os.stat(beat).st_mtime
+            if at < log.started_at:
+                # An earlier attempt's.
+                step = None
+        if step is None:
+            step = seen.progress.step
+            with suppress(OSError):
+                at = os.stat(log.path).st_mtime
+        if step is None or (seen.steps and seen.steps[-1][1] == step):
+            return
+        seen.lived_at = time.monotonic()
+        if seen.steps and step < seen.steps[-1][1]:
+            # Another epoch counts from the beginning.
+            seen.steps.clear()
+        seen.steps.append((at, step))
+        while len(seen.steps) > 2 and at - seen.steps[1][0] >= _WINDOW_S:  # noqa: PLR2004 - of two there is a rate
+            seen.steps.pop(0)
+
+    def _lags(self, run: runs.Run, log: runs.LogRecord) -> bool:
+        """Whether the launcher has called it a straggler of late."""
+        since = time.time() - _STRAGGLER_S
+        return any(
+            one.time >= since
+            and one.more.get("what") == "straggler"
+            and log.label in reading.texts(one.more.get("who"))
+            for one in self._notices.get(run.path, ())
+        )
+
+    def _notice(self) -> str:
+        """Return what was noticed last."""
+        found = [one for notices in self._notices.values() for one in notices]
+        found.sort(key=lambda one: one.time)
+        return reading.text(found[-1].more.get("text")) if found else ""
+
+    def _gpus(self, devices: Sequence[str], *, is_here: bool) -> dict[str, GpuUsage]:
+        """Return the GPUs by the names that plans have for them."""
+        if not is_here or not any(one.startswith("gpu:") for one in devices):
+            return {}
+        if self._meter is None:
+            self._meter = GpuMeter(self._period_s)
+        found: dict[str, GpuUsage] = {}
+        for one in self._meter.newest():
+            found[f"gpu:{one.number}"] = found[f"gpu:{one.uuid}"] = one
+        return found
+
+
+def _state(
+    log: runs.LogRecord, used: usage.Usage | None, *, is_alive: bool, quiet_s: float
+) -> tuple[str, bool]:
+    """Return how a process is in one or two words, and whether that is odd."""
+    if log.ended_at is not None:
+        if log.signal:
+            return ("failed" if log.has_failed else "ended", log.has_failed)
+        return (f"exit {log.code}", log.has_failed) if log.code else ("done", False)
+    if not is_alive:
+        return "lost", True
+    if used is not None and used.state in "Tt":
+        return "stopped", True
+    if quiet_s >= _SILENT_S:
+        return f"silent {_short(quiet_s)}", False
+    return "running", False
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Return ROWS with those marked that others wait for, by their steps."""
+    steps = [row.step for row in rows if row.state.startswith(("running", "silent", "slow"))]
+    known = [step for step in steps if step is not None]
+    if len(known) < len(steps) or len(set(known)) < 2:  # noqa: PLR2004 - all alike
+        return list(rows)
+    ahead, behind = max(known), min(known)
+    if ahead - behind <= 1:
+        # They are told at different moments.
+        return list(rows)
+    found = []
+    for row in rows:
+        if row.state.startswith("silent") and row.step == behind:
+            found.append(row._replace(state=row.state.replace("silent", "behind"), is_odd=True))
+        elif row.state.startswith("silent") and row.step == ahead:
+            found.append(row._replace(state=row.state.replace("silent", "waits")))
+        else:
+            found.append(row)
+    return found
+
+
+def _phase(found: Sequence[runs.Run], rows: Sequence[Row], *, is_over: bool) -> str:
+    if is_over:
+        return "over"
+    if not any(log for run in found for log in run.logs):
+        return "starting"
+    alive = [row for row in rows if row.state not in {"done", "failed", "ended", "lost"}]
+    return "running" if any(not row.state.startswith("exit ") for row in alive) else "stopping"
+
+
+def _verdict(run: runs.Run) -> str:
+    return run.verdict or "its launcher was killed"
+
+
+def _is_launcher(pid: int) -> bool:
+    """Whether PID is alive on this host; a launcher elsewhere has a number that means nothing."""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return b"fleetrun" in file.read()
+    return False
+
+
+def _host(run: runs.Run) -> str:
+    nodes = () if run.plan is None else run.plan.nodes
+    return nodes[run.node_rank] if run.node_rank < len(nodes) else ""
+
+
+def _percent(seen: _Seen, cpu_s: float, now: float) -> float | None:
+    """Return how much of a processor was used since the last look."""
+    before, seen.cpu = seen.cpu, (now, cpu_s)
+    if before is None or now <= before[0]:
+        return None
+    return max(0.0, 100 * (cpu_s - before[1]) / (now - before[0]))
+
+
+def _rate(steps: Sequence[tuple[float, int]]) -> float | None:
+    if not steps or steps[-1][0] <= steps[0][0]:
+        return None
+    return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return sum(known) if known else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _short(seconds: float) -> str:
+    """Return a duration in one short word.
+
+    >>> _short(34.2), _short(90), _short(7200)
+    ('34s', '1m', '2h')
+    """
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.0f}s"
+    return f"{seconds // 60:.0f}m" if seconds < 3600 else f"{seconds // 3600:.0f}h"  # noqa: PLR2004 - an hour
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

@@ -1,0 +1,234 @@
+"""What `fleetrun top` shows: a snapshot as lines of a given width; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+from fleetrun.plan.visible import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.commands.top.sample import Row, Snapshot
+
+# A line is made of parts with their styles, as rich names them.
+Part = tuple[str, str]
+Line = list[Part]
+
+_GAP = 2
+# The last line of a log is left out where there is no room for so much of it.
+_NARROWEST_LINE = 12
+_WIDEST_DEVICE = 24
+_KIB = 1024
+
+
+class _Column(NamedTuple):
+    """A column: what stands over it and in it; the lower its rank, the longer it stays."""
+
+    head: str
+    cell: Callable[[Row], str]
+    rank: int
+    is_right: bool = True
+
+
+_COLUMNS = (
+    _Column("rank", lambda row: row.label.removeprefix("rank "), 0),
+    _Column("state", lambda row: row.state, 1, is_right=False),
+    _Column("host", lambda row: row.host, 9, is_right=False),
+    _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 8, is_right=False),
+    _Column("pid", lambda row: _number(row.pid), 10),
+    _Column("cpu%", lambda row: _number(row.cpu_percent), 3),
+    _Column("mem", lambda row: size(row.memory_bytes), 4),
+    _Column("gpu%", lambda row: _number(row.gpu_percent), 5),
+    _Column("gmem", lambda row: size(row.gpu_memory_bytes), 6),
+    _Column("watt", lambda row: _number(row.power_w), 12),
+    _Column("step", lambda row: _number(row.step), 2),
+    _Column("step/s", lambda row: _rate(row.steps_per_s), 11),
+    _Column("loss", lambda row: "" if row.loss is None else f"{row.loss:.4g}", 7),
+)
+_GOOD, _BAD, _WARN, _DIM = "green", "bold red", "yellow", "dim"
+
+
+def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
+    """Return what shows SNAPSHOT in WIDTH columns and at most HEIGHT lines; None: all of it.
+
+    A width of 0 is that of a file, in which nothing is cut.
+    """
+    top = [_headline(snapshot), _counts(snapshot)]
+    if snapshot.notice and not snapshot.verdict:
+        top.append([(visible(snapshot.notice), _WARN)])
+    end: list[Line] = []
+    if snapshot.verdict:
+        style = _GOOD if snapshot.exit_code == 0 else _BAD
+        code = "" if snapshot.exit_code is None else f" (exit code {snapshot.exit_code})"
+        end = [[(f"{visible(snapshot.verdict)}{code}", style)]]
+    # The heads of the columns, and what tells of rows that are left out.
+    room = None if height is None else max(1, height - len(top) - len(end) - 2)
+    rows, hidden = chosen(snapshot.rows, room)
+    columns = _fitting(snapshot, rows, width)
+    table = _table(rows, columns, width)
+    if hidden:
+        table.append([(f"and {len(hidden)} more: {_told(hidden)}", _DIM)])
+    lines = [*top, *table, *end]
+    return [cut(line, width) if width else line for line in lines][:height]
+
+
+def chosen(rows: Sequence[Row], room: int | None) -> tuple[list[Row], list[Row]]:
+    """Return the ROWS for which there is ROOM, the odd ones first of all, and the others."""
+    if room is None or len(rows) <= room:
+        return list(rows), []
+    by_need = sorted(range(len(rows)), key=lambda place: (not rows[place].is_odd, place))
+    kept = set(by_need[:room])
+    return (
+        [row for place, row in enumerate(rows) if place in kept],
+        [row for place, row in enumerate(rows) if place not in kept],
+    )
+
+
+def _headline(snapshot: Snapshot) -> Line:
+    style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
+    parts = [(f"{visible(snapshot.job)}", "bold"), (f"  {snapshot.phase}", style)]
+    parts.append((f"  {duration(snapshot.seconds)}", ""))
+    if snapshot.max_restarts or snapshot.attempt:
+        restarts = f"  restarts {snapshot.attempt}"
+        parts.append(
+            (f"{restarts} of {snapshot.max_restarts or 0}", _WARN if snapshot.attempt else "")
+        )
+    if snapshot.hosts > 1:
+        parts.append((f"  {snapshot.hosts} hosts", ""))
+    return [*parts, (f"  {visible(snapshot.run)}", _DIM)]
+
+
+def _counts(snapshot: Snapshot) -> Line:
+    if not snapshot.rows:
+        return [("no process has been started yet", _DIM)]
+    count = len(snapshot.rows)
+    told: Line = [(f"{count} {'process' if count == 1 else 'processes'}: ", "")]
+    told.append((_told(snapshot.rows), ""))
+    speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
+    if speeds:
+        told.append((f"; {_rate(min(speeds))} steps/s", ""))
+    return told
+
+
+def _told(rows: Sequence[Row]) -> str:
+    """Return how many of ROWS are in which state."""
+    words = (row.state.partition(" ")[0] for row in rows)
+    counted = Counter("failed" if word == "exit" else word for word in words)
+    return ", ".join(f"{count} {state}" for state, count in counted.most_common())
+
+
+def _fitting(snapshot: Snapshot, rows: Sequence[Row], width: int) -> list[_Column]:
+    """Return the columns that tell something and have room, in their order."""
+    telling = [
+        column
+        for column in _COLUMNS
+        if any(column.cell(row) for row in rows) and (column.head != "host" or snapshot.hosts > 1)
+    ]
+    if not width:
+        return telling
+    kept: list[_Column] = []
+    left = width
+    for column in sorted(telling, key=lambda one: one.rank):
+        needed = _width(column, rows) + (_GAP if kept else 0)
+        if needed <= left:
+            kept.append(column)
+            left -= needed
+    return [column for column in telling if column in kept]
+
+
+def _width(column: _Column, rows: Sequence[Row]) -> int:
+    return max(len(column.head), *(cells(column.cell(row)) for row in rows), 1)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[_Column], width: int) -> list[Line]:
+    widths = [_width(column, rows) for column in columns]
+    used = sum(widths) + _GAP * (len(widths) - 1)
+    room = width - used - _GAP if width else None
+    has_line = (room is None or room >= _NARROWEST_LINE) and any(row.line for row in rows)
+    heads = [_padded(one.head, each, one) for one, each in zip(columns, widths, strict=True)]
+    gap = " " * _GAP
+    lines: list[Line] = [[(gap.join([*heads, *(["last line"] if has_line else [])]), _DIM)]]
+    for row in rows:
+        line: Line = []
+        for column, each in zip(columns, widths, strict=True):
+            style = style_of(row) if column.head == "state" else ""
+            line.append((_padded(column.cell(row), each, column) + gap, style))
+        if has_line:
+            line.append((visible(row.line), _DIM))
+        lines.append(line)
+    return lines
+
+
+def style_of(row: Row) -> str:
+    """Return the style of ROW's state."""
+    if row.is_odd:
+        return _BAD if row.state.startswith(("failed", "exit", "lost")) else _WARN
+    return _GOOD if row.state == "running" else ""
+
+
+def _padded(text: str, width: int, column: _Column) -> str:
+    blanks = " " * (width - cells(text))
+    return blanks + text if column.is_right else text + blanks
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal TEXT takes."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def cut(line: Line, width: int) -> Line:
+    """Return LINE made exactly WIDTH columns wide."""
+    found: Line = []
+    left = width
+    for text, style in line:
+        needed = cells(text)
+        if needed > left:
+            text = text[:left] if text.isascii() else set_cell_size(text, left)  # noqa: PLW2901 - what fits
+            needed = left
+        if text:
+            found.append((text, style))
+        left -= needed
+    return [*found, (" " * left, "")] if left else found
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _rate(value: float | None) -> str:
+    """Return a speed with about three digits."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+
+
+def size(value: float | None) -> str:
+    """Return bytes shortly.
+
+    >>> [size(number) for number in (0, 900 * 1024, 3 * 1024 ** 3, 15.26 * 1024 ** 3, None)]
+    ['0', '900K', '3.0G', '15G', '']
+    """
+    if value is None:
+        return ""
+    for unit in ("", "K", "M", "G", "T"):
+        if value < 1000 or unit == "T":  # noqa: PLR2004 - three digits
+            small = value < 10 and unit in {"G", "T"}  # noqa: PLR2004 - one digit
+            return f"{value:.1f}{unit}" if small else f"{value:.0f}{unit}"
+        value /= _KIB
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """Return SECONDS as hours, minutes and seconds.
+
+    >>> duration(59.7), duration(3723), duration(200_000)
+    ('0:00:59', '1:02:03', '2 d 7:33:20')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return (f"{days} d " if days else "") + f"{hours}:{minutes:02}:{rest:02}"

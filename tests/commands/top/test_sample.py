@@ -1,0 +1,72 @@
+"""What is made of looks: who lags, who waits for whom, and how fast steps go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.commands.top import sample
+from fleetrun.commands.top.sample import Row
+from fleetrun.records import names, planfile, runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def a_row(rank: int, state: str, step: int | None) -> Row:
+    return Row(f"rank {rank}", rank, state, "", "cpu", 1, step=step)
+
+
+def states(*rows: Row) -> list[str]:
+    return [f"{row.state}{'!' if row.is_odd else ''}" for row in sample.compared(rows)]
+
+
+def test_ranks_that_stand_still_are_compared_by_their_steps() -> None:
+    rows = [a_row(0, "silent 30s", 120), a_row(1, "silent 30s", 100), a_row(2, "silent 30s", 110)]
+    assert states(*rows) == ["waits 30s", "behind 30s!", "silent 30s"]
+
+
+def test_steps_that_are_told_at_different_moments_mean_nothing() -> None:
+    assert states(a_row(0, "silent 30s", 121), a_row(1, "silent 30s", 120)) == ["silent 30s"] * 2
+    assert states(a_row(0, "running", 121), a_row(1, "running", 100)) == ["running"] * 2
+    assert states(a_row(0, "silent 30s", 121), a_row(1, "silent 30s", None)) == ["silent 30s"] * 2
+    assert states(a_row(0, "done", 200), a_row(1, "silent 30s", 100)) == ["done", "silent 30s"]
+
+
+def a_run(folder: Path, **ended: object) -> runs.Run:
+    process = planfile.ProcessRecord("trainer.0", 0, ("true",), (), "workerlog.0", essential=True)
+    plan = planfile.PlanRecord("j", "collective", "local", 0, 0, ("h",), "/", (), (process,))
+    log = runs.LogRecord(str(folder / "workerlog.0"), "trainer.0", 0, 0, None, 0.0)
+    log = log._replace(**ended)  # type: ignore[arg-type]
+    return runs.Run(str(folder), plan, (log,), "j", 0, None, 1, 1000.0, None, None, "", 0)
+
+
+def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> None:
+    (tmp_path / "workerlog.0").write_text("step 7 loss 0.5\nsaved\n")
+    run = a_run(tmp_path)
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    [row] = sampler.sample().rows
+    assert (row.step, row.loss, row.line, row.state) == (7, 0.5, "saved", "lost")
+    (tmp_path / names.heartbeat("0")).write_text("9\n")
+    [row] = sampler.sample().rows
+    assert (row.step, row.loss) == (9, 0.5)
+    sampler.close()
+
+
+def test_ends_are_told_by_what_they_were(tmp_path: Path) -> None:
+    for ended, told in (
+        ({"code": 0}, "done"),
+        ({"code": 7, "has_failed": True}, "exit 7!"),
+        ({"code": None, "signal": "SIGKILL", "has_failed": True}, "failed!"),
+        ({"code": None, "signal": "SIGTERM"}, "ended"),
+    ):
+        run = a_run(tmp_path, ended_at=5.0, **ended)
+        sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _, run=run: run)  # type: ignore[misc]
+        [row] = sampler.sample().rows
+        assert f"{row.state}{'!' if row.is_odd else ''}" == told
+
+
+def test_what_has_not_started_is_there(tmp_path: Path) -> None:
+    run = a_run(tmp_path)._replace(logs=())
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    [row] = sampler.sample().rows
+    assert (row.label, row.state, row.pid) == ("rank 0", "never ran", None)

@@ -1,0 +1,173 @@
+"""`fleetrun top` of real jobs, before a real terminal and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+from waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from terminals import Terminal
+
+TOP = [sys.executable, "-m", "fleetrun", "top"]
+# Trains until it may end; rank 1 of some tests ends badly.
+TRAIN = """
+step = 0
+while not os.path.exists("go"):
+    step += 1
+    print(f"step {step} loss {1 / step:.3f}", flush=True)
+    time.sleep(0.05)
+print("the end", flush=True)
+"""
+
+
+def environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
+
+
+def top(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TOP, *words],
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+
+
+def begin(job: Command) -> subprocess.Popen[bytes]:
+    launcher = job.start()
+    # With plan.json, which comes a little later.
+    plan = job.folder / "log" / "latest" / "plan.json"
+    until(lambda: sum(one["event"] == "started" for one in job.events()) == 2 and plan.exists())
+    return launcher
+
+
+def resize(terminal: Terminal, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def test_a_job_is_shown_until_its_verdict(tmp_path: Path, terminal: Terminal) -> None:
+    resize(terminal, 24, 120)
+    before = terminal.settings()
+    job = Command.python(tmp_path, f"{TRAIN}\nif rank: sys.exit(7)")
+    launcher = begin(job)
+    viewer = terminal.start([*TOP, "--interval=0.2"], environ(), tmp_path)
+    try:
+        # The alternate screen, its heads, both ranks with a speed, and a loss.
+        until(terminal.shows(b"\x1b[?1049h"))
+        until(terminal.shows(b"step/s"))
+        until(terminal.shows(b"2 running; "))
+        until(terminal.shows(b"loss 0."))
+        resize(terminal, 10, 30)
+        terminal.shown = b""
+        until(terminal.shows(b"running"))
+        until(lambda: terminal.shows(b"state")() and b"device" not in last_screen(terminal))
+        resize(terminal, 24, 120)
+        (tmp_path / "go").touch()
+        assert job.finish(launcher).code == 7
+        assert viewer.wait(LONG_S) == 0
+    finally:
+        viewer.kill()
+        viewer.wait()
+    terminal.read()
+    screen, _, below = terminal.shown.rpartition(b"\x1b[?1049l")
+    assert screen
+    assert b"rank 1 exited with 7 (exit code 7)" in below
+    assert b"exit 7" in below
+    assert b"the end" in below
+    assert terminal.settings() == before
+
+
+def last_screen(terminal: Terminal) -> bytes:
+    """Return what was drawn last as a whole."""
+    return terminal.shown.split(b"\x1b[H")[-2] if terminal.shown.count(b"\x1b[H") > 1 else b"device"
+
+
+@pytest.mark.parametrize("how", ["q", "interrupt", "terminate"])
+def test_the_terminal_is_left_as_it_was(tmp_path: Path, terminal: Terminal, how: str) -> None:
+    resize(terminal, 24, 80)
+    before = terminal.settings()
+    job = Command.python(tmp_path, TRAIN)
+    launcher = begin(job)
+    viewer = terminal.start([*TOP, "--interval=0.2"], environ(), tmp_path)
+    try:
+        until(terminal.shows(b"2 running"))
+        if how == "terminate":
+            viewer.send_signal(signal.SIGTERM)
+        else:
+            terminal.type(b"q" if how == "q" else b"\x03")
+        assert viewer.wait(LONG_S) == (0 if how == "q" else 130)
+        terminal.read()
+        assert terminal.shown.rstrip().endswith((b"\x1b[?1049l", b"\x1b[?25h"))
+        assert b"Traceback" not in terminal.shown
+        assert terminal.settings() == before
+    finally:
+        viewer.kill()
+        viewer.wait()
+        (tmp_path / "go").touch()
+        assert job.finish(launcher).code == 0
+
+
+def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, TRAIN)
+    launcher = begin(job)
+    log = tmp_path / "log" / "workerlog.1"
+    until(lambda: b"step 3" in log.read_bytes())
+    ranks = {one["process"]: one["pid"] for one in job.events() if one["event"] == "started"}
+    os.kill(ranks["trainer.1"], signal.SIGSTOP)
+    try:
+        done = top(tmp_path)
+    finally:
+        os.kill(ranks["trainer.1"], signal.SIGCONT)
+        (tmp_path / "go").touch()
+        assert job.finish(launcher).code == 0
+    assert (done.returncode, done.stderr) == (0, "")
+    head, counts, heads, first, second = done.stdout.splitlines()
+    assert head.startswith("default  running  0:00:")
+    assert counts.startswith("2 processes: 1 running, 1 stopped")
+    assert heads.split()[:6] == ["rank", "state", "device", "pid", "cpu%", "mem"]
+    assert first.split()[:4] == ["0", "running", "cpu", str(ranks["trainer.0"])]
+    assert second.split()[:4] == ["1", "stopped", "cpu", str(ranks["trainer.1"])]
+    assert " loss " in first
+    assert "\x1b" not in done.stdout
+    over = top(tmp_path, "--once", "--color=always")
+    assert "\x1b[32mall processes finished (exit code 0)" in over.stdout
+
+
+def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, TRAIN)
+    launcher = begin(job)
+    launcher.kill()
+    job.finish(launcher)
+    lines = top(tmp_path).stdout.splitlines()
+    assert [line.split()[1] for line in lines[3:5]] == ["lost", "lost"]
+    assert lines[-1] == "its launcher was killed"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--pattern=("], "--pattern=(: this is no regular expression"),
+        (["--pattern=loss"], "--pattern=loss: it has no group (?P<step>...) or (?P<loss>...)."),
+        (["--interval=0"], "--interval=0: give a number, 0.2 or more."),
+        (["nothing"], "no such run: nothing"),
+    ],
+)
+def test_a_slip_is_a_sentence(tmp_path: Path, words: list[str], said: str) -> None:
+    done = top(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr

@@ -1,0 +1,61 @@
+"""What GPUs use is asked by a process of its own, which may find nothing, hang, or die."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nvmls import FakeNvml, NoPermission
+from waiting import until
+
+from fleetrun.probe import gpumeter
+from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
+
+if TYPE_CHECKING:
+    import pytest
+
+LINE = [["number", 0], ["uuid", "a"], ["name", "H"], ["use_percent", 50], ["power_w", 300.5]]
+LINE += [["memory_used_bytes", 1], ["memory_total_bytes", 2], ["temperature_c", None]]
+SAY = f"import json, sys; print(json.dumps([dict({LINE})]), flush=True);"
+
+
+def test_each_gpu_that_can_be_asked_is_told_of() -> None:
+    lib = FakeNvml(
+        ("a",),
+        ("barred",),
+        ("c",),
+        loads={"a": 87},
+        uses={"a": (10, 20, ())},
+        trouble={1: NoPermission("Insufficient Permissions")},
+    )
+    first, second = gpumeter.read(lib, gpumeter.opened(lib))
+    assert first == GpuUsage(0, "a", "GPU a", 87, 10, 20, 412.5, 61)
+    # As a GPU that is divided, whose driver tells nothing of the whole.
+    assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
+
+
+def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
+    meter = GpuMeter(60.0, f"{SAY} sys.stdout.write('[half a li'); sys.stdout.flush(); input()")
+    try:
+        until(meter.newest)
+        assert meter.newest() == (GpuUsage(0, "a", "H", 50, 1, 2, 300.5, None),)
+    finally:
+        meter.close()
+
+
+def test_what_is_old_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = GpuMeter(60.0, SAY)
+    try:
+        until(meter.newest)
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + 182.0)
+        assert meter.newest() == ()
+    finally:
+        monkeypatch.undo()
+        meter.close()
+
+
+def test_without_a_driver_there_is_nothing() -> None:
+    meter = GpuMeter(0.01, "raise SystemExit(1)")
+    assert meter.newest() == ()
+    meter.close()

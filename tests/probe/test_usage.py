@@ -1,0 +1,46 @@
+"""What ranks use is that of all they have started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from waiting import until
+
+from fleetrun.probe import usage
+
+# Starts a child that holds memory, as a data loader does, and works a little.
+CODE = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "held = bytearray(64 << 20); input()"],
+    stdin=subprocess.PIPE)
+sum(range(3_000_000))
+print(flush=True)
+input()
+"""
+
+
+def test_a_family_is_counted_as_one() -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", CODE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert leader.stdout is not None
+    try:
+        leader.stdout.readline()
+
+        def used() -> usage.Usage:
+            return usage.of([leader.pid, 2**22 + 1])[leader.pid]
+
+        until(lambda: used().resident_bytes > 64 << 20)
+        found = used()
+        assert found.processes == 2
+        assert found.threads >= 2
+        assert found.cpu_s > 0
+        assert found.state in "RS"
+    finally:
+        leader.communicate(b"\n")
+    assert usage.of([leader.pid]) == {}
+    assert usage.of([]) == {}
