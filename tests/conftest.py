@@ -46,11 +46,16 @@ _PREFIXES = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Give what takes too long for every run a word of its own."""
+    parser.addoption("--gpu", action="store_true", help="the tests that need a GPU, too")
     parser.addoption("--long", action="store_true", help="also the tests that are marked long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked long, unless it is wanted."""
+    """Leave out what is marked long or gpu, unless it is wanted."""
+    if not config.getoption("--gpu"):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="gpu: scripts/gpu-check runs it"))
     if config.getoption("--long"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -1,0 +1,60 @@
+"""`scripts/gpu-check` tries what it says; here on the CPU, where it says that it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.access(ROOT / ".venv" / "bin" / "python", os.X_OK), reason="there is no .venv"
+    ),
+]
+
+
+def gpu_check(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts" / "gpu-check", "--cpu", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_training_and_a_field_are_tried_on_the_cpu_and_written_down(tmp_path: Path) -> None:
+    numbers = tmp_path / "seen.json"
+    done = gpu_check(
+        "--only=^plain dygraph$|^dygraph nccl|^hier.* dygraph|gpu$", "--json", str(numbers)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("No GPU is here (or --cpu): 2 ranks on the CPU over gloo")
+    assert "2 as predicted, 0 not, 2 left out." in done.stdout
+    found = json.loads(numbers.read_text())
+    assert (found["device"], found["ranks"], found["schema"]) == ("cpu", 2, 1)
+    seen = {row["name"]: (row["is_right"], row["seen"]) for row in found["checks"]}
+    assert seen["plain dygraph"] == (True, "ranks differ by 0.0e+00, on cpu")
+    assert seen["hierarchical dygraph"] == (None, "needs 4 ranks")
+    assert seen["tests marked gpu"] == (None, "no GPU")
+    assert seen["dygraph nccl_comm_num"][1].startswith("effective, 4 allreduces, 2 groups")
+
+
+def test_what_cannot_be_a_number_of_ranks_is_refused() -> None:
+    done = gpu_check("--ranks=0")
+    assert done.returncode == 2
+    assert "--ranks: give a number from 1" in done.stderr
+
+
+def test_every_kind_of_check_is_named() -> None:
+    names = gpu_check("--list").stdout.splitlines()
+    for wanted in ("plain static", "O2 with master gradients", "a collective that never ends"):
+        assert wanted in names
+    assert len(names) == len(set(names))
+    assert sum(name.startswith("dygraph ") for name in names) >= 8
+    assert sum(name.startswith("static ") for name in names) >= 12
