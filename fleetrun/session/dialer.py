@@ -87,7 +87,8 @@ class Dialer:
         return "; ".join(f"{target}: {why}" for target, why in self._troubles.items())
 
     def begin(self) -> None:
-        """Call; after a connection was lost, call again."""
+        """Call; after a connection was lost, call again. What is under way begins anew."""
+        self.close()
         self._is_begun = True
         self._pause_s = _FIRST_PAUSE_S
         self._round()

@@ -68,6 +68,7 @@ class Listener:
         self._refused = refused
         self._most_pending = most_pending
         self._introduction_s = introduction_s
+        self._is_open = False
         self._doors: list[_socket.socket] = []
         # Who has not introduced himself yet, in the order of coming, and until when he may.
         self._pending: dict[Connection, float] = {}
@@ -122,14 +123,16 @@ class Listener:
     def open(self, waiting: Waiting) -> None:
         """Begin to take calls."""
         self._waiting = waiting
+        self._is_open = True
         self._watch()
 
     def close(self) -> None:
         """Take no more calls; those that are open are their users'."""
-        for door in self._doors:
-            self._waiting.unwatch(door.fileno())
-        self._waiting.alarm((id(self), "deadline"), None, self._expire)
-        self._waiting.alarm((id(self), "pause"), None, self._watch)
+        if self._is_open:
+            for door in self._doors:
+                self._waiting.unwatch(door.fileno())
+            self._waiting.alarm((id(self), "deadline"), None, self._expire)
+            self._waiting.alarm((id(self), "pause"), None, self._watch)
         for caller in list(self._pending):
             self._drop(caller)
         self._free()

@@ -202,6 +202,26 @@ def test_a_caller_can_call_again_after_a_loss(net: Net) -> None:
     turn_until(net.loop, lambda: len(caller.connections) == 2)
 
 
+def test_a_call_that_is_begun_twice_is_one_call(net: Net) -> None:
+    net.listen()
+    dialer, end = net.call()
+    dialer.begin()
+    turn_until(net.loop, lambda: end.connections and net.server.connections)
+    for _ in range(20):
+        look(net)
+    assert len(end.connections) == len(net.server.connections) == 1
+
+
+def test_a_listener_that_never_opened_can_be_closed(net: Net) -> None:
+    def nobody(*_: object) -> None:
+        raise AssertionError
+
+    listener = Listener((HERE,), (net.port,), key=KEY, codec=CODEC, opened=nobody, refused=nobody)
+    listener.prepare()
+    listener.close()
+    net.listen()
+
+
 def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
     other = ports.free(1)[0]
     with socket.create_server((HERE, other)) as silent:
