@@ -40,3 +40,19 @@ def test_buckets_give_the_weights_of_paddles_own_reducer(version: str, tmp_path:
     proof = json.loads((tmp_path / "fused" / "strategy.0.json").read_text())
     assert proof["counts"]["allreduces"] == 3
     assert {knob["status"] for knob in proof["knobs"]} == {"effective"}
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update(
+    version: str, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+    ranks = train(PYTHONS[version], "by_hand.py", tmp_path / "merged", merge)
+    for trained, stopped in ranks:
+        for name, model in trained.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][0][name]["weights"], name
+        assert "from several backwards" in stopped["composed"]
+        assert "without backward" in stopped["assigned"]
+    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    assert any("were cleared before a step" in note for note in proof["notes"])

@@ -5,6 +5,9 @@ All calls but the last do nothing: gradients accumulate in `parameter.grad`, `cl
 discard them, and the models skip their allreduces. The last call averages the gradients over the
 ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies them.
 
+* What the script does to gradients between backward and step has an effect in the last micro-step
+  only, on the averaged gradients and in the script's order. In the others it gets copies.
+* A micro-step whose gradients the script clears before its step does not count.
 * A learning rate scheduler that is stepped with the optimizer advances once per update. One that is
   stepped once in several steps (per epoch) advances whenever the script steps it.
 * GradScaler unscales, looks for infinities and updates its scale at the last step only.
@@ -19,7 +22,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
-from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT
+from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
+from .kept_gradients import KeptGradients, ScriptGradients, identities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,13 +49,20 @@ class GradientAccumulator:
         self.merged = 0
         # The update is under way; steps within it are parts of it.
         self.is_updating = False
-        # A backward has added gradients that no step has seen.
-        self.is_dirty = False
+        # The parameters (ids) to whose gradients a backward has added what no step has seen.
+        self._dirty: set[int] = set()
         self._is_divided = False
-        # The gradients after the last backward or step; see `_identities`.
+        # The merged gradients before this micro-step, and what the script sees of them in it.
+        self._kept: KeptGradients | None = None
+        self._script: ScriptGradients | None = None
+        # The gradients after the last backward or step; see `identities`.
         self._seen: list[tuple[int, int] | None] = []
-        # The script has assigned a gradient since, which `_seen` does not show.
-        self.is_replaced = False
+        # What the script has done since the last backward or step.
+        self._is_read = self._is_written = False
+        # It has cleared gradients that it had read, since the last step.
+        self._is_composing = False
+        # The number of micro-steps that were cleared.
+        self.cleared = 0
         # For schedulers: the steps since a scheduler's last step, and whether the last one updated.
         self.steps_unscheduled = 0
         self.is_updated = True
@@ -61,17 +72,33 @@ class GradientAccumulator:
         # it was, so that each is done once.
         self.before: dict[object, Callable[[], Any]] = {}
         self.after: dict[object, Callable[[], Any]] = {}
-        for parameter in self.parameters:
-            if not parameter.stop_gradient:
-                parameter._register_backward_hook(self._mark_dirty)
+        self._hooked: set[int] = set()
+        self._watch_backwards()
 
     def set_steps(self, steps: int, *, averages: bool) -> None:
         """Merge STEPS micro-steps into an update; divide by them if it AVERAGES."""
         self._steps = self._divisor = steps
         self._averages = averages
 
-    def _mark_dirty(self, *_: Any) -> None:
-        self.is_dirty = True
+    def _watch_backwards(self) -> None:
+        """Record the gradients of all parameters that are trained by now."""
+        for parameter in self.parameters:
+            if not parameter.stop_gradient and id(parameter) not in self._hooked:
+                self._hooked.add(id(parameter))
+                parameter._register_backward_hook(self._marking(id(parameter)))
+
+    def _marking(self, key: int) -> Callable[..., None]:
+        dirty = self._dirty
+
+        def mark(*_: Any) -> None:
+            dirty.add(key)
+
+        return mark
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a backward has added gradients that no step has seen."""
+        return bool(self._dirty)
 
     @property
     def is_last(self) -> bool:
@@ -82,18 +109,112 @@ class GradientAccumulator:
         """Count a step that updates nothing."""
         self.merged += 1
         self.steps_unscheduled += 1
-        self.is_dirty = self.is_updated = False
+        self.is_updated = False
+        self._end_micro_step()
+
+    def _end_micro_step(self) -> None:
+        self._dirty.clear()
+        self._kept = None
+        self._is_read = self._is_written = self._is_composing = False
+
+    def check_origin(self) -> None:
+        """Raise RuntimeError if the script alone has made the gradients of a first micro-step."""
+        if self._is_written and not (self._dirty or self.merged):
+            message = (
+                "fleetrun: gradient_merge: the script makes gradients without backward, as with"
+                " paddle.grad: they cannot be merged."
+            )
+            raise RuntimeError(message)
+
+    def begin_backward(self) -> None:
+        """Make the gradients the sums of this rank's micro-steps again; keep a copy of them.
+
+        Raises RuntimeError if the script has changed averaged gradients, to which more are to come.
+        """
+        self._script = None
+        self._watch_backwards()
+        if self._is_divided:
+            if self.is_changed():
+                message = (
+                    "fleetrun: gradient_merge: the script changes gradients between two backwards"
+                    " of one step: they cannot be merged."
+                )
+                raise RuntimeError(message)
+            self._is_divided = False
+            _divide(self.parameters, 1 / self._divisor)
+        if self.merged and self._kept is None:
+            self._kept = KeptGradients(self.parameters)
+        self._is_read = self._is_written = False
+
+    def finish_backward(self) -> None:
+        """Show the script the averaged gradients in the last micro-step, copies in the others."""
+        if not self.is_last:
+            self._script = ScriptGradients()
+        elif self._dirty:
+            self.divide()
+        # Dividing reads them, too.
+        self._is_read = False
+
+    def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
+        """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
+        self._is_read = True
+        return merged(parameter) if self._script is None else self._script.read(parameter, merged)
+
+    def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
+        """Let the script replace the gradient of PARAMETER; ASSIGN does so.
+
+        Raises RuntimeError if the script puts it together from gradients of several backwards.
+        """
+        if self._is_composing and gradient is not None:
+            message = (
+                "fleetrun: gradient_merge: the script puts gradients together from several"
+                " backwards, which it clears in between: this cannot be merged."
+            )
+            raise RuntimeError(message)
+        self._is_written = True
+        if self._script is None:
+            assign(parameter, gradient)
+        else:
+            self._script.write(parameter, gradient)
+
+    def forget(self, parameters: Sequence[Any]) -> None:
+        """Record that the script clears the gradients of PARAMETERS before a step."""
+        self._is_composing |= self._is_read and self.is_dirty
+        self._dirty -= set(map(id, parameters))
+
+    def drop(self, parameters: Sequence[Any], remove: Callable[[Any], None]) -> None:
+        """Take what this micro-step has added out of the merged gradients of PARAMETERS.
+
+        REMOVE leaves a parameter without a gradient.
+        """
+        dropped = [each for each in parameters if id(each) in self._dirty]
+        self.forget(dropped)
+        if not dropped or self._kept is None:
+            return
+        script, self._script = self._script, None
+        if self._dirty:
+            self._kept.restore(dropped, remove)
+            if self._is_divided:
+                _divide(dropped, self._divisor)
+        else:
+            # The ranks have averaged the others, too, if this was the last micro-step.
+            self._kept.restore(self.parameters, remove)
+            self._is_divided = False
+            self.cleared += 1
+        self._script = None if script is None else ScriptGradients()
+        self.remember_gradients()
+
+    def show_all(self) -> None:
+        """Let the script, or who acts for it, see the merged gradients themselves."""
+        self._script = None
 
     def remember_gradients(self) -> None:
         """Remember the gradients as they are, for `is_changed`."""
-        self._seen = _identities(self.parameters)
-        self.is_replaced = False
+        self._seen = identities(self.parameters)
 
     def is_changed(self) -> bool:
         """Whether any gradient has changed since `remember_gradients`."""
-        if not self._seen:
-            return False
-        return self.is_replaced or self._seen != _identities(self.parameters)
+        return bool(self._seen) and self._seen != identities(self.parameters)
 
     def divide(self) -> None:
         """Divide the merged gradients, once in each round."""
@@ -106,7 +227,9 @@ class GradientAccumulator:
         """Reset after an update."""
         self.merged = 0
         self.steps_unscheduled += 1
-        self.is_dirty = self._is_divided = False
+        self._is_divided = False
+        self._script = None
+        self._end_micro_step()
         self.is_updated = True
         self._seen = []
         self._divisor = self._steps
@@ -193,6 +316,7 @@ class GradientMerge:
             return update()
         self._update_settings()
         self.steps += 1
+        current.check_origin()
         if not current.is_last:
             self._note_changes(current)
             current.merge()
@@ -208,45 +332,61 @@ class GradientMerge:
         current.start_round()
         return result
 
-    # As a listener of backward: finds what the script does to gradients between two of them.
+    # As a listener of backward.
 
     def begin(self) -> None:
-        """Raise RuntimeError if the script has changed merged gradients."""
-        for current in self._watched():
-            if current.merged and current.is_changed():
+        """Prepare the gradients for a backward.
+
+        Raises RuntimeError if the script has changed gradients in a way that cannot be merged.
+        """
+        for current in self.all():
+            if current in self._watched() and current.merged and current.is_changed():
                 message = (
-                    "fleetrun: gradient_merge: after a step the script changes or drops gradients"
-                    " by itself, while they are being merged: let it call clear_grad() instead."
+                    "fleetrun: gradient_merge: merged gradients have changed after a step, through"
+                    " references that the script holds, or by a paddle.jit.to_static function that"
+                    " does not add up its backwards: use the strategy without gradient_merge."
                 )
                 raise RuntimeError(message)
+            if not current.is_updating:
+                current.begin_backward()
 
     def finish(self) -> None:
-        """Remember the gradients that backward has computed."""
-        for current in self._watched():
-            current.remember_gradients()
+        """Show the script the gradients that it is to see; remember them."""
+        for current in self.all():
+            if not current.is_updating:
+                current.finish_backward()
+                current.remember_gradients()
 
     def abandon(self) -> None:
-        """Remember the gradients of a backward that has raised."""
+        """Do the same for a backward that has raised."""
         self.finish()
 
-    def on_assigned(self, parameter: Any) -> None:
-        """Record that the script assigns the gradient of PARAMETER."""
-        for current in self.owners([parameter]):
-            current.is_replaced = True
+    def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
+        """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
+        owners = self._owners.get(id(parameter))
+        return merged(parameter) if owners is None else owners[-1].read(parameter, merged)
+
+    def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
+        """Let the script set the gradient of PARAMETER; ASSIGN does so."""
+        owners = self._owners.get(id(parameter))
+        if owners is None:
+            assign(parameter, gradient)
+        else:
+            owners[-1].write(parameter, gradient, assign)
 
     def _watched(self) -> list[GradientAccumulator]:
         return self.all() if self.steps < _WATCHED_STEPS else []
 
     def _note_changes(self, current: GradientAccumulator) -> None:
         """Note if the script has changed gradients between backward and step."""
-        if current not in self._watched():
-            return
-        if current.is_changed():
-            self._proof.note(
-                "the script changes gradients between backward and step: with gradient_merge it"
-                " changes the sum so far, at each micro-step, and not what a larger batch gives"
-            )
-        current.remember_gradients()
+        if current in self._watched():
+            if current.is_changed():
+                self._proof.note(
+                    "the script changes gradients between backward and step through references"
+                    " that it holds: with gradient_merge it changes the sum so far, at each"
+                    " micro-step, and not what a larger batch gives"
+                )
+            current.remember_gradients()
 
     def average(self, parameters: Sequence[Any], key: int, step: Callable[[], Any]) -> Any:
         """Call STEP, which averages PARAMETERS, now or after their next update.
@@ -266,24 +406,26 @@ class GradientMerge:
             current.start_round()
         return result
 
-    def merging(self, parameters: Sequence[Any]) -> GradientAccumulator | None:
-        """Return an accumulator that is merging gradients of PARAMETERS, a dirty one first."""
-        found = [each for each in self.owners(parameters) if each.merged]
-        return next((each for each in found if each.is_dirty), found[0] if found else None)
+    def clear(
+        self, parameters: Sequence[Any], clear: Callable[[], Any], remove: Callable[[Any], None]
+    ) -> Any:
+        """Call CLEAR, which clears the gradients of PARAMETERS, unless they are being merged.
 
-    def clear(self, current: GradientAccumulator | None, clear: Callable[[], Any]) -> Any:
-        """Call CLEAR, which clears the gradients of CURRENT, unless they are being merged.
-
-        Raises RuntimeError if that would lose gradients that no step has seen.
+        Of those only what this micro-step has added is dropped. REMOVE leaves a parameter without
+        a gradient.
         """
-        if current is None or not current.merged:
+        owners = [each for each in self.owners(parameters) if not each.is_updating]
+        merging = [each for each in owners if each.merged]
+        if not merging:
+            for current in owners:
+                current.forget(parameters)
             return clear()
-        if current.is_dirty:
-            message = (
-                "fleetrun: gradient_merge: the script clears gradients that no optimizer step has"
-                " used, while others are being merged with them: this cannot be merged."
-            )
-            raise RuntimeError(message)
+        kept = {id(parameter) for current in merging for parameter in current.parameters}
+        for parameter in parameters:
+            if id(parameter) not in kept:
+                remove(parameter)
+        for current in merging:
+            current.drop(parameters, remove)
         return None
 
     def _report(self, current: GradientAccumulator) -> None:
@@ -316,6 +458,11 @@ class GradientMerge:
             where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
             self._proof.note(f"{self.tails} partial {rounds} applied {where}")
             self._proof.write()
+        cleared = sum(each.cleared for each in self.all())
+        if cleared:
+            text = "were cleared before a step, and did not count (gradient_merge)"
+            self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
+            self._proof.write()
         count = max((each.merged for each in self.all()), default=0)
         if count:
             tail = self._spec.merge_tail
@@ -345,19 +492,7 @@ def without_groups(parameters: Any) -> list[Any]:
     return found
 
 
-def _identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
-    """Return address and in-place version of each dense gradient; None for others."""
-    found: list[tuple[int, int] | None] = []
-    for parameter in parameters:
-        gradient = parameter.grad
-        if gradient is None or gradient.is_selected_rows():
-            found.append(None)
-        else:
-            found.append((gradient.data_ptr(), gradient.inplace_version))
-    return found
-
-
-def _divide(parameters: Sequence[Any], divisor: int) -> None:
+def _divide(parameters: Sequence[Any], divisor: float) -> None:
     import paddle
 
     with paddle.no_grad():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import updates
 from ..import_hooks import after_import
 from . import backward
-from .gradient_accumulation import without_groups
+from .gradient_accumulation import unwrap, without_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,10 +63,9 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
     def clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(clear)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
-            current = merge.of(self)
-            if current is None:
-                current = merge.merging(without_groups(getattr(self, "_parameter_list", None)))
-            return merge.clear(current, lambda: clear(self, *args, **kwargs))
+            merge.of(self)
+            own = without_groups(getattr(unwrap(self), "_parameter_list", None))
+            return merge.clear(own, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
         return merged
 
@@ -209,14 +208,14 @@ def _layers(module: ModuleType, merge: GradientMerge) -> None:
 
     @functools.wraps(clear)
     def clear_gradients(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = merge.merging(self.parameters())
-        return merge.clear(current, lambda: clear(self, *args, **kwargs))
+        own = self.parameters()
+        return merge.clear(own, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
     module.Layer.clear_gradients = clear_gradients
 
 
 def _tensors(merge: GradientMerge) -> None:
-    """Patch what scripts do parameter by parameter: `clear_gradient`, and assigning `grad`."""
+    """Patch what scripts do with one parameter: `clear_gradient`, reading and setting `grad`."""
     from paddle.base import core
 
     kind: Any = core.eager.Tensor
@@ -224,17 +223,28 @@ def _tensors(merge: GradientMerge) -> None:
 
     @functools.wraps(clear)
     def clear_gradient(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = merge.merging([self])
-        return merge.clear(current, lambda: clear(self, *args, **kwargs))
+        return merge.clear([self], lambda: clear(self, *args, **kwargs), _remove_gradient)
 
     kind.clear_gradient = clear_gradient
     gradient = kind.grad
 
-    def assign(self: Any, value: Any) -> None:
-        merge.on_assigned(self)
-        gradient.__set__(self, value)
+    def read(self: Any) -> Any:
+        return merge.read(self, gradient.__get__)
 
-    kind.grad = property(gradient.__get__, assign, doc=gradient.__doc__)
+    def assign(self: Any, value: Any) -> None:
+        merge.write(self, value, gradient.__set__)
+
+    kind.grad = property(read, assign, doc=gradient.__doc__)
+
+
+def _remove_gradient(parameter: Any) -> None:
+    """Leave PARAMETER without a gradient, merged or not."""
+    from paddle.base import core
+
+    kind: Any = core.eager.Tensor
+    to_zeros = False
+    # Patched or not.
+    getattr(kind.clear_gradient, "__wrapped__", kind.clear_gradient)(parameter, to_zeros)
 
 
 def _loaders(
@@ -291,6 +301,7 @@ def _apply_partial_round(
 ) -> None:
     """Update with the micro-steps that CURRENT has merged so far."""
     scaler, before, after = current.scaler, current.before, current.after
+    current.show_all()
     flush(current)
     current.cut_short()
     current.divide()

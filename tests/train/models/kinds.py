@@ -34,7 +34,6 @@ KINDS = {
 }
 # What Paddle's own reducer cannot train, trains apart, or gets wrong.
 MORE = {
-    "adversaries": shapes.adversaries,
     "reentrant": lambda: shapes.recomputed("reentrant", reentrant=True),
     "strided": lambda: shapes.straight("strided", transposes=True),
     "thawed": lambda: shapes.refrozen("thawed", begins_frozen=True),

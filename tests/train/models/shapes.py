@@ -14,7 +14,6 @@ from learning import (  # type: ignore[import-not-found, unused-ignore]
     mlp,
     options,
     rank,
-    report,
     say,
     words,
 )
@@ -227,21 +226,3 @@ def two() -> None:
                 optimizer.step()
                 optimizer.clear_grad()
     say("two", [first, second], meter)
-
-
-def adversaries() -> None:
-    """One model's backward reaches into the other, whose gradients are then thrown away."""
-    maker, judge = nn.Linear(6, 6), mlp()
-    models = [paddle.DataParallel(each) for each in (maker, judge)]
-    optimizers = [SGD(0.1, parameters=each.parameters()) for each in (maker, judge)]
-    try:
-        for batch in batches(6):
-            for which, optimizer in enumerate(optimizers):
-                made = models[0](batch)
-                value = (models[1](made if which == 0 else made.detach()) ** 2).mean()
-                (value / options.accumulate).backward()
-                optimizer.step()
-                for each in optimizers:
-                    each.clear_grad()
-    except RuntimeError as error:
-        report["adversaries"] = str(error)

@@ -1,0 +1,106 @@
+"""What the script gets to see of merged gradients, and what they were before a micro-step.
+
+Between backward and step a script may clip, scale, replace or clear gradients. That is to happen
+once, at the update, as with a large batch. So in all other micro-steps the script reads and writes
+copies, which are dropped; and a copy of what was merged before lets it clear a micro-step alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+class KeptGradients:
+    """The gradients of PARAMETERS as they were before the backwards of a micro-step."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._copies: dict[int, Any] = {}
+        gradients = _gradients(parameters)
+        # Their rows cannot be copied.
+        self._has_sparse = any(
+            each is not None and each.is_selected_rows() for each in gradients
+        ) or any(getattr(each, "main_grad", None) is not None for each in parameters)
+        if not self._has_sparse:
+            for parameter, gradient in zip(parameters, gradients):
+                if gradient is not None:
+                    self._copies[id(parameter)] = _copy(gradient)
+
+    def restore(self, parameters: Iterable[Any], remove: Callable[[Any], None]) -> None:
+        """Give PARAMETERS those gradients back; REMOVE leaves one without a gradient.
+
+        Raises RuntimeError for sparse gradients, and for those that mixed precision keeps beside.
+        """
+        import paddle
+
+        if self._has_sparse:
+            message = (
+                "fleetrun: gradient_merge: the script clears gradients that no optimizer step has"
+                " used, while others are being merged with them; some of them are sparse or in"
+                " main_grad: this cannot be merged."
+            )
+            raise RuntimeError(message)
+        with paddle.no_grad():
+            for parameter in parameters:
+                kept = self._copies.get(id(parameter))
+                gradient = parameter.grad
+                if kept is None:
+                    remove(parameter)
+                elif gradient is not None and gradient.dtype == kept.dtype:
+                    # In place: it may be part of a bucket.
+                    paddle.assign(kept, gradient)
+                else:
+                    remove(parameter)
+                    parameter._set_grad_ivar(_copy(kept))
+
+
+class ScriptGradients:
+    """The gradients that the script has read or written in a micro-step without an update."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[int, Any] = {}
+
+    def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
+        """Return the script's gradient of PARAMETER; at first a copy of what MERGED returns."""
+        key = id(parameter)
+        if key not in self._gradients:
+            gradient = merged(parameter)
+            if gradient is not None and gradient.is_selected_rows():
+                return gradient
+            self._gradients[key] = None if gradient is None else _copy(gradient)
+        return self._gradients[key]
+
+    def write(self, parameter: Any, gradient: Any) -> None:
+        """Set the script's gradient of PARAMETER."""
+        self._gradients[id(parameter)] = gradient
+
+
+def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
+    """Return address and in-place version of each dense gradient; None for others."""
+    return [
+        None
+        if gradient is None or gradient.is_selected_rows()
+        else (gradient.data_ptr(), gradient.inplace_version)
+        for gradient in _gradients(parameters)
+    ]
+
+
+def _gradients(parameters: Sequence[Any]) -> list[Any]:
+    """Return the gradients of PARAMETERS, whatever the script gets to see."""
+    from paddle.base import core
+
+    eager: Any = core.eager
+    found: list[Any] = eager.get_all_grads(list(parameters))
+    return found
+
+
+def _copy(gradient: Any) -> Any:
+    import paddle
+
+    with paddle.no_grad():
+        copy = gradient.clone()
+    # It stops the script that does what it may not do with a gradient.
+    copy.stop_gradient = gradient.stop_gradient
+    return copy

@@ -1,0 +1,229 @@
+"""Trains with scripts that handle gradients by themselves, in micro-steps that are merged.
+
+Reports the weights of each beside those of one process, which gets all batches of an update at once
+and updates by hand; or what a script was stopped with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MICRO, UPDATES, RATE = 2, 3, 0.1
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+paddle.distributed.init_parallel_env()
+# Batches that the script skips: the last one of an update, and a first one.
+BAD = (1, 3)
+
+
+def rows(number: int, ranks: list[int]) -> Any:  # noqa: ANN401
+    """Return the rows of RANKS in the batch NUMBER."""
+    return np.concatenate([np.random.RandomState(10 * number + each).randn(4, 6) for each in ranks])
+
+
+def mlp() -> Any:  # noqa: ANN401 - a layer
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+
+
+def once(model: Any, batch: Any) -> None:  # noqa: ANN401
+    (model(batch) ** 2).mean().backward()
+
+
+def twice(model: Any, batch: Any) -> None:  # noqa: ANN401
+    """Make a second backward that adds to the gradients of the first."""
+    once(model, batch)
+    (model(batch + 1) ** 2).mean().backward()
+
+
+def noised(parameters: list[Any]) -> None:
+    """Clip, and add what is to be noise."""
+    nn.utils.clip_grad_norm_(parameters, 0.05)
+    for place, each in enumerate(parameters):
+        each.grad = each.grad + 0.01 * (place + 1)
+
+
+def scaled(parameters: list[Any]) -> None:
+    """Change the gradients where they are, by their size."""
+    with paddle.no_grad():
+        for each in parameters:
+            each.grad.scale_(1 / (0.1 + float(each.grad.abs().max())))
+    nn.utils.clip_grad_value_(parameters, 0.5)
+
+
+def signs(parameters: list[Any]) -> None:
+    """Take the signs only, of what all ranks have."""
+    with paddle.no_grad():
+        for each in parameters:
+            paddle.assign(paddle.sign(each.grad), each.grad)
+
+
+def without_one(parameters: list[Any]) -> None:
+    """Let one parameter be."""
+    parameters[1].clear_gradient()
+
+
+def nothing(_parameters: list[Any]) -> None:
+    """Do nothing."""
+
+
+def by_new_ones(parameters: list[Any], _optimizer: Any) -> None:  # noqa: ANN401
+    for each in parameters:
+        each.grad = paddle.zeros_like(each)
+
+
+def by_zeros(parameters: list[Any], _optimizer: Any) -> None:  # noqa: ANN401
+    with paddle.no_grad():
+        for each in parameters:
+            each.grad.zero_()
+
+
+def by_optimizer(_parameters: list[Any], optimizer: Any) -> None:  # noqa: ANN401
+    optimizer.clear_grad()
+
+
+KINDS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
+    "noised": (once, noised, by_optimizer, ()),
+    "noised_twice": (twice, noised, by_new_ones, ()),
+    "scaled": (once, scaled, by_zeros, ()),
+    "signs": (twice, signs, by_optimizer, ()),
+    "without_one": (once, without_one, by_optimizer, ()),
+    "skipped": (once, nothing, by_optimizer, BAD),
+    "skipped_twice": (twice, noised, by_new_ones, BAD),
+}
+
+
+def train(
+    net: Any,  # noqa: ANN401
+    backward: Callable[[Any, Any], None],
+    change: Callable[[list[Any]], None],
+    clear: Callable[[list[Any], Any], None],
+    bad: tuple[int, ...],
+) -> None:
+    """Train NET as a script that knows nothing of merging."""
+    model = paddle.DataParallel(net)
+    optimizer = paddle.optimizer.SGD(RATE, parameters=net.parameters())
+    for number in range(MICRO * UPDATES + len(bad)):
+        backward(model, paddle.to_tensor(rows(number, [rank]).astype("float32")))
+        if number in bad:
+            optimizer.clear_grad()
+            continue
+        change(net.parameters())
+        optimizer.step()
+        clear(net.parameters(), optimizer)
+
+
+def large(bad: tuple[int, ...]) -> Iterator[Any]:
+    """Yield all rows of each update."""
+    good = [number for number in range(MICRO * UPDATES + len(bad)) if number not in bad]
+    for begin in range(0, len(good), MICRO):
+        parts = [rows(number, [0, 1]) for number in good[begin : begin + MICRO]]
+        yield paddle.to_tensor(np.concatenate(parts).astype("float32"))
+
+
+def update(net: Any, merged: int = 1) -> None:  # noqa: ANN401
+    """Update NET by hand, which no optimizer knows, with the mean of MERGED batches."""
+    for each in net.parameters():
+        if each.grad is not None:
+            each.set_value(each.numpy() - RATE / merged * each.grad.numpy())
+        each.clear_gradient()
+
+
+def adversaries(maker: Any, judge: Any) -> None:  # noqa: ANN401
+    """Clear the judge's gradients before its backward, not after the maker's."""
+    models = [paddle.DataParallel(each) for each in (maker, judge)]
+    optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in models]
+    for number in range(MICRO * UPDATES):
+        batch = paddle.to_tensor(rows(number, [rank]).astype("float32"))
+        optimizers[1].clear_grad()
+        once(models[1], batch)
+        (models[1](models[0](batch).detach()) - 1).square().mean().backward()
+        optimizers[1].step()
+        optimizers[0].clear_grad()
+        once(models[1], models[0](batch))
+        optimizers[0].step()
+
+
+def adversaries_alone(maker: Any, judge: Any) -> None:  # noqa: ANN401
+    """Update each once in two batches; the maker's last one sees the judge that was updated."""
+    for number in range(MICRO * UPDATES):
+        batch = paddle.to_tensor(rows(number, [0, 1]).astype("float32"))
+        once(judge, batch)
+        (judge(maker(batch).detach()) - 1).square().mean().backward()
+        if (number + 1) % MICRO == 0:
+            update(judge, MICRO)
+        kept = [each.grad.clone() for each in judge.parameters()]
+        once(judge, maker(batch))
+        for each, gradient in zip(judge.parameters(), kept, strict=True):
+            each.grad = gradient
+        if (number + 1) % MICRO == 0:
+            update(maker, MICRO)
+
+
+def weights(*nets: Any) -> list[float]:  # noqa: ANN401
+    found = [each.numpy() for net in nets for each in net.parameters()]
+    return [float(value) for array in found for value in array.ravel()]
+
+
+def composed(net: Any) -> None:  # noqa: ANN401
+    """Put the gradients of two losses together by hand."""
+    model, optimizer = paddle.DataParallel(net), paddle.optimizer.SGD(parameters=net.parameters())
+    for number in range(MICRO):
+        batch = paddle.to_tensor(rows(number, [rank]).astype("float32"))
+        once(model, batch)
+        kept = [each.grad.clone() for each in net.parameters()]
+        optimizer.clear_grad()
+        once(model, batch + 1)
+        for each, gradient in zip(net.parameters(), kept, strict=True):
+            each.grad = (each.grad + gradient).tanh()
+        optimizer.step()
+
+
+def assigned(net: Any) -> None:  # noqa: ANN401
+    """Make gradients without backward."""
+    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+    made: Any = paddle.grad([net(paddle.ones([1, 6])).sum()], net.parameters())
+    for each, gradient in zip(net.parameters(), made, strict=True):
+        each.grad = gradient
+    optimizer.step()
+
+
+report: dict[str, Any] = {}
+for name, (backward, change, clear, bad) in KINDS.items():
+    paddle.seed(5)
+    net, alone = mlp(), mlp()
+    alone.set_state_dict(net.state_dict())
+    train(net, backward, change, clear, bad)
+    for batch in large(bad):
+        backward(alone, batch)
+        change(alone.parameters())
+        update(alone)
+    report[name] = {"weights": weights(net), "alone": weights(alone)}
+paddle.seed(5)
+nets, twins = [mlp(), mlp()], [mlp(), mlp()]
+for net, twin in zip(nets, twins, strict=True):
+    twin.set_state_dict(net.state_dict())
+adversaries(*nets)
+adversaries_alone(*twins)
+report["adversaries"] = {"weights": weights(*nets), "alone": weights(*twins)}
+
+
+def stop(script: Callable[[Any], None]) -> str:
+    """Return what SCRIPT is stopped with."""
+    try:
+        script(mlp())
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+stops = {script.__name__: stop(script) for script in (composed, assigned)}
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps([report, stops]))
