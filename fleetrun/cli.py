@@ -26,7 +26,9 @@ UNHEARD = 141
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 # First words that are no script: NAME is the click command `command` of fleetrun.commands.NAME.
-COMMANDS = ("attach", "completion", "doctor", "logs", "ps", "stop", "strategy", "top", "tune")
+COMMANDS = (
+    *("attach", "completion", "doctor", "logs", "ps", "stop", "strategy", "submit", "top", "tune"),
+)
 
 
 def main(

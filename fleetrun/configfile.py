@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from yaml import Node
 
 DEFAULT = "fleetrun.yaml"
+# What `fleetrun submit` reads there.
+SUBMIT = "submit"
 
 
 class Config(NamedTuple):
@@ -49,6 +51,8 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
         line = key.start_mark.line + 1
         where = f"{path}:{line}"
         typed = str(key.value)
+        if typed == SUBMIT:
+            continue
         option = names.get(typed.replace("-", "_"))
         if option is None:
             raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")

@@ -1,0 +1,17 @@
+"""`fleetrun submit`: writes what a cluster's queue wants for a job, and hands it in."""
+
+from __future__ import annotations
+
+import click
+
+from fleetrun.commands import parser
+from fleetrun.commands.submit import kubernetes, slurm
+
+
+@click.group("submit", cls=parser.Group, no_args_is_help=False)
+def command() -> None:
+    """Hand a job in to Slurm or Kubernetes; what stands after `--` is what fleetrun runs there."""
+
+
+command.add_command(slurm.command)
+command.add_command(kubernetes.command)

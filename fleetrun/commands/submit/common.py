@@ -1,0 +1,144 @@
+"""What the queues have in common: the words after `--`, and the site's settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fleetrun import argv, configfile, suggestions, yamlfile
+from fleetrun.errors import UsageError
+from fleetrun.plan import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Options of a launch that say what the queue says here.
+_OURS = ("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest")
+
+
+class QueueCommand(click.Command):
+    """A queue's command: own options, then `--`, then the words of `fleetrun` on each host.
+
+    What is not typed comes from `submit:` of the config file.
+    """
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """Take the site's settings as defaults."""
+        at = args.index("--") if "--" in args else len(args)
+        # Help is not refused because of a file.
+        if not {"-h", "--help"} & set(args[:at]):
+            extra["default_map"] = site(configfile.DEFAULT, self)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def words() -> click.Argument:
+    """Return the argument for what stands after `--`."""
+    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- WORDS...")
+
+
+def launch(given: Sequence[str], what: str) -> argv.ParsedCommand:
+    """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there."""
+    if not given:
+        raise UsageError(
+            f"{what}: nothing to run: write `fleetrun {what} [its options] -- [fleetrun's "
+            "options] train.py [its arguments]`."
+        )
+    parsed = argv.split(given)
+    for one in parsed.settings:
+        if one.option.name in _OURS:
+            raise UsageError(f"{what}: {one.typed} is what the queue says; leave it out.")
+        one.value()
+    if parsed.script is None:
+        raise UsageError(f"{what}: {given[-1]} runs nothing; give a script.")
+    return parsed
+
+
+def name(parsed: argv.ParsedCommand) -> str:
+    """Return the job's name, that of the script."""
+    target = parsed.script.target if parsed.script else ""
+    return os.path.splitext(os.path.basename(target))[0] or "fleetrun"  # noqa: PTH119, PTH122 - text
+
+
+def plain(what: str, option: str, text: str) -> str:
+    """Return TEXT if it fits into a line by itself; UsageError if it has blanks or controls."""
+    if not text or not text.isprintable() or any(letter.isspace() for letter in text):
+        raise UsageError(f"{what}: --{option}={text!r}: give one word without blanks.")
+    return text
+
+
+def site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
+    """Return the settings for COMMAND in the file PATH: `submit:`, its name, options as lines.
+
+    Raises UsageError as file:line.
+    """
+    if not os.path.exists(path):  # noqa: PTH110 - as in the whole package
+        return {}
+    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - only with a file
+
+    with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
+        node = loader.get_single_node()
+    for level in (configfile.SUBMIT, command.name):
+        if not isinstance(node, MappingNode):
+            return {}
+        node = next((value for key, value in node.value if key.value == level), None)
+    if node is None:
+        return {}
+    if not isinstance(node, MappingNode):
+        raise UsageError(f"{path}:{node.start_mark.line + 1}: write one `option: value` a line.")
+    known = {param.name: param for param in command.params if isinstance(param, click.Option)}
+    found: dict[str, str | list[str]] = {}
+    for key, value in node.value:
+        where = f"{path}:{key.start_mark.line + 1}"
+        param = known.get(str(key.value).replace("-", "_"))
+        if param is None or param.name is None or param.name == "dry_run":
+            meant = suggestions.ending(str(key.value), list(known), "see its --help.")
+            raise UsageError(f"{where}: no such option of {command.name}: {key.value}{meant}")
+        if isinstance(value, ScalarNode):
+            found[param.name] = [str(value.value)] if param.multiple else str(value.value)
+        elif param.multiple and isinstance(value, SequenceNode | MappingNode):
+            items = value.value
+            pairs = isinstance(value, MappingNode)
+            found[param.name] = [
+                f"{one[0].value}={one[1].value}" if pairs else str(one.value) for one in items
+            ]
+        else:
+            raise UsageError(f"{where}: {key.value}: give one value.")
+    return found
+
+
+def repeatable(name: str, text: str, metavar: str) -> click.Option:
+    """Return an option that may be given several times, each a text."""
+    return click.Option([f"--{name}"], multiple=True, metavar=metavar, help=text)
+
+
+def shown(words: Sequence[str]) -> tuple[str, ...]:
+    """Return WORDS without the values of secrets, as they may be seen."""
+    return tuple(arguments.conceal(words)[0])
+
+
+def remark_on_secrets(words: Sequence[str]) -> None:
+    """Say so where `shown` has hidden something of WORDS."""
+    if shown(words) != tuple(words):
+        print(
+            "fleetrun: secret values are shown as ***; without --dry-run they are handed in.",
+            file=sys.stderr,
+        )
+
+
+def number(value: object) -> int | None:
+    """Return VALUE if it is a number."""
+    return value if isinstance(value, int) else None
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Return the texts that VALUE, of a repeatable option, has."""
+    return tuple(map(str, value)) if isinstance(value, tuple | list) else ()

@@ -1,0 +1,192 @@
+"""`fleetrun submit slurm` writes a script that bash and sbatch read as it was meant."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun import cli
+from fleetrun.commands.submit import slurm
+from fleetrun.commands.submit.slurm import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """\
+#SBATCH --job-name=train
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --time=12:00:00
+#SBATCH --partition=gpu
+#SBATCH --account=vision
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --qos=high
+
+module load cuda/12.4 nccl || exit
+source env.sh
+cd '/work/my job' || exit
+# One launcher on each host, which starts the ranks there and ends when the job does. The
+# exit code is that of the rank that failed first: Slurm shall not make it another by
+# ending the rest itself, as the site's settings may have it.
+exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \\
+    /usr/bin/python3 -m fleetrun --strategy=comm_fusion train.py --name 'a b'
+"""
+
+
+def a_job(**fields: Any) -> Job:  # noqa: ANN401 - any field of a job
+    return Job("train", 4, ("train.py",), "/work", "/usr/bin/python3")._replace(**fields)
+
+
+def test_the_script_says_all_that_was_asked_for() -> None:
+    job = a_job(
+        words=("--strategy=comm_fusion", "train.py", "--name", "a b"),
+        folder="/work/my job",
+        gpus=8,
+        cpus=64,
+        memory="0",
+        time="12:00:00",
+        partition="gpu",
+        account="vision",
+        modules=("cuda/12.4", "nccl"),
+        setup=("source env.sh",),
+        sbatch=("qos=high",),
+        signal="TERM@120",
+        requeue=True,
+    )
+    assert slurm.script(job).split("\n", 2)[2] == SCRIPT
+
+
+def fake(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20), max_size=4
+    )
+)
+def test_words_and_folder_are_what_they_were_for_the_shell(args: list[str]) -> None:
+    text = slurm.script(a_job(words=("train.py", *args), folder="/tmp"))  # noqa: S108 - any folder
+    heard = text.replace("exec srun", "printf '%s\\0'")
+    done = subprocess.run(["bash", "-c", heard], capture_output=True, check=True)
+    words = done.stdout.decode().split("\0")[:-1]
+    assert words[words.index("fleetrun") + 1 :] == ["train.py", *args]
+
+
+def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["submit", "slurm", "--nodes=2", "--gpus=4", "--", "train.py"]
+    assert cli.main([*words[:4], "--dry-run", *words[4:]], environ={}) == 0
+    printed = capsys.readouterr().out
+    fake(tmp_path, "sbatch", f'/bin/cat >{tmp_path}/script; echo "Submitted batch job 7"; exit 6')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(words, environ={}) == 6
+    assert (tmp_path / "script").read_text() == printed
+    assert f"cd {tmp_path} || exit\n" in printed
+    assert (
+        subprocess.run(["/bin/bash", "-n"], input=printed, text=True, check=False).returncode == 0
+    )
+
+
+def test_the_sites_settings_come_from_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fleetrun.yaml").write_text(
+        "log_dir: logs\n"
+        "submit:\n"
+        "  slurm:\n"
+        "    partition: gpu\n"
+        "    time: 24:00:00\n"
+        "    cpus: 8\n"
+        "    module: [cuda/12, nccl]\n"
+        "    sbatch: {qos: high}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    words = ["submit", "slurm", "--dry-run", "--partition=debug", "--", "train.py"]
+    assert cli.main(words, environ={}) == 0
+    text = capsys.readouterr().out
+    for line in (
+        *("#SBATCH --partition=debug", "#SBATCH --time=24:00:00", "#SBATCH --cpus-per-task=8"),
+        *("#SBATCH --qos=high", "module load cuda/12 nccl || exit"),
+    ):
+        assert f"{line}\n" in text
+    # A launch reads the rest of the file.
+    assert cli.main(["--dry-run", "train.py"], environ={}) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "submit:\n  slurm:\n    partitions: gpu\n",
+            ":3: no such option of slurm: partitions; did you",
+        ),
+        ("submit:\n  slurm:\n    time: [1, 2]\n", ":3: time: give one value."),
+        ("submit:\n  slurm: gpu\n", ":2: write one `option: value` a line."),
+        ("submit: [\n", "this is not YAML"),
+        ("submit:\n  slurm:\n    cpus: many\n", "--cpus=many: give a whole number"),
+    ],
+)
+def test_a_slip_in_the_sites_settings_is_one_sentence(
+    text: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "fleetrun.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["submit", "slurm", "--dry-run", "--", "train.py"], environ={}) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes=2",), "nothing to run"),
+        (("--nodes=0", "--", "t.py"), "--nodes=0: give a whole number, 1 or more"),
+        (("--signal=soon", "--", "t.py"), "--signal=soon: give SIGNAL@SECONDS"),
+        (("--partition=a b", "--", "t.py"), "give one word without blanks"),
+        (("--name=a\nb", "--", "t.py"), "give one word without blanks"),
+        (("--setup=a\nb", "--", "t.py"), "give one line of shell"),
+        (("--", "--nnodes=2", "t.py"), "--nnodes is what the queue says; leave it out"),
+        (("--", "--gpus=x", "--help"), "runs nothing; give a script"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["submit", "slurm", "--dry-run", *words], environ={}) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_secrets_are_handed_in_but_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["submit", "slurm", "--dry-run", "--", "t.py", "--password=hunter2"]
+    assert cli.main(words, environ={}) == 0
+    out, err = capsys.readouterr()
+    assert "hunter2" not in out + err
+    assert "secret values are shown as ***" in err
+
+
+def test_without_sbatch_the_way_out_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["submit", "slurm", "--", "t.py"], environ={}) == 3
+    assert "there is no sbatch on this host" in capsys.readouterr().err
