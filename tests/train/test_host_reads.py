@@ -1,0 +1,46 @@
+"""Nothing of ours waits for the device in each step, and what a kernel lacks is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from training import MODELS, PYTHONS, ROOT, train
+from waiting import TRAINING_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+# After these updates ranks are compared: 1, 2, 4, ...
+COMPARED = (1, 2, 3, 4, 8)
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_no_tensor_is_read_on_the_host_in_each_step(version: str, tmp_path: Path) -> None:
+    fused = {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2}
+    for reads in train(PYTHONS[version], "host_reads.py", tmp_path / "ours", fused):
+        # The first steps say that the counter counts.
+        assert any(reads[step - 1] for step in COMPARED)
+        others = [each for number, each in enumerate(reads, 1) if number not in COMPARED]
+        assert not any(others), others
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_updates_of_bfloat16_are_not_merged(version: str) -> None:
+    done = subprocess.run(
+        [PYTHONS[version], MODELS / "half_updates.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TRAINING_S,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "float32": ["merged_momentum"],
+        "bfloat16": ["momentum", "momentum"],
+    }
