@@ -15,6 +15,7 @@ from fleetrun.run.gathering import AtOnce
 from fleetrun.run.listeners import Equipment
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
+from fleetrun.sinks.ending import EndingSink
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import Manifest
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan, Request
+    from fleetrun.postmortem.ending import Ending
     from fleetrun.run.asking import Question
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
@@ -118,7 +120,14 @@ def _run(
     def stdin(plan: LaunchPlan) -> terminal.Stdin:
         return terminal.choose(plan, shown(plan), request.stdin)
 
+    endings: list[EndingSink] = []
+
+    def closing() -> str:
+        is_shown = not request.quiet and request.log_level in {"debug", "info"}
+        return endings[0].line() if endings and is_shown else ""
+
     def equip(plan: LaunchPlan) -> Equipment:
+        endings.append(EndingSink(plan))
         # One for all: whoever writes into it means the folder that was made.
         folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
         rundir = RunDirectory(
@@ -142,6 +151,7 @@ def _run(
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
             times,
+            endings[0],
             *_rotation(plan, request, (console.follow, times.follow), messages),
         )
         sources: tuple[Source, ...] = (
@@ -166,8 +176,31 @@ def _run(
         files=files,
         hide=hide,
         stdin=stdin,
+        closing=closing,
     )
-    return supervisor.run().exit_code
+    outcome = supervisor.run()
+    ending = endings[0].ending if endings else None
+    # One host tells, whatever their number.
+    if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
+        _tell_others(ending, request, environ, messages)
+    return outcome.exit_code
+
+
+def _tell_others(
+    ending: Ending, request: Request, environ: Mapping[str, str], messages: Messages
+) -> None:
+    """Tell those of --on_end and --webhook how the job ended; no secret is in it."""
+    import json  # noqa: PLC0415 - only where somebody is told
+
+    from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
+    from fleetrun.run import afterwards  # noqa: PLC0415 - as above
+
+    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
+    told = document(ending, os.uname().nodename)
+    safe = {key: hide(value) if isinstance(value, str) else value for key, value in told.items()}
+    # The sink is closed with the job.
+    say = Messages(is_coloured=messages.is_coloured, hide=hide).say
+    afterwards.tell(json.dumps(safe) + "\n", command=request.on_end, url=request.webhook, say=say)
 
 
 def _restore(request: Request) -> None:

@@ -93,6 +93,9 @@ class Request(NamedTuple):
     bind: str = "none"
     max_restart: int = 0
     grace_s: float = 10.0
+    # A shell command, and an address, that are told how the job ended.
+    on_end: str | None = None
+    webhook: str | None = None
     # Check the host before the first start.
     preflight: bool = False
     # 0: nobody looks for hangs.

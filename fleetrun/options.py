@@ -589,6 +589,21 @@ TABLE: tuple[Option, ...] = (
         in_file=False,
     ),
     Option(
+        "on_end",
+        "text",
+        JOB,
+        "A shell command to run when the job has ended, well or not: its standard input is a JSON "
+        "object. It changes no exit code, and is stopped after 30 s. Only the first host runs it.",
+        metavar="COMMAND",
+    ),
+    Option(
+        "webhook",
+        "text",
+        JOB,
+        "An http or https address to which the same JSON object is posted.",
+        metavar="URL",
+    ),
+    Option(
         "preflight",
         "flag",
         JOB,

@@ -125,6 +125,8 @@ def resolve(
         max_restart=chosen["max_restart"].of(int) or 0,
         bind=chosen["bind"].of(str) or "none",
         grace_s=chosen["grace_s"].of(float) or 0.0,
+        on_end=chosen["on_end"].of(str) or None,
+        webhook=_address(chosen["webhook"]),
         preflight=chosen["preflight"].value is True,
         hang_timeout_s=chosen["hang_timeout_s"].of(float) or 0.0,
         log_dir=chosen["log_dir"].of(str) or "log",
@@ -327,6 +329,16 @@ def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
     if is_alone and rank > 0:
         notes.append(f"{found.given.typed}={rank} has no effect: the job is on one host.")
     return None if is_alone else rank
+
+
+def _address(found: Chosen) -> str | None:
+    """Return the address that is told of the end; UsageError if it is none, which is not shown."""
+    address = (found.of(str) or "").strip()
+    scheme, _, rest = address.partition("://")
+    if address and not (scheme in {"http", "https"} and rest):
+        problem = "give an address that begins with https:// or http://."
+        raise UsageError(f"{found.given.typed}: {problem}")
+    return address or None
 
 
 def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list[str]) -> Chosen:

@@ -22,7 +22,7 @@ cluster_node_ips node_ip use_paddlecloud started_port print_config endpoints
 """
 _OURS = """
 config env nccl tee quiet dry_run oversubscribe grace log_keep gpu_memory_fraction version help
-strategy set strategy_mode hang_timeout preflight bind from_manifest banner color
+strategy set strategy_mode hang_timeout preflight on_end webhook bind from_manifest banner color
 """
 # Variables that Paddle's launcher takes for its flags and that mean the same to ours.
 _PADDLE_VARIABLES = """

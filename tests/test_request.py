@@ -14,6 +14,7 @@ from fleetrun import argv, configfile, options, request
 from fleetrun.errors import UsageError
 from fleetrun.model import Setting
 from fleetrun.options import Given
+from fleetrun.plan import secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,6 +106,8 @@ VALUES = {
     "detach": ("true", "false"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
+    "on_end": ("cat", "true"),
+    "webhook": ("http://a", "https://b"),
     "preflight": ("true", "false"),
     "hang_timeout": ("60", "90"),
     "max_restart": ("2", "3"),
@@ -153,7 +156,8 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
         assert setting(found, option.name).source == f"${variable}"
     found = asked(*words, environ=environ, config=config)
     assert setting(found, option.name).source == "command line"
-    assert setting(found, option.name).value == first
+    shown = secrets.HIDDEN if secrets.is_certain(option.name) else first
+    assert setting(found, option.name).value == shown
     # A strategy keeps what belongs to it together.
     field = "strategy" if option.group == options.STRATEGY else option.target
     assert field in found._fields

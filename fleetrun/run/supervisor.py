@@ -77,7 +77,7 @@ class Supervisor:
     """Runs a job to its end, plan by plan, as GATHERING makes them.
 
     EQUIP returns who hears of it, for the first plan; the others hear of the next plans. `say` gets
-    the launcher's own lines, `show` its longer texts.
+    the launcher's own lines, `show` its longer texts; `closing` is the very last line, if any.
     """
 
     def __init__(
@@ -90,10 +90,12 @@ class Supervisor:
         files: descriptors.FileLimit | None = None,
         hide: Callable[[str], str] = str,
         stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
+        closing: Callable[[], str] = str,
     ) -> None:
         self._gathering = gathering
         self._equip = equip
         self._hide = hide
+        self._closing = closing
         self._files = files or descriptors.FileLimit(0)
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
@@ -186,6 +188,10 @@ class Supervisor:
             self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
+            self._deliver()
+        closing = self._closing()
+        if closing:
+            self._say(closing)
             self._deliver()
         self._listeners.close()
         return self._outcome

@@ -43,7 +43,7 @@ class Messages(Sink):
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
         self._is_last = False
-        self._is_coloured = is_coloured
+        self.is_coloured = is_coloured
         # The job has not ended well: what is said from now on is why.
         self._is_fault = False
 
@@ -56,7 +56,7 @@ class Messages(Sink):
         self._put(visible_lines(self._hide(text)))
 
     def _put(self, text: str) -> None:
-        prefix = colors.prefix(is_coloured=self._is_coloured, is_fault=self._is_fault)
+        prefix = colors.prefix(is_coloured=self.is_coloured, is_fault=self._is_fault)
         self._queue.append(f"{prefix}{text}\n".encode())
         self._pump()
 

@@ -1,0 +1,88 @@
+"""How a job ended, for whoever waits for it: one line, and a document for programs; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.run.events import Exited, Interrupted
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Outcome
+
+SCHEMA = 1
+_MINUTE, _HOUR = 60, 3600
+
+
+class Ending(NamedTuple):
+    """The end of a job: how long it took in seconds, and the last step that a rank reported."""
+
+    outcome: Outcome
+    plan: LaunchPlan
+    seconds: float
+    # When it began, in seconds since 1970.
+    began: float
+    steps: int | None = None
+
+
+def line(ending: Ending) -> str:
+    """Return the one line with which a launch closes."""
+    outcome = ending.outcome
+    if outcome.cause is None:
+        word = "Done"
+    else:
+        word = "Stopped" if isinstance(outcome.cause, Interrupted) else "Failed"
+    steps = ""
+    if ending.steps is not None:
+        steps = f" and {ending.steps} step{'s' * (ending.steps != 1)}"
+    attempts = f", {outcome.attempts} attempts" if outcome.attempts > 1 else ""
+    return (
+        f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return SECONDS as people say them.
+
+    >>> duration(3.21), duration(75), duration(7384)
+    ('3.2 s', '1 min 15 s', '2 h 03 min')
+    """
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02} s"
+    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02} min"
+
+
+def document(ending: Ending, host: str) -> dict[str, Any]:
+    """Return what programs are told of ENDING by the launcher on HOST.
+
+    Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
+    began (seconds since 1970), seconds, steps (null: no rank told), attempts, exit_code, verdict,
+    rank and signal (of the process that failed first; null: none), and log (the run directory).
+    """
+    outcome, plan = ending.outcome, ending.plan
+    cause = outcome.cause
+    rank = signal = None
+    if isinstance(cause, Exited):
+        spec = plan.processes[cause.process] if cause.process < len(plan.processes) else None
+        rank = spec.rank.rank if spec is not None and spec.rank is not None else None
+        signal = cause.status.signum
+    return {
+        "schema": SCHEMA,
+        "event": "ended",
+        "job_id": plan.job_id,
+        "host": host,
+        "nodes": len(plan.nodes),
+        "processes": len(plan.ranks),
+        "began": ending.began,
+        "seconds": round(ending.seconds, 3),
+        "steps": ending.steps,
+        "attempts": outcome.attempts,
+        "exit_code": outcome.exit_code,
+        "verdict": outcome.describe(),
+        "rank": rank,
+        "signal": signal,
+        "log": plan.run_dir,
+    }

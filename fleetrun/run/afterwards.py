@@ -1,0 +1,188 @@
+"""Telling others that a job has ended: a command (--on_end) and an address (--webhook).
+
+Nothing of it changes the exit code, and all of it ends within a bounded time.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.run.asking import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# So long both together may take.
+PATIENCE_S = 30.0
+# A reader of ours that takes nothing else has the time to end.
+_GRACE_S = 2.0
+
+
+class _Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """Somebody wants us to end."""
+
+
+def tell(
+    text: str,
+    *,
+    command: str | None,
+    url: str | None,
+    say: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Give the JSON object TEXT to the shell COMMAND, as its standard input, and POST it to URL.
+
+    SAY gets a line about what did not work. A signal that asks us to end ends the wait.
+    """
+    until = time.monotonic() + patience_s
+    with _Signals() as signals:
+        child = None
+        try:
+            child = _started(command, text, say) if command else None
+            if url:
+                _notify(url, text, until, signals, say)
+            if child is not None:
+                _wait(child, until, signals, say)
+        except _Stopped:
+            return
+        finally:
+            if child is not None:
+                _stop(child)
+
+
+class _Signals:
+    """Meanwhile, signals that ask us to end only end a wait; one that comes before it, too."""
+
+    _WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __enter__(self) -> _Signals:  # noqa: PYI034 - typing.Self is Python 3.11's
+        """Begin."""
+        self._fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before = {
+            signum: signal.signal(signum, lambda _signum, _frame: None) for signum in self._WANTED
+        }
+        self._wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Let signals be what they were."""
+        signal.set_wakeup_fd(self._wakeup_fd)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        os.close(self._fd)
+        os.close(self._write_fd)
+
+    def wait(self, fd: int, until: float) -> bool:
+        """Return whether FD is readable by the moment UNTIL; _Stopped where a signal is faster."""
+        poll = select.poll()
+        for each in (fd, self._fd):
+            poll.register(each, select.POLLIN)
+        while True:
+            left_ms = max(until - time.monotonic(), 0.0) * 1000
+            ready = {each for each, _ in poll.poll(left_ms)}
+            if self._fd in ready and set(os.read(self._fd, 64)) & set(self._WANTED):
+                raise _Stopped
+            if fd in ready:
+                return True
+            if not ready:
+                return False
+
+
+def _notify(
+    url: str, text: str, until: float, signals: _Signals, say: Callable[[str], None]
+) -> None:
+    """POST TEXT to URL, by the moment UNTIL."""
+    left_s = max(until - time.monotonic(), 0.0)
+    try:
+        question = Question(lambda: _post(url, text, left_s))
+    except OSError as error:
+        say(f"The end is not posted: no process can be started ({error.strerror}).")
+        return
+    answer = None
+    try:
+        while answer is None and signals.wait(question.fd, until):
+            answer = question.read()
+    finally:
+        if answer is None:
+            question.abandon()
+        else:
+            question.close()
+    if answer is None:
+        say("The end could not be posted: no answer in time.")
+    elif answer.trouble or answer.value:
+        say(f"The end could not be posted ({answer.trouble or answer.value}).")
+
+
+def _wait(
+    child: subprocess.Popen[bytes], until: float, signals: _Signals, say: Callable[[str], None]
+) -> None:
+    """Wait for the end of the command, by the moment UNTIL."""
+    pidfd = os.pidfd_open(child.pid)
+    try:
+        has_ended = signals.wait(pidfd, until)
+    finally:
+        os.close(pidfd)
+    if not has_ended:
+        say("The command of --on_end did not end in time, and is stopped.")
+    elif child.wait():
+        say(f"The command of --on_end ended with {child.returncode}.")
+
+
+def _started(command: str, text: str, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
+    """Start COMMAND with TEXT to read; what it prints goes where our own lines go."""
+    reader, writer = os.pipe()
+    try:
+        # It is far smaller than any pipe.
+        os.write(writer, text.encode())
+        return subprocess.Popen(  # noqa: S602 - it is the user's own command line
+            command, shell=True, stdin=reader, stdout=2, start_new_session=True
+        )
+    except OSError as error:
+        say(f"The command of --on_end cannot be started ({error.strerror}).")
+        return None
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End CHILD and all of its group, if anything of it is left."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        with suppress(OSError):
+            os.killpg(child.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_GRACE_S)
+
+
+def _post(url: str, text: str, patience_s: float) -> str:
+    """POST TEXT to URL; return why it was not taken, without a word of the address."""
+    request = urllib.request.Request(  # noqa: S310 - the option takes http and https only
+        url,
+        data=text.encode(),
+        headers={"Content-Type": "application/json", "User-Agent": "fleetrun"},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=patience_s):  # noqa: S310 - as above
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"HTTP status {error.code}"
+    except urllib.error.URLError as error:
+        reason = error.reason
+        return (reason.strerror if isinstance(reason, OSError) else "") or type(reason).__name__
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    except (http.client.HTTPException, ValueError) as error:
+        # What it says may quote the address.
+        return type(error).__name__

@@ -1,0 +1,48 @@
+"""Remembers what there will be to tell when the job has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.records import variables
+from fleetrun.run.events import Finished, Gathered
+from fleetrun.run.listeners import Sink
+
+if TYPE_CHECKING:
+    from fleetrun.model import LaunchPlan
+    from fleetrun.postmortem.ending import Ending
+    from fleetrun.run.events import Happening, Outcome
+
+
+class EndingSink(Sink):
+    """Keeps the last plan, the outcome and the last step; `ending` is there after the end."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._began = time.time()
+        self._began_at = time.monotonic()
+        self.ending: Ending | None = None
+
+    def tell(self, happening: Happening) -> None:
+        """Take note of each plan, and of the end."""
+        if isinstance(happening, Gathered):
+            self._plan = happening.plan
+        elif isinstance(happening, Finished):
+            self.ending = self._made(happening.outcome, happening.at)
+
+    def _made(self, outcome: Outcome, at: float) -> Ending:
+        from fleetrun.postmortem.ending import Ending  # noqa: PLC0415 - starting goes first
+        from fleetrun.records.heartbeat import read_step  # noqa: PLC0415 - as above
+
+        steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in self._plan.processes]
+        told = [step for step in steps if step is not None]
+        return Ending(
+            outcome, self._plan, at - self._began_at, self._began, max(told, default=None)
+        )
+
+    def line(self) -> str:
+        """Return the line with which the launch closes; nothing before the end."""
+        from fleetrun.postmortem import ending  # noqa: PLC0415 - as above
+
+        return "" if self.ending is None else ending.line(self.ending)

@@ -1,0 +1,164 @@
+"""The end of a job is told: a closing line, a command, an address; and it never hurts the job."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import ports
+import pytest
+from commandline import Command
+from processes import assert_no_survivors
+from waiting import until
+
+from fleetrun.run import afterwards, proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Hook(HTTPServer):
+    """An address that keeps what is posted to it, and answers with STATUS."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.status = status
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server_port}/hook-abcdef12"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        """Keep what comes."""
+        assert isinstance(self.server, Hook)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert self.headers["Content-Type"] == "application/json"
+        self.server.taken.append(json.loads(body))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    server = Hook()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def loud(job: Command) -> Command:
+    """Let JOB say all that it says without --quiet."""
+    job.argv.remove("--quiet")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [(0, "Done after"), (7, "Failed after")], ids=["done", "failed"]
+)
+def test_the_last_line_says_how_long_how_far_and_how_it_ended(
+    code: int, word: str, tmp_path: Path
+) -> None:
+    script = f'echo 30 >"$FLEETRUN_HEARTBEAT"; exit {code}'
+    ended = loud(Command(tmp_path, script, ranks=1)).run()
+    assert ended.code == code
+    last = ended.said.splitlines()[-1]
+    assert last.startswith(f"fleetrun: {word} ")
+    assert last.endswith(f"and 30 steps (exit code {code}).")
+
+
+def test_a_quiet_launch_has_no_last_line(tmp_path: Path) -> None:
+    assert Command(tmp_path, "true").run().said == ""
+
+
+def test_a_command_and_an_address_are_told_the_same(hook: Hook, tmp_path: Path) -> None:
+    options = ("--on_end=cat >ended.json; echo told", f"--webhook={hook.url}", "--job_id=night")
+    ended = Command(tmp_path, "[ $R = 0 ] || exit 7; sleep 60", *options).run()
+    assert ended.code == 7
+    assert "told" in ended.said
+    told = json.loads((tmp_path / "ended.json").read_text())
+    assert hook.taken == [told]
+    assert (told["schema"], told["event"], told["job_id"]) == (1, "ended", "night")
+    assert (told["exit_code"], told["rank"], told["signal"]) == (7, 1, None)
+    assert (told["nodes"], told["processes"], told["attempts"]) == (1, 2, 1)
+    assert told["verdict"] == "rank 1 exited with 7"
+    assert told["log"] == str((tmp_path / "log" / "latest").resolve())
+
+
+def test_no_secret_is_told_and_the_address_is_one(hook: Hook, tmp_path: Path) -> None:
+    hook.status = 500
+    options = (f"--webhook={hook.url}", "--env=DB_PASSWORD=abcdef99", "--job_id=abcdef99")
+    ended = Command(tmp_path, "true", *options).run()
+    assert ended.code == 0
+    assert "HTTP status 500" in ended.said
+    (told,) = hook.taken
+    assert "abcdef99" not in json.dumps(told)
+    files = [path for path in (tmp_path / "log").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert b"hook-abcdef12" not in path.read_bytes(), path
+    assert "hook-abcdef12" not in ended.said
+
+
+@pytest.mark.parametrize("command", ["exit 9", "no-such-command", "kill -9 $$"])
+def test_a_command_that_fails_changes_no_exit_code(command: str, tmp_path: Path) -> None:
+    ended = Command(tmp_path, "true", f"--on_end={command}").run()
+    assert ended.code == 0
+    assert "command of --on_end ended with" in ended.said
+
+
+def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None:
+    (port,) = ports.free(1)
+    ended = Command(tmp_path, "exit 5", f"--webhook=http://127.0.0.1:{port}/abcdef12").run()
+    assert ended.code == 5
+    assert "could not be posted (Connection refused)" in ended.said
+    assert "abcdef12" not in ended.said
+
+
+def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> None:
+    ended = Command(tmp_path, "true", "--webhook=ftp://host/abcdef12").run()
+    assert ended.code == 2
+    assert "begins with https://" in ended.said
+    assert "abcdef12" not in ended.said
+
+
+def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
+        pids = tmp_path / "pids"
+        command = f"echo $$ >{pids}; sleep 600 & echo $! >>{pids}; wait"
+        afterwards.tell("{}", command=command, url=url, say=said.append, patience_s=0.5)
+    assert len(said) == 2
+    assert "no answer in time" in said[0]
+    assert "did not end in time" in said[1]
+    for pid in pids.read_text().split():
+        until(partial(_is_gone, pid))
+
+
+def _is_gone(pid: str) -> bool:
+    return proc.stat(pid) is None
+
+
+def test_a_signal_ends_the_wait_and_not_the_exit_code(tmp_path: Path) -> None:
+    job = Command(tmp_path, "exit 5", "--on_end=touch begun; exec sleep 600")
+    launcher = job.start()
+    job.wait_for("begun")
+    launcher.send_signal(signal.SIGTERM)
+    assert job.finish(launcher).code == 5
+    assert_no_survivors(job.marker)
