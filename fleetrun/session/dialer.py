@@ -84,7 +84,13 @@ class Dialer:
 
         What an unwelcome launcher answered says more than that another address is silent.
         """
-        return "; ".join(f"{target}: {why}" for target, why in self._troubles.items())
+        alike: dict[tuple[str, str], list[Target]] = {}
+        for target, why in self._troubles.items():
+            alike.setdefault((target.host, why), []).append(target)
+        return "; ".join(
+            f"{', '.join([str(targets[0]), *(str(one.port) for one in targets[1:])])}: {why}"
+            for (_, why), targets in alike.items()
+        )
 
     def begin(self) -> None:
         """Call; after a connection was lost, call again. What is under way begins anew."""

@@ -161,6 +161,13 @@ def test_order_of_beginning_does_not_matter(net: Net) -> None:
     assert dialer.trouble == ""
 
 
+def test_what_is_wrong_with_several_ports_is_said_once(net: Net) -> None:
+    first, second = ports.free(2)
+    dialer, _ = net.call(Target(HERE, first), Target(HERE, second))
+    turn_until(net.loop, lambda: str(second) in dialer.trouble)
+    assert dialer.trouble == f"{HERE}:{first}, {second}: connection refused"
+
+
 def test_last_words_are_heard_before_the_end(net: Net) -> None:
     ours, _, caller = net.pair()
     ours.send(Hello("goodbye"))
