@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from simulation import Chances, World
 
 from fleetrun.session.terms import Terms
 
-# The 20,000 take minutes; `FLEETRUN_HISTORIES=20000 pytest tests/session` plays them.
-HISTORIES = int(os.environ.get("FLEETRUN_HISTORIES", "400"))
+HISTORIES, MANY = 400, 20_000
 _PARTS = 4
 
 
@@ -31,4 +28,12 @@ def play(seed: int) -> None:
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_whatever_happens_all_live_hosts_agree_and_none_waits_for_ever(part: int) -> None:
     for seed in range(part, HISTORIES, _PARTS):
+        play(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_the_same_holds_in_twenty_thousand_histories(part: int) -> None:
+    for seed in range(HISTORIES + part, MANY, _PARTS):
         play(seed)

@@ -44,12 +44,27 @@ class Talkative(FakeNvml):
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
         return 12040
 
+    def nvmlDeviceGetName(self, handle: object, /) -> str:
+        return str(self._of_first(handle, "H100"))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
+        memory = self._of_first(handle, Memory(80 * GIB, GIB))
+        assert isinstance(memory, Memory)
+        return memory
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[Any]:
+        self._of_first(handle, None)
+        return [Process(_PID, None)]
+
+    def _of_first(self, handle: object, answer: object) -> object:
+        if self.nvmlDeviceGetUUID(handle) != "GPU-a":
+            message = "Not Supported"
+            raise FakeNvmlError(message)
+        return answer
+
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as pynvml
         """Answer for the functions that take a GPU first."""
         known: dict[str, Any] = {
-            "nvmlDeviceGetName": "H100",
-            "nvmlDeviceGetMemoryInfo": Memory(80 * GIB, GIB),
-            "nvmlDeviceGetComputeRunningProcesses": [Process(_PID, None)],
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
             "nvmlDeviceGetTotalEccErrors": 2,
             "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
@@ -64,9 +79,7 @@ class Talkative(FakeNvml):
             raise AttributeError(name)
 
         def answer(handle: object, *words: object) -> Any:  # noqa: ANN401 - as pynvml
-            if self.nvmlDeviceGetUUID(handle) != "GPU-a":
-                message = "Not Supported"
-                raise FakeNvmlError(message)
+            self._of_first(handle, None)
             if name == "nvmlDeviceGetNvLinkState":
                 if int(str(words[0])) > 3:
                     message = "Invalid Argument"
