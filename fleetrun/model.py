@@ -52,7 +52,8 @@ class Strategy(NamedTuple):
     """What a job wants of Paddle's distributed training, and how it is to be dealt with.
 
     `digest` is the same for strategies that ask for the same. `check_ranks`: compare the ranks'
-    parameters after updates 1 and 3 (0), every N updates too (N), or never (-1).
+    parameters ever more rarely (`auto`), after updates 1 and 3 (0), every N updates too (N), or
+    never (-1).
     """
 
     sources: tuple[str, ...]
@@ -61,7 +62,7 @@ class Strategy(NamedTuple):
     # defaults: the script's own settings win; override: these.
     mode: str = "defaults"
     is_strict: bool = False
-    check_ranks: int = 0
+    check_ranks: int | str = "auto"
     # What becomes of a last, partial gradient merge: drop or step.
     merge_tail: str = "drop"
     # What the presets and files said, before they were put over each other.

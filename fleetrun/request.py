@@ -526,8 +526,10 @@ def _strategy(
     typed, variables, filed = (_about("strategy", tier) for tier in tiers)
     given = typed or variables or filed
     sets = [each for tier in (tiers[2], tiers[0]) for each in _about("set", tier)]
-    check_ranks = chosen["check_ranks"].of(int)
-    if not (given or sets or (check_ranks is not None and check_ranks >= 0)):
+    check = chosen["check_ranks"]
+    every = check.of(int)
+    check_ranks: int | str | None = check.of(str) if every is None else every
+    if not (given or sets or check_ranks not in {None, -1}):
         notes.extend(
             f"{chosen[name].given.typed} has no effect: no strategy is asked for."
             for name in _ONLY_STRATEGY

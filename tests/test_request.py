@@ -87,7 +87,7 @@ VALUES = {
     "strategy_mode": ("override", "defaults"),
     "strategy_strict": ("true", "false"),
     "merge_tail": ("step", "drop"),
-    "check_ranks": ("3", "-1"),
+    "check_ranks": ("auto", "-1"),
     "backend": ("nccl", "gloo"),
     "oversubscribe": ("true", "false"),
     "bind": ("cores", "numa"),

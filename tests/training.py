@@ -62,6 +62,8 @@ def train(
     folder: Path,
     strategy: dict[str, Any] | None,
     attempts: int = 2,
+    *,
+    check_ranks: int | str = 0,
 ) -> list[Any]:
     """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY."""
     folder.mkdir()
@@ -78,7 +80,11 @@ def train(
         "OUTPUT": str(folder / "report"),
     }
     if strategy is not None:
-        asked = {"strategy": strategy, "topology": {"nranks": 2, "ranks_per_node": 2}}
+        asked = {
+            "strategy": strategy,
+            "check_ranks": check_ranks,
+            "topology": {"nranks": 2, "ranks_per_node": 2},
+        }
         (folder / "strategy.json").write_text(json.dumps(told(asked)))
         environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
     ranks = [

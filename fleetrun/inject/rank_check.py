@@ -1,8 +1,9 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
-First every rank sends one checksum of all its parameters. Only if these differ, the parameters are
-compared one by one. Differences by rounding are allowed: kernels differ between devices. Running
-statistics are left out, as each rank computes them from its own data; see `parameter_history`.
+First every rank sends one checksum of all its parameters, made where they are. Only if these
+differ, the parameters that differ are compared one by one. Differences by rounding are allowed:
+kernels differ between devices. Running statistics are left out, as each rank computes them from its
+own data; see `parameter_history`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import weakref
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from . import settings, updates
+from . import checksums, settings, updates
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import ModelRanks, StaticRanks, world_size
@@ -35,6 +36,12 @@ _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
 # The updates after which ranks are always compared. From the third on, everything that a reducer
 # keeps between backwards (the order of buckets, their memory) is in use.
 _ALWAYS = (1, 3)
+# `auto`: after the updates 1, 2, 4, ... and after every so many, which costs less than 1 % of them;
+# but only after powers of two where ranks differ by rounding, as each comparison is long then.
+_AUTO_EVERY = 32
+# The number of updates before which the history of parameters is recorded, unless they are compared
+# after every N updates.
+_WATCHED_UPDATES = 4
 # Bits: a parameter is trained by gradients; a forward writes into it.
 _TRAINED, _WRITTEN = 1, 2
 # The number of parameters that a note names.
@@ -44,7 +51,7 @@ _ULPS_PER_UPDATE = 4
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Compare after the first updates, and after every N with `check_ranks=N`."""
+    """Compare after the first updates, and later ones as `check_ranks` says."""
     if spec.check_ranks == _NEVER:
         return
     check = _Check(spec.check_ranks, proof)
@@ -66,10 +73,25 @@ def barrier(source: Any) -> None:
         paddle.distributed.barrier()
 
 
-class _Check:
-    """Compares the ranks after the updates 1 and 3, and after every EVERY updates if above 0."""
+def is_due(every: int | str, update: int, *, is_exact: bool = True) -> bool:
+    """Whether the ranks are compared after UPDATE, which counts from 1.
 
-    def __init__(self, every: int, proof: Evidence) -> None:
+    EVERY is the setting `check_ranks`; IS_EXACT: the ranks have been equal to the last bit.
+
+    >>> [update for update in range(1, 100) if is_due("auto", update)]
+    [1, 2, 4, 8, 16, 32, 64, 96]
+    >>> [update for update in range(1, 12) if is_due(5, update)]
+    [1, 3, 5, 10]
+    """
+    if isinstance(every, str):
+        return not update & (update - 1) or (is_exact and update % _AUTO_EVERY == 0)
+    return update in _ALWAYS or (every > 0 and update % every == 0)
+
+
+class _Check:
+    """Compares the ranks after the updates for which `is_due` holds with EVERY."""
+
+    def __init__(self, every: int | str, proof: Evidence) -> None:
         self._every = every
         self._proof = proof
         self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
@@ -80,6 +102,8 @@ class _Check:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Updates of the optimizer or program that is compared.
         self._updates = 0
+        # Models and programs whose ranks were not equal to the last bit. All ranks of a model know.
+        self._inexact: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def watch_models(self, module: ModuleType) -> None:
         """Keep a history of the parameters of every DataParallel model."""
@@ -94,7 +118,7 @@ class _Check:
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
             known = self._histories.get(model)
-            if known is None or not self._will_compare(known.updates):
+            if known is None or not self._watches(known.updates):
                 return forward(model, *args, **options)
             with known.watching_forward():
                 return forward(model, *args, **options)
@@ -104,7 +128,8 @@ class _Check:
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
-        if not self._will_compare(self._counts.get(optimizer, 0)):
+        count = self._counts.get(optimizer, 0)
+        if not (self._watches(count) or self._is_due(count + 1)):
             return
         own = _of_optimizer(optimizer)
         for known in list(self._histories.values()):
@@ -113,7 +138,9 @@ class _Check:
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
         # Read here: `paddle.distributed.spawn` sets the number of ranks late.
-        if not self._is_due(source) or world_size() == 1:
+        count = self._updates = self._counts.get(source, 0) + 1
+        self._counts[source] = count
+        if not self._is_due(count) or world_size() == 1:
             return
         if hasattr(source, "global_block"):
             self._compare_program(source)
@@ -125,40 +152,50 @@ class _Check:
                 self._proof.note("the ranks were not compared: there is no data-parallel model")
             return
         for model in models:
+            if not self._is_due(count, model):
+                continue
             known = self._histories[model]
             known.updates = self._updates
             parameters = _parameters(model)
             known.record_gradients(list(parameters.values()))
-            self._compare(parameters, ModelRanks(model), known)
+            self._compare(model, parameters, ModelRanks(model), known)
 
     def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
             self._proof.note("the ranks were not compared: they may differ by the strategy")
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
-        else:
-            self._compare(_variables(program), StaticRanks(), None)
+        elif self._is_due(self._updates, program):
+            self._compare(program, _variables(program), StaticRanks(), None)
 
     def _in_order(self) -> list[Any]:
         return sorted(self._histories, key=lambda model: str(model.full_name()))
 
-    def _is_due(self, source: Any) -> bool:
-        count = self._updates = self._counts.get(source, 0) + 1
-        self._counts[source] = count
-        return count in _ALWAYS or (self._every > 0 and count % self._every == 0)
+    def _is_due(self, update: int, trained: Any = None) -> bool:
+        """Whether TRAINED, a model or a program, is compared after UPDATE; None: anything."""
+        is_exact = trained is None or trained not in self._inexact
+        return is_due(self._every, update, is_exact=is_exact)
 
-    def _will_compare(self, count: int) -> bool:
-        """Whether there will be a comparison after more than COUNT updates."""
-        return self._every > 0 or count < _ALWAYS[-1]
+    def _watches(self, updates: int) -> bool:
+        """Whether to record, after so many UPDATES, what updates the parameters."""
+        is_regular = isinstance(self._every, int) and self._every > 0
+        return is_regular or updates < _WATCHED_UPDATES
 
     def _compare(
         self,
+        trained: Any,
         parameters: Mapping[str, Any],
         ranks: ModelRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
-        arrays = {name: _array(value) for name, value in parameters.items()}
-        sums = [zlib.crc32(array.tobytes()) for array in arrays.values()]
+        values = list(parameters.values())
+        is_static = known is None
+        # One at a time: together they may be more than the memory of the host.
+        sums = (
+            [checksums.of_array(_array(each)) for each in values]
+            if is_static
+            else checksums.of_tensors(values)
+        )
         total = zlib.crc32(json.dumps(sums).encode())
         rows = ranks.gather([len(sums), total])
         self._proof.counts["ranks_compared"] = len(rows)
@@ -170,21 +207,24 @@ class _Check:
         # `_variables` has left out what the forward of a static program writes into.
         kinds = [
             _TRAINED
-            if known is None
+            if is_static or known is None
             else _TRAINED * known.is_trained(each) | _WRITTEN * known.is_written(each)
-            for each in parameters.values()
+            for each in values
         ]
-        self._compare_each(arrays, sums, rows, kinds, ranks)
+        if not self._compare_each(parameters, sums, rows, kinds, ranks):
+            self._inexact.add(trained)
 
     def _compare_each(
         self,
-        arrays: dict[str, Any],
+        parameters: Mapping[str, Any],
         sums: list[int],
         rows: list[list[int]],
         kinds: list[int],
         ranks: ModelRanks | StaticRanks,
-    ) -> None:
-        """Raise RuntimeError, on all ranks, if a parameter differs by more than rounding.
+    ) -> bool:
+        """Return whether the parameters are equal to the last bit; statistics may differ.
+
+        Raises RuntimeError, on all ranks, if a parameter differs by more than rounding.
 
         ROWS has the number of parameters and the checksum of each rank. KINDS are the bits
         `_TRAINED` and `_WRITTEN` of each parameter, as this rank has seen them.
@@ -197,13 +237,14 @@ class _Check:
         seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(kinds))]
         statistics = []
         is_exact = True
-        for index, (name, array) in enumerate(arrays.items()):
+        for index, (name, value) in enumerate(parameters.items()):
             if len({row[index] for row in table}) == 1:
                 continue
             if seen[index] != _TRAINED:
                 statistics.append(name)
                 continue
             is_exact = False
+            array = _array(value)
             distances = ranks.distances(array)
             bad = [
                 ranks.ranks[place]
@@ -220,7 +261,7 @@ class _Check:
                     f" of shape {list(array.shape)}"
                 )
         self._proof.ranks_equal = True
-        self._proof.counts["parameters_compared"] = len(arrays) - len(statistics)
+        self._proof.counts["parameters_compared"] = len(parameters) - len(statistics)
         if statistics:
             self._proof.note(
                 f"the ranks differ in {_listed(statistics)}, which was not compared: no gradient"
@@ -228,6 +269,7 @@ class _Check:
             )
         if not is_exact:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
+        return is_exact
 
     def _fail(self, text: str) -> None:
         self._proof.ranks_equal = False

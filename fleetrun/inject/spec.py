@@ -23,8 +23,9 @@ class StrategySpec(NamedTuple):
     execution_strategy: Mapping[str, Any]
     # `defaults`: the script's own values win. `override`: these do.
     mode: str = "defaults"
-    # 0: compare the ranks after updates 1 and 3. N: also after every N updates. -1: never.
-    check_ranks: int = 0
+    # `auto`: compare the ranks ever more rarely. 0: after updates 1 and 3. N: also after every N
+    # updates. -1: never.
+    check_ranks: int | str = 0
     # What becomes of a partial round of gradient merge: `drop` or `step`.
     merge_tail: str = "drop"
     reasons: Mapping[str, str] = {}
@@ -85,7 +86,7 @@ def read_spec(path: str) -> StrategySpec:
         build_strategy=values.get("build_strategy", {}),
         execution_strategy=values.get("execution_strategy", {}),
         mode=values.get("mode", "defaults"),
-        check_ranks=int(values.get("check_ranks", 0)),
+        check_ranks=values.get("check_ranks", 0),
         merge_tail=values.get("merge_tail", "drop"),
         reasons=values.get("reasons", {}),
         verdicts=values.get("verdicts", {}),

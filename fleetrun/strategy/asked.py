@@ -61,12 +61,12 @@ def settings(wanted: Sequence[Named], sets: Iterable[Given]) -> list[Setting]:
 
 
 def settle(
-    asked: load.Asked, *, mode: str, is_strict: bool, check_ranks: int | None, merge_tail: str
+    asked: load.Asked, *, mode: str, is_strict: bool, check_ranks: int | str | None, merge_tail: str
 ) -> Strategy:
     """Return what was ASKED for with the options that say how to deal with it."""
     return asked.strategy._replace(
         mode=mode,
         is_strict=is_strict,
-        check_ranks=check_ranks or 0,
+        check_ranks="auto" if check_ranks is None else check_ranks,
         merge_tail=merge_tail,
     )

@@ -71,7 +71,8 @@ def test_how_to_deal_with_it_is_kept_with_it() -> None:
         7,
     )
     assert strategy(asked("--strategy=amp", "--check_ranks=-1")).check_ranks == -1
-    assert strategy(asked("--strategy=amp")).check_ranks == 0
+    assert strategy(asked("--strategy=amp", "--check_ranks=0")).check_ranks == 0
+    assert strategy(asked("--strategy=amp")).check_ranks == "auto"
 
 
 def test_how_to_deal_with_none_has_no_effect_and_says_so() -> None:
@@ -95,7 +96,7 @@ def test_one_field_is_enough() -> None:
         ("--strategy=amq", {}, "--strategy=amq: there is no file amq, nor a preset"),
         ("", {"FLEETRUN_STRATEGY": "amq"}, "--strategy=amq (from $FLEETRUN_STRATEGY): there is"),
         ("--set=amq=1", {}, "--set amq: no such field: amq; did you mean amp?"),
-        ("--strategy=amp --check_ranks=-2", {}, "give a whole number, -1 or more."),
+        ("--strategy=amp --check_ranks=-2", {}, "give a whole number, -1 or more"),
         ("--strategy_mode=both", {}, "give one of defaults, override."),
         ("--set fp16_allreduce=1", {}, "--set: fp16_allreduce: true is refused"),
     ],

@@ -109,9 +109,12 @@ def test_without_a_strategy_nothing_is_told_and_an_inherited_one_is_removed() ->
         assert environ.keys() <= {*process.unset}
 
 
-@pytest.mark.parametrize(("words", "check"), [(("--check_ranks=5",), 5), (("--check_ranks=0",), 0)])
-def test_the_check_of_the_ranks_needs_no_strategy(words: tuple[str, ...], check: int) -> None:
-    found = document(planned(asked(*words)))
+@pytest.mark.parametrize(
+    ("words", "check"),
+    [("--check_ranks=5", 5), ("--check_ranks=0", 0), ("--check_ranks=auto", "auto")],
+)
+def test_the_check_of_the_ranks_needs_no_strategy(words: str, check: int | str) -> None:
+    found = document(planned(asked(words)))
     assert (found["check_ranks"], found["strategy"], found["sources"]) == (check, {}, [])
     assert planned(asked("--check_ranks=-1")).strategy is None
 

@@ -30,3 +30,18 @@ def test_running_statistics_are_no_divergence_and_trained_parameters_are(
     assert [dict.fromkeys(rank, "") for rank in ranks] == ranks
     proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
     assert any("differ in 1._mean, 1._variance, which" in note for note in proof["notes"])
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_auto_finds_ranks_that_part_ways_late_and_asks_less_often_where_they_are_rounded(
+    version: str, tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "late.py", tmp_path / "ours", {}, check_ranks="auto")
+    for rank in ranks:
+        text = "after update 64 rank 1 and rank 0 differ in the parameter 0.weight"
+        assert text in rank["apart"]["stopped"]
+        assert rank["apart"]["compared"] == [1, 2, 4, 8, 16, 32, 64]
+        assert rank["rounded"]["stopped"] == ""
+        assert rank["rounded"]["compared"] == [1, 2, 4, 8, 16, 32, 64, 128]
+    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    assert any("equal within rounding" in note for note in proof["notes"])

@@ -1,0 +1,36 @@
+"""Checksums of tensors, with each real Paddle, as on a device and as on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from training import PYTHONS, ROOT, alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import paddle
+from fleetrun.inject import checksums
+
+checksums._MOST_AT_ONCE = 5
+layer = paddle.nn.Linear(3, 4)
+tensors = [layer.weight, layer.bias, layer.weight.T, paddle.ones([]), paddle.rand([17])]
+tensors += [tensors[-1].astype("float64"), tensors[-1].astype("bfloat16"), paddle.arange(9)]
+on_host = checksums.of_tensors(tensors)
+assert on_host == [int(checksums._of_tensor(each, paddle)) for each in tensors], on_host
+assert on_host[0] == on_host[2] and len(set(on_host)) == len(on_host) - 1
+# Only who trains leaves evidence.
+layer(paddle.ones([1, 3])).sum().backward()
+paddle.optimizer.SGD(0.1, parameters=layer.parameters()).step()
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_tensor_has_one_checksum_wherever_it_is_made(version: str, tmp_path: Path) -> None:
+    alone(version, tmp_path, SCRIPT, {"strategy": {"fuse_all_reduce_ops": True}})

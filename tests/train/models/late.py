@@ -1,0 +1,61 @@
+"""Trains a model whose ranks part ways late, and one whose ranks do so by rounding only.
+
+Reports what the script is stopped with, and after which updates the ranks were compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+PART_WAYS = 40
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+paddle.distributed.init_parallel_env()
+# Where each comparison begins, whatever it finds.
+gathers: list[int] = []
+plain = paddle.distributed.all_gather
+updates = 0
+
+
+def counted(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - Paddle's own
+    """Count the comparisons: each update is counted once."""
+    if updates not in gathers:
+        gathers.append(updates)
+    return plain(*args, **options)
+
+
+paddle.distributed.all_gather = counted
+
+
+def train(by: float, steps: int) -> dict[str, Any]:
+    """Train; rank 1 moves one weight BY that, relatively, when it parts ways."""
+    global updates  # noqa: PLW0603 - of this training
+    updates = 0
+    gathers.clear()
+    paddle.seed(5)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    model = paddle.DataParallel(net)
+    optimizer = paddle.optimizer.SGD(0.01, parameters=net.parameters())
+    numbers = np.random.RandomState(rank)
+    try:
+        for step in range(1, steps + 1):
+            batch = paddle.to_tensor(numbers.randn(4, 6).astype("float32"))
+            (model(batch) ** 2).mean().backward()
+            if rank and step == PART_WAYS:
+                net[0].weight.set_value(net[0].weight * (1 + by))
+            updates = step
+            optimizer.step()
+            optimizer.clear_grad()
+    except RuntimeError as error:
+        return {"stopped": str(error), "compared": list(gathers)}
+    return {"stopped": "", "compared": list(gathers)}
+
+
+report = {"apart": train(0.1, 70), "rounded": train(2e-7, 200)}
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
