@@ -97,7 +97,7 @@ def main(period_s: float) -> None:
         lib = nvml.meter_module()
         handles = opened(lib)
     except Exception:  # noqa: BLE001 - no driver, no library: there is nothing to tell
-        handles = []
+        return
     if not handles:
         return
     due = time.monotonic()

@@ -140,11 +140,11 @@ def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
 def _wait(seconds: float) -> bool:
     """Wait so long, or until a key is pressed that ends it; return whether one was."""
     deadline = time.monotonic() + seconds
-    has_keys = sys.stdin is not None and sys.stdin.isatty()
+    # A launcher's own may be closed.
+    keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
     while (left := deadline - time.monotonic()) > 0:
-        ready = select.select([sys.stdin] if has_keys else [], [], [], left)[0]
-        if ready:
-            typed = os.read(sys.stdin.fileno(), 64)
+        for fd in select.select(keys, [], [], left)[0]:
+            typed = os.read(fd, 64)
             if not typed:
                 # Its terminal is gone.
                 return True
