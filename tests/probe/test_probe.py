@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import psutil
 import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from planning import a_request
@@ -18,7 +19,7 @@ from planning import a_request
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
-from fleetrun.probe import network, nvml, scripts, tcp
+from fleetrun.probe import netlink, network, nvml, scripts, tcp
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -387,6 +388,19 @@ def test_several_hosts_read_ours_and_the_way_to_the_first_peer(root: Path) -> No
     assert not [address for address in facts.addresses if "%" in address.ip]
     names = {address.interface for address in facts.addresses}
     assert facts.peer_interface in {None, *names}
+
+
+def test_the_kernel_lists_the_same_addresses_as_psutil() -> None:
+    found = netlink.addresses()
+    expected = {
+        Address(interface, entry.address.partition("%")[0])
+        for interface, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in {socket.AF_INET, socket.AF_INET6}
+    }
+    assert set(found) == expected
+    assert len(found) == len(expected)
+    assert set(network.addresses()) == expected
 
 
 OURS = (
