@@ -28,6 +28,8 @@ _ATTRIBUTES = {
     "calc_comm_same_stream": "_calc_comm_same_stream",
     "with_coordinator": "is_with_coordinator",
 }
+# What fleetrun alone does: Paddle has no such field, or one that is wrong.
+_OURS = ("fp16_allreduce", "bf16_allreduce")
 _NAMES = {attribute: name for name, attribute in _ATTRIBUTES.items()}
 # The fields that were not put into a DistributedStrategy, and why.
 refused: dict[str, str] = {}
@@ -141,7 +143,7 @@ class _Injection:
             why = self._spec.refusal(name, value)
             if why:
                 refused[name] = why
-            elif value != "auto":
+            elif value != "auto" and name not in _OURS:
                 self._place_field(strategy, name, value)
         for name, value in self._spec.build_strategy.items():
             if name in _build_fields(strategy):

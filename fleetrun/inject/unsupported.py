@@ -37,7 +37,11 @@ _COMMUNICATION = (
     "sync_nccl_allreduce",
     "use_hierarchical_allreduce",
     "hierarchical_allreduce_inter_nranks",
+    "fp16_allreduce",
+    "bf16_allreduce",
 )
+# What is refused in one kind of graph only.
+_BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # The `_configs` fields without a switch, and the axes of fleet's topology for the keys of one.
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
 _DEGREES = {
@@ -133,6 +137,8 @@ class _RemainingFields:
             return
         elif name in distributed_strategy.refused:
             proof.knob(name, REFUSED, reason=distributed_strategy.refused[name])
+        elif name in _BY_GRAPH and proof.known(name, value).get("status") == REFUSED:
+            proof.knob(name, REFUSED, reason=str(proof.known(name, value)["reason"]))
         elif proof.known(name, value).get("by_default"):
             reason = proof.known(name, value)["reason"]
             proof.knob(name, EFFECTIVE, in_effect=value, evidence=reason)

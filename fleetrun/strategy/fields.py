@@ -33,7 +33,8 @@ class Field(NamedTuple):
     `kind` is one of bool, int, float, choice, text, ints, floats, texts, configs (with `keys`).
     `auto` says what the word auto stands for; without it the word is not allowed.
     `refused` is the value that is never passed on, and why.
-    `only` is the one Paddle that knows the field, where the others do not.
+    `only` is the one Paddle that knows the field, where the others do not; `is_own`: none does,
+    as fleetrun alone puts it into effect.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Field(NamedTuple):
     keys: "tuple[Field, ...]" = ()
     refused: "tuple[KnobValue, str] | None" = None
     only: str = ""
+    is_own: bool = False
 
 
 def _on(name: str, doc: str, *, default: bool = False, **more: object) -> Field:
@@ -166,10 +168,11 @@ TABLE: tuple[Field, ...] = (
         "Compute and communicate in one stream.",
         aliases=("_calc_comm_same_stream",),
     ),
+    _on("fp16_allreduce", "Send gradients as float16, in dygraph; Paddle's own sends nothing."),
     _on(
-        "fp16_allreduce",
-        "Send gradients as 16-bit numbers.",
-        refused=_SENDS_NOTHING,
+        "bf16_allreduce",
+        "Send gradients as bfloat16, in dygraph: the range of float32 with fewer digits.",
+        is_own=True,
     ),
     _on("find_unused_parameters", "Look for parameters that a step does not use."),
     _on(

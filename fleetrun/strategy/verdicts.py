@@ -95,6 +95,28 @@ TABLE: tuple[Row, ...] = (
         "dygraph",
     ),
     Row(
+        "fp16_allreduce",
+        REFUSED,
+        "its gloo sums float16 to infinity: see bf16_allreduce",
+        "dygraph",
+        "3.3.1",
+        "cpu",
+    ),
+    Row(
+        "fp16_allreduce bf16_allreduce",
+        UNTESTED,
+        f"{_ONLY_A_GPU}NCCL is self-tested at the start",
+        "dygraph",
+        device="gpu",
+    ),
+    Row("fp16_allreduce bf16_allreduce", EFFECTIVE, f"{_OURS}, in 16 bits", "dygraph"),
+    Row(
+        "fp16_allreduce bf16_allreduce",
+        REFUSED,
+        "in static graphs Paddle's own sends no gradients at all, and ranks diverge",
+        "static",
+    ),
+    Row(
         "gradient_merge gradient_merge_configs",
         EFFECTIVE,
         "fleetrun merges; allreduces are sent at the update only",
@@ -444,7 +466,7 @@ _OFF_BY_DEFAULT = Row("", EFFECTIVE, "off, as without it", by_default=True)
 def rows(field: Field, *, is_off: bool = False) -> tuple[Row, ...]:
     """Return what is known of FIELD, IS_OFF: of its being false; the first line that fits counts.
 
-    >>> [row.status for row in rows(fields.find("strategy", "fp16_allreduce"))]
+    >>> [row.status for row in rows(fields.find("strategy", "asp"))]
     ['refused']
     """
     if field.refused is not None and field.refused[0] is not is_off:

@@ -148,7 +148,7 @@ def test_validate_says_all_that_is_wrong_line_by_line(
 strategie: {}
 strategy:
   fuse_grad_size_in_MB: much
-  fp16_allreduce: true
+  asp: true
   gradient_merge_configs:
     k_step: 4
     avg: perhaps
@@ -168,7 +168,7 @@ nccl: 3
     assert [line.removeprefix("fleetrun: bad.yaml:") for line in said.err.splitlines()] == [
         "1: no such section: strategie; did you mean strategy?",
         f"3: fuse_grad_size_in_MB: much: {size}.",
-        f"4: fp16_allreduce: true is refused: {nothing}.",
+        f"4: asp: true is refused: {nothing}.",
         "6: gradient_merge_configs has no k_step; did you mean k_steps?",
         "7: avg: perhaps: give true or false.",
         "9: num_threads means num_threads, which thread_num says, too.",

@@ -221,13 +221,13 @@ def test_later_layers_win_part_by_part_and_set_wins_over_all() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["without_graph_optimization: false", "fp16_allreduce: true"])
+@pytest.mark.parametrize("text", ["without_graph_optimization: false", "asp: true"])
 def test_what_makes_ranks_diverge_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"a:1: .* is refused: .* ranks diverge"):
         load.combine([layer("a", f"strategy: {{{text}}}")])
 
 
-@pytest.mark.parametrize("text", ["without_graph_optimization: true", "fp16_allreduce: false"])
+@pytest.mark.parametrize("text", ["without_graph_optimization: true", "asp: false"])
 def test_its_harmless_value_is_not(text: str) -> None:
     assert load.combine([layer("a", f"strategy: {{{text}}}")]).notes == ()
 

@@ -54,7 +54,7 @@ def ours(version: str, section: str) -> dict[str, fields.Field]:
     return {
         field.name: field
         for field in fields.TABLE
-        if field.section == section and field.only in ("", version)
+        if field.section == section and field.only in ("", version) and not field.is_own
     }
 
 

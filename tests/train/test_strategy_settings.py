@@ -91,7 +91,7 @@ ASKED = {
     "amp_configs": {"init_loss_scaling": 8.0},
     "lars": True,
     "localsgd": False,
-    "fp16_allreduce": True,
+    "asp": True,
 }
 BUILD = {"fuse_elewise_add_act_ops": True, "fuse_relu_depthwise_conv": True}
 
@@ -204,7 +204,7 @@ def test_the_scripts_own_settings_win_and_every_update_is_counted(
         "fuse_relu_depthwise_conv": False,
     }
     assert told["fuse_grad_size_in_MB"]["in_effect"] == 4
-    assert told["fp16_allreduce"]["status"] == "refused"
+    assert told["asp"]["status"] == "refused"
     assert told["find_unused_parameters"]["status"] == "effective"
     assert told["localsgd"]["status"] == "effective"
     assert told["lars"]["status"] == told["amp_configs"]["status"] == "no_effect"

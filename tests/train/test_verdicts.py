@@ -89,6 +89,9 @@ CASES = (
     Case("heter_ccl_mode=true", "dygraph", OLD),
     # Plain data parallel: fleet of three ranks does not come up over gloo.
     Case(TWO_LEVELS, "dygraph", options="--plain", ranks=3),
+    Case("fp16_allreduce=true", "dygraph"),
+    Case("bf16_allreduce=true", "dygraph"),
+    Case("fp16_allreduce=true bf16_allreduce=true", "static"),
     Case("heter_ccl_mode=true", "dygraph", NEW, "has no attribute '_hcg'"),
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true", "static", NEW),
     Case(f"{BOTH} sync_nccl_allreduce=true heter_ccl_mode=true {CUDNN}", "static", OLD),

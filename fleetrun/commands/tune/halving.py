@@ -20,6 +20,7 @@ _MEANINGFUL = (
     "gradient_merge",
     "amp",
     "fp16_allreduce",
+    "bf16_allreduce",
     "dgc",
     "lars",
     "lamb",

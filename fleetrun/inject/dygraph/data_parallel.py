@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, settings, store
+from . import compression
 from .reducer import BucketLimits, Reducer
 from .reducer_report import ReducerReport, ReducerSetup
 
@@ -31,6 +32,7 @@ REDUCER_FIELDS = (
     "sync_nccl_allreduce",
     "use_hierarchical_allreduce",
     "gradient_merge",
+    *compression.DTYPES,
 )
 _PACKAGE = __name__.rpartition(".dygraph.")[0]
 # The arguments of DataParallel that set a field.
@@ -173,7 +175,16 @@ class Reducers:
             )
             own.append(communicators.Communicator(algorithm, overlaps=overlaps))
         self._communicators += own
-        setup = ReducerSetup(number, own, hierarchy, len(model.group_indices), overlaps, len(ranks))
+        compressed = compression.choose(own[0], ranks, communicators.global_rank())
+        setup = ReducerSetup(
+            number,
+            own,
+            hierarchy,
+            len(model.group_indices),
+            overlaps,
+            len(ranks),
+            compressed,
+        )
         # No closure may hold the model: it holds the reducer, and both must go together.
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
@@ -182,6 +193,7 @@ class Reducers:
             sparse_parameters=sparse,
             group=model.group.process_group,
             communicators=own,
+            compression=compressed,
             ranks=ranks,
             limits=lambda total: bucket_limits(total, model_bytes, model_last_bytes),
             finds_unused=model.find_unused_parameters,

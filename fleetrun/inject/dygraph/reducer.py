@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..communicators import Communicator, DeviceWork, ThreadWork
+    from .compression import CompressedWork, Compression
 
 
 # Buckets are rebuilt if they are sent earlier by this fraction of a backward, on average. The
@@ -42,7 +43,7 @@ class Bucket:
         # The number of gradients of the model that were ready when it was sent.
         self.gradients_before = 0
         # What to wait for, and the memory that must stay until then.
-        self.work: DeviceWork | ThreadWork | None = None
+        self.work: DeviceWork | ThreadWork | CompressedWork | None = None
         self.flat: Any = None
         # Parameters without a gradient on this rank, each with its view of `flat`.
         self.absent: list[tuple[Any, Any]] = []
@@ -76,6 +77,7 @@ class Reducer:
         sparse_parameters: Sequence[Any],
         group: Any,
         communicators: Sequence[Communicator],
+        compression: Compression | None,
         ranks: Sequence[int],
         limits: Callable[[int], BucketLimits],
         finds_unused: bool,
@@ -87,6 +89,7 @@ class Reducer:
         self.ranks = ranks
         self._nranks = len(ranks)
         self._communicators = communicators
+        self._compression = compression
         self._limits = limits
         self._finds_unused = finds_unused
         self._must_sync = must_sync
@@ -269,7 +272,14 @@ class Reducer:
             # Paddle divides before it sums, too.
             bucket.flat.scale_(1.0 / self._nranks)
         communicator = self._communicators[number % len(self._communicators)]
-        bucket.work = communicator.all_reduce(bucket.flat, is_only=len(self.buckets) == 1)
+        is_only = len(self.buckets) == 1
+        compression = self._compression
+        if compression is None or not compression.compresses(bucket.flat):
+            bucket.work = communicator.all_reduce(bucket.flat, is_only=is_only)
+            return
+        bucket.work = compression.all_reduce(
+            communicator, bucket.flat, is_only=is_only, measures=not self.backwards
+        )
 
     def finish(self) -> None:
         """Send what is left, and wait for all allreduces."""

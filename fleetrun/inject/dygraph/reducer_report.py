@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
 from ..buckets import MEBIBYTE, describe_auto
-from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
+from ..evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT, plural
+from .compression import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ..communicators import Communicator, Hierarchy
     from ..evidence import Evidence
     from ..spec import StrategySpec
+    from .compression import Compression
     from .reducer import Reducer
 
 _FUSION = (
@@ -26,7 +28,7 @@ _FUSION = (
 _HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
 # The backwards of each model that are counted.
 _COUNTED_BACKWARDS = 2
-_ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY)
+_ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
 
 
 class ReducerSetup(NamedTuple):
@@ -39,6 +41,7 @@ class ReducerSetup(NamedTuple):
     paddles_buckets: int
     overlaps: bool
     nranks: int
+    compression: Compression | None = None
 
 
 class ReducerReport:
@@ -111,6 +114,8 @@ class ReducerReport:
         self._report_field("nccl_comm_num", f"{used}{in_turn}; {early}")
         for name in _HIERARCHY:
             self._report_hierarchy(name, setup)
+        if setup.compression is not None:
+            self._report_compression(setup.compression)
         self._proof.write()
 
     def _report_field(self, name: str, evidence: str) -> None:
@@ -139,6 +144,23 @@ class ReducerReport:
                 return
         status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
+
+    def _report_compression(self, used: Compression) -> None:
+        for name in DTYPES:
+            if not self._spec.get(name):
+                continue
+            if name != used.field:
+                self._proof.knob(name, NO_EFFECT, reason=f"{used.field} is on, too")
+            elif used.failure:
+                self._proof.knob(name, REFUSED, reason=used.failure)
+            else:
+                said = f"sums are sent as {used.dtype}"
+                if used.error is not None:
+                    said += (
+                        f"; the first gradients differ from those sent in float32 by"
+                        f" {used.error:.1e} of the largest at most"
+                    )
+                self._report_field(name, said)
 
     def _fuses(self) -> bool:
         return bool(settings.effective("fuse_all_reduce_ops", default=True))

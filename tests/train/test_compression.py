@@ -1,0 +1,63 @@
+"""Gradients that are sent in 16 bits, or not, where the backend cannot sum them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from training import PYTHONS, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+# Digits that a sum of two has left, of gradients of about 1.
+CLOSE = {"bf16_allreduce": 2e-2, "fp16_allreduce": 2e-3}
+SENT = {"bf16_allreduce": {"bfloat16", "bf16"}, "fp16_allreduce": {"float16", "fp16"}}
+# Buckets that overlap, one that is waited for at once, and two levels.
+WAYS: tuple[dict[str, Any], ...] = (
+    {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2},
+    {"sync_nccl_allreduce": True},
+)
+
+
+def row(folder: Path, name: str) -> dict[str, Any]:
+    proof = json.loads((folder / "strategy.0.json").read_text())
+    found: dict[str, Any] = next(knob for knob in proof["knobs"] if knob["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("3.3.1", "bf16_allreduce"), ("2.6.2", "bf16_allreduce"), ("2.6.2", "fp16_allreduce")],
+)
+def test_gradients_are_sent_in_16_bits_and_the_weights_are_close(
+    version: str, name: str, way: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "compressed.py", tmp_path / "ours", {name: True, **way})
+    for rank in ranks:
+        assert rank["weights"] == ranks[0]["weights"]
+        assert rank["weights"] == pytest.approx(rank["alone"], abs=CLOSE[name])
+        assert rank["weights"] != rank["alone"]
+        assert set(rank["sent"]) <= SENT[name]
+        assert len(rank["sent"]) == (2 if "nccl_comm_num" in way else 1)
+    told = row(tmp_path / "ours", name)
+    assert told["status"] == "effective"
+    error = float(told["evidence"].partition(" by ")[2].split()[0])
+    assert 0 < error < CLOSE[name]
+
+
+def test_what_the_backend_sums_wrongly_is_refused_and_sent_in_32_bits(tmp_path: Path) -> None:
+    asked = {"fp16_allreduce": True}
+    ranks = train(PYTHONS["3.3.1"], "compressed.py", tmp_path / "ours", asked)
+    for rank in ranks:
+        assert all(map(math.isfinite, rank["weights"]))
+        assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
+        assert set(rank["sent"]) <= {"float32", "fp32"}
+    told = row(tmp_path / "ours", "fp16_allreduce")
+    assert told["status"] == "refused"
+    assert "sums float16 wrongly: self-tested" in told["reason"]
