@@ -152,7 +152,8 @@ print("ne\\nno end", end="")
     launcher = job.start()
     until(lambda: "started" in str(job.events()))
     words = ["-f", *([f"--rank={rank}"] if rank else [])]
-    reader = terminal.start([*LOGS, *words], {**os.environ, "PYTHONPATH": str(ROOT)}, tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    reader = terminal.start([*LOGS, *words], env, tmp_path)
     try:
         until(terminal.shows(b"begin 1\r\n"))
         if not rank:
