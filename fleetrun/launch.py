@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, planner, probe
+from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible
 from fleetrun.records.folder import Folder
@@ -20,6 +21,7 @@ from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
 from fleetrun.sinks.manifest import Manifest
 from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
 from fleetrun.sources.watch import Watch
@@ -152,6 +154,7 @@ def _run(
             console,
             times,
             endings[0],
+            *_metrics(folder, request, messages),
             *_rotation(plan, request, (console.follow, times.follow), messages),
         )
         sources: tuple[Source, ...] = (
@@ -210,6 +213,19 @@ def _restore(request: Request) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink, ...]:
+    """Return what measures the job, unless nobody wants that."""
+    if not request.metrics_period_s:
+        if request.metrics_port is not None:
+            raise UsageError(
+                f"--metrics_port={request.metrics_port} serves what is measured, and "
+                "--metrics_period=0 measures nothing: give seconds, or leave it out."
+            )
+        return ()
+    period_s, port = request.metrics_period_s, request.metrics_port
+    return (Metrics(folder.path, period_s=period_s, port=port, say=messages.say),)
 
 
 def _rotation(

@@ -108,6 +108,9 @@ class Request(NamedTuple):
     # 0: logs grow as they like.
     log_max_bytes: int = 0
     log_max_files: int = 3
+    # 0: nothing is measured.
+    metrics_period_s: float = 5.0
+    metrics_port: int | None = None
     tee: str | None = None
     # The rank that reads our standard input, or `none`; None: the one that is shown.
     stdin: str | None = None

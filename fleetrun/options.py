@@ -684,6 +684,27 @@ TABLE: tuple[Option, ...] = (
         minimum=1,
     ),
     Option(
+        "metrics_period",
+        "float",
+        JOB,
+        "How often what host, GPUs and ranks use goes into metrics.jsonl of the run directory; "
+        "0: never.",
+        metavar="SECONDS",
+        default="5",
+        minimum=0,
+        slot="metrics_period_s",
+    ),
+    Option(
+        "metrics_port",
+        "int",
+        JOB,
+        "Serve the metrics at this port of each host in OpenMetrics, for Prometheus; needs "
+        "prometheus-client.",
+        metavar="PORT",
+        minimum=1,
+        maximum=65535,
+    ),
+    Option(
         "from_manifest",
         "text",
         JOB,

@@ -135,6 +135,8 @@ def resolve(
         log_keep=chosen["log_keep"].of(int) or 1,
         log_max_bytes=_size(chosen["log_max_bytes"]),
         log_max_files=chosen["log_max_files"].of(int) or 1,
+        metrics_period_s=chosen["metrics_period_s"].of(float) or 0.0,
+        metrics_port=chosen["metrics_port"].of(int),
         tee=_ranks(chosen["tee"]),
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),

@@ -92,10 +92,11 @@ OUTSIDE = {
         "fleetrun.commands",
     ),
     "rich": ("fleetrun.sinks", "fleetrun.commands"),
+    "prometheus_client": ("fleetrun.sinks.metrics",),
     "paddle": (ISLAND, "fleetrun.commands"),
     "numpy": (ISLAND,),
 }
-ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "yaml", "paddle", "numpy"}
+ONLY_IN_FUNCTIONS = {"click", "psutil", "pynvml", "prometheus_client", "yaml", "paddle", "numpy"}
 # A launch never loads these at all, so they may import at their top.
 LATER = ("fleetrun.commands",)
 

@@ -116,6 +116,8 @@ VALUES = {
     "log_keep": ("1", "2"),
     "log_max_size": ("100M", "2G"),
     "log_max_files": ("1", "2"),
+    "metrics_period": ("5", "10"),
+    "metrics_port": ("9400", "9401"),
     "server_num": ("1", "2"),
     "trainer_num": ("1", "2"),
     "servers": ("a:1", "b:1"),

@@ -3,6 +3,8 @@
 A driver that is stuck holds up that process only: readers see that nothing new comes.
 """
 
+# ruff: noqa: PTH100, PTH120 - as the rest of probe/, without pathlib
+
 from __future__ import annotations
 
 import json
@@ -13,6 +15,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import fleetrun
 from fleetrun.run import libc
 
 if TYPE_CHECKING:
@@ -113,12 +116,14 @@ class GpuMeter:
     """The process that asks each PERIOD_S, and its last answer; CODE is its program."""
 
     def __init__(self, period_s: float, code: str = "") -> None:
-        code = code or f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
+        # Not the current folder, where modules may have the names of ours.
+        house = os.path.dirname(os.path.dirname(os.path.abspath(fleetrun.__file__)))
+        own = f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
+        code = code or f"import sys; sys.path[0] = {house!r}; {own}"
         self._rest = b""
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
-        # Not -P or -I: fleetrun itself may stand in $PYTHONPATH.
         self._process = subprocess.Popen(  # noqa: S603 - our own
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,

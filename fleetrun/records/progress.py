@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.records import heartbeat, names, reading
+
+if TYPE_CHECKING:
+    from fleetrun.records.runs import LogRecord
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf"
 _STEP = re.compile(
@@ -11,6 +18,10 @@ _STEP = re.compile(
     rb"(?:[ \[\]:=#_]|\bid\b){0,4}(\d{1,12})(?![.\d])"
 )
 _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMBER.encode())
+
+
+# So much of a log's end is looked at.
+TAIL = 8192
 
 
 class Progress(NamedTuple):
@@ -42,6 +53,28 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
         if step is not None and loss is not None:
             break
     return Progress(step, loss, lines[-1].decode(errors="replace").strip())
+
+
+def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
+    """Return when the heartbeat of the process of LOG was written, and which step it tells.
+
+    None: there is none of this attempt.
+    """
+    name = names.heartbeat(log.process.removeprefix("trainer."))
+    path = os.path.join(run_dir, name)  # noqa: PTH118 - as in the rest of records/
+    step = heartbeat.read_step(path)
+    if step is not None:
+        with suppress(OSError):
+            at = os.stat(path).st_mtime  # noqa: PTH116 - see above
+            return (at, step) if at >= log.started_at else None
+    return None
+
+
+def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
+    """Return what the heartbeat and the end of LOG tell just now."""
+    said = of(reading.content(log.path, TAIL, from_end=True) or b"", pattern)
+    beat = beaten(run_dir, log)
+    return said if beat is None else said._replace(step=beat[1])
 
 
 def _found(

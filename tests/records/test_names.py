@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from commandline import Command
 
 from fleetrun import manifest
-from fleetrun.records import eventfile, names, planfile, reportfile, strategyfiles
+from fleetrun.records import eventfile, metricsfile, names, planfile, reportfile, strategyfiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,7 @@ raise ValueError("no")
         for name in left:
             if pattern(one.name).fullmatch(name):
                 lines = (latest / name).read_text().splitlines()
-                documents = lines if name == names.EVENTS else ["\n".join(lines)]
+                documents = lines if name.endswith(".jsonl") else ["\n".join(lines)]
                 for document in documents:
                     assert json.loads(document)["schema"] == one.schema, name
 
@@ -70,6 +70,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
     assert found == {
         names.PLAN: planfile.SCHEMA,
         names.EVENTS: eventfile.SCHEMA,
+        names.METRICS: metricsfile.SCHEMA,
         names.MANIFEST: manifest.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,

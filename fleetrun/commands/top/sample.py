@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
-from fleetrun.records import eventfile, heartbeat, names, progress, reading, runs
+from fleetrun.records import eventfile, names, progress, reading, runs
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterable, Sequence
 
-# So much of a log's end is looked at for the last line, the step and the loss.
-_TAIL = 8192
 # After so long without a step or a line, a rank is called silent.
 _SILENT_S = 10.0
 # A straggler is marked for so long; the watch says it once in a while only.
@@ -195,7 +193,7 @@ class Sampler:
         size = _size(log.path)
         if size != seen.size:
             seen.size = size
-            tail = reading.content(log.path, _TAIL, from_end=True) or b""
+            tail = reading.content(log.path, progress.TAIL, from_end=True) or b""
             said = progress.of(tail, self._pattern)
             # What scrolled out of the tail is still the last that was said.
             seen.progress = progress.Progress(
@@ -231,18 +229,9 @@ class Sampler:
     @staticmethod
     def _see_step(run: runs.Run, log: runs.LogRecord, seen: _Seen) -> None:
         """Note which step a rank has made: by its heartbeat, or else by what it printed."""
-        rank = log.process.removeprefix("trainer.")
-        beat = os.path.join(run.path, names.heartbeat(rank))
-        step = heartbeat.read_step(beat)
-        at = time.time()
-        if step is not None:
-            with suppress(OSError):
-                at = os.stat(beat).st_mtime
-            if at < log.started_at:
-                # An earlier attempt's.
-                step = None
-        if step is None:
-            step = seen.progress.step
+        beat = progress.beaten(run.path, log)
+        at, step = beat if beat is not None else (time.time(), seen.progress.step)
+        if beat is None:
             with suppress(OSError):
                 at = os.stat(log.path).st_mtime
         if step is None or (seen.steps and seen.steps[-1][1] == step):

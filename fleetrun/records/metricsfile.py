@@ -1,0 +1,174 @@
+"""`metrics.jsonl`: what a host, its GPUs and its ranks used, one JSON object each few seconds.
+
+Schema 1: `time` (wall clock), `monotonic`, `host`, `attempt`, `system` (of the whole host), `ranks`
+and `gpus`, and `scalars` (folders of TensorBoard's and VisualDL's files, when they were found).
+What is not known is null. What counts since the beginning (`_s`, read and written bytes) only
+grows, but for another attempt or boot.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCHEMA = 1
+_OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class System(NamedTuple):
+    """The whole host: processors in use (of 100 %), and what went over disks and network."""
+
+    cpu_percent: float | None
+    load: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    disk_read_bytes: int | None
+    disk_written_bytes: int | None
+    network_received_bytes: int | None
+    network_sent_bytes: int | None
+
+
+class RankUse(NamedTuple):
+    """A process of the job with all that it has started; 100 % is one processor."""
+
+    process: str
+    rank: int | None
+    pid: int
+    state: str
+    cpu_s: float
+    cpu_percent: float | None
+    memory_bytes: int
+    threads: int
+    processes: int
+    read_bytes: int | None
+    written_bytes: int | None
+    step: int | None
+    loss: float | None
+
+
+class GpuUse(NamedTuple):
+    """A GPU that the job was given, and the ranks it was given to."""
+
+    number: int
+    uuid: str
+    name: str
+    use_percent: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    power_w: float | None
+    temperature_c: float | None
+    ranks: tuple[int, ...]
+
+
+class MetricsRecord(NamedTuple):
+    """One line."""
+
+    time: float
+    monotonic: float
+    host: str
+    attempt: int
+    system: System
+    ranks: tuple[RankUse, ...]
+    gpus: tuple[GpuUse, ...]
+    scalars: tuple[str, ...] = ()
+
+
+def append(path: str, record: MetricsRecord) -> int:
+    """Append RECORD to the file PATH, whole or not at all, and return how long the file is.
+
+    Raises OSError where it cannot be written.
+    """
+    import json  # noqa: PLC0415 - as in the rest of records/
+
+    document: dict[str, Any] = {"schema": SCHEMA, **record._asdict()}
+    document["system"] = record.system._asdict()
+    document["ranks"] = [one._asdict() for one in record.ranks]
+    document["gpus"] = [one._asdict() for one in record.gpus]
+    line = json.dumps(_finite(document), allow_nan=False).encode() + b"\n"
+    fd = os.open(path, _OPEN, 0o600)
+    try:
+        written = os.write(fd, line)
+        size = os.fstat(fd).st_size
+        if written < len(line):
+            # A full disk took half a line; half a line is none.
+            size -= written
+            os.ftruncate(fd, size)
+        return size
+    finally:
+        os.close(fd)
+
+
+def _finite(value: object) -> object:
+    """Return VALUE with null for numbers that JSON does not have: a loss may be NaN."""
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def read(path: str) -> Iterator[MetricsRecord]:
+    """Yield the lines of the file PATH that can be read."""
+    for found in reading.lines(path):
+        if found.get("schema") != SCHEMA:
+            continue
+        yield MetricsRecord(
+            time=reading.real(found.get("time")) or 0.0,
+            monotonic=reading.real(found.get("monotonic")) or 0.0,
+            host=reading.text(found.get("host")),
+            attempt=reading.whole(found.get("attempt")) or 0,
+            system=_system(reading.mapping(found.get("system"))),
+            ranks=tuple(map(_rank, reading.mappings(found.get("ranks")))),
+            gpus=tuple(map(_gpu, reading.mappings(found.get("gpus")))),
+            scalars=reading.texts(found.get("scalars")),
+        )
+
+
+def _system(one: dict[str, Any]) -> System:
+    return System(
+        cpu_percent=reading.real(one.get("cpu_percent")),
+        load=reading.real(one.get("load")),
+        memory_used_bytes=reading.whole(one.get("memory_used_bytes")),
+        memory_total_bytes=reading.whole(one.get("memory_total_bytes")),
+        disk_read_bytes=reading.whole(one.get("disk_read_bytes")),
+        disk_written_bytes=reading.whole(one.get("disk_written_bytes")),
+        network_received_bytes=reading.whole(one.get("network_received_bytes")),
+        network_sent_bytes=reading.whole(one.get("network_sent_bytes")),
+    )
+
+
+def _rank(one: dict[str, Any]) -> RankUse:
+    return RankUse(
+        process=reading.text(one.get("process")),
+        rank=reading.whole(one.get("rank")),
+        pid=reading.whole(one.get("pid")) or 0,
+        state=reading.text(one.get("state")),
+        cpu_s=reading.real(one.get("cpu_s")) or 0.0,
+        cpu_percent=reading.real(one.get("cpu_percent")),
+        memory_bytes=reading.whole(one.get("memory_bytes")) or 0,
+        threads=reading.whole(one.get("threads")) or 0,
+        processes=reading.whole(one.get("processes")) or 0,
+        read_bytes=reading.whole(one.get("read_bytes")),
+        written_bytes=reading.whole(one.get("written_bytes")),
+        step=reading.whole(one.get("step")),
+        loss=reading.real(one.get("loss")),
+    )
+
+
+def _gpu(one: dict[str, Any]) -> GpuUse:
+    return GpuUse(
+        number=reading.whole(one.get("number")) or 0,
+        uuid=reading.text(one.get("uuid")),
+        name=reading.text(one.get("name")),
+        use_percent=reading.real(one.get("use_percent")),
+        memory_used_bytes=reading.whole(one.get("memory_used_bytes")),
+        memory_total_bytes=reading.whole(one.get("memory_total_bytes")),
+        power_w=reading.real(one.get("power_w")),
+        temperature_c=reading.real(one.get("temperature_c")),
+        ranks=reading.wholes(one.get("ranks")),
+    )

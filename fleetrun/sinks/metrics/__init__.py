@@ -1,0 +1,153 @@
+"""Starts the process that measures the job for `metrics.jsonl` and `--metrics_port`.
+
+It is a process of its own, so that neither a slow driver nor a scrape takes anything from the
+launcher; it begins when the ranks have had the processors for themselves for a while.
+"""
+
+# pathlib costs start-up time.
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.run.events import Finished
+from fleetrun.run.listeners import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+
+# A job that is shorter has no metrics; one that is asked for them has them sooner.
+_AFTER_S = 5.0
+_SOON_S = 0.5
+# What SIGKILL reaches is gone by then.
+_END_MS = 1000
+_LISTENING_FD = 3
+_BACKLOG = 16
+
+
+class Metrics(Sink):
+    """Measures the job of the run directory RUN_DIR each PERIOD_S; PORT: and tells who asks."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        *,
+        period_s: float,
+        port: int | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._run_dir = run_dir
+        self._period_s = period_s
+        self._port = port
+        self._say = say
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._pidfd = -1
+
+    def prepare(self) -> None:
+        """Take the port; EnvironmentFault if that cannot be, before anything starts."""
+        if self._port is None:
+            return
+        _check_library()
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind(("", self._port))
+            self._socket.listen(_BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            raise EnvironmentFault(
+                f"--metrics_port={self._port} cannot be had ({error.strerror}): give another port."
+            ) from None
+
+    def open(self, waiting: Waiting) -> None:
+        """Begin in a while."""
+        self._waiting = waiting
+        after = min(self._period_s, _SOON_S if self._socket is not None else _AFTER_S)
+        waiting.alarm("begin", time.monotonic() + after, self._begin)
+
+    def tell(self, happening: Happening) -> None:
+        """End with the job."""
+        if isinstance(happening, Finished):
+            self._kill()
+
+    def close(self) -> None:
+        """End; nobody is left behind, but one that a driver holds."""
+        self._kill()
+        if self._pidfd >= 0:
+            gone = select.poll()
+            gone.register(self._pidfd, select.POLLIN)
+            gone.poll(_END_MS)
+            self._forget()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _begin(self) -> None:
+        from fleetrun.sinks.metrics import command  # noqa: PLC0415 - no start waits for it
+
+        fds: list[tuple[int | str, ...]] = [
+            (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)
+        ]
+        if self._socket is not None:
+            fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
+        words = command.line(
+            self._run_dir,
+            launcher=os.getpid(),
+            period_s=self._period_s,
+            listening_fd=_LISTENING_FD if self._socket is not None else None,
+        )
+        self._pid = os.posix_spawn(
+            sys.executable,
+            words,
+            os.environ,
+            file_actions=fds,
+            # Ctrl-C is not for it, but in our session nobody takes it for a part of the job.
+            setpgroup=0,
+            setsigmask=(),
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+        self._pidfd = os.pidfd_open(self._pid)
+        self._waiting.watch(self._pidfd, self._on_end)
+
+    def _on_end(self) -> None:
+        """Say that nothing is measured any more, which the job does not mind."""
+        self._forget()
+        self._say("The process that measures the job has ended; the job goes on without metrics.")
+
+    def _kill(self) -> None:
+        self._waiting.alarm("begin", None, self._begin)
+        if self._pidfd >= 0:
+            self._waiting.unwatch(self._pidfd)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _forget(self) -> None:
+        self._waiting.unwatch(self._pidfd)
+        # The supervisor, which reaps orphans, may be faster; and a driver may hold it for a while.
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+def _check_library() -> None:
+    """Raise EnvironmentFault where what serves metrics is not installed."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only with --metrics_port
+
+    if find_spec("prometheus_client") is None:
+        raise EnvironmentFault(
+            "--metrics_port needs prometheus-client, which is not installed here: "
+            f"{sys.executable} -m pip install prometheus-client."
+        )

@@ -1,0 +1,195 @@
+"""Measures a job each few seconds, in a process of its own, and writes it down."""
+
+# ruff: noqa: PTH115, PTH116, PTH118, PTH120, PTH208 - paths as records/ has them
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.probe import usage
+from fleetrun.probe.gpumeter import GpuMeter
+from fleetrun.records import metricsfile, names, progress, runs
+from fleetrun.records.metricsfile import GpuUse, MetricsRecord, RankUse, System
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# When the file has become that long, it is added to half as often, and again for each time more.
+_LENGTHY = 64 * 1024 * 1024
+# Which scalars are written is looked for that often.
+_SCALARS_S = 60.0
+# As TensorBoard and VisualDL name their files.
+_SCALARS = re.compile(r"(?:^|/)(?:events\.out\.tfevents\.|vdlrecords\.)[^/]*$")
+
+
+def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
+    """Measure the job of RUN_DIR each PERIOD_S until somebody ends this process."""
+    meter = Meter(run_dir, period_s)
+    exporter = None
+    if listening_fd is not None:
+        from fleetrun.sinks.metrics import openmetrics  # noqa: PLC0415 - only with --metrics_port
+
+        exporter = openmetrics.Exporter(listening_fd)
+    path = os.path.join(run_dir, names.METRICS)
+    due = time.monotonic()
+    written_at = 0.0
+    size = 0
+    while True:
+        record = meter.measure()
+        if exporter is not None:
+            exporter.tell(meter.run, record)
+        if time.monotonic() >= written_at + period_s * (2 ** (size // _LENGTHY) - 0.5):
+            written_at = time.monotonic()
+            with suppress(OSError):
+                # On a disk that is full the next one may have room.
+                size = metricsfile.append(path, record)
+        due = max(due + period_s, time.monotonic())
+        time.sleep(due - time.monotonic())
+
+
+class Meter:
+    """Measures the job of RUN_DIR each PERIOD_S."""
+
+    def __init__(self, run_dir: str, period_s: float) -> None:
+        self._period_s = period_s
+        self._host = socket.gethostname()
+        self.run = runs.read(run_dir)
+        self._events = -1
+        self._gpus: GpuMeter | None = None
+        self._before: dict[int, tuple[float, float]] = {}
+        self._scalars: set[str] = set()
+        self._scalars_at = 0.0
+        # What it says first has nothing to compare with.
+        system()
+
+    def measure(self) -> MetricsRecord:
+        """Return how everything is now."""
+        size = _size(os.path.join(self.run.path, names.EVENTS))
+        if size != self._events or self.run.plan is None:
+            self._events = size
+            self.run = runs.read(self.run.path)
+        logs = {
+            log.pid: log for log in self.run.logs if log.ended_at is None and log.pid is not None
+        }
+        used = usage.of(logs)
+        now = time.monotonic()
+        self._before = {pid: one for pid, one in self._before.items() if pid in used}
+        ranks = tuple(self._rank(log, used[pid], now) for pid, log in logs.items() if pid in used)
+        return MetricsRecord(
+            time=round(time.time(), 3),
+            monotonic=round(now, 3),
+            host=self._host,
+            attempt=self.run.attempt,
+            system=system(),
+            ranks=ranks,
+            gpus=self._gpu_uses(),
+            scalars=self._found_scalars(used, now),
+        )
+
+    def _rank(self, log: runs.LogRecord, used: usage.Usage, now: float) -> RankUse:
+        pid = log.pid or 0
+        before = self._before.get(pid)
+        self._before[pid] = (now, used.cpu_s)
+        percent = None
+        if before is not None and now > before[0]:
+            percent = round(max(0.0, 100 * (used.cpu_s - before[1]) / (now - before[0])), 1)
+        read_bytes, written_bytes = io_of(pid)
+        said = progress.read(self.run.path, log)
+        return RankUse(
+            process=log.process,
+            rank=log.rank,
+            pid=pid,
+            state=used.state,
+            cpu_s=round(used.cpu_s, 2),
+            cpu_percent=percent,
+            memory_bytes=used.resident_bytes,
+            threads=used.threads,
+            processes=used.processes,
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            step=said.step,
+            loss=said.loss,
+        )
+
+    def _gpu_uses(self) -> tuple[GpuUse, ...]:
+        """Return how the GPUs are that the job was given."""
+        given: dict[str, list[int]] = {}
+        for process in self.run.plan.processes if self.run.plan is not None else ():
+            for device in process.devices:
+                given.setdefault(device, []).append(-1 if process.rank is None else process.rank)
+        if not any(device.startswith("gpu:") for device in given):
+            return ()
+        if self._gpus is None:
+            self._gpus = GpuMeter(self._period_s)
+        found = []
+        for one in self._gpus.newest():
+            ranks = given.get(f"gpu:{one.number}", given.get(f"gpu:{one.uuid}"))
+            if ranks is not None:
+                found.append(GpuUse(*one, ranks=tuple(rank for rank in ranks if rank >= 0)))
+        return tuple(found)
+
+    def _found_scalars(self, used: Mapping[int, object], now: float) -> tuple[str, ...]:
+        """Return the folders of the files of scalars that ranks have open, now and before."""
+        if now >= self._scalars_at:
+            self._scalars_at = now + _SCALARS_S
+            for pid in used:
+                self._scalars |= scalars_of(pid)
+        return tuple(sorted(self._scalars))
+
+
+def system() -> System:
+    """Return how the whole host is; what it does not tell is None."""
+    import psutil  # noqa: PLC0415 - this process only
+
+    memory = psutil.virtual_memory()
+    disk = psutil.disk_io_counters()
+    network = psutil.net_io_counters()
+    return System(
+        # Since the last call, or since the boot.
+        cpu_percent=psutil.cpu_percent(),
+        load=os.getloadavg()[0],
+        memory_used_bytes=memory.total - memory.available,
+        memory_total_bytes=memory.total,
+        disk_read_bytes=None if disk is None else disk.read_bytes,
+        disk_written_bytes=None if disk is None else disk.write_bytes,
+        network_received_bytes=None if network is None else network.bytes_recv,
+        network_sent_bytes=None if network is None else network.bytes_sent,
+    )
+
+
+def io_of(pid: int) -> tuple[int | None, int | None]:
+    """Return the bytes that PID has read from disks and written to them; None: not told."""
+    words = dict(
+        line.split(b": ", 1)
+        for line in proc.content(f"/proc/{pid}/io").splitlines()
+        if b": " in line
+    )
+    try:
+        return int(words[b"read_bytes"]), int(words[b"write_bytes"])
+    except (KeyError, ValueError):
+        return None, None
+
+
+def scalars_of(pid: int) -> set[str]:
+    """Return the folders in which PID writes scalars for TensorBoard or VisualDL."""
+    found = set()
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if _SCALARS.search(path):
+                    found.add(os.path.dirname(path))
+    return found
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

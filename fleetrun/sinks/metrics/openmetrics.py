@@ -1,0 +1,145 @@
+"""Serves what was measured last in OpenMetrics, for Prometheus, at `--metrics_port`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.records.metricsfile import MetricsRecord
+    from fleetrun.records.runs import Run
+
+_Rows = tuple[tuple[str, str, str], ...]
+# Name, help, and field of a record; bytes and seconds as Prometheus wants them.
+_RANK_GAUGES: _Rows = (
+    ("memory_bytes", "Resident memory of a rank and all that it has started.", "memory_bytes"),
+    ("threads", "Threads of a rank and all that it has started.", "threads"),
+    ("processes", "Processes of a rank.", "processes"),
+    ("step", "The step that a rank made last.", "step"),
+    ("loss", "The loss that a rank printed last.", "loss"),
+)
+_RANK_COUNTERS: _Rows = (
+    ("cpu_seconds", "Processor time of a rank and all that it has started.", "cpu_s"),
+    ("read_bytes", "What a rank has read from disks.", "read_bytes"),
+    ("written_bytes", "What a rank has written to disks.", "written_bytes"),
+)
+_GPU_GAUGES: _Rows = (
+    ("memory_used_bytes", "Memory of a GPU in use.", "memory_used_bytes"),
+    ("memory_bytes", "All memory of a GPU.", "memory_total_bytes"),
+    ("power_watts", "Power that a GPU draws.", "power_w"),
+    ("temperature_celsius", "Temperature of a GPU.", "temperature_c"),
+)
+_SYSTEM_GAUGES: _Rows = (
+    ("load", "Load average of a minute.", "load"),
+    ("memory_used_bytes", "Memory of the host in use.", "memory_used_bytes"),
+    ("memory_bytes", "All memory of the host.", "memory_total_bytes"),
+)
+_SYSTEM_COUNTERS: _Rows = (
+    ("disk_read_bytes", "Read from the host's disks.", "disk_read_bytes"),
+    ("disk_written_bytes", "Written to the host's disks.", "disk_written_bytes"),
+    ("network_received_bytes", "Received by the host.", "network_received_bytes"),
+    ("network_sent_bytes", "Sent by the host.", "network_sent_bytes"),
+)
+_PATIENCE_S = 5.0
+
+
+class Exporter:
+    """Answers at the socket LISTENING_FD, in threads, with what it was told last."""
+
+    def __init__(self, listening_fd: int) -> None:
+        # Typed as Any: it is an extra, and where it is not installed nothing gets here.
+        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415 - see above
+
+        self._newest: tuple[Run, MetricsRecord] | None = None
+        registry: Any = CollectorRegistry()
+        registry.register(self)
+        listening = socket.socket(fileno=listening_fd)
+        server = WSGIServer(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listening
+        # As binding would have set them.
+        server.server_name, server.server_port = socket.gethostname(), listening.getsockname()[1]
+        server.setup_environ()
+        application: Any = make_wsgi_app(registry)
+        server.set_app(application)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def tell(self, run: Run, record: MetricsRecord) -> None:
+        """Answer with RECORD of RUN from here on."""
+        self._newest = run, record
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of metrics, as prometheus_client asks for them."""
+        if self._newest is not None:
+            yield from families(*self._newest)
+
+
+def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
+    """Yield what RECORD of RUN says as prometheus_client's families of metrics."""
+    from prometheus_client import core  # noqa: PLC0415 - see above
+
+    gauge: Any = core.GaugeMetricFamily
+    counter: Any = core.CounterMetricFamily
+    info: Any = core.InfoMetricFamily("fleetrun_job", "The job.", labels=["job", "host"])
+    info.add_metric([run.job_id, record.host], {"run": run.name})
+    yield info
+    base = [run.job_id, record.host]
+    attempt = gauge("fleetrun_attempt", "The attempt, from 0.", labels=["job", "host"])
+    attempt.add_metric(base, record.attempt)
+    yield attempt
+    for kind, rows in ((gauge, _SYSTEM_GAUGES), (counter, _SYSTEM_COUNTERS)):
+        for name, about, field in rows:
+            family = kind(f"fleetrun_host_{name}", about, labels=["job", "host"])
+            _add(family, base, getattr(record.system, field))
+            yield family
+    ratio = gauge("fleetrun_host_cpu_ratio", "Processors in use.", labels=["job", "host"])
+    _add(ratio, base, _ratio(record.system.cpu_percent))
+    yield ratio
+    labels = ["job", "host", "process", "rank"]
+    for kind, rows in ((gauge, _RANK_GAUGES), (counter, _RANK_COUNTERS)):
+        for name, about, field in rows:
+            family = kind(f"fleetrun_rank_{name}", about, labels=labels)
+            for one in record.ranks:
+                rank = "" if one.rank is None else str(one.rank)
+                _add(family, [*base, one.process, rank], getattr(one, field))
+            yield family
+    labels = ["job", "host", "gpu", "uuid", "name", "ranks"]
+    use = gauge("fleetrun_gpu_use_ratio", "How much of the time a GPU computes.", labels=labels)
+    rest = [
+        (gauge(f"fleetrun_gpu_{n}", about, labels=labels), field) for n, about, field in _GPU_GAUGES
+    ]
+    for gpu in record.gpus:
+        ranks = ",".join(map(str, gpu.ranks))
+        each = [*base, str(gpu.number), gpu.uuid, gpu.name, ranks]
+        _add(use, each, _ratio(gpu.use_percent))
+        for family, field in rest:
+            _add(family, each, getattr(gpu, field))
+    yield use
+    for family, _ in rest:
+        yield family
+
+
+def _add(family: Any, labels: list[str], value: float | None) -> None:  # noqa: ANN401 - see Exporter
+    """Add VALUE, if it is known."""
+    if value is not None:
+        family.add_metric(labels, value)
+
+
+def _ratio(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+class _Handler(WSGIRequestHandler):
+    # Who connects and says nothing shall not hold up others for ever.
+    timeout = _PATIENCE_S
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the base's
+        """Write no line for each request."""
+
+    def address_string(self) -> str:
+        """Ask no name server who it is."""
+        return str(self.client_address[0])

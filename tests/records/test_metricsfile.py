@@ -1,0 +1,58 @@
+"""metrics.jsonl is read back as it was written, and as far as it goes whatever is in it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from metricsrecords import a_record
+
+from fleetrun.records import metricsfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    nan = a_record().ranks[0]._replace(loss=float("nan"))
+    record = a_record()._replace(ranks=(nan, a_record().ranks[1]))
+    assert metricsfile.append(str(path), a_record()) == path.stat().st_size
+    metricsfile.append(str(path), record)
+    first, second = metricsfile.read(str(path))
+    assert first == a_record()
+    # JSON has no NaN.
+    assert second.ranks[0].loss is None
+
+
+def test_a_full_disk_gets_no_half_line() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        metricsfile.append("/dev/full", a_record())
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("target")
+    with pytest.raises(OSError, match="symbolic links"):
+        metricsfile.append(str(tmp_path / "link"), a_record())
+    assert not (tmp_path / "target").exists()
+
+
+KEYS = st.sampled_from(["ranks", "gpus", "system", "scalars", "time", "rank", "cpu_s", "step"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, JSON))
+def test_nothing_that_a_line_may_hold_is_an_error(
+    tmp_path_factory: pytest.TempPathFactory, line: dict[str, object]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_text(json.dumps({**line, "schema": 1}) + "\n")
+    [found] = metricsfile.read(str(path))
+    assert isinstance(found.time, float)

@@ -1,0 +1,170 @@
+"""The process that measures: what it writes and serves, and that the job never minds it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commandline import Command
+from ports import free
+from processes import survivors
+from waiting import until
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.records import metricsfile, names
+from fleetrun.sinks.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Works a little, and writes scalars as TensorBoard's writer does.
+TRAIN = """
+os.makedirs("scalars", exist_ok=True)
+scalars = open(f"scalars/events.out.tfevents.{rank}", "w")
+held = bytearray(32 << 20)
+step = 0
+while not os.path.exists("go"):
+    step += 1
+    print(f"step {step} loss {1 / step:.3f}", flush=True)
+    sum(range(100_000))
+    time.sleep(0.01)
+"""
+OFTEN = "--metrics_period=0.2"
+
+
+def records(job: Command) -> list[metricsfile.MetricsRecord]:
+    return list(metricsfile.read(str(job.folder / "log" / "latest" / names.METRICS)))
+
+
+def scrape(port: int) -> dict[str, dict[str, float]]:
+    """Return each sample's value by its name and rank."""
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0; charset=utf-8"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=accept)
+    with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310 - see above
+        text = answer.read().decode()
+    found: dict[str, dict[str, float]] = {}
+    # Without types, which mypy minds.
+    parser: Any = importlib.import_module("prometheus_client.openmetrics.parser")
+    for family in parser.text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[sample.labels.get("rank", "")] = sample.value
+    return found
+
+
+def meters(job: Command) -> list[int]:
+    """Return the processes that measure JOB."""
+    return [pid for pid, words in survivors(job.marker).items() if "sinks.metrics" in words]
+
+
+def test_what_ranks_use_is_written_and_served(tmp_path: Path) -> None:
+    [port] = free(1)
+    job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
+    launcher = job.start()
+    try:
+        until(lambda: any(len(one.ranks) == 2 and one.scalars for one in records(job)))
+        until(lambda: any(one.ranks and one.ranks[0].cpu_percent for one in records(job)))
+        served = scrape(port)
+    finally:
+        (tmp_path / "go").touch()
+        done = job.finish(launcher)
+    assert (done.code, done.said) == (0, "")
+    newest = records(job)[-1]
+    assert [one.rank for one in newest.ranks] == [0, 1]
+    pids = {one["pid"] for one in job.events() if one["event"] == "started"}
+    assert {one.pid for one in newest.ranks} == pids
+    for one in newest.ranks:
+        assert one.memory_bytes > 32 << 20
+        assert one.cpu_s > 0
+        assert (one.step or 0) >= 1
+        assert one.loss is not None
+    assert newest.scalars == (str(tmp_path / "scalars"),)
+    assert newest.system.memory_total_bytes
+    assert newest.gpus == ()
+    assert served["fleetrun_rank_memory_bytes"]["1"] > 32 << 20
+    assert served["fleetrun_rank_step"]["0"] >= 1
+    assert served["fleetrun_rank_cpu_seconds_total"]["0"] > 0
+    assert served["fleetrun_attempt"][""] == 0
+    assert (job.folder / "log" / "latest" / names.METRICS).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_short_job_is_not_measured(tmp_path: Path) -> None:
+    job = Command(tmp_path, "exit 0")
+    assert job.run().code == 0
+    assert records(job) == []
+
+
+def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
+    code = f"if os.environ['PADDLE_RESTART_COUNT'] == '1':\n    exec('''{TRAIN}''')\nsys.exit(5)"
+    job = Command.python(tmp_path, code, OFTEN, "--max_restart=1")
+    launcher = job.start()
+    until(lambda: any(one.attempt == 1 and len(one.ranks) == 2 for one in records(job)))
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).code == 5
+
+
+def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, TRAIN, OFTEN)
+    launcher = job.start()
+    until(lambda: records(job))
+    [meter] = meters(job)
+    os.kill(meter, signal.SIGKILL)
+    until(lambda: not meters(job))
+    (tmp_path / "go").touch()
+    done = job.finish(launcher)
+    assert done.code == 0
+    assert done.said.count("has ended; the job goes on without metrics.") == 1
+
+
+def test_it_ends_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, TRAIN, OFTEN)
+    launcher = job.start()
+    until(lambda: records(job))
+    assert meters(job)
+    launcher.kill()
+    # Which looks for survivors.
+    job.finish(launcher)
+
+
+def test_modules_of_the_job_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    for name in ("json", "socket", "psutil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the job')\n")
+    job = Command(tmp_path, "until [ -e go ]; do sleep 0.01; done", OFTEN)
+    # As the installed command does: the job's folder is not on its path.
+    job.argv[1:3] = ["-c", "import sys; sys.path.pop(0); from fleetrun.__main__ import run; run()"]
+    launcher = job.start()
+    until(lambda: records(job))
+    (tmp_path / "go").touch()
+    assert job.finish(launcher).said == ""
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = Command(tmp_path, "touch born", f"--metrics_port={port}").run()
+    assert done.code == 3
+    assert (
+        f"--metrics_port={port} cannot be had (Address already in use): give another" in done.said
+    )
+    assert not (tmp_path / "born").exists()
+
+
+def test_a_port_without_metrics_is_a_slip(tmp_path: Path) -> None:
+    words = ("--metrics_port=9400", "--metrics_period=0")
+    done = Command(tmp_path, "touch born", *words).run()
+    assert done.code == 2
+    assert "--metrics_period=0 measures nothing" in done.said
+    assert not (tmp_path / "born").exists()
+
+
+def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    sink = Metrics("/run", period_s=5.0, port=9400, say=print)
+    with pytest.raises(EnvironmentFault) as caught:
+        sink.prepare()
+    assert "pip install prometheus-client" in str(caught.value)
