@@ -104,6 +104,15 @@ def script_wins(name: str) -> bool:
     return asked is not None and not _agree(asked, _settings.script[name])
 
 
+def one_level(size: int, ranks: int) -> str:
+    """Say why groups of SIZE among so many RANKS have no second level.
+
+    >>> one_level(1, 4), one_level(8, 4)
+    ('each group has one rank', 'all 4 ranks are in one group')
+    """
+    return "each group has one rank" if size <= 1 else f"all {ranks} ranks are in one group"
+
+
 def _agree(asked: Any, script: Any) -> bool:
     """Whether the two values are equal in single precision; of dictionaries the common keys."""
     if isinstance(asked, dict) and isinstance(script, dict):

@@ -134,7 +134,32 @@ TABLE: tuple[Row, ...] = (
         f"{_REWRITES}, in buckets by bytes and by count",
         "static",
     ),
+    Row(
+        "nccl_comm_num",
+        NO_EFFECT,
+        "Paddle 3 runs all rings of an older static program over the first communicator",
+        "static",
+        "3.3.1",
+        "gpu",
+    ),
     Row("nccl_comm_num", EFFECTIVE, f"{_REWRITES}, with one communicator each", "static"),
+    Row(
+        "use_hierarchical_allreduce hierarchical_allreduce_inter_nranks",
+        REFUSED,
+        "Paddle 3 runs all rings of an older static program over the first communicator: groups "
+        "would wait for each other for ever",
+        "static",
+        "3.3.1",
+        "gpu",
+    ),
+    Row(
+        "use_hierarchical_allreduce hierarchical_allreduce_inter_nranks",
+        UNTESTED,
+        f"{_ONLY_A_GPU}{_REWRITES}, in two levels on the computation's stream",
+        "static",
+        "2.6.2",
+        "gpu",
+    ),
     Row(
         "use_hierarchical_allreduce hierarchical_allreduce_inter_nranks",
         EFFECTIVE,

@@ -123,6 +123,9 @@ class Reducer:
         # Gradients that were moved to another place when the buckets were rebuilt.
         self.moved = 0
         self.backwards = 0
+        # In the last backward: allreduces that tell which gradients other ranks have, and
+        # collectives for sparse gradients.
+        self.agreements = self.sparse_collectives = 0
         self._arrange()
         for parameter in self._sparse:
             parameter._register_backward_hook(self._sparse_hook())
@@ -297,6 +300,7 @@ class Reducer:
             self._send(number)
         self._next = len(self.buckets)
         usage = order = None
+        self.agreements = self.sparse_collectives = 0
         if not (self._knows_usage and self._is_ordered):
             usage, order = self._exchange_usage()
         for bucket in self.buckets:
@@ -308,7 +312,7 @@ class Reducer:
             bucket.absent = []
         for parameter in self._sparse:
             if not parameter.stop_gradient:
-                sparse.average(parameter, self._group, self._nranks)
+                self.sparse_collectives += sparse.average(parameter, self._group, self._nranks)
         self.backwards += 1
         self._on_reduced(self)
         if order:
@@ -338,6 +342,7 @@ class Reducer:
             own_places = {key: place for place, key in enumerate(ready, 1)}
             values += [own_places.get(key, 0) for key in keys]
         sums = self._communicators[0].sum_integers(values)
+        self.agreements += 1
         counts, places = sums[: len(keys)], sums[len(keys) :]
         may_know = not self._finds_unused and not self._shares_parameters
         self._knows_usage = may_know and min(counts) == self._nranks

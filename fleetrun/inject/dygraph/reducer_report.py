@@ -75,6 +75,8 @@ class ReducerReport:
             "allreduces": sum(calls),
             "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
             "communicators": sum(1 for count in calls if count),
+            "usage_allreduces": reducer.agreements,
+            "sparse_collectives": reducer.sparse_collectives,
             "early": reducer.early,
             "moved": reducer.moved,
             "groups": [list(group) for group in setup.hierarchy.groups] if setup.hierarchy else [],
@@ -85,7 +87,10 @@ class ReducerReport:
         models = list(self._models.values())
         counts: dict[str, Any] = {
             name: sum(model[name] for model in models)
-            for name in ("gradients", "allreduces_before", "allreduces", "early", "moved")
+            for name in (
+                *("gradients", "allreduces_before", "allreduces", "early", "moved"),
+                *("usage_allreduces", "sparse_collectives"),
+            )
         }
         counts["bucket_bytes"] = [size for model in models for size in model["bucket_bytes"]]
         counts["communicators"] = max(model["communicators"] for model in models)
@@ -98,6 +103,12 @@ class ReducerReport:
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
+        if counts["usage_allreduces"]:
+            several = plural(counts["usage_allreduces"], "small allreduce")
+            fused += f"; besides, {several} to tell which gradients other ranks have"
+        if counts["sparse_collectives"]:
+            several = plural(counts["sparse_collectives"], "collective")
+            fused += f"; besides, {several} for sparse gradients"
         for name in _FUSION:
             self._report_field(name, fused)
         early = (
@@ -177,8 +188,6 @@ class ReducerReport:
         elif not self._spec.get("use_hierarchical_allreduce"):
             self._proof.knob(name, NO_EFFECT, reason="use_hierarchical_allreduce is not on")
         else:
-            self._proof.knob(
-                name,
-                NO_EFFECT,
-                reason=f"groups of one rank, or of all {setup.nranks}, have no second level",
-            )
+            size = settings.effective("hierarchical_allreduce_inter_nranks")
+            size = int(size or self._spec.topology.ranks_per_node)
+            self._proof.knob(name, NO_EFFECT, reason=settings.one_level(size, setup.nranks))

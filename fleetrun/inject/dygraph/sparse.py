@@ -8,10 +8,11 @@ from . import backward
 from .flat_buffer import contiguous_gradient
 
 
-def average(parameter: Any, group: Any, nranks: int) -> None:
+def average(parameter: Any, group: Any, nranks: int) -> int:
     """Average the gradient of PARAMETER over the NRANKS ranks of the ProcessGroup GROUP.
 
-    Does nothing if no rank has a gradient. A rank without one gets the rows of the others.
+    Returns the number of collectives. Changes nothing if no rank has a gradient. A rank without one
+    gets the rows of the others.
     """
     import paddle
     from paddle.base.core import ReduceOp
@@ -23,7 +24,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:
             gradient = contiguous_gradient(parameter)
             gradient.scale_(1.0 / nranks)
             group.all_reduce(gradient, ReduceOp.SUM, True).wait()
-            return
+            return 1
         rows = [] if gradient is None else list(gradient.rows())
         counts = paddle.zeros([nranks], dtype="int32")
         counts[group.rank()] = len(rows)
@@ -31,7 +32,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:
         lengths = [int(count) for count in counts.numpy()]
         most = max(lengths)
         if not most:
-            return
+            return 1
         if gradient is None:
             gradient = _new_sparse_gradient(parameter, paddle)
         held = gradient.get_selected_rows()
@@ -44,6 +45,7 @@ def average(parameter: Any, group: Any, nranks: int) -> None:
         averaged = paddle.index_select(all_values, chosen) * (1.0 / nranks)
         held.set_rows(paddle.index_select(all_rows, chosen).tolist())
         held.get_tensor()._share_data_with(averaged.get_tensor())
+    return 3
 
 
 def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:

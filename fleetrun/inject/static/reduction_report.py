@@ -9,6 +9,7 @@ from ..buckets import MEBIBYTE, describe_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
+from .rings import has_communicator_for_each_ring
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -114,12 +115,12 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
                 evidence=f"{packed}; at most {most} gradients in one",
                 reason=off,
             )
-    _report_rings(proof, found, turns, rings)
+    _report_rings(proof, found, turns, rings, ranks)
     _report_waiting(running, proof)
 
 
 def _report_rings(
-    proof: Evidence, found: list[CountedBucket], turns: int, rings: list[int]
+    proof: Evidence, found: list[CountedBucket], turns: int, rings: list[int], ranks: int
 ) -> None:
     asked = settings_view.rings()
     _report(
@@ -130,7 +131,11 @@ def _report_rings(
             f"{plural(len(found), 'allreduce')}{' in turn' if turns > 1 else ''} over"
             f" {plural(turns, 'communicator')} (rings {rings})"
         ),
-        reason="there are fewer allreduces than communicators",
+        reason=(
+            "there are fewer allreduces than communicators"
+            if gloo.is_used() or has_communicator_for_each_ring()
+            else "on GPUs, Paddle 3 runs all rings over the first communicator"
+        ),
         in_effect=turns,
     )
     groups = proof.counts.get("groups")
@@ -142,7 +147,7 @@ def _report_rings(
                 name,
                 holds=levels,
                 evidence=f"sums in groups {groups}, among their first ranks, and back",
-                reason="all ranks are in one group",
+                reason=settings.one_level(settings_view.asked_group_size(), ranks),
             )
 
 

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
+from ..evidence import REFUSED
 from . import settings_view
 from .cpu import channels, gloo
 
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
 
     from ..evidence import Evidence
 
+# SetDeviceCommContext of Paddle 3's executor: `if (!dev_ctx->GetCommContext())`. The leaders' sum
+# would meet the others' next collective.
+ONE_COMMUNICATOR = (
+    "on GPUs, Paddle 3 runs all rings of an older static program over the first communicator, so "
+    "groups would wait for each other for ever"
+)
 # Paddle's own strategies count from 0.
 _FIRST = 100
 
@@ -43,8 +50,14 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
             fleet.worker_index(), ranks, size=size, number=settings_view.rings()
         )
         return [BucketRings(channel.rings[-1], channel=channel) for channel in own]
+    if size > 1 and not has_communicator_for_each_ring():
+        for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
+            proof.knob(name, REFUSED, reason=ONE_COMMUNICATOR)
+        proof.note(ONE_COMMUNICATOR)
+        proof.write()
+        raise RuntimeError(f"use_hierarchical_allreduce: {ONE_COMMUNICATOR}.")
     communicators = []
-    for number in range(settings_view.rings()):
+    for number in range(settings_view.rings() if has_communicator_for_each_ring() else 1):
         first = _FIRST + number * (len(groups) + 1)
         if size == 1:
             ring = 0 if number == 0 else first
@@ -63,6 +76,12 @@ def open_rings(startup: Any, fleet: Any, proof: Evidence) -> list[BucketRings]:
     return communicators
 
 
+def has_communicator_for_each_ring() -> bool:
+    """Whether rings on GPUs have communicators of their own."""
+    paddle: Any = sys.modules["paddle"]
+    return str(paddle.__version__).startswith("2.")
+
+
 def reduce_over(communicator: BucketRings, carried: Any, allreduce: str) -> list[dict[str, Any]]:
     """Return the operators that sum CARRIED over all ranks."""
     if communicator.inner < 0:
@@ -71,13 +90,20 @@ def reduce_over(communicator: BucketRings, carried: Any, allreduce: str) -> list
     old = allreduce.startswith("c_")
     entry, exit_ = ("X", "Out") if old else ("x", "out")
     wires = {"inputs": {entry: carried}, "outputs": {exit_: carried}}
-    reduce_attrs = {"ring_id": communicator.inner, "root_id": 0}
-    if not old:
+    reduce_attrs: dict[str, Any] = {"ring_id": communicator.inner, "root_id": 0}
+    root: dict[str, Any] = {"ring_id": communicator.inner, "root": 0}
+    if old:
+        # On a stream of their own nothing orders them after the gradients, nor each other: Paddle
+        # 2's StreamAnalyzer knows `c_allreduce_sum` only.
+        reduce_attrs["use_calc_stream"] = root["use_calc_stream"] = True
+    else:
         reduce_attrs["reduce_type"] = _sum(carried, allreduce, 0)["attrs"]["reduce_type"]
     ops.append({"type": "c_reduce_sum" if old else "reduce", **wires, "attrs": reduce_attrs})
     if communicator.is_leader:
-        ops.append(_sum(carried, allreduce, communicator.ring))
-    root = {"ring_id": communicator.inner, "root": 0}
+        summed = _sum(carried, allreduce, communicator.ring)
+        if old:
+            summed["attrs"]["use_calc_stream"] = True
+        ops.append(summed)
     ops.append({"type": "c_broadcast" if old else "broadcast", **wires, "attrs": root})
     return ops
 

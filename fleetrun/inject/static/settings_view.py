@@ -75,9 +75,14 @@ def group_size(ranks: int) -> int:
     """Return how many ranks reduce among themselves first; 1 where there is one level only."""
     if not settings.effective("use_hierarchical_allreduce"):
         return 1
-    topology = settings.effective_spec().topology
-    size = int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
+    size = asked_group_size()
     return size if 1 < size < ranks else 1
+
+
+def asked_group_size() -> int:
+    """Return the size of groups that is asked for, if groups are."""
+    topology = settings.effective_spec().topology
+    return int(settings.effective("hierarchical_allreduce_inter_nranks") or topology.ranks_per_node)
 
 
 def fuses_optimizers() -> bool:

@@ -29,6 +29,7 @@ def told(
     asked: dict[str, Any],
     *buckets: tuple[int, ...],
     calls: tuple[int, ...],
+    agreements: int = 0,
 ) -> dict[str, tuple[Any, ...]]:
     """Return status, value, reason and evidence of each field ASKED for.
 
@@ -46,6 +47,8 @@ def told(
             buckets=[SimpleNamespace(nbytes=size) for size in sizes],
             early=len(sizes) - 1,
             moved=0,
+            agreements=agreements,
+            sparse_collectives=3 * agreements,
         )
         report.reduced(
             reducer, ReducerSetup(number, communicators, None, 1, overlaps=True, nranks=4)
@@ -88,3 +91,23 @@ def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_pat
     )
     said = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
     assert said["fuse_grad_size_in_MB"][1] == 0.000195
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"), [(1, "each group has one rank"), (4, "all 4 ranks are in one group")]
+)
+def test_groups_without_a_second_level_have_their_reason(
+    size: int, reason: str, tmp_path: Path
+) -> None:
+    asked = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": size}
+    said = told(tmp_path, asked, (8,), calls=(1,))
+    for name in asked:
+        assert said[name] == ("no_effect", None, reason, "")
+
+
+def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:
+    said = told(tmp_path, {"fuse_all_reduce_ops": True}, (8,), calls=(1,), agreements=1)
+    assert said["fuse_all_reduce_ops"][3].endswith(
+        "; besides, 1 small allreduce to tell which gradients other ranks have"
+        "; besides, 3 collectives for sparse gradients"
+    )

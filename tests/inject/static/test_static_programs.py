@@ -77,6 +77,11 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "clipped and merged": {"strategy": MERGE, "optimizer": "clipped"},
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
+    "groups on GPUs": {"strategy": {"fuse_grad_size_in_num": 2, **LEVELS}, "gpu": True},
+    "communicators on GPUs": {
+        "strategy": {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2},
+        "gpu": True,
+    },
     "two losses": {"strategy": {"fuse_grad_size_in_num": 2}, "twice": True},
     "two losses, no strategy": {"twice": True},
 }
@@ -252,6 +257,29 @@ def test_a_second_loss_in_a_program_is_refused_as_paddle_crashes_there(
     built: Built, name: str
 ) -> None:
     assert "can minimize one loss of a static program only" in built.error(name)
+
+
+def test_groups_on_gpus_keep_to_the_stream_of_the_computation_or_are_refused(built: Built) -> None:
+    name = "groups on GPUs"
+    if built.version == "3.3.1":
+        assert "all rings of an older static program over the first" in built.error(name)
+        assert built.said(name, "use_hierarchical_allreduce")[0] == "refused"
+        return
+    # Three buckets: to the leader, among leaders, and back.
+    order = [kind for kind in built.order(name) if kind[:2] == "c_" and "sync" not in kind]
+    assert order == ["c_reduce_sum", "c_allreduce_sum", "c_broadcast"] * 3
+    assert built.found(name)["use_calc_stream"] == [True] * 9
+
+
+def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
+    status, text = built.said("communicators on GPUs", "nccl_comm_num")
+    if built.version == "3.3.1":
+        assert (status, text) == (
+            "no_effect",
+            "on GPUs, Paddle 3 runs all rings over the first communicator",
+        )
+    else:
+        assert status == "effective"
 
 
 def test_amp_without_casts_is_no_effect(built: Built) -> None:

@@ -23,7 +23,7 @@ import paddle
 from fleetrun import inject
 from fleetrun.inject import evidence, import_hooks, updates
 from fleetrun.inject.spec import StrategySpec, Topology
-from fleetrun.inject.static import counting
+from fleetrun.inject.static import counting, rings
 from fleetrun.inject.static.cpu import channels, gloo
 
 static: Any = paddle.static
@@ -52,6 +52,10 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
     import_hooks.on_failure(fail)
     gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
     channels._connect = lambda *_: Alone()  # noqa: SLF001
+    if scenario.get("gpu"):
+        # As far as programs go: nothing connects, and nothing runs.
+        gloo.is_used = lambda: False
+        rings._open = lambda *_: None  # noqa: SLF001
     for part in inject._PARTS:  # noqa: SLF001
         part.install(spec, proof)
     return spec, proof
@@ -65,9 +69,15 @@ def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
         for op in block.ops:
             blocks[-1][op.type] = blocks[-1].get(op.type, 0) + 1
     variables = sorted(main.global_block().vars)
+    streams = [
+        op.attr("use_calc_stream")
+        for op in main.global_block().ops
+        if op.type in {"c_reduce_sum", "c_allreduce_sum", "c_broadcast"}
+    ]
     return {
         "blocks": blocks,
         "variables": variables,
+        "use_calc_stream": streams,
         "order": [[op.type for op in block.ops] for block in main.blocks],
     }
 
