@@ -27,7 +27,8 @@ COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 # First words that are no script: NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (
-    *("attach", "completion", "doctor", "logs", "ps", "stop", "strategy", "submit", "top", "tune"),
+    *("attach", "completion", "doctor", "logs", "ps", "report", "stop", "strategy", "submit"),
+    *("top", "tune"),
 )
 
 

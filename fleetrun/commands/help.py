@@ -33,7 +33,7 @@ Exit codes: 0 all well, N that of the rank that failed first, 128+N its signal,
   124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
   5 --strategy_strict: something asked for is not in effect
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
-  fleetrun {commands} --help
+  fleetrun {commands}
   eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
 """
 _WIDTH = 100
@@ -47,6 +47,7 @@ _EXAMPLES = (
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
     ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
     ("fleetrun logs -f --rank=0,3", "what ranks print; the latest run's, or any"),
+    ("fleetrun report [RUN [RUN]]", "a run, or two side by side, as a page with charts"),
     ("fleetrun top", "how the ranks of a running job are, on a whole screen"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
     ("fleetrun doctor [OPTIONS] [train.py]", "is this host fit for it, and what mends it"),

@@ -25,6 +25,7 @@ CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
 OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
+PAGE = "report.html"
 STRATEGY = "strategy.json"
 LONG_ENVIRONMENT = "long_environment.json"
 
@@ -47,6 +48,7 @@ FILES = (
     File(EVENTS, "launcher", "tune, logs, top, ps", 1, "What happened, one line each."),
     File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
     File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
+    File(PAGE, "fleetrun report", "people", None, "The run as a page with charts."),
     File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
     File(CONSOLE, "launcher", "fleetrun attach", None, "What --detach shows nobody."),
     File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),

@@ -1,0 +1,66 @@
+"""`fleetrun report`: a run, or two side by side, as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from fleetrun.commands import parser
+from fleetrun.commands.logs import choose
+from fleetrun.commands.report import page, story
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan.visible import visible
+from fleetrun.printing import put
+from fleetrun.records import names
+
+_SIDE_BY_SIDE = 2
+
+
+def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
+    """Write the page; UsageError for what is not there."""
+    if len(run) > _SIDE_BY_SIDE:
+        raise UsageError("report: give one run, or two to compare.")
+    # The hosts of a job are one run.
+    found = [choose.find_runs([word], log_dir) for word in run] or [choose.find_runs([], log_dir)]
+    # With its run, or here where it is about two.
+    place = Path(found[0][0].path) if len(found) == 1 else Path()
+    path = (Path(out) if out else place / names.PAGE).absolute()
+    text = page.page([story.tell(each) for each in found], library(), str(path.parent))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentFault(f"{path} cannot be written ({error.strerror}); see --out.") from None
+    return put(f"{visible(str(path))}\n")
+
+
+def library() -> str:
+    """Return the text of plotly's JavaScript, which its wheel carries; no code of it is loaded."""
+    spec = find_spec("plotly")
+    place = None if spec is None or spec.origin is None else Path(spec.origin).parent
+    try:
+        if place is not None:
+            return (place / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    except OSError:
+        pass
+    raise EnvironmentFault(
+        "The charts need plotly, which is not installed: pip install 'fleetrun[report]'."
+    )
+
+
+command = click.Command(
+    "report",
+    help="Write a run as one HTML file that needs no network: the timeline of processes, why it "
+    "ended, losses and steps that ranks printed, memory, the strategy in effect, where it came "
+    "from, links to the logs. RUN is as for `fleetrun logs`; two are put side by side. The file is "
+    "report.html in the run's folder, for two in this one.",
+    callback=_report,
+    params=[
+        click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
+        parser.option(
+            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
+        ),
+        parser.option("out", "text", "The file to write.", metavar="FILE", path="file"),
+    ],
+)

@@ -1,0 +1,159 @@
+"""The charts of a page, as plotly's figures; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.commands.report.story import ALONG, FIRST, OPEN, WELL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.commands.report.story import Story
+
+Figure = dict[str, Any]
+_COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#b8b8b8", OPEN: "#3b7dd8"}
+_PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#666666")
+# A row's height in pixels where there is room, and where the chart stops growing.
+_ROW, _LEAST, _MOST = 22, 160, 900
+_MIB = 1 << 20
+
+
+def timeline(story: Story) -> Figure:
+    """Return when each attempt of each process ran, by how it ended."""
+    labels = list(dict.fromkeys(bar.label for bar in story.bars))
+    place = {label: index for index, label in enumerate(labels)}
+    traces = []
+    for kind, color in _COLORS.items():
+        bars = [bar for bar in story.bars if bar.kind == kind]
+        if bars:
+            traces.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": kind,
+                    "y": [place[bar.label] for bar in bars],
+                    "base": [round(bar.begin, 3) for bar in bars],
+                    "x": [round(max(bar.end - bar.begin, 0.001), 3) for bar in bars],
+                    "text": [
+                        f"{bar.label}{f' on {bar.host}' if bar.host else ''}, attempt "
+                        f"{bar.attempt}: {bar.how} after {bar.end - bar.begin:.1f} s"
+                        for bar in bars
+                    ],
+                    "textposition": "none",
+                    "hovertemplate": "%{text}<extra></extra>",
+                    # Else each kind has a width of its own, by how near its rows are.
+                    "width": 0.8,
+                    "marker": {"color": color},
+                }
+            )
+    if story.moments:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "events",
+                "x": [round(one.at, 3) for one in story.moments],
+                "y": [-1] * len(story.moments),
+                "text": [f"{one.what}: {one.text}" for one in story.moments],
+                "hovertemplate": "%{text}<extra></extra>",
+                "marker": {"color": "#222222", "symbol": "diamond", "size": 8},
+            }
+        )
+    height = min(max(_LEAST, 90 + _ROW * len(labels)), _MOST)
+    step = max(1, -(-len(labels) * _ROW // (_MOST - 90)))
+    figure = _figure(traces, "seconds since the start", "", height)
+    figure["layout"] |= {"barmode": "overlay", "bargap": 0.15 if step == 1 else 0}
+    figure["layout"]["yaxis"] |= {
+        "tickvals": list(range(0, len(labels), step)),
+        "ticktext": labels[::step],
+        "range": [len(labels) - 0.4, -1.6 if story.moments else -0.6],
+    }
+    return figure
+
+
+def losses(stories: Sequence[Story]) -> Figure | None:
+    """Return the losses that ranks printed, by step; None where none did."""
+    return _lines(stories, "loss")
+
+
+def steps(stories: Sequence[Story]) -> Figure | None:
+    """Return the steps that ranks printed, by time; None where none did."""
+    return _lines(stories, "step")
+
+
+def _lines(stories: Sequence[Story], what: str) -> Figure | None:
+    traces: list[dict[str, Any]] = []
+    for number, story in enumerate(stories):
+        for curve in story.curves:
+            if what == "loss" and not any(loss is not None for loss in curve.losses):
+                continue
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(curve.steps) < 30 else "lines",  # noqa: PLR2004
+                    "name": f"{'AB'[number]}: {curve.label}" if len(stories) > 1 else curve.label,
+                    "x": curve.steps if what == "loss" else curve.at,
+                    "y": _finite(curve.losses) if what == "loss" else curve.steps,
+                    "line": {
+                        "color": _PALETTE[len(traces) % len(_PALETTE)],
+                        "dash": "solid" if number == 0 else "dash",
+                    },
+                }
+            )
+    if not traces:
+        return None
+    titles = ("step", "loss") if what == "loss" else ("seconds since the start", "step")
+    return _figure(traces, *titles, 320)
+
+
+def _finite(losses: Sequence[float | None]) -> list[float | None]:
+    """Return LOSSES with gaps where they are no number: JSON has no word for those."""
+    return [loss if loss is not None and abs(loss) < float("inf") else None for loss in losses]
+
+
+def memory(story: Story) -> Figure | None:
+    """Return the most memory that each process ever held, in its last attempt that is known."""
+    peaks = {bar.label: bar.peak_bytes for bar in story.bars if bar.peak_bytes}
+    if not peaks:
+        return None
+    trace = {
+        "type": "bar",
+        "x": list(peaks),
+        "y": [round(peak / _MIB, 1) for peak in peaks.values()],
+        "marker": {"color": _COLORS[OPEN]},
+        "hovertemplate": "%{x}: %{y} MiB<extra></extra>",
+    }
+    return _figure([trace], "", "MiB", 260)
+
+
+def buckets(story: Story) -> Figure | None:
+    """Return the size of each bucket of gradients, in the order in which they are sent."""
+    if not story.buckets:
+        return None
+    trace = {
+        "type": "bar",
+        "x": [f"bucket {index}" for index in range(len(story.buckets))],
+        "y": [round(size / _MIB, 3) for size in story.buckets],
+        "marker": {"color": _PALETTE[1]},
+        "hovertemplate": "%{x}: %{y} MiB<extra></extra>",
+    }
+    return _figure([trace], "", "MiB", 260)
+
+
+def _figure(traces: list[dict[str, Any]], below: str, beside: str, height: int) -> Figure:
+    return {
+        "data": traces,
+        "layout": {
+            "height": height,
+            "margin": {"l": 80, "r": 20, "t": 10, "b": 45},
+            "xaxis": {"title": {"text": below}, "automargin": True},
+            "yaxis": {"title": {"text": beside}, "automargin": True},
+            "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+            "showlegend": len(traces) > 1,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "system-ui, sans-serif", "size": 12},
+        },
+        "config": {"displayModeBar": False, "responsive": True},
+    }

@@ -1,0 +1,263 @@
+"""What a run's files tell of it, brought together for a page."""
+
+# ruff: noqa: PTH118, PTH119 - paths come as texts
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleetrun.records import (
+    eventfile,
+    names,
+    outputtimes,
+    progress,
+    reading,
+    reportfile,
+    strategyfiles,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.records.runs import LogRecord, Run
+
+# Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
+_MOST_LOGS, _MOST_BYTES = 8, 16 << 20
+# More points than a chart has columns tell nothing more.
+_MOST_POINTS = 2000
+_SHOWN = frozenset(
+    (
+        *("noticed", "hung", "refuted", "source failed", "peer failed", "interrupted"),
+        *("restarting", "gather failed"),
+    )
+)
+WELL, FIRST, ALONG, OPEN = "ended well", "failed first", "ended with it", "no end told"
+
+
+class Bar(NamedTuple):
+    """One attempt of a process: seconds since the job began, and how it ended."""
+
+    label: str
+    attempt: int
+    begin: float
+    end: float
+    kind: str
+    how: str
+    host: str
+    log: str
+    peak_bytes: int | None = None
+
+
+class Moment(NamedTuple):
+    """Something that happened, in seconds since the job began."""
+
+    at: float
+    what: str
+    text: str
+
+
+class Curve(NamedTuple):
+    """What a rank printed: steps, when (seconds since the job began), and losses (None: none)."""
+
+    label: str
+    steps: tuple[int, ...]
+    at: tuple[float, ...]
+    losses: tuple[float | None, ...]
+
+    def steps_per_second(self) -> float | None:
+        """Return the steps a second from the first that was printed to the last."""
+        if len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # noqa: PLR2004 - between two
+            return None
+        made = self.steps[-1] - self.steps[0]
+        return made / (self.at[-1] - self.at[0]) if made > 0 else None
+
+
+class Story(NamedTuple):
+    """All that a page shows of a run."""
+
+    name: str
+    job_id: str
+    verdict: str
+    # None: it runs, or its launcher was killed.
+    exit_code: int | None
+    # Seconds since 1970, and that it took.
+    began: float
+    seconds: float
+    hosts: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    moments: tuple[Moment, ...]
+    curves: tuple[Curve, ...]
+    report: reportfile.ReportRecord | None
+    fields: tuple[eventfile.FieldVerdict, ...]
+    # Bytes of each bucket of gradients, as rank 0 sends them.
+    buckets: tuple[int, ...]
+    # Versions, git, command and settings that somebody gave: name and value.
+    facts: tuple[tuple[str, str], ...]
+    attempts: int
+
+
+def tell(found: Sequence[Run]) -> Story:
+    """Return the story of a job, whose hosts have left the runs FOUND."""
+    first = found[0]
+    began = min((run.started_at for run in found if run.started_at is not None), default=0.0)
+    bars: list[Bar] = []
+    moments: list[Moment] = []
+    fields: tuple[eventfile.FieldVerdict, ...] = ()
+    last = max((run.finished_at or 0.0 for run in found), default=0.0)
+    for run in found:
+        host = _host(run, len(found))
+        peaks: dict[tuple[str, int], int | None] = {}
+        for event in eventfile.read(os.path.join(run.path, names.EVENTS)):
+            last = max(last, event.time)
+            if event.event == "exited":
+                key = event.process, event.attempt
+                peaks[key] = reading.whole(event.more.get("peak_bytes"))
+            elif event.event == "judged":
+                fields = eventfile.verdicts(event)
+            elif event.event in _SHOWN:
+                moments.append(Moment(event.time - began, event.event, _said(event)))
+        for log in run.logs:
+            peak = peaks.get((log.process, log.attempt))
+            bars.append(_bar(log, began, last, host)._replace(peak_bytes=peak))
+    bars.sort(key=lambda bar: (_number(bar.label), bar.attempt))
+    failed = next((run for run in found if run.exit_code), first)
+    return Story(
+        name=first.name,
+        job_id=first.job_id,
+        verdict=failed.verdict,
+        exit_code=failed.exit_code,
+        began=began,
+        seconds=max(last - began, 0.0),
+        hosts=tuple(first.plan.nodes) if first.plan else (),
+        bars=tuple(bars),
+        moments=tuple(sorted(moments)),
+        curves=tuple(_curves(found, began)),
+        report=reportfile.read(os.path.join(failed.path, names.REPORT)),
+        fields=fields,
+        buckets=_buckets(first.path),
+        facts=tuple(_facts(reading.document(os.path.join(first.path, names.MANIFEST)) or {})),
+        attempts=max(run.attempt for run in found) + 1,
+    )
+
+
+def _host(run: Run, count: int) -> str:
+    """Return which host RUN was on, where there are several."""
+    if run.plan is None or count == 1 or run.node_rank >= len(run.plan.nodes):
+        return ""
+    return run.plan.nodes[run.node_rank]
+
+
+def _bar(log: LogRecord, began: float, last: float, host: str) -> Bar:
+    if log.ended_at is None:
+        kind, how = OPEN, "no end is told"
+    elif log.code == 0:
+        kind, how = WELL, "exit code 0"
+    else:
+        kind = FIRST if log.has_failed else ALONG
+        how = f"killed by {log.signal}" if log.signal else f"exit code {log.code}"
+    end = last if log.ended_at is None else log.ended_at
+    return Bar(
+        log.label, log.attempt, log.started_at - began, end - began, kind, how, host, log.path
+    )
+
+
+def _number(label: str) -> tuple[str, int]:
+    """Return what orders labels as people do.
+
+    >>> sorted(["rank 10", "rank 9", "server 0"], key=_number)
+    ['rank 9', 'rank 10', 'server 0']
+    """
+    word, _, number = label.rpartition(" ")
+    return word, int(number) if number.isdecimal() else 0
+
+
+def _said(event: eventfile.EventRecord) -> str:
+    """Return what EVENT says in a few words."""
+    more = event.more
+    for key in ("text", "why", "what", "signal"):
+        if more.get(key):
+            return reading.text(more[key])
+    if event.event == "hung":
+        return f"{more.get('seconds')} s without a sign of life"
+    if event.event == "refuted":
+        return " ".join(reading.texts(more.get("faults")))
+    return f"attempt {event.attempt}"
+
+
+def _curves(found: Sequence[Run], began: float) -> list[Curve]:
+    """Return what some ranks print of steps and losses, the first ones and those that failed."""
+    logs = [(run, log) for run in found for log in run.logs]
+    logs.sort(key=lambda pair: (not pair[1].has_failed, _number(pair[1].label), pair[1].attempt))
+    curves = [
+        curve
+        for run, log in logs[:_MOST_LOGS]
+        if (curve := _curve(log, outputtimes.Reader(_times(run)).read(), began)) is not None
+    ]
+    return sorted(curves, key=lambda curve: _number(curve.label))
+
+
+def _times(run: Run) -> str:
+    return os.path.join(run.path, names.OUTPUT_TIMES)
+
+
+def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float) -> Curve | None:
+    """Return what one log tells; None where it tells of no steps, or nobody noted when."""
+    noted = times.get(os.path.basename(log.path))
+    text = reading.content(log.path, _MOST_BYTES)
+    if noted is None or noted.cuts or text is None:
+        return None
+    rows: dict[int, tuple[float, float | None]] = {}
+    offset = look = 0
+    for line in re.split(rb"(?<=[\r\n])", text):
+        offset += len(line)
+        told = progress.of(line)
+        if told.step is None and told.loss is None:
+            continue
+        while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
+            look += 1
+        at = noted.at_ms[look] / 1000 - began if noted.at_ms else 0.0
+        step = told.step if told.step is not None else len(rows) + 1
+        rows[step] = (at, told.loss)
+    every = max(1, len(rows) // _MOST_POINTS)
+    picked = sorted(rows.items())[::every]
+    if not picked:
+        return None
+    label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
+    return Curve(
+        label,
+        tuple(step for step, _ in picked),
+        tuple(round(at, 3) for _, (at, _) in picked),
+        tuple(loss for _, (_, loss) in picked),
+    )
+
+
+def _buckets(path: str) -> tuple[int, ...]:
+    evidence = strategyfiles.parse_evidence(
+        reading.content(os.path.join(path, names.evidence("0")))
+    )
+    if evidence is None or evidence.counts is None:
+        return ()
+    return evidence.counts.bucket_bytes
+
+
+def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what MANIFEST says of where the run came from."""
+    facts = [("command", " ".join(("fleetrun", *reading.texts(manifest.get("command")))))]
+    facts += [("folder", reading.text(manifest.get("cwd")))]
+    facts += [
+        (name, reading.text(value))
+        for name, value in reading.mapping(manifest.get("versions")).items()
+        if value
+    ]
+    git = reading.mapping(manifest.get("git"))
+    if git:
+        dirty = " and changes" if git.get("dirty") or git.get("is_dirty") else ""
+        facts.append(("git", f"{reading.text(git.get('commit'))}{dirty}"))
+    facts += [
+        (f"--{reading.text(one.get('name'))}", reading.text(one.get("value")))
+        for one in reading.mappings(manifest.get("settings"))
+        if one.get("source") != "default"
+    ]
+    return [(name, value) for name, value in facts if value]

@@ -1,0 +1,232 @@
+"""`fleetrun report`: the page of a real run, of two, of 1,024 ranks, as a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Command
+from waiting import LONG_S
+
+from fleetrun.commands.report import charts, page, story
+from fleetrun.records import eventfile, runs
+
+ROOT = Path(__file__).parents[3]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+SCRIPT = """
+for step in range(5):
+    print(f"step {step} loss: {1 / (step + 1):.4f}", flush=True)
+if rank == 1:
+    raise ValueError("too <b>hot</b>")
+time.sleep(600)
+"""
+
+pytest.importorskip("plotly", reason="plotly is not installed: pip install fleetrun[report]")
+
+
+def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `fleetrun report WORDS` in FOLDER."""
+    return subprocess.run(
+        [sys.executable, "-m", "fleetrun", "report", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+
+
+class Shown(HTMLParser):
+    """What a browser shows of a page: the visible text, and how many elements of a class."""
+
+    def __init__(self, dom: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.links: list[str] = []
+        self._hidden = 0
+        self.feed(dom)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Leave out what is never shown."""
+        self._hidden += tag in {"script", "style"}
+        self.links += [value for name, value in attrs if name == "href" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        """End what was left out."""
+        self._hidden -= tag in {"script", "style"}
+
+    def handle_data(self, data: str) -> None:
+        """Take text."""
+        if not self._hidden:
+            self.text += data
+
+
+def browse(file: Path) -> str:
+    """Return the document that headless Chromium makes of FILE, without a network."""
+    if BROWSER is None:
+        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
+    home = file.parent / "browser"
+    done = subprocess.run(
+        [
+            *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--virtual-time-budget=20000", f"--user-data-dir={home}"),
+            # Every name is nowhere.
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def drawn(dom: str, chart: str) -> str:
+    """Return what the browser has drawn of CHART."""
+    return dom.partition(f'<div id="{chart}"')[2].partition('<div id="')[0]
+
+
+def failed(folder: Path) -> Path:
+    """Let a job fail in FOLDER; return its run directory."""
+    assert Command.python(folder, SCRIPT, "--env=MY_TOKEN=hush-hush").run().code == 1
+    return (folder / "log" / "latest").resolve()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -> None:
+    run_dir = failed(tmp_path)
+    done = report(tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{run_dir / 'report.html'}\n")
+    dom = browse(run_dir / "report.html")
+    shown = Shown(dom)
+    for said in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
+        assert said in shown.text
+    assert "hush-hush" not in dom
+    assert drawn(dom, "timeline-A").count('class="point"') == 2
+    assert "failed first" in drawn(dom, "timeline-A")
+    for chart in ("loss-A", "steps-A"):
+        assert drawn(dom, chart).count('class="trace scatter ') == 2
+    assert drawn(dom, "memory-A").count('class="point"') == 2
+    logs = [link for link in shown.links if "workerlog" in link]
+    assert {(run_dir / link).resolve() for link in logs} == {
+        run_dir / "workerlog.0",
+        run_dir / "workerlog.1",
+    }
+
+
+@pytest.mark.slow
+def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
+    first = failed(tmp_path)
+    assert Command(tmp_path, "echo step 1 loss: 0.5", "--job_id=other").run().code == 0
+    second = (tmp_path / "log" / "latest").resolve()
+    done = report(tmp_path, first.name, second.name)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'}\n")
+    dom = browse(tmp_path / "report.html")
+    shown = Shown(dom)
+    for said in ("What differs", "--job_id", "all processes finished", "exited with 1"):
+        assert said in shown.text
+    for run in "AB":
+        assert drawn(dom, f"timeline-{run}").count('class="point"') == 2
+    assert drawn(dom, "loss-both").count('class="trace scatter ') == 4
+
+
+def big(folder: Path, ranks: int) -> Path:
+    """Make the run directory of a job of RANKS, of which one has failed and ended the others."""
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    lines: list[dict[str, Any]] = [{"event": "launched", "job_id": "big", "processes": ranks}]
+    about = [
+        {"process": f"trainer.{rank}", "rank": rank, "attempt": 0, "log": f"workerlog.{rank}"}
+        for rank in range(ranks)
+    ]
+    lines += [{"event": "started", **one, "pid": 1} for one in about]
+    lines += [
+        {
+            "event": "exited",
+            **one,
+            "code": 7 if one["rank"] == 5 else None,
+            "signal": None if one["rank"] == 5 else "SIGTERM",
+            "peak_bytes": 1 << 28,
+        }
+        for one in about
+    ]
+    lines += [{"event": "examined", **about[5], "failed": ["trainer.5"]}]
+    lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]
+    with (folder / "events.jsonl").open("w") as file:
+        for number, line in enumerate(lines):
+            at = {"schema": eventfile.SCHEMA, "time": 1e9 + number / 100, "monotonic": number / 100}
+            file.write(json.dumps({**at, **line}) + "\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "log" / "runs" / "big", 1024)
+    assert report(tmp_path, "big").returncode == 0
+    dom = browse(run_dir / "report.html")
+    timeline = drawn(dom, "timeline-A")
+    assert timeline.count('class="point"') == 1024
+    # As many names as there is room for.
+    names = re.findall(r">rank (\d+)<", timeline)
+    assert 20 <= len(names) <= 60
+    assert "rank 5 exited with 7 (exit code 7)" in Shown(dom).text
+
+
+def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
+    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    kinds = {bar.label: bar.kind for bar in told.bars}
+    assert kinds.pop("rank 5") == story.FIRST
+    assert set(kinds.values()) == {story.ALONG}
+    assert [bar.label for bar in told.bars] == [f"rank {rank}" for rank in range(8)]
+    assert (told.exit_code, told.attempts) == (7, 1)
+
+
+def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
+    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    evil = "</script><script>alert(1)</script>"
+    moments = (story.Moment(1.0, "noticed", evil),)
+    bars = (told.bars[0]._replace(label=f"rank {evil}"), *told.bars[1:])
+    nan = story.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
+    text = page.page(
+        [told._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,))], "js", "/"
+    )
+    assert "alert(1)</script>" not in text
+    figures = text.partition('id="figures">')[2].partition("</script>")[0]
+    assert json.loads(figures)["loss-A"]["data"][0]["y"] == [None, 0.5]
+    assert "NaN" not in figures
+
+
+def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    told = story.tell([runs.read(str(tmp_path))])
+    assert told.exit_code is None
+    assert "no end is told" in page.page([told], "js", "/")
+    assert charts.losses([told]) is None
+    assert charts.memory(told) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["a", "b", "c"], 2, "one run, or two"),
+        (["nowhere"], 2, "no such run: nowhere"),
+        ([], 3, "There is no launch in log"),
+    ],
+)
+def test_what_is_not_there_is_a_sentence(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    done = report(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
