@@ -53,7 +53,7 @@ FILES = (
     File(CONSOLE, "launcher", "fleetrun attach", None, "What --detach shows nobody."),
     File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
     File(OUTPUT_TIMES, "launcher", "fleetrun logs", None, "When the logs grew."),
-    File(METRICS, "launcher", "people", 1, "What host, GPUs and ranks used, each 5 s."),
+    File(METRICS, "launcher", "report", 1, "What host, GPUs and ranks used, each 5 s."),
     File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),
     File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("strategy.{rank}.json", "rank", "launcher", 1, "What came of the strategy."),

@@ -9,7 +9,7 @@ from fleetrun.commands.report.story import ALONG, FIRST, OPEN, WELL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.commands.report.story import Story
+    from fleetrun.commands.report.story import Story, Use
 
 Figure = dict[str, Any]
 _COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#b8b8b8", OPEN: "#3b7dd8"}
@@ -17,6 +17,7 @@ _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#
 # A row's height in pixels where there is room, and where the chart stops growing.
 _ROW, _LEAST, _MOST = 22, 160, 900
 _MIB = 1 << 20
+_MOST_LINES = 8
 
 
 def timeline(story: Story) -> Figure:
@@ -110,6 +111,31 @@ def _lines(stories: Sequence[Story], what: str) -> Figure | None:
 def _finite(losses: Sequence[float | None]) -> list[float | None]:
     """Return LOSSES with gaps where they are no number: JSON has no word for those."""
     return [loss if loss is not None and abs(loss) < float("inf") else None for loss in losses]
+
+
+def use(used: Use) -> Figure:
+    """Return what each row used over time: as lines, or of many rows as a map of colours."""
+    if len(used.rows) <= _MOST_LINES:
+        lines = [
+            {"type": "scatter", "mode": "lines+markers", "name": row, "x": used.at, "y": values}
+            for row, values in zip(used.rows, used.values, strict=True)
+        ]
+        figure = _figure(lines, "seconds since the start", used.unit, 280)
+        figure["layout"]["yaxis"]["rangemode"] = "tozero"
+        return figure
+    trace = {
+        "type": "heatmap",
+        "x": used.at,
+        "y": used.rows,
+        "z": used.values,
+        "colorscale": "Viridis",
+        "colorbar": {"title": {"text": used.unit}},
+        "hovertemplate": "%{y} at %{x} s: %{z}<extra></extra>",
+    }
+    height = min(max(_LEAST, 90 + _ROW * len(used.rows)), _MOST)
+    figure = _figure([trace], "seconds since the start", "", height)
+    figure["layout"]["yaxis"] |= {"autorange": "reversed", "nticks": 30, "type": "category"}
+    return figure
 
 
 def memory(story: Story) -> Figure | None:

@@ -97,6 +97,10 @@ def _run(story: Story, number: int, folder: str, figures: dict[str, Figure]) -> 
             _moments(story),
             chart("Loss", "loss", charts.losses([story])),
             chart("Steps", "steps", charts.steps([story])),
+            *(
+                chart(used.title, f"use-{index}", charts.use(used))
+                for index, used in enumerate(story.uses)
+            ),
             chart("Most memory held", "memory", charts.memory(story)),
             _strategy(story),
             chart("Buckets of gradients", "buckets", charts.buckets(story)),

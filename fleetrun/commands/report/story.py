@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.records import (
     eventfile,
+    metricsfile,
     names,
     outputtimes,
     progress,
@@ -19,7 +20,7 @@ from fleetrun.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fleetrun.records.runs import LogRecord, Run
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
 # More points than a chart has columns tell nothing more.
 _MOST_POINTS = 2000
+# Of 1,024 ranks, each moment is 1,024 numbers.
+_MOST_MOMENTS = 500
+_GIB = 1 << 30
 _SHOWN = frozenset(
     (
         *("noticed", "hung", "refuted", "source failed", "peer failed", "interrupted"),
@@ -74,6 +78,17 @@ class Curve(NamedTuple):
         return made / (self.at[-1] - self.at[0]) if made > 0 else None
 
 
+class Use(NamedTuple):
+    """What rows (ranks, GPUs) used over time: `values[row][moment]`; None: nobody measured."""
+
+    title: str
+    unit: str
+    rows: tuple[str, ...]
+    # Seconds since the job began.
+    at: tuple[float, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
 class Story(NamedTuple):
     """All that a page shows of a run."""
 
@@ -89,6 +104,7 @@ class Story(NamedTuple):
     bars: tuple[Bar, ...]
     moments: tuple[Moment, ...]
     curves: tuple[Curve, ...]
+    uses: tuple[Use, ...]
     report: reportfile.ReportRecord | None
     fields: tuple[eventfile.FieldVerdict, ...]
     # Bytes of each bucket of gradients, as rank 0 sends them.
@@ -134,6 +150,7 @@ def tell(found: Sequence[Run]) -> Story:
         bars=tuple(bars),
         moments=tuple(sorted(moments)),
         curves=tuple(_curves(found, began)),
+        uses=tuple(_uses(found, began)),
         report=reportfile.read(os.path.join(failed.path, names.REPORT)),
         fields=fields,
         buckets=_buckets(first.path),
@@ -231,6 +248,41 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         tuple(round(at, 3) for _, (at, _) in picked),
         tuple(loss for _, (_, loss) in picked),
     )
+
+
+def _uses(found: Sequence[Run], began: float) -> Iterator[Use]:
+    """Yield what ranks and GPUs used, as metrics.jsonl of each host has it."""
+    cpu = ("Processor use", "% of one")
+    memory = ("Memory", "GiB")
+    gpu, gpu_memory = ("GPU use", "%"), ("GPU memory", "GiB")
+    cells: dict[tuple[str, str], dict[str, dict[int, float]]] = {
+        kind: {} for kind in (cpu, memory, gpu, gpu_memory)
+    }
+
+    def put(kind: tuple[str, str], row: str, at: int, value: float | None) -> None:
+        if value is not None:
+            cells[kind].setdefault(row, {})[at] = round(value, 3)
+
+    for run in found:
+        host = _host(run, len(found))
+        for record in metricsfile.read(os.path.join(run.path, names.METRICS)):
+            at = round(record.time - began)
+            for one in record.ranks:
+                label = names.label_of(one.process)
+                put(cpu, label, at, one.cpu_percent)
+                put(memory, label, at, one.memory_bytes / _GIB)
+            for card in record.gpus:
+                label = f"{host} GPU {card.number}".strip()
+                used = card.memory_used_bytes
+                put(gpu, label, at, card.use_percent)
+                put(gpu_memory, label, at, None if used is None else used / _GIB)
+    for (title, unit), rows in cells.items():
+        moments = sorted({at for row in rows.values() for at in row})
+        moments = moments[:: max(1, len(moments) // _MOST_MOMENTS)]
+        if rows and moments:
+            order = sorted(rows, key=_number)
+            values = tuple(tuple(rows[row].get(at) for at in moments) for row in order)
+            yield Use(title, unit, tuple(order), tuple(map(float, moments)), values)
 
 
 def _buckets(path: str) -> tuple[int, ...]:

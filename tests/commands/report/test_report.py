@@ -17,7 +17,7 @@ from commandline import Command
 from waiting import LONG_S
 
 from fleetrun.commands.report import charts, page, story
-from fleetrun.records import eventfile, runs
+from fleetrun.records import eventfile, metricsfile, runs
 
 ROOT = Path(__file__).parents[3]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -141,6 +141,26 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     assert drawn(dom, "loss-both").count('class="trace scatter ') == 4
 
 
+def measured(ranks: int, moment: int) -> metricsfile.MetricsRecord:
+    """Make what RANKS, each with a GPU, used at a moment; the last one's GPU tells nothing."""
+    system = metricsfile.System(50.0, 1.0, 1, 2, 0, 0, 0, 0)
+    uses = tuple(
+        metricsfile.RankUse(
+            *(f"trainer.{rank}", rank, 1, "R", float(moment), 90.0, 1 << 30, 1, 1, 0, 0),
+            *(None, None),
+        )
+        for rank in range(ranks)
+    )
+    gpus = tuple(
+        metricsfile.GpuUse(
+            *(rank, f"GPU-{rank}", "H100", None if rank == ranks - 1 else 70.0, 1 << 30),
+            *(1 << 36, 300.0, 50.0, (rank,)),
+        )
+        for rank in range(ranks)
+    )
+    return metricsfile.MetricsRecord(1e9 + 5 * moment, 0.0, "h", 0, system, uses, gpus)
+
+
 def big(folder: Path, ranks: int) -> Path:
     """Make the run directory of a job of RANKS, of which one has failed and ended the others."""
     folder.mkdir(parents=True)
@@ -163,6 +183,8 @@ def big(folder: Path, ranks: int) -> Path:
     ]
     lines += [{"event": "examined", **about[5], "failed": ["trainer.5"]}]
     lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]
+    for moment in range(3):
+        metricsfile.append(str(folder / "metrics.jsonl"), measured(ranks, moment))
     with (folder / "events.jsonl").open("w") as file:
         for number, line in enumerate(lines):
             at = {"schema": eventfile.SCHEMA, "time": 1e9 + number / 100, "monotonic": number / 100}
@@ -180,7 +202,12 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     # As many names as there is room for.
     names = re.findall(r">rank (\d+)<", timeline)
     assert 20 <= len(names) <= 60
-    assert "rank 5 exited with 7 (exit code 7)" in Shown(dom).text
+    shown = Shown(dom)
+    assert "rank 5 exited with 7 (exit code 7)" in shown.text
+    for title in ("Processor use", "Memory", "GPU use", "GPU memory"):
+        assert title in shown.text
+    for chart in range(4):
+        assert drawn(dom, f"use-{chart}-A").count('class="hm"') == 1
 
 
 def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
@@ -190,6 +217,17 @@ def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) ->
     assert set(kinds.values()) == {story.ALONG}
     assert [bar.label for bar in told.bars] == [f"rank {rank}" for rank in range(8)]
     assert (told.exit_code, told.attempts) == (7, 1)
+
+
+def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
+    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    uses = {used.title: used for used in told.uses}
+    assert list(uses) == ["Processor use", "Memory", "GPU use", "GPU memory"]
+    assert uses["Processor use"].rows == tuple(f"rank {rank}" for rank in range(8))
+    assert uses["Processor use"].at == (0.0, 5.0, 10.0)
+    assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
+    assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
+    assert len(charts.use(uses["GPU use"])["data"]) == 7
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
