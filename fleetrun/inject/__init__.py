@@ -7,6 +7,7 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 
 from __future__ import annotations
 
+import atexit
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,17 @@ from . import (
     dygraph,
     gloo_stores,
     import_hooks,
+    paddle_api,
     parameter_servers,
     progress,
     rank_check,
+    settings,
     static,
     unsupported,
     updates,
 )
-from .evidence import Evidence
+from .evidence import NO_EFFECT, Evidence
+from .paddle_api import names
 from .spec import read_spec
 
 if TYPE_CHECKING:
@@ -31,17 +35,18 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
 # In this order: what the script sets is recorded before it is used, and what is reported after an
-# update is complete before it is written.
+# update is complete before it is written. Each with what it needs of Paddle; those without it ask
+# themselves.
 _PARTS = (
-    distributed_strategy,
-    updates,
-    gloo_stores,
-    dygraph,
-    static,
-    parameter_servers,
-    rank_check,
-    unsupported,
-    progress,
+    (distributed_strategy, names.STRATEGY),
+    (updates, names.COUNTING),
+    (gloo_stores, names.GROUPS),
+    (dygraph, ""),
+    (static, names.STATIC),
+    (parameter_servers, ""),
+    (rank_check, names.CHECK),
+    (unsupported, ""),
+    (progress, ""),
 )
 
 
@@ -54,9 +59,36 @@ def arm(path: str, evidence_path: str) -> None:
     spec = read_spec(path)
     proof = Evidence(evidence_path, spec)
     import_hooks.on_failure(lambda text: _report(proof, text))
-    for part in _PARTS:
-        _install(part, spec, proof)
+    # All at once, when all of Paddle is there: nothing is patched before everything was checked.
+    import_hooks.after_import("paddle", lambda _: _install_all(spec, proof))
     proof.write_at_exit()
+
+
+def _install_all(spec: StrategySpec, proof: Evidence) -> None:
+    settings.reset(spec, proof)
+    clauses: list[str] = []
+    paddle_api.check_names(clauses.append)
+    for part, capability in _PARTS:
+        if not capability or paddle_api.has(capability):
+            _install(part, spec, proof)
+    if clauses:
+        _report(proof, paddle_api.sentence(clauses))
+    if paddle_api.refusal(names.COUNTING) or paddle_api.refusal(names.STATIC):
+        atexit.register(_report_uncounted, spec, proof)
+
+
+def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
+    """Give each field a row if no update was counted because this Paddle cannot be watched."""
+    if proof.updates:
+        return
+    reason = paddle_api.refusal(names.COUNTING) or paddle_api.refusal(names.STATIC)
+    for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
+        for name in section:
+            if proof.status(name) is None:
+                proof.knob(name, NO_EFFECT, reason=reason)
+    if proof.graph:
+        # It trains, though no update was counted.
+        proof.claim()
 
 
 def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:

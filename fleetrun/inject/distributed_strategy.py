@@ -6,6 +6,7 @@ import copy
 import functools
 import importlib
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from . import settings
@@ -39,9 +40,8 @@ misfits: dict[str, str] = {}
 _lent: dict[int, Any] = {}
 
 
-def install(spec: StrategySpec, proof: Evidence) -> None:
+def install(spec: StrategySpec, _proof: Evidence) -> None:
     """Put the strategy into every DistributedStrategy, and record what the script sets."""
-    settings.reset(spec, proof)
     injection = _Injection(spec)
     after_import(f"{_FLEET}.base.distributed_strategy", injection.patch_strategies)
     after_import(f"{_FLEET}.fleet", injection.patch_fleet)
@@ -96,7 +96,12 @@ class _Injection:
     def patch_fleet(self, module: ModuleType) -> None:
         """Take over the strategy that the script passes to fleet."""
         kind: Any = module.Fleet
-        kind.init = self._taking(kind.init, 3)
+        init = kind.init
+        kind.init = self._taking(init, 3)
+        # Its methods are functions of the package, too.
+        package: Any = sys.modules[_FLEET]
+        if getattr(package.init, "__func__", None) is init:
+            package.init = types.MethodType(kind.init, package.init.__self__)
         kind.distributed_optimizer = self._taking(kind.distributed_optimizer, 2)
 
     def patch_optimizers(self, module: ModuleType) -> None:

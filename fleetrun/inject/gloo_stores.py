@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -80,3 +81,7 @@ def _patch(module: ModuleType) -> None:
         return new_group(*bound.args, **bound.kwargs)
 
     collective._new_process_group_impl = _new_process_group_impl
+    # It is a name of this module, too.
+    parallel: Any = sys.modules.get("paddle.distributed.parallel")
+    if getattr(parallel, "_new_process_group_impl", None) is new_group:
+        parallel._new_process_group_impl = _new_process_group_impl

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Callback = Callable[[ModuleType], None]
 
 _callbacks: dict[str, list[Callback]] = {}
+# The modules whose callbacks were called.
+_executed: set[str] = set()
 _failure_callbacks: list[Callable[[str], None]] = []
 
 
@@ -24,7 +26,8 @@ def on_failure(callback: Callable[[str], None]) -> None:
 def after_import(name: str, callback: Callback) -> None:
     """Call CALLBACK with the module NAME right after it was executed; now if it is imported."""
     module = sys.modules.get(name)
-    if module is not None and not getattr(module.__spec__, "_initializing", False):
+    is_initializing = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    if module is not None and (name in _executed or not is_initializing):
         _call(callback, module)
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -81,6 +84,7 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
+        _executed.add(self._name)
         for callback in _callbacks.pop(self._name, []):
             _call(callback, module)
         if not _callbacks:

@@ -12,8 +12,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import rank_check, updates
+from . import paddle_api, rank_check, updates
 from .import_hooks import after_import
+from .paddle_api import names
 
 if TYPE_CHECKING:
     from .evidence import Evidence
@@ -26,7 +27,8 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     times = os.environ.get("FLEETRUN_STEP_TIMES", "").replace("{rank}", rank)
     if times:
         recorder = _StepTimes(times, proof)
-        after_import("paddle", recorder.watch_losses)
+        if paddle_api.has(names.LOSSES):
+            after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record)
     heartbeat = os.environ.get("FLEETRUN_HEARTBEAT")
     if heartbeat:

@@ -10,9 +10,10 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import distributed_strategy, parameter_servers, settings, updates
+from . import distributed_strategy, paddle_api, parameter_servers, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
 from .import_hooks import after_import
+from .paddle_api import names
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -42,6 +43,12 @@ _COMMUNICATION = (
 )
 # What is refused in one kind of graph only.
 _BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
+# What fields need of Paddle; those of communication need the reducer.
+_IN_DYNAMIC_GRAPHS = {
+    "gradient_merge": names.MERGE,
+    "fuse_all_optimizer_ops": names.FUSED,
+    "amp": names.AMP,
+}
 # The `_configs` fields without a switch, and the axes of fleet's topology for the keys of one.
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
 _DEGREES = {
@@ -58,7 +65,8 @@ _ONLY_STATIC = "Paddle has it for static graphs only"
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Report after the first update, before the proof is written."""
     remaining = _RemainingFields(spec, proof)
-    after_import("paddle.distributed.parallel", remaining.patch)
+    if paddle_api.has(names.ARGUMENTS):
+        after_import("paddle.distributed.parallel", remaining.patch)
     updates.on_update(remaining.after_update)
 
 
@@ -187,7 +195,9 @@ class _RemainingFields:
 
     def _reason(self, name: str) -> str:
         """Return why NAME has no effect: because of this job, or as is known of this Paddle."""
-        obstacle = self._obstacle(name)
+        is_dynamic = self._proof.graph == "dygraph"
+        capability = self._capability(name, is_dynamic=is_dynamic)
+        obstacle = paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
         if obstacle:
             return obstacle
         known = self._proof.known(name, settings.effective(name))
@@ -197,12 +207,11 @@ class _RemainingFields:
             return str(known["reason"])
         if name in self._spec.build_strategy:
             return "it has changed nothing in this program"
-        where = "dynamic" if self._proof.graph == "dygraph" else "static"
+        where = "dynamic" if is_dynamic else "static"
         return f"nothing in Paddle's {where} graphs is known to read it"
 
-    def _obstacle(self, name: str) -> str:
+    def _obstacle(self, name: str, *, is_dynamic: bool) -> str:
         """Return what in this job keeps NAME from having an effect; empty if nothing does."""
-        is_dynamic = self._proof.graph == "dygraph"
         if name in distributed_strategy.misfits:
             return distributed_strategy.misfits[name]
         if name == "gradient_merge" and is_dynamic:
@@ -214,6 +223,16 @@ class _RemainingFields:
         if parameter_servers.are_used():
             return "with parameter servers, ranks do not reduce gradients among themselves"
         return "the script has no data-parallel model" if is_dynamic and not self._models else ""
+
+    def _capability(self, name: str, *, is_dynamic: bool) -> str:
+        """Return what of `paddle_api` the field NAME needs."""
+        if is_dynamic and name in _IN_DYNAMIC_GRAPHS:
+            return _IN_DYNAMIC_GRAPHS[name]
+        if name in _COMMUNICATION:
+            return names.REDUCER if is_dynamic else names.STATIC
+        if not is_dynamic and (name == "gradient_merge" or name in self._spec.build_strategy):
+            return names.STATIC
+        return names.STRATEGY
 
 
 def _degrees() -> dict[str, int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .. import paddle_api
 from ..import_hooks import after_import
+from ..paddle_api import names
 from . import amp, backward, merge_hooks, multi_tensor
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
@@ -18,17 +20,20 @@ if TYPE_CHECKING:
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the fields that are asked for."""
-    if any(name in spec.strategy for name in REDUCER_FIELDS):
-        _install_reducers(spec, proof)
-    multi_tensor.install(spec, proof)
-    amp.install(spec, proof)
+    merges = spec.merge_steps > 1 and paddle_api.has(names.MERGE)
+    if any(name in spec.strategy for name in REDUCER_FIELDS) and paddle_api.has(names.REDUCER):
+        _install_reducers(spec, proof, merges=merges)
+    if multi_tensor.is_asked_for(spec) and paddle_api.has(names.FUSED):
+        multi_tensor.install(proof)
+    if amp.is_asked_for(spec) and paddle_api.has(names.AMP):
+        amp.install(proof)
 
 
-def _install_reducers(spec: StrategySpec, proof: Evidence) -> None:
+def _install_reducers(spec: StrategySpec, proof: Evidence, *, merges: bool) -> None:
     merge = GradientMerge(spec, proof)
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
-    if spec.merge_steps > 1:
+    if merges:
         merge_hooks.install(merge, reducers.flush, applies_tail=spec.merge_tail == "step")
 
     def patch(module: ModuleType) -> None:

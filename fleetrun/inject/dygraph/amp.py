@@ -22,10 +22,13 @@ _FLAG = "FLAGS_low_precision_op_list"
 _CASTS = frozenset(("cast", "transfer_dtype"))
 
 
-def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Count up to the first update, if mixed precision is asked for."""
-    if not spec.get(_KNOB):
-        return
+def is_asked_for(spec: StrategySpec) -> bool:
+    """Whether mixed precision is asked for."""
+    return bool(spec.get(_KNOB))
+
+
+def install(proof: Evidence) -> None:
+    """Count up to the first update."""
     counter = _PrecisionCounter(proof)
     after_import("paddle", counter.start)
     after_import("paddle.amp.grad_scaler", counter.watch_scalers)

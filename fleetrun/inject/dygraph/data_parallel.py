@@ -8,7 +8,8 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import buckets, communicators, settings, store
+from .. import buckets, communicators, paddle_api, settings, store
+from ..paddle_api import names
 from . import compression
 from .reducer import BucketLimits, Reducer
 from .reducer_report import ReducerReport, ReducerSetup
@@ -139,8 +140,9 @@ class Reducers:
             import paddle
 
             parameters, sparse_ids = _parameters(model, paddle)
-            if not any(not each.stop_gradient for each in parameters):
-                # Paddle raises its own error.
+            is_trained = any(not each.stop_gradient for each in parameters)
+            if not is_trained or (sparse_ids and not self._can_average_sparse_ones()):
+                # Without a trained parameter Paddle raises its own error.
                 init_reducer(model)
                 return
             dense = [each for each in parameters if id(each) not in sparse_ids]
@@ -158,6 +160,12 @@ class Reducers:
             model._reducer = self._new_reducer(model, dense, sparse)
 
         return replaced
+
+    def _can_average_sparse_ones(self) -> bool:
+        if paddle_api.has(names.SPARSE):
+            return True
+        self._report.falls_back(paddle_api.sentence([paddle_api.refusal(names.SPARSE)]))
+        return False
 
     def _new_reducer(self, model: Any, dense: list[Any], sparse: list[Any]) -> Reducer:
         ranks = list(model.group.ranks)

@@ -40,10 +40,13 @@ _TABLES = {
 }
 
 
-def install(spec: StrategySpec, proof: Evidence) -> None:
-    """Fuse updates if `fuse_all_optimizer_ops` is asked for."""
-    if not spec.builds(_KNOB):
-        return
+def is_asked_for(spec: StrategySpec) -> bool:
+    """Whether `fuse_all_optimizer_ops` is asked for."""
+    return spec.builds(_KNOB)
+
+
+def install(proof: Evidence) -> None:
+    """Fuse updates."""
     fusion = _Fusion(proof)
     for name in _KERNELS:
         after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.patch, name))

@@ -53,6 +53,10 @@ class ReducerReport:
         self._models: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, list[int]] = {}
 
+    def falls_back(self, text: str) -> None:
+        """Report that Paddle's reducer is used for a model, for the reason TEXT."""
+        self._proof.note(text)
+
     def single_rank(self) -> None:
         """Report that there is only one rank."""
         self._proof.graph = "dygraph"

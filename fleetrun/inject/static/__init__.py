@@ -11,8 +11,9 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
+from .. import paddle_api, settings
 from ..import_hooks import after_import
+from ..paddle_api import names
 from . import (
     collective_order,
     counting,
@@ -40,7 +41,8 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     gradient_merge.install()
     refusals.tell_of_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
-    after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
+    if paddle_api.has(names.STATIC_CPU):
+        after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)
     after_import("paddle.base.executor", lambda module: counting.watch(module, spec, proof))
 

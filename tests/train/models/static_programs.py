@@ -56,8 +56,7 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
         # As far as programs go: nothing connects, and nothing runs.
         gloo.is_used = lambda: False
         rings._open = lambda *_: None  # noqa: SLF001
-    for part in inject._PARTS:  # noqa: SLF001
-        part.install(spec, proof)
+    inject._install_all(spec, proof)  # noqa: SLF001
     return spec, proof
 
 

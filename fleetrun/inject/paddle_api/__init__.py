@@ -1,0 +1,11 @@
+"""The one place for Paddle's private names: their table, their check, and typed functions for them.
+
+What a Paddle lacks makes the capability that needs it fall back to Paddle's own behaviour. That is
+decided when Paddle has been imported and before anything was patched.
+"""
+
+from __future__ import annotations
+
+from .check import check_names, has, refusal, sentence
+
+__all__ = ["check_names", "has", "refusal", "sentence"]

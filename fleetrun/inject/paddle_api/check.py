@@ -1,0 +1,123 @@
+"""Compares the table of private names with the Paddle at hand, once, when it has been imported."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import self_tests
+from .names import BUILDS_ON, FALLBACKS, NAMES, TESTED, PrivateName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType
+
+# By capability, what is wrong with a name of it, or with what it builds on.
+_faults: dict[str, str] = {}
+_self_tested: set[str] = set()
+_refused: set[str] = set()
+_report: Callable[[str], None] = print
+
+
+def check_names(report: Callable[[str], None]) -> None:
+    """Look for every name of the table, its parameters and its attributes.
+
+    REPORT is called for each capability that is asked for and is not there, with a clause.
+    """
+    global _report  # noqa: PLW0603 - one Paddle
+    _report = report
+    for known in (_faults, _self_tested, _refused):
+        known.clear()
+    for name in NAMES:
+        found = _fault(name)
+        if found:
+            for capability in name.capabilities:
+                _faults.setdefault(capability, found)
+
+
+def has(capability: str) -> bool:
+    """Whether this Paddle is as CAPABILITY needs it; the first call runs its self-test.
+
+    Reports it the first time that it is not.
+    """
+    for needed in BUILDS_ON.get(capability, ()):
+        if not _works(needed):
+            _faults.setdefault(capability, _faults[needed])
+    if _works(capability):
+        return True
+    if capability not in _refused:
+        _refused.add(capability)
+        _report(f"{_faults[capability]}: {FALLBACKS[capability]}")
+    return False
+
+
+def sentence(clauses: Iterable[str]) -> str:
+    """Return the sentence for the user that reports CLAUSES."""
+    paddle = sys.modules.get("paddle")
+    version = getattr(paddle, "__version__", "of unknown version")
+    known = ", ".join(TESTED)
+    return f"Paddle {version} is not as fleetrun knows it ({known}). {'; '.join(clauses)}."
+
+
+def refusal(capability: str) -> str:
+    """Return why CAPABILITY is not used and what happens instead; empty if it was not refused."""
+    if capability not in _refused:
+        return ""
+    return f"in this Paddle {_faults[capability]}: {FALLBACKS[capability]}"
+
+
+def _works(capability: str) -> bool:
+    if capability not in _faults and capability not in _self_tested:
+        _self_tested.add(capability)
+        failure = self_tests.failure(capability)
+        if failure:
+            _faults[capability] = failure
+    return capability not in _faults
+
+
+def _fault(name: PrivateName) -> str:
+    found: Any = sys.modules.get(name.module)
+    try:
+        for part in name.path.split("."):
+            found = _attribute(found, part.split("|"))
+    except AttributeError:
+        return f"{name} is missing"
+    if name.parameters is None and not name.attributes:
+        return ""
+    code = _code(found)
+    if code is None:
+        return f"{name} is no Python function"
+    if name.parameters is not None:
+        taken = code.co_varnames[: code.co_argcount]
+        if taken[: len(name.parameters)] != name.parameters:
+            return f"{name} takes ({', '.join(taken)})"
+    known = _names(code)
+    lost = [each for each in name.attributes if each not in known]
+    return f"{name} does not use {lost[0]}" if lost else ""
+
+
+def _attribute(found: Any, names: list[str]) -> Any:
+    """Return the first of NAMES that FOUND has; of classes not what a descriptor returns."""
+    for name in names[:-1]:
+        if hasattr(found, name):
+            names = [name]
+    if isinstance(found, type) and names[-1] in vars(found):
+        return vars(found)[names[-1]]
+    return getattr(found, names[-1])
+
+
+def _code(function: Any) -> CodeType | None:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return getattr(function, "__code__", None)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return all names and strings in CODE and the functions inside it."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            found.add(constant)
+        elif isinstance(constant, type(code)):
+            found |= _names(constant)
+    return found

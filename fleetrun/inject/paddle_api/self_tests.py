@@ -1,0 +1,212 @@
+"""Tries on tiny tensors that Paddle's private functions do what we rely on.
+
+Everything is on the CPU, without a random number or a thread, so that importing Paddle stays what
+it was. A test yields what it has tried, and whether that was so.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import programs, tensors
+from .names import MERGE, REDUCER, SPARSE, STATIC, TESTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Findings = Iterator[tuple[str, bool]]
+
+
+# How long a child may take, in seconds; it takes milliseconds.
+_CHILD_TIMEOUT_S = 20.0
+
+
+def failure(capability: str) -> str:
+    """Return what is not as CAPABILITY needs it, as a clause; empty if all is, or no test.
+
+    In a Paddle that nobody has tried, functions in C++ may take other arguments and crash. There a
+    child runs the test.
+    """
+    test = _TESTS.get(capability)
+    if test is None:
+        return ""
+    paddle: Any = sys.modules["paddle"]
+    if getattr(paddle, "__version__", "") in TESTED:
+        return _failure(test, paddle)
+    return _in_child(lambda: _failure(test, paddle))
+
+
+def _in_child(ask: Callable[[], str]) -> str:
+    """Return what ASK returns in a forked process, or how that process has ended."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            # Paddle prints a stack on a signal.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.write(writer, ask().encode() or b"\0")
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        is_answered = bool(select.select([pipe], [], [], _CHILD_TIMEOUT_S)[0])
+        answer = pipe.read().decode() if is_answered else ""
+    if not is_answered:
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    if not answer:
+        return "the self-test crashes" if is_answered else "the self-test does not end"
+    return answer.strip("\0")
+
+
+def _failure(test: Callable[[Any], Findings], paddle: Any) -> str:
+    what = "the self-test"
+    try:
+        for what, holds in test(paddle):
+            if not holds:
+                return f"it is not so that {what}"
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        return f"the self-test fails after `{what}` ({type(error).__name__}: {text})"
+    return ""
+
+
+def _leaf(paddle: Any, numbers: list[Any]) -> Any:
+    """Return a parameter on the CPU, whose name leaves those of the script's as they are."""
+    values = paddle.to_tensor(numbers, dtype="float32", place=paddle.CPUPlace())
+    with paddle.utils.unique_name.guard():
+        return paddle.base.framework.EagerParamBase.from_tensor(values, trainable=True)
+
+
+def _backward(paddle: Any, *parameters: Any) -> None:
+    """Run a backward that gives each of PARAMETERS twice its values as gradient."""
+    paddle.autograd.backward([(each * each).sum() for each in parameters])
+
+
+def _reducer(paddle: Any) -> Findings:
+    first, second = _leaf(paddle, [[1.0, 2.0]]), _leaf(paddle, [[3.0], [4.0]])
+    unused = _leaf(paddle, [[5.0], [6.0]])
+    parameters = [first, second, unused]
+    heard = []
+    tensors.on_gradient(first, lambda *_: heard.append(first.grad is not None))
+    _backward(paddle, first, second)
+    yield "a hook is called once the gradient is there", heard == [True]
+    grads = tensors.gradients(parameters)
+    yield (
+        "gradients are read in order, None where there is none",
+        (grads[2] is None and _numbers(*grads[:2]) == [2.0, 4.0, 6.0, 8.0]),
+    )
+    with paddle.no_grad():
+        views, flat = tensors.coalesced([first.grad, second.grad])
+        yield (
+            "a buffer has the gradients one after the other",
+            (_numbers(flat) == [2.0, 4.0, 6.0, 8.0]),
+        )
+        for view, parameter in zip(views, parameters):
+            tensors.share_memory(view, parameter.grad)
+        flat.scale_(0.5)
+        yield (
+            "gradients are views of the buffer",
+            (_numbers(first.grad, second.grad) == [1.0, 2.0, 3.0, 4.0]),
+        )
+        part = tensors.part(flat, 2, 4, [2, 1])
+        part.scale_(10.0)
+        yield (
+            "a part of the buffer is a view",
+            (part.shape == [2, 1] and _numbers(second.grad) == [30.0, 40.0]),
+        )
+        address = first.grad.data_ptr()
+        first.clear_gradient()
+        tensors.keep_memory(first)
+    _backward(paddle, first)
+    yield (
+        "a cleared gradient keeps its memory",
+        (first.grad.data_ptr() == address and _numbers(flat) == [2.0, 4.0, 30.0, 40.0]),
+    )
+    with paddle.no_grad():
+        tensors.set_gradient(unused, part)
+        yield "a gradient can be set", _numbers(unused.grad) == [30.0, 40.0]
+        turned = paddle.t(paddle.to_tensor([[1.0, 2.0], [3.0, 4.0]], place=paddle.CPUPlace()))
+        yield (
+            "a layout is made row-major",
+            (
+                _numbers(turned.contiguous()) == [1.0, 3.0, 2.0, 4.0]
+                and turned.contiguous().is_contiguous()
+            ),
+        )
+
+
+def _numbers(*found: Any) -> list[float]:
+    return [float(number) for each in found for number in each.numpy().ravel()]
+
+
+def _merge(paddle: Any) -> Findings:
+    one = _leaf(paddle, [1.0, 2.0])
+    _backward(paddle, one)
+    before = one.grad.inplace_version
+    with paddle.no_grad():
+        one.grad.scale_(0.5)
+    yield "a write in place counts", one.grad.inplace_version != before
+    assigned = paddle.to_tensor([7.0, 8.0], place=paddle.CPUPlace())
+    tensors.gradient_attribute().__set__(one, assigned)
+    yield "a gradient can be assigned", _numbers(one.grad) == [7.0, 8.0]
+    _backward(paddle, one)
+    yield "backward adds to it", _numbers(one.grad) == [9.0, 12.0]
+    one.clear_gradient()
+    yield "a gradient can be cleared", one.grad is None or _numbers(one.grad) == [0.0, 0.0]
+
+
+def _sparse(paddle: Any) -> Findings:
+    table = _leaf(paddle, [[1.0], [2.0], [3.0]])
+    gradient = tensors.new_sparse_gradient(table)
+    yield "a gradient is sparse", gradient.is_selected_rows() and list(gradient.rows()) == [0]
+    with paddle.no_grad():
+        values = paddle.to_tensor([[5.0], [6.0]], place=paddle.CPUPlace())
+        tensors.set_sparse(gradient, [2, 1], values)
+    yield (
+        "its rows can be set",
+        (
+            list(table.grad.rows()) == [2, 1]
+            and tensors.sparse_values(table.grad).numpy().tolist() == [[5.0], [6.0]]
+        ),
+    )
+
+
+def _static(paddle: Any) -> Findings:
+    # Programs are written where no tracer of dynamic graphs is.
+    with paddle.base.framework._dygraph_guard(None):
+        yield from _rewritten(paddle.base.framework.Program())
+
+
+def _rewritten(program: Any) -> Findings:
+    block = program.global_block()
+    for name in ("a", "b"):
+        block.create_var(name=name, shape=[2], dtype="float32")
+    attrs = {"scale": 2.0, "op_role": 1}
+    for name in ("a", "b"):
+        variable = programs.variable(block, name)
+        programs.insert(
+            block, 0, type="scale", inputs={"X": variable}, outputs={"Out": variable}, attrs=attrs
+        )
+    programs.sync(program)
+    yield "operators can be inserted", [op.input_arg_names for op in block.ops] == [["b"], ["a"]]
+    yield "operators have roles", [op.attr("op_role") for op in block.ops] == [1, 1]
+    programs.remove(block, 0)
+    programs.rename(block, "a", "c")
+    programs.sync(program)
+    yield (
+        "operators can be removed, and variables renamed",
+        ([op.output_arg_names for op in block.ops] == [["c"]]),
+    )
+
+
+_TESTS: dict[str, Callable[[Any], Findings]] = {
+    REDUCER: _reducer,
+    MERGE: _merge,
+    SPARSE: _sparse,
+    STATIC: _static,
+}

@@ -1,0 +1,94 @@
+"""Gradients by Paddle's private functions: views, hooks, sparse ones."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# coalesce_tensor's copy_data, set_constant, persist_output, constant, use_align, align_size,
+# size_of_dtype, concated_shapes, concated_ranks.
+_COALESCE_ARGUMENTS: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
+
+
+def _core() -> Any:
+    # Not an import: it is called in every step.
+    return sys.modules["paddle.base.core"]
+
+
+def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
+    """Call HOOK whenever the gradient of PARAMETER was accumulated."""
+    parameter._register_backward_hook(hook)
+
+
+def gradients(parameters: Sequence[Any]) -> list[Any]:
+    """Return the gradient of each of PARAMETERS, None where there is none."""
+    found: list[Any] = _core().eager.get_all_grads(list(parameters))
+    return found
+
+
+def set_gradient(parameter: Any, gradient: Any) -> None:
+    """Make a copy of GRADIENT that of PARAMETER; `parameter.grad =` is what scripts write."""
+    parameter._set_grad_ivar(gradient)
+
+
+def keep_memory(parameter: Any) -> None:
+    """Let the next backward add to the gradient of PARAMETER in place, though it was cleared."""
+    parameter._unset_fake_empty()
+
+
+def share_memory(source: Any, target: Any) -> None:
+    """Make TARGET a view of SOURCE's memory."""
+    source._share_buffer_to(target)
+
+
+def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:
+    """Return the view of FLAT from BEGIN to END with SHAPE."""
+    view = flat._slice(begin, end)
+    view.get_tensor()._set_dims(shape)
+    return view
+
+
+def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
+    """Return a new flat tensor with copies of TENSORS, after the views of each."""
+    paddle: Any = sys.modules["paddle"]
+    views, flat = paddle._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COALESCE_ARGUMENTS)
+    return views, flat
+
+
+def gradient_attribute() -> Any:
+    """Return the descriptor of `Tensor.grad`."""
+    return vars(_core().eager.Tensor)["grad"]
+
+
+def tensor_class() -> Any:
+    """Return the class of all tensors of dynamic graphs."""
+    return _core().eager.Tensor
+
+
+def sparse_values(gradient: Any) -> Any:
+    """Return the values of a sparse GRADIENT as a tensor that shares their memory."""
+    return _core().eager.Tensor(gradient.get_selected_rows().get_tensor())
+
+
+def set_sparse(gradient: Any, rows: list[int], values: Any) -> None:
+    """Set the ROWS of a sparse GRADIENT and their VALUES, whose memory it takes."""
+    held = gradient.get_selected_rows()
+    held.set_rows(rows)
+    held.get_tensor()._share_data_with(values.get_tensor())
+
+
+def new_sparse_gradient(parameter: Any) -> Any:
+    """Give PARAMETER a sparse gradient of one row, and return it; runs a backward."""
+    paddle: Any = sys.modules["paddle"]
+    with paddle.enable_grad():
+        copy = parameter.detach()
+        copy.stop_gradient = False
+        row = paddle.zeros([1], dtype="int64")
+        # Nothing else in Paddle creates a SelectedRows gradient.
+        looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
+        paddle.autograd.backward([looked_up])
+    set_gradient(parameter, copy.grad)
+    return parameter.grad

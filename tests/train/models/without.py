@@ -1,0 +1,210 @@
+"""Takes one private name after another away from Paddle, and trains: dynamic graphs or static ones.
+
+Each case is trained by children of this process, which inherit Paddle as it was imported. Reads a
+list of cases, writes what became of each: one that fails is tried without fleetrun, too.
+"""
+
+import atexit
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from fleetrun import inject
+from fleetrun.inject import evidence
+from fleetrun.inject.paddle_api.names import NAMES
+from fleetrun.inject.spec import StrategySpec, Topology
+
+fleet: Any = paddle.distributed.fleet
+MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+BUCKETS = {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2, "fuse_grad_size_in_MB": 1}
+STEPS = 4
+# The cases that train at the same time.
+AT_ONCE = 6
+
+
+def owner_of(name: Any) -> tuple[Any, str]:  # noqa: ANN401 - a row of the table
+    """Return what holds the private NAME, and its last part."""
+    found: Any = sys.modules[name.module]
+    *path, last = name.path.split(".")
+    for part in path:
+        found = next(getattr(found, one) for one in part.split("|") if hasattr(found, one))
+    kinds = found.__mro__ if isinstance(found, type) else [found]
+    return next(kind for kind in kinds if last in vars(kind)), last
+
+
+def spoil(case: dict[str, Any]) -> None:
+    """Do to Paddle what CASE says: it may lack a name, or have another in its place."""
+    if case["name"] is None:
+        return
+    owner, last = owner_of(NAMES[case["name"]])
+    known = vars(owner)[last]
+
+    def renamed(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Paddle's
+        return known(*given, **named)
+
+    def otherwise(*_: Any) -> None:  # noqa: ANN401
+        """Do nothing."""
+
+    def crash(*_: Any) -> None:  # noqa: ANN401
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    if case["how"] == "missing":
+        delattr(owner, last)
+        return
+    ways = {"renamed": renamed, "otherwise": otherwise, "crash": crash}
+    setattr(owner, last, ways[case["how"]])
+    if case["how"] == "crash":
+        # With a Paddle that is known, nobody expects that.
+        vars(paddle)["__version__"] = "9.9.9"
+
+
+def arm(folder: Path, ranks: int) -> None:
+    """Put everything in place that can be, as at the import of Paddle."""
+    asked = {**MERGE, **BUCKETS} if ranks > 1 else MERGE
+    builds = {"fuse_all_optimizer_ops": True, "fuse_elewise_add_act_ops": True}
+    spec = StrategySpec(asked, builds, {}, topology=Topology(ranks, 1, ranks))
+    proof = evidence.Evidence(str(folder / "proof"), spec)
+    proof.write_at_exit()
+    inject._install_all(spec, proof)  # noqa: SLF001
+
+
+def dynamic(rank: int) -> list[float]:
+    """Train a dense model and a sparse one, of this RANK's data; return their weights."""
+    strategy = fleet.DistributedStrategy()
+    fleet.init(is_collective=True, strategy=strategy)
+    nn = paddle.nn
+    numbers = np.random.RandomState(rank)
+    weights: list[float] = []
+    for net in (
+        nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)),
+        nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)),
+    ):
+        for index, each in enumerate(net.parameters()):
+            each.set_value(np.random.RandomState(index).randn(*each.shape).astype("float32"))
+        momentum = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
+        plain = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+        model = fleet.distributed_model(net)
+        is_sparse = isinstance(net[0], nn.Embedding)
+        optimizer = fleet.distributed_optimizer(plain if is_sparse else momentum)
+        for _ in range(STEPS):
+            x = numbers.randint(0, 5, [3]) if is_sparse else numbers.randn(3, 4).astype("float32")
+            (model(paddle.to_tensor(x)) ** 2).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        weights += [float(value) for each in net.parameters() for value in each.numpy().ravel()]
+    return weights
+
+
+def static(_rank: int) -> list[float]:
+    """Train a static program; return the losses."""
+    paddle.enable_static()
+    fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
+    x = paddle.static.data("x", [None, 4])
+    hidden = paddle.nn.functional.relu(paddle.nn.Linear(4, 6)(x))
+    loss = paddle.mean(paddle.nn.Linear(6, 1)(hidden))
+    fleet.distributed_optimizer(paddle.optimizer.Momentum(0.1)).minimize(loss)
+    executor = paddle.static.Executor()
+    executor.run(paddle.static.default_startup_program())
+    main: Any = paddle.static.default_main_program()
+    for index, each in enumerate(sorted(main.all_parameters(), key=lambda one: str(one.name))):
+        tensor = paddle.static.global_scope().find_var(each.name).get_tensor()
+        values = np.random.RandomState(index).randn(*each.shape).astype("float32")
+        tensor.set(values, paddle.CPUPlace())
+    feed = {"x": np.random.RandomState(3).randn(2, 4).astype("float32")}
+    return [float(executor.run(feed=feed, fetch_list=[loss])[0]) for _ in range(STEPS)]
+
+
+def wait_for(end: str) -> None:
+    """Return when somebody listens at END."""
+    host, _, port = end.rpartition(":")
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        time.sleep(0.02)
+
+
+def child(case: dict[str, Any], folder: Path, rank: int) -> int:
+    """Begin to train CASE as RANK in a forked process; return its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(case["environ"][rank])
+        errors = os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        if rank:
+            # A store that is not there yet is looked for again seconds later.
+            wait_for(case["environ"][rank]["PADDLE_MASTER"])
+        spoil(case)
+        if case["is_armed"]:
+            arm(folder, len(case["environ"]))
+        numbers = (static if case["is_static"] else dynamic)(rank)
+        (folder / "numbers").write_text(json.dumps(numbers))
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked child has no other end
+        code = 0
+    except BaseException:  # noqa: BLE001 - reported by the parent
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def begin(case: dict[str, Any], folder: Path) -> list[int]:
+    """Begin to train CASE; return the ids of its ranks."""
+    folders = [folder / str(rank) for rank in range(len(case["environ"]))]
+    for each in folders:
+        each.mkdir(parents=True)
+    return [child(case, each, rank) for rank, each in enumerate(folders)]
+
+
+def end(pids: list[int], folder: Path) -> dict[str, Any]:
+    """Wait for PIDS; return how they have ended, and what the ranks report."""
+    codes = [os.waitpid(pid, 0)[1] for pid in pids]
+    first = folder / "0"
+    found: dict[str, Any] = {"codes": codes, "said": (first / "stderr").read_text()}
+    if not any(codes):
+        found["numbers"] = [
+            json.loads((folder / str(rank) / "numbers").read_text()) for rank in range(len(pids))
+        ]
+    if (first / "proof").exists():
+        found["proof"] = json.loads((first / "proof").read_text())
+    return found
+
+
+def run(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Train all CASES, some at a time: they mostly wait for connections."""
+    found = []
+    for start in range(0, len(cases), AT_ONCE):
+        begun = [
+            (folder / str(place), begin(case, folder / str(place)))
+            for place, case in enumerate(cases[start : start + AT_ONCE], start)
+        ]
+        found += [end(pids, each) for each, pids in begun]
+    return found
+
+
+def main() -> None:
+    """Run all cases of the file that is named first; write to the one that is named second."""
+    source, target = map(Path, sys.argv[1:])
+    cases = json.loads(source.read_text())
+    found = run(cases, target.parent / "armed")
+    failed = [place for place, each in enumerate(found) if any(each["codes"])]
+    alone = run([{**cases[place], "is_armed": False} for place in failed], target.parent / "alone")
+    for place, each in zip(failed, alone, strict=True):
+        found[place]["alone"] = each["codes"]
+    target.write_text(json.dumps(found))
+
+
+main()

@@ -1,0 +1,156 @@
+"""What becomes of a training when Paddle lacks a private name, or behaves otherwise under it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import ports
+import pytest
+from training import MODELS, PYTHONS, ROOT
+from waiting import TRAINING_S
+
+from fleetrun.inject.paddle_api.names import (
+    AMP,
+    FALLBACKS,
+    LOSSES,
+    NAMES,
+    SERVERS,
+    STATIC,
+    STATIC_CPU,
+    STRATEGY,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+# Functions in C++ whose results only the self-tests look at, and which Paddle itself does without.
+SELF_TESTED = (
+    "get_all_grads",
+    "_set_grad_ivar",
+    "_unset_fake_empty",
+    "_share_buffer_to",
+    "_slice",
+    "_set_dims",
+    "coalesce_tensor",
+    "set_rows",
+    "_share_data_with",
+)
+# What the strategies of this test do not need.
+UNASKED = {AMP, LOSSES, SERVERS}
+ONLY_STATIC = {STATIC, STATIC_CPU}
+
+
+def cases(kind: str) -> list[dict[str, Any]]:
+    """Return a case for each name, after one with all names and one without fleetrun."""
+    is_static = kind == "static"
+    wanted: list[dict[str, Any]] = [{"name": None, "how": ""}]
+    for place, name in enumerate(NAMES):
+        if is_static is not bool(ONLY_STATIC & set(name.capabilities)):
+            continue
+        # Paddle itself needs most of its functions in Python, but not their parameters' names.
+        how = "renamed" if name.parameters else "missing"
+        wanted.append({"name": place, "how": how})
+        if name.path.endswith(SELF_TESTED):
+            wanted.append({"name": place, "how": "otherwise"})
+            if name.path.endswith("_slice"):
+                wanted.append({"name": place, "how": "crash"})
+    trained = [{"name": None, "how": "", "is_armed": False}]
+    trained += [{**each, "is_armed": True} for each in wanted]
+    return [
+        {**each, "is_static": is_static, "environ": environ(1 + (not is_static))}
+        for each in trained
+    ]
+
+
+def environ(ranks: int) -> list[dict[str, str]]:
+    """Return the variables of each of RANKS."""
+    master, *ends = (f"127.0.0.1:{port}" for port in ports.free(ranks + 1))
+    return [
+        {
+            "PADDLE_MASTER": master,
+            "PADDLE_TRAINERS_NUM": str(ranks),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_CURRENT_ENDPOINT": end,
+        }
+        for rank, end in enumerate(ends)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_paddle_without_a_name_trains_as_it_does_without_fleetrun(
+    version: str, kind: str, tmp_path: Path
+) -> None:
+    asked = cases(kind)
+    (tmp_path / "cases").write_text(json.dumps(asked))
+    subprocess.run(
+        [
+            PYTHONS[version],
+            "-W",
+            "ignore",
+            MODELS / "without.py",
+            tmp_path / "cases",
+            tmp_path / "found",
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "FLAGS_enable_pir_api": "0",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        cwd=tmp_path,
+        timeout=TRAINING_S,
+        check=True,
+    )
+    found = json.loads((tmp_path / "found").read_text())
+    plain, merged = (each["numbers"][0] for each in found[:2])
+    assert plain != pytest.approx(merged, abs=1e-3)
+    wrong = []
+    trained = 0
+    for case, result in zip(asked[2:], found[2:], strict=True):
+        trained += not any(result["codes"])
+        is_asked = not set(NAMES[case["name"]].capabilities) <= UNASKED
+        why = fault(result, plain, merged, is_asked=is_asked, is_static=kind == "static")
+        if why:
+            wrong.append(f"{NAMES[case['name']]} {case['how']}: {why}\n{result['said'][-2000:]}")
+    assert not wrong, "\n\n".join(wrong)
+    # The others are what Paddle does not train without.
+    assert trained >= 0.6 * (len(asked) - 2)
+
+
+def fault(
+    result: dict[str, Any],
+    plain: list[float],
+    merged: list[float],
+    *,
+    is_asked: bool,
+    is_static: bool,
+) -> str:
+    """Return what is wrong with the RESULT of a case; PLAIN and MERGED are the right weights."""
+    if any(result["codes"]):
+        return "" if any(result["alone"]) else "Paddle trains without this name, fleetrun does not"
+    first, *others = result["numbers"]
+    if any(each != first for each in others):
+        return "the ranks differ"
+    told = [note for note in result["proof"]["notes"] if "is not as fleetrun knows it" in note]
+    if bool(told) is not is_asked or any(
+        not any(text in note for text in FALLBACKS.values()) for note in told
+    ):
+        return f"the notes are {told}"
+    knobs = {each["name"]: each for each in result["proof"]["knobs"]}
+    is_merged = knobs["gradient_merge"]["status"] == "effective"
+    if not is_merged and not knobs["gradient_merge"]["reason"].startswith("in this Paddle "):
+        return f"the table says {knobs}"
+    if is_static and not any(FALLBACKS[STRATEGY] in note for note in told):
+        # Paddle's own merging; where programs cannot be looked at, nobody has counted it.
+        is_merged = True
+    expected = merged if is_merged else plain
+    return "" if first == pytest.approx(expected, abs=1e-5) else f"{first} is not {expected}"
