@@ -7,12 +7,13 @@ So those hooks wait here until our reducers have ended, which is after Paddle's 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 
@@ -34,7 +35,6 @@ _listeners: weakref.WeakValueDictionary[int, BackwardListener] = weakref.WeakVal
 _numbers = itertools.count()
 _last_listeners: list[BackwardListener] = []
 _depth = 0
-_run_backward: Callable[..., Any] | None = None
 # Final hooks that the running backward has called, or a backward within it.
 _final_hooks: list[Callable[[], Any]] = []
 
@@ -56,17 +56,20 @@ def is_nested() -> bool:
 
 def patch(core: ModuleType) -> None:
     """Patch the one function of Paddle's CORE that every backward calls."""
-    global _run_backward  # noqa: PLW0603 - one Paddle
-    _run_backward = core.eager.run_backward
     core.eager.run_backward = _observed(core.eager.run_backward)
     if hasattr(core.eager, "_add_backward_final_hook"):
         core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
 
 
-def run_unobserved(*args: Any) -> None:
-    """Run a backward of our own, without callbacks."""
-    assert _run_backward is not None  # noqa: S101 - nothing is reduced before `patch`
-    _run_backward(*args)
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Let a backward of our own run without callbacks."""
+    global _depth  # noqa: PLW0603 - autograd of one process
+    _depth += 1
+    try:
+        yield
+    finally:
+        _depth -= 1
 
 
 def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:

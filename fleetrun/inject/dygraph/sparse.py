@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..paddle_api import tensors
 from . import backward
 from .flat_buffer import contiguous_gradient
 
@@ -34,17 +35,17 @@ def average(parameter: Any, group: Any, nranks: int) -> int:
         if not most:
             return 1
         if gradient is None:
-            gradient = _new_sparse_gradient(parameter, paddle)
-        held = gradient.get_selected_rows()
-        values = paddle.base.core.eager.Tensor(held.get_tensor())[: len(rows)]
+            with backward.unobserved():
+                gradient = tensors.new_sparse_gradient(parameter)
+        values = tensors.sparse_values(gradient)[: len(rows)]
         all_rows = _gathered(paddle.to_tensor(rows, dtype="int64"), most, group, nranks)
         all_values = _gathered(values, most, group, nranks)
         chosen = paddle.to_tensor(
             [rank * most + index for rank, count in enumerate(lengths) for index in range(count)]
         )
         averaged = paddle.index_select(all_values, chosen) * (1.0 / nranks)
-        held.set_rows(paddle.index_select(all_rows, chosen).tolist())
-        held.get_tensor()._share_data_with(averaged.get_tensor())
+        chosen_rows: Any = paddle.index_select(all_rows, chosen).tolist()
+        tensors.set_sparse(gradient, chosen_rows, averaged)
     return 3
 
 
@@ -58,16 +59,3 @@ def _gathered(own: Any, most: int, group: Any, nranks: int) -> Any:
     gathered = paddle.zeros([nranks * most, *own.shape[1:]], dtype=own.dtype)
     group.all_gather(gathered, padded, True).wait()
     return gathered
-
-
-def _new_sparse_gradient(parameter: Any, paddle: Any) -> Any:
-    """Give PARAMETER a sparse gradient of one row, and return it; the caller replaces the row."""
-    with paddle.enable_grad():
-        copy = parameter.detach()
-        copy.stop_gradient = False
-        row = paddle.zeros([1], dtype="int64")
-        # Nothing else in Paddle creates a SelectedRows gradient.
-        looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
-        backward.run_unobserved([looked_up], [], False)
-    parameter._set_grad_ivar(copy.grad)
-    return parameter.grad
