@@ -19,7 +19,6 @@ class Hint(NamedTuple):
 
 _PER_HOST = Hint(_PROCESSES, "it counts the processes of this host")
 _IPS = "name the hosts with --ips=A,B and run the same command on each"
-_NO_MEETING = Hint(says=f"hosts do not find each other by themselves yet: {_IPS}.")
 _NEEDLESS = "leave it out: "
 _SCRIPTS_OWN = "that is the script's own business here"
 
@@ -53,9 +52,10 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "hostfile machinefile default_hostfile hostsfile",
         Hint(says=f"there is no option for a file of hosts yet: {_IPS}."),
     ),
+    ("rdzv_endpoint", Hint("master", "with --nnodes; or name the hosts with --ips")),
     (
-        "master_addr main_process_ip rdzv_endpoint rdzv_backend rdzv_conf same_network",
-        _NO_MEETING,
+        "master_addr main_process_ip rdzv_backend rdzv_conf same_network",
+        Hint(says="write --master=HOST:PORT and --nnodes=N, or name the hosts with --ips=A,B."),
     ),
     ("rdzv_id run_id", Hint("job_id")),
     (

@@ -83,6 +83,8 @@ class Request(NamedTuple):
     nnodes: str = "1"
     master: str | None = None
     rank: int | None = None
+    rdzv_timeout_s: float = 600.0
+    heartbeat_timeout_s: float = 10.0
     start_port: int | None = None
     backend: str = "auto"
     run_mode: str = "collective"

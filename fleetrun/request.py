@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Given, Option, Value
 from fleetrun.plan import secrets
-from fleetrun.plan.hosts import in_paddlecloud
+from fleetrun.plan.hosts import in_paddlecloud, meeting_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,6 +115,8 @@ def resolve(
         nnodes=hosts.nnodes,
         master=chosen["master"].of(str),
         rank=hosts.rank,
+        rdzv_timeout_s=chosen["rdzv_timeout_s"].of(float) or 600.0,
+        heartbeat_timeout_s=chosen["heartbeat_timeout_s"].of(float) or 10.0,
         start_port=chosen["start_port"].of(int),
         backend=chosen["backend"].of(str) or "auto",
         run_mode=word,
@@ -300,15 +302,30 @@ def _hosts(chosen: Mapping[str, Chosen], notes: list[str], *, is_cloud: bool) ->
         )
     count = len(ips) or count
     if count > 1 and not ips and not is_cloud:
-        raise UsageError(
-            nnodes.given.blame(
-                "this version does not let hosts find each other; until then name them with --ips."
-            )
-        )
+        _check_meeting(master, nnodes.given)
     if master.given.source == "command line" and count == 1:
         notes.append(f"{master.given.typed} has no effect: the job is on one host.")
     is_alone = count == 1 and not is_cloud
     return Hosts(ips, str(count), _rank(chosen["rank"], notes, is_alone=is_alone))
+
+
+def _check_meeting(master: Chosen, nnodes: Given) -> None:
+    """Complain where several hosts that nobody names have no place to meet."""
+    text = master.of(str)
+    if text is None:
+        raise UsageError(
+            nnodes.blame(
+                "name the hosts with --ips, or where they meet with --master=HOST:PORT, a host "
+                "that takes part and a port that is free there; the same on each host."
+            )
+        )
+    if meeting_point(text) is None:
+        raise UsageError(
+            master.given.blame(
+                "give HOST:PORT, a host that takes part and a port that is free there, such as "
+                "10.0.0.1:6170; IPv6 in brackets: [fd00::1]:6170."
+            )
+        )
 
 
 def _count(given: Given) -> int:

@@ -47,7 +47,7 @@ _TYPO = Ours(
     says="no such option",
 )
 _MEETING = Ours(
-    REFUSED, "Hosts that find each other belong to a later version, and we say so.", "this version"
+    RUNS, "A plan of the whole job is made when all hosts have met; a dry run meets none."
 )
 
 OURS: dict[str, Ours] = {
@@ -59,6 +59,7 @@ OURS: dict[str, Ours] = {
     "new/60_2nodes_master_norank": _MEETING,
     "new/61_2nodes_master_rank": _MEETING,
     "new/70_2nodes_sort_ip": _MEETING,
+    "new/67_master_http_prefix": Ours(RUNS, "Hosts meet there all the same."),
     "new/80_strategy_yaml_flag": Ours(
         REFUSED,
         "Paddle drops --strategy; a training without its strategy is not what was asked.",

@@ -37,7 +37,7 @@ def refusal(*words: str) -> str:
         (["--no_python"], "leave it out"),
         (["--standalone"], "leave it out: a job is on this host alone"),
         (["--include=localhost:0,1"], "--gpus"),
-        (["--rdzv-backend=c10d"], "not find each other by themselves yet: name the hosts"),
+        (["--rdzv-backend=c10d"], "write --master=HOST:PORT and --nnodes=N, or name the hosts"),
         (["--rdzv_id=7"], "--job_id=7"),
         (["--master_addr=a"], "name the hosts with --ips"),
         (["--master_port=29500"], "--start_port=29500"),

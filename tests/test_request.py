@@ -97,6 +97,8 @@ VALUES = {
     "start_port": ("6000", "7000"),
     "nnodes": ("1", "1:1"),
     "master": ("a:1", "b:2"),
+    "rdzv_timeout": ("5", "6"),
+    "heartbeat_timeout": ("2", "3"),
     "rank": ("-1", "0"),
     "run_mode": ("collective", "COLLECTIVE"),
     "job_id": ("a", "b"),
@@ -350,14 +352,22 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--nnodes=2", "this version does not let hosts find each other"),
-        ("--nnodes=2 --master=a:1", "this version does not let hosts find each other"),
+        ("--nnodes=2", "or where they meet with --master=HOST:PORT"),
+        ("--nnodes=2 --master=a", "--master=a: give HOST:PORT"),
+        ("--nnodes=2 --master=fd00::1:80", "IPv6 in brackets"),
         ("--nnodes=2:4", "this version keeps the hosts it started with"),
         ("--master=etcd://a:1", "this version does not meet through etcd"),
     ],
 )
 def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
     assert message in refusal(*words.split())
+
+
+@pytest.mark.parametrize("master", ["a:1", "http://10.0.0.1:6170", "[fd00::1]:6170"])
+def test_hosts_can_meet(master: str) -> None:
+    found = asked("--nnodes=2", f"--master={master}", "--rank=1", "--rdzv_timeout=5")
+    assert (found.nnodes, found.master, found.rank) == ("2", master, 1)
+    assert (found.rdzv_timeout_s, found.heartbeat_timeout_s) == (5.0, 10.0)
 
 
 def test_a_master_on_one_host_is_taken_and_said() -> None:
@@ -399,7 +409,7 @@ def test_s11_a_launch_inside_a_rank_does_not_join_the_job_around_it() -> None:
     assert (found.nnodes, found.master, found.rank) == ("1", None, None)
     assert len(found.notes) == 1
     assert "$PADDLE_NNODES" in found.notes[0]
-    assert "find each other" in refusal(environ={"PADDLE_NNODES": "2"})
+    assert "where they meet" in refusal(environ={"PADDLE_NNODES": "2"})
 
 
 def test_cloud_variables_are_no_leftovers() -> None:

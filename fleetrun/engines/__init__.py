@@ -53,6 +53,7 @@ ENGINES = (
     Row("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
     Row("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
     Row("fleetrun.engines.static"),
+    Row("fleetrun.engines.meeting"),
     Row("fleetrun.engines.local"),
 )
 

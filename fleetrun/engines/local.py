@@ -21,11 +21,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...]:
-    """Return the one host that is named, if any; several that nobody names cannot be waited for."""
+    """Return the one host that is named, if any; UsageError for several that nobody names."""
     if request.nnodes != "1":
         raise UsageError(
-            f"{origin.option(request, 'nnodes')} names no hosts, and this version cannot wait for "
-            "them to come; name them with --ips, the same on each host."
+            f"{origin.option(request, 'nnodes')} names no hosts; name them with --ips, or where "
+            "they meet with --master=HOST:PORT, the same on each host."
         )
     return places.hosts or hosts.listed(request)
 

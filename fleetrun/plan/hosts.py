@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Facts, Request
+from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
+
+LAST_PORT = 65535
 
 # All of these are set where PaddleCloud names several hosts.
 PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
@@ -46,6 +48,27 @@ def listed(request: Request) -> tuple[str, ...]:
                 f"which names {len(names)} hosts; leave --nnodes out."
             )
     return names
+
+
+def meeting_point(text: str) -> Endpoint | None:
+    """Return where hosts meet, as --master has it; None where that is no host and port.
+
+    >>> meeting_point("http://node1:6170"), meeting_point("[fd00::1]:6170"), meeting_point("node1")
+    (Endpoint(host='node1', port=6170), Endpoint(host='fd00::1', port=6170), None)
+    """
+    host, colon, port = text.strip().removeprefix("http://").rstrip("/").rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    is_number = port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= LAST_PORT
+    # Without brackets nobody knows where an IPv6 address ends.
+    is_host = bool(bare) and not set(bare) & set(" /[]@") and (":" not in bare or bare != host)
+    return Endpoint(bare, int(port)) if colon and is_number and is_host else None
+
+
+def meets_at(request: Request) -> Endpoint | None:
+    """Return where the hosts of REQUEST find each other; None where they are known by name."""
+    if request.master is None or request.nnodes == "1" or request.ips:
+        return None
+    return meeting_point(request.master)
 
 
 def is_loopback(name: str) -> bool:

@@ -71,8 +71,11 @@ def read(
     )
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)
     facts = _with_paddle(request, facts)
-    if not names and request.host is not None:
-        names = (request.host,)
+    meeting = hosts.meets_at(request)
+    if not names and (request.host is not None or meeting is not None):
+        # The way to where the hosts meet is the way to all of them.
+        where = () if meeting is None else (meeting.host,)
+        names = where if request.host is None else (request.host, *where)
     if request.network is not None or not all(map(hosts.is_loopback, names)):
         from fleetrun.probe import network  # noqa: PLC0415 - only where there may be other hosts
 

@@ -128,8 +128,8 @@ def test_messages_speak_of_the_lists(wanted: dict[str, str], says: str) -> None:
         gathered(SPREAD, strange, dry=False)
 
 
-def test_hosts_that_must_find_each_other_are_for_later() -> None:
-    with pytest.raises(UsageError, match="cannot wait for them to come"):
+def test_several_hosts_that_nobody_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="names no hosts; name them with --ips"):
         planned(TWO._replace(nnodes="2"))
 
 

@@ -1,0 +1,42 @@
+"""The engine of hosts that find each other: what each brings along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from planning import a_request, gathered, gpus, some_facts
+
+from fleetrun.model import Address
+
+if TYPE_CHECKING:
+    from fleetrun.model import Facts, Roster
+
+
+def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
+    """Gather what a host with two ranks brings along."""
+    wanted = {"nnodes": "2", "master": "10.0.0.1:6170", "nproc_per_node": 2, **fields}
+    return gathered(a_request(**wanted), facts or some_facts(2), dry=dry)
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:  # noqa: FBT001 - both
+    roster = gather(dry=dry)
+    (member,) = roster.members
+    assert (roster.engine, roster.me, member.host) == ("master", 0, "")
+    assert member.groups == (gpus(0), gpus(1))
+    assert len({*member.ports, roster.master.port}) == 3
+
+
+def test_its_address_is_known_where_somebody_says_it() -> None:
+    assert gather(host="10.0.0.2").members[0].host == "10.0.0.2"
+    facts = some_facts(2, network=Address("eth1", "10.1.0.2"))
+    assert gather(facts).members[0].host == "10.1.0.2"
+
+
+def test_ports_count_from_a_start_port() -> None:
+    assert gather(start_port=7000).members[0].ports == (7000, 7001)
+
+
+def test_one_host_does_not_meet() -> None:
+    assert gather(nnodes="1").engine == "local"
