@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, planner, probe
 from fleetrun.errors import UsageError
-from fleetrun.plan import secrets
+from fleetrun.plan import hosts, secrets
 from fleetrun.plan.visible import visible
 from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
@@ -29,16 +29,17 @@ from fleetrun.sources.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fleetrun.model import LaunchPlan, Request
+    from fleetrun.model import LaunchPlan, Request, Roster
     from fleetrun.postmortem.ending import Ending
     from fleetrun.run.asking import Question
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.listeners import Sink, Source
+    from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
 
 
-def launch(request: Request, environ: Mapping[str, str]) -> int:
+def launch(request: Request, environ: Mapping[str, str]) -> int:  # noqa: C901 - one way, in order
     """Do what REQUEST says and return the exit code.
 
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
@@ -65,20 +66,34 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     slots = planner.slots(request, facts, share)
     # Before ports are held, each of which is an open file; a dry run opens none.
     is_real = request.dry_run is None
-    files = FileLimit(len(slots.slots)) if is_real else None
+    is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # noqa: PLR2004 - one is us
+    count = 1 if is_alone else max(len(found.hosts), int(request.nnodes))
+    files = FileLimit(len(slots.slots), count) if is_real else None
     engine = found.engine(facts.pid)
 
-    def plan(attempt: int) -> LaunchPlan:
+    def gather(attempt: int) -> Roster:
         nonlocal engine
         if attempt:
             engine.close()
             engine = found.engine(facts.pid, attempt)
-        roster = engine.gather(request, facts, slots)._replace(generation=attempt)
+        return engine.gather(request, facts, slots)._replace(generation=attempt)
+
+    def plan(roster: Roster) -> LaunchPlan:
         return planner.plan(request, facts, share, roster)
+
+    def gathered(say: Callable[[str], None]) -> tuple[Gathering, Session | None]:
+        if is_alone:
+            return AtOnce(lambda attempt: plan(gather(attempt))), None
+        from fleetrun.session import joining  # noqa: PLC0415 - only with other hosts
+
+        session, gathering = joining.join(
+            request, facts, found, slots, gather=gather, plan=plan, say=say
+        )
+        return gathering, session
 
     try:
         if files is not None:
-            return _run(AtOnce(plan), request, environ, files, background)
+            return _run(gathered, request, environ, files, background)
         roster = engine.gather(request, facts, slots)
         plans = [
             planner.plan(request, facts, share, roster._replace(me=node))
@@ -104,17 +119,18 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
 
 
 def _run(
-    gathering: Gathering,
+    begin: Callable[[Callable[[str], None]], tuple[Gathering, Session | None]],
     request: Request,
     environ: Mapping[str, str],
     files: FileLimit,
     background: Background | None,
 ) -> int:
-    """Start what GATHERING plans, watch it to its end, and return the exit code."""
+    """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
     _restore(request)
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
     hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
     messages = Messages(is_coloured=is_coloured, hide=hide)
+    gathering, session = begin(messages.say)
 
     def shown(plan: LaunchPlan) -> tuple[int, ...]:
         return _shown(plan, request)
@@ -167,7 +183,7 @@ def _run(
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages),
-            *_peers(plan, messages),
+            *_session(plan, session, messages, hide),
         )
         return Equipment(sinks, sources, folder)
 
@@ -264,13 +280,15 @@ def _proof(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sour
     return (proof.Proof(plan, say=messages.say, show=messages.show, is_quiet=request.quiet),)
 
 
-def _peers(plan: LaunchPlan, messages: Messages) -> tuple[Source, ...]:
-    """Return what asks the launchers of the other hosts, if the job depends on them."""
-    if plan.peers is None:
+def _session(
+    plan: LaunchPlan, session: Session | None, messages: Messages, hide: Callable[[str], str]
+) -> tuple[Source, ...]:
+    """Return what agrees with the launchers of the other hosts, if there are any."""
+    if session is None:
         return ()
-    from fleetrun.sources import peers  # noqa: PLC0415 - only for servers on several hosts
+    from fleetrun.sources.session import JobSession  # noqa: PLC0415 - only with other hosts
 
-    return (peers.Assembly(plan, plan.peers, say=messages.say),)
+    return (JobSession(plan, session, say=messages.say, hide=hide),)
 
 
 def _gpu_watch(

@@ -317,19 +317,6 @@ class Rules(NamedTuple):
     backoff_s: float = 1.0
 
 
-class Peers(NamedTuple):
-    """Where the launchers of several hosts tell each other how their part of the job goes.
-
-    The launcher of node `chair` listens on `host`, at the first of `ports` that is free there;
-    `key` tells this job from others.
-    """
-
-    chair: int
-    host: str
-    ports: tuple[int, ...]
-    key: str
-
-
 class LaunchPlan(NamedTuple):
     """Everything this launcher will do, decided; never edited, only planned again."""
 
@@ -351,8 +338,8 @@ class LaunchPlan(NamedTuple):
     notes: tuple[str, ...] = ()
     # As the request has it, with every auto that this job's hosts and ranks decide.
     strategy: Strategy | None = None
-    # None: nobody has to be asked whether the job is done.
-    peers: Peers | None = None
+    # Whether there are other hosts, with which it is agreed how the job ends.
+    has_session: bool = False
 
 
 class ExitStatus(NamedTuple):

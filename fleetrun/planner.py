@@ -32,6 +32,11 @@ def places(request: Request) -> Places:
     return modes.BY_WORD[request.run_mode].rules.places(request)
 
 
+def mode(request: Request) -> str:
+    """Return the word for REQUEST's mode, for those who may compare it and not ask for it."""
+    return request.run_mode
+
+
 def share(request: Request, facts: Facts) -> Share:
     """Share this host's devices out among its ranks."""
     mode = modes.BY_WORD[request.run_mode]
@@ -116,7 +121,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *_reach(request, strategy),
         ),
         strategy=strategy,
-        peers=layout.peers,
+        has_session=len(roster.members) > 1,
     )
 
 

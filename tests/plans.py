@@ -10,7 +10,6 @@ from fleetrun.model import (
     Device,
     Endpoint,
     LaunchPlan,
-    Peers,
     ProcessSpec,
     RankSpec,
     Request,
@@ -116,8 +115,7 @@ def generation(
         )
         for index, is_essential in enumerate(essential)
     )
-    peers = Peers(0, "127.0.0.1", (1,), "job") if has_peers else None
-    return plan(per_node=0, processes=processes, peers=peers)
+    return plan(per_node=0, processes=processes, has_session=has_peers)
 
 
 def assert_golden(name: str, text: str) -> None:

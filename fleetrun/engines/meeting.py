@@ -27,7 +27,8 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
 class Engine:
     """The engine of a job whose hosts meet: it gathers what this one brings along."""
 
-    def __init__(self, _found: Found, ports: Ports) -> None:
+    def __init__(self, found: Found, ports: Ports) -> None:
+        self._found = found
         self._ports = ports
 
     def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
@@ -36,6 +37,10 @@ class Engine:
         Where nothing says by which address others know it, `host` is empty: the session does.
         """
         host = request.host or ("" if facts.network is None else facts.network.ip)
+        notes: tuple[str, ...] = ()
+        if self._found.dry:
+            host = host or facts.hostname
+            notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
         (wanted,) = layout.ports(slots, request.start_port, several=True)
         self._ports.take([port for port in wanted if port is not None])
         own = slots.master != "none"
@@ -43,7 +48,7 @@ class Engine:
         ports = tuple(next(free) if port is None else port for port in wanted)
         member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
         master = Endpoint(host, next(free) if own else ports[0])
-        return Roster((member,), 0, master, engine=NAME)
+        return Roster((member,), 0, master, engine=NAME, notes=notes)
 
     def close(self) -> None:
         """Give the ports back."""

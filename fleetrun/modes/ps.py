@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import modes
 from fleetrun.errors import UsageError
-from fleetrun.model import Endpoint, Peers, RankSpec
+from fleetrun.model import Endpoint, RankSpec
 from fleetrun.modes import roles
 from fleetrun.modes.roles import MEETING
 from fleetrun.plan import origin
@@ -48,8 +47,6 @@ _COMPUTES = (TRAINER, HETER)
 # Paddle sets both to the same, whichever kind of device there is.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES")
 _GLOO = ("0", "1", "2")
-# Ports that neither Linux nor fleetrun gives to anybody, and a few, for when one is taken.
-_FIRST_LAUNCHER_PORT, _LAUNCHER_PORTS, _TRIES = 9400, 840, 4
 
 
 class Ranks(NamedTuple):
@@ -128,7 +125,6 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
         found.ranks,
         processes,
         notes=roles.supplied(request),
-        peers=peers(request.job_id, found),
     )
 
 
@@ -186,22 +182,6 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
         kinds = list(dict.fromkeys((slot.role, slot.stage) for slot in slots.slots))
         found.sort(key=lambda one: kinds.index((one[1].role, one[1].stage)))
     return found
-
-
-def peers(job_id: str, found: Ranks) -> Peers | None:
-    """Return where the launchers of several hosts meet: on the first server's host.
-
-    The ports follow from the job, so that each launcher knows them, and two jobs have different
-    ones.
-    """
-    if len({spec.node_rank for spec in found.ranks}) == 1:
-        return None
-    first_server = next(spec for spec in found.ranks if spec.role == SERVER)
-    members = [f"{spec.role} {spec.endpoint}" for spec in found.ranks]
-    key = zlib.crc32("\n".join((job_id, *members)).encode())
-    first = _FIRST_LAUNCHER_PORT + key % (_LAUNCHER_PORTS - _TRIES)
-    ports = tuple(range(first, first + _TRIES))
-    return Peers(first_server.node_rank, first_server.endpoint.host, ports, f"{key:08x}")
 
 
 def is_essential(spec: RankSpec) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetrun.errors import UsageError
-from fleetrun.model import Device, Endpoint, Peers, RankSpec
+from fleetrun.model import Device, Endpoint, RankSpec
 
 # Roles, as Paddle's TRAINING_ROLE calls them.
 SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "COORDINATOR"
@@ -111,4 +111,3 @@ class Layout(NamedTuple):
     # Variables that describe the job, the same for all processes of this host.
     job: Mapping[str, str] = {}
     notes: tuple[str, ...] = ()
-    peers: Peers | None = None

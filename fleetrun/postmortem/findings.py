@@ -81,22 +81,10 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Finding
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
     log = names.log_path(plan, spec, exited.attempt)
-    end = lastwords.tail(log)
-    words, source = lastwords.last_lines(end), log
     failed_at = exited.at if exited.failed_at is None else exited.failed_at
-    error = None
-    path = spec.env.get(variables.ERROR_FILE)
-    if path:
-        error = read_error(path)
-        if error is not None and not error.raw and error.restart != exited.attempt:
-            error = None
-        # The log has what the user saw; but not if the script sent its errors elsewhere.
-        if error is not None and not lastwords.explains(words):
-            told = error.stack.rstrip().split("\n") if error.stack else []
-            told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
-            words, source = (told, path) if any(told) else (words, source)
+    words, source, error = last_words(plan, exited)
     said = "\n".join(words)
-    known = causes.recognise(said) or causes.recognise_loader(said, end)
+    known = causes.recognise(said) or causes.recognise_loader(said, lastwords.tail(log))
     mute = evidence.unwritable(os.path.dirname(log))
     return Culprit(
         exited=exited,
@@ -118,6 +106,26 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
             *mute,
         ),
     )
+
+
+def last_words(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorReport | None]:
+    """Return the last lines of a process, the file that has them, and its error, if it left one."""
+    spec = plan.processes[exited.process]
+    log = names.log_path(plan, spec, exited.attempt)
+    words = lastwords.last_lines(lastwords.tail(log))
+    source = log
+    error = None
+    path = spec.env.get(variables.ERROR_FILE)
+    if path:
+        error = read_error(path)
+        if error is not None and not error.raw and error.restart != exited.attempt:
+            error = None
+        # The log has what the user saw; but not if the script sent its errors elsewhere.
+        if error is not None and not lastwords.explains(words):
+            told = error.stack.rstrip().split("\n") if error.stack else []
+            told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
+            words, source = (told, path) if any(told) else (words, source)
+    return words, source, error
 
 
 def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.plan.visible import visible
 from fleetrun.postmortem import causes
 from fleetrun.records.names import listed
 from fleetrun.run.events import (
@@ -54,9 +55,8 @@ def verdict(
             lines += _hang(hang)
         case Refuted(faults=faults):
             lines += _refuted(faults)
-        case PeerFailed(host=host) as elsewhere:
-            lines.append(f"{_sentence(elsewhere.describe())}: the job failed there first, and what")
-            lines[-1] += f" is known of it, fleetrun has said on {host}."
+        case PeerFailed() as elsewhere:
+            lines += _elsewhere(elsewhere)
         case GatherFailed() as failed:
             lines.append(f"{_sentence(failed.describe())}.")
         case SourceFailed() as failed:
@@ -67,6 +67,16 @@ def verdict(
             if killed:
                 lines.append(f"{_sentence(listed(killed))} had to be killed.")
     return "\n".join((*lines, *_attempts(outcome, labels)))
+
+
+def _elsewhere(failure: PeerFailed) -> list[str]:
+    """Say what failed first on another host, and show its last lines."""
+    # Texts of other hosts are shown, not obeyed.
+    said = _sentence(visible(failure.describe()))
+    words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
+    if not words:
+        return [f"{said}: the job failed there first."]
+    return [f"{said}: the job failed there first. Its log ends with", *words]
 
 
 def left_running(left: Sequence[Left]) -> str:

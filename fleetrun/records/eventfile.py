@@ -24,6 +24,11 @@ which they usually come, and what else their lines have:
 - `peer failed`: the job failed on another `host`: `what` happened, the culprit's `exit_code`, and
   whether that host is not going to start `attempt` again (`is_final`).
 - `peers done`: the trainers of all other hosts are done with `attempt`.
+- `stopped`: nothing of `attempt` runs here any more, and the other hosts are told so.
+- `arbitrated`: all hosts have stopped: the failure that came first was on `host` (null: this one),
+  `what` and `exit_code` say what it was (null: as here), `is_final` whether there is no other
+  attempt, and `given_up` why (null: nothing to say).
+- `cut off`: no word of the other hosts for so long that what runs here is killed.
 - `exited`: `pid`, `code` (null: killed), `signal` (its name; null: none), `fault` (why it could not
   be started; null: it was), `peak_bytes` (the most memory it ever held; null: unknown).
 - `examined`: all that failed have ended. The line is about the culprit (`process`), which failed

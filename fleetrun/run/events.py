@@ -231,6 +231,8 @@ class PeerFailed(NamedTuple):
     at: float
     attempt: int = 0
     is_final: bool = False
+    # The culprit's last lines.
+    words: str = ""
 
     def describe(self) -> str:
         """Say it in one line.
@@ -239,6 +241,25 @@ class PeerFailed(NamedTuple):
         'server 1 exited with 7 on 10.0.0.2'
         """
         return f"{self.what} on {self.host}"
+
+
+class Arbitrated(NamedTuple):
+    """All hosts have stopped, and it is decided why: `failure` is elsewhere, or None: it was here.
+
+    When `is_final`, there is no other attempt; `given_up` is why, if the rules allow one.
+    """
+
+    attempt: int
+    failure: PeerFailed | None
+    at: float
+    is_final: bool
+    given_up: str = ""
+
+
+class CutOff(NamedTuple):
+    """No word of the other hosts for so long that they may begin without us."""
+
+    at: float
 
 
 class SourceFailed(NamedTuple):
@@ -368,6 +389,17 @@ class Examine(NamedTuple):
     exits: tuple[Exited, ...]
 
 
+class Arbitrate(NamedTuple):
+    """Find out which host failed first; the answer is Arbitrated, when all have stopped.
+
+    `cause` is what went wrong here, `hopeless` why no other attempt can help.
+    """
+
+    attempt: int
+    cause: Cause
+    hopeless: str
+
+
 class Sweep(NamedTuple):
     """Kill whatever descends from us and outlived its rank."""
 
@@ -391,13 +423,19 @@ Event: TypeAlias = (
     | Refuted
     | PeersDone
     | PeerFailed
+    | Arbitrated
+    | CutOff
     | SourceFailed
 )
 # What sources tell.
-Declared: TypeAlias = Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | SourceFailed
-Action: TypeAlias = Gather | StopGathering | Spawn | Await | SignalAll | Examine | Sweep | Finish
+Declared: TypeAlias = (
+    Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | Arbitrated | CutOff | SourceFailed
+)
+Action: TypeAlias = (
+    Gather | StopGathering | Spawn | Await | SignalAll | Examine | Arbitrate | Sweep | Finish
+)
 # What sinks and sources hear of.
-Happening: TypeAlias = Event | SignalAll | Finished | StacksWanted | Noticed | Judged
+Happening: TypeAlias = Event | SignalAll | Arbitrate | Finished | StacksWanted | Noticed | Judged
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -11,8 +11,11 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import ExitStatus, Rules
 from fleetrun.run.events import (
     Action,
+    Arbitrate,
+    Arbitrated,
     Await,
     Cause,
+    CutOff,
     Elapsed,
     Event,
     Examine,
@@ -57,14 +60,17 @@ LONGEST_WAIT_S = 60.0
 SAME_FAILURES = 3
 # Stands among the processes that the job waits for, for those of other hosts.
 PEERS = -1
+# The source without which nothing can be agreed with other hosts.
+SESSION = "the session with the other hosts"
 # A job that tells no steps, but ran this long, has got somewhere.
 SOME_PROGRESS_S = 60.0
 
-GATHERING, RUNNING, STOPPING, KILLING, WAITING, FINISHED = (
+GATHERING, RUNNING, STOPPING, KILLING, ARBITRATING, WAITING, FINISHED = (
     "gathering",
     "running",
     "stopping",
     "killing",
+    "arbitrating",
     "waiting",
     "finished",
 )
@@ -132,13 +138,13 @@ def _gathered(state: State, event: Gathered) -> Step:
     """Take over the plan of the generation, and start its first process.
 
     Those that await something are started when it is there, and those after them after that. A job
-    that has peers is done when those on other hosts are done, too.
+    that has other hosts is done when those on other hosts are done, too.
     """
     if not stands(state, Gather(event.attempt)):
         return state, ()
     processes = event.plan.processes
     essential = frozenset(index for index, one in enumerate(processes) if one.essential)
-    if event.plan.peers is not None:
+    if event.plan.has_session:
         essential |= {PEERS}
     state = state._replace(
         phase=RUNNING,
@@ -205,6 +211,10 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR09
             return _hung(state, event, rules)
         case PeersDone() | PeerFailed():
             return _heard(state, event, rules)
+        case Arbitrated():
+            return _arbitrated(state, event, rules)
+        case CutOff():
+            return _kill(state, event.at) if state.alive else (state, ())
         case _:  # pragma: no cover - there are no others
             return assert_never(event)
 
@@ -294,6 +304,11 @@ def _source_failed(state: State, event: SourceFailed, rules: Rules) -> Step:
     """End the job when it cannot do without what EVENT's source tells."""
     if not event.is_required:
         return state, ()
+    if event.source == SESSION:
+        # Nobody is left with whom anything could be agreed.
+        state = state._replace(essential=state.essential - {PEERS}, owed=state.owed - {PEERS})
+    if state.phase == ARBITRATING:
+        return _finish(state._replace(given_up=f"{event.describe()}."))
     if state.phase == WAITING:
         return _finish(_given_up_for(state, event))
     if state.cause is None:
@@ -356,6 +371,9 @@ def _to_examine(state: State) -> tuple[Examine, ...]:
 def _decide(state: State, at: float, rules: Rules) -> Step:
     """Finish, or wait a little and try again."""
     cause = state.cause
+    if cause is not None and PEERS in state.essential:
+        state = state._replace(phase=ARBITRATING, deadline=None)
+        return state, (Arbitrate(state.attempt, cause, _hopeless(state, rules)),)
     if (
         cause is None
         # Another attempt would be no more in effect.
@@ -371,6 +389,36 @@ def _decide(state: State, at: float, rules: Rules) -> Step:
         return _finish(state._replace(given_up=given_up))
     wait = backoff(rules.backoff_s, state.attempt, at)
     return state._replace(phase=WAITING, deadline=at + wait), (Sweep(),)
+
+
+def _hopeless(state: State, rules: Rules) -> str:
+    """Say why no other attempt can help, as far as that can be known on this host."""
+    cause = state.cause
+    if isinstance(cause, Exited) and cause.fault:
+        return cause.fault
+    if not isinstance(cause, Retried):
+        return "" if cause is None else Outcome(cause).describe()
+    if state.interrupted is not None:
+        return Outcome(state.interrupted).describe()
+    return "" if not rules.max_restarts else _futile((*state.earlier, cause))
+
+
+def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
+    """End, or begin again, together with all hosts."""
+    if event.attempt != state.attempt:
+        return state, ()
+    if state.phase == WAITING and event.is_final and event.failure is not None:
+        return _finish(_given_up_for(state, event.failure))
+    if state.phase != ARBITRATING:
+        # The others have given us up; what runs here is being stopped or killed.
+        return state, ()
+    state = state._replace(cause=event.failure or state.cause)
+    if event.is_final or not isinstance(state.cause, Retried):
+        return _finish(state._replace(given_up=event.given_up if rules.max_restarts else ""))
+    if state.interrupted is not None:
+        return _finish(_given_up_for(state, state.interrupted))
+    wait = backoff(rules.backoff_s, state.attempt, event.at)
+    return state._replace(phase=WAITING, deadline=event.at + wait), (Sweep(),)
 
 
 def backoff(first_s: float, attempt: int, at: float) -> float:
@@ -445,7 +493,8 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
     same = event.signum == first.signum and event.at - first.at < REPEAT_S
     if state.phase == KILLING or same or event.signum == HUP:
         return state, ()
-    return _kill(state, event.at)
+    # The other hosts are not waited for by who is in such a hurry.
+    return _finish(state) if state.phase == ARBITRATING else _kill(state, event.at)
 
 
 def _elapsed(state: State, event: Elapsed) -> Step:

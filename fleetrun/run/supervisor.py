@@ -18,6 +18,7 @@ from fleetrun.run import children, descriptors, policy, proc, terminal, worker
 from fleetrun.run.awaiting import Awaiting
 from fleetrun.run.events import (
     Action,
+    Arbitrate,
     Await,
     Elapsed,
     Event,
@@ -367,11 +368,6 @@ class Supervisor:
             for index, one in self._workers.items()
             if one.has_ended() or self._has_raised(index, one.attempt)
         )
-        if self._plan.peers is not None and self._rules.max_restarts:
-            from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
-
-            # The other hosts want to know whether it is final.
-            exited = failures.prospects(self._plan, exited)
         return exited._replace(also_failed=also_failed)
 
     def _has_raised(self, index: int, attempt: int) -> bool:
@@ -451,7 +447,7 @@ class Supervisor:
             if policy.stands(self._state, action):
                 self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one case for each kind
         match action:
             case Gather(attempt=attempt):
                 self._gather(attempt)
@@ -467,6 +463,8 @@ class Supervisor:
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))
+            case Arbitrate():
+                self._listeners.tell(action)
             case Sweep():
                 ranks = {one.pid for one in self._workers.values()}
                 if self._has_guard:

@@ -107,8 +107,9 @@ class State(NamedTuple):
     terms: Terms
     began_at: float
     wake_at: float
-    # When the roster must stand.
+    # When the roster must stand, and how long that is after its beginning.
     deadline: float
+    patience_s: float
     phase: str = FORMING
     generation: int = 0
     restarts: int = 0
@@ -148,7 +149,15 @@ Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 def begin(terms: Terms, at: float) -> State:
     """Return the state of a session of which nobody is known yet."""
-    return State(terms, at, at + terms.look_s, at + terms.rdzv_timeout_s, looked_at=at, told_at=at)
+    return State(
+        terms,
+        at,
+        at + min(terms.look_s, terms.rdzv_timeout_s),
+        at + terms.rdzv_timeout_s,
+        terms.rdzv_timeout_s,
+        looked_at=at,
+        told_at=at,
+    )
 
 
 def step(state: State, event: Event) -> Step:
@@ -285,8 +294,7 @@ def _no_place(state: State, event: Received, offer: Offer) -> str:
 def _refuse(state: State, event: Received, why: str) -> Step:
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - see step
-    offer = join.offer._replace(host=join.offer.host or event.address)
-    line = f"{offer.names()} cannot take part: {why}"
+    line = f"{join.offer.named(event.address)} cannot take part: {why}"
     if state.phase != ENDED and line not in state.refused:
         state = state._replace(refused=(*state.refused, line)[-_REMEMBERED:])
     return state, (Send((event.connection,), Refused(why)), Close(event.connection))
@@ -305,7 +313,8 @@ def _quarrel(state: State, event: Received, host: Host, rival: Host) -> Step:
     who = f"{rival.name}, pid {rival.offer.pid}, and {host.name}, pid {host.offer.pid}"
     what = f"two launchers have rank {host.offer.rank}: {who}"
     state, actions = _rendezvous_failed(state, what, event.at)
-    return state, (*actions, Send((event.connection,), Refused(what)), Close(event.connection))
+    assert state.verdict is not None  # noqa: S101 - just made
+    return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
 
 
 # The roster -----------------------------------------------------------------------------------
@@ -496,6 +505,7 @@ def _arbitrate(state: State, at: float) -> Step:
         stop=None,
         verdict=verdict,
         deadline=max(at, state.not_before) + patience,
+        patience_s=patience,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
     ), (told,)
@@ -550,7 +560,10 @@ def _look(state: State, at: float) -> Step:
             for one, host in state.hosts.items()
         }
         state = state._replace(hosts=hosts)
-    state = state._replace(looked_at=at, wake_at=at + terms.look_s)
+    due = at + terms.look_s
+    if state.phase in {FORMING, PREPARING} and at < state.deadline:
+        due = min(due, state.deadline)
+    state = state._replace(looked_at=at, wake_at=due)
     actions: list[Action] = []
     for host in list(state.hosts.values()):
         if host.launcher in state.hosts and _is_lost(terms, host, at):
@@ -585,10 +598,11 @@ def _lost(state: State, host: Host, at: float) -> Step:
         not_before=max(state.not_before, host.heard_at + terms.quarantine_s),
     )
     since = host.heard_at + terms.heartbeat_s if host.broken_at is None else host.broken_at
-    how = "its launcher was lost" if host.broken_at is not None else "nothing is heard of it"
+    silence = f"nothing was heard of the launcher for {at - host.heard_at:.0f} s"
+    how = "fleetrun was lost" if host.broken_at is not None else silence
     failure = Failure(
         host.name,
-        f"the host was lost: {how}",
+        how,
         LOST,
         is_departure=terms.may_change,
     )
@@ -610,8 +624,7 @@ def _wait(state: State, at: float) -> Step:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
         who = f"{seating.listed(late)} to get ready"
     if at >= state.deadline:
-        spent = at - state.began_at if not state.generation else state.terms.rdzv_timeout_s
-        what = f"{who} did not come within {spent:.0f} s"
+        what = f"{who} did not come within {state.patience_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.refused)), at)
     told = "\n".join((who, *state.refused))
     if told == state.told or at < state.told_at + _REMARK_S:

@@ -53,11 +53,11 @@ class Offer(NamedTuple):
             raise ValueError(self.rank)
         _limit(self.host, self.hostname)
 
-    def names(self) -> str:
-        """Name the host for people: `node-1 (10.0.0.1)`."""
-        if not self.host or self.host == self.hostname:
-            return self.hostname or self.host
-        return f"{self.host} ({self.hostname})" if self.hostname else self.host
+    def named(self, address: str = "") -> str:
+        """Name the host for people: as the job's options do, or `10.0.0.1 (node-1)`."""
+        if self.host or not address:
+            return self.host or self.hostname
+        return f"{address} ({self.hostname})"
 
 
 class Failure(NamedTuple):
@@ -213,3 +213,5 @@ MESSAGES: dict[str, type] = {
     "verdict": Verdict,
     "acknowledged": Acknowledged,
 }
+FROM_MEMBER = (Join, Ready, Done, Failed, Stopped, Heartbeat, Leave)
+FROM_COORDINATOR = (Refused, Missing, Roster, Start, Stop, Verdict, Acknowledged)

@@ -37,8 +37,7 @@ class Host(NamedTuple):
     @property
     def name(self) -> str:
         """Its name for people."""
-        known = self.offer._replace(host=self.offer.host or self.address)
-        return known.names()
+        return self.offer.named(self.address)
 
 
 def listed(names: Sequence[str]) -> str:

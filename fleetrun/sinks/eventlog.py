@@ -13,6 +13,9 @@ from fleetrun.records import eventfile, names
 from fleetrun.records.folder import Folder
 from fleetrun.run import policy
 from fleetrun.run.events import (
+    Arbitrate,
+    Arbitrated,
+    CutOff,
     Elapsed,
     Examined,
     Exited,
@@ -75,7 +78,7 @@ class EventLog(Sink):
             launcher_pid=os.getpid(),
         )
 
-    def tell(self, happening: Happening) -> None:  # noqa: C901, PLR0912 - one case for each kind
+    def tell(self, happening: Happening) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
         """Write it down."""
         match happening:
             case Started(pid=pid, at=at):
@@ -170,6 +173,21 @@ class EventLog(Sink):
                     exit_code=happening.exit_code,
                     is_final=happening.is_final,
                 )
+            case Arbitrate(attempt=attempt):
+                self._write("stopped", time.monotonic(), attempt=attempt)
+            case Arbitrated(at=at, attempt=attempt, failure=failure):
+                self._write(
+                    "arbitrated",
+                    at,
+                    attempt=attempt,
+                    host=None if failure is None else failure.host,
+                    what=None if failure is None else failure.what,
+                    exit_code=None if failure is None else failure.exit_code,
+                    is_final=happening.is_final,
+                    given_up=happening.given_up or None,
+                )
+            case CutOff(at=at):
+                self._write("cut off", at)
             case SourceFailed(at=at, source=source, why=why, is_required=is_required):
                 self._write("source failed", at, source=source, why=why, is_required=is_required)
             case Refuted(at=at, faults=faults):

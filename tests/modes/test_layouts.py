@@ -71,26 +71,20 @@ def test_trainers_get_the_devices_of_the_mask_and_servers_none() -> None:
 
 
 def test_each_host_plans_its_part_of_the_lists() -> None:
-    found = set()
     for me, host in enumerate(("10.0.0.1", "10.0.0.2")):
         facts = some_facts(addresses=(Address("eth0", host),))
         plan = planned(SPREAD, facts)
         assert plan.node_rank == me
         assert [one.name for one in plan.processes] == [f"server.{me}", f"trainer.{me}"]
         assert plan.processes[0].log == "serverlog.0"
-        assert plan.peers is not None
-        assert (plan.peers.chair, plan.peers.host) == (0, "10.0.0.1")
-        found.add(plan.peers)
-    # Both know the same place, and another job has another one.
-    assert len(found) == 1
-    assert planned(SPREAD._replace(job_id="other")).peers not in found
+        assert plan.has_session
 
 
 def test_a_host_with_servers_alone_waits_for_the_other_hosts() -> None:
     request = SPREAD._replace(trainers=("10.0.0.2:6171",))
     plan = planned(request)
     assert [(one.name, one.essential) for one in plan.processes] == [("server.0", False)]
-    assert plan.peers is not None
+    assert plan.has_session
     # A pasted dry run hears of nobody: its servers run until they are stopped.
     pasted = render.as_sh([plan], request, here=0)
     assert "# Wait for all;" in pasted
@@ -103,7 +97,7 @@ def test_a_signal_cannot_be_lost_in_a_shell_that_has_just_forked() -> None:
 
 
 def test_a_job_on_one_host_asks_nobody() -> None:
-    assert planned().peers is None
+    assert not planned().has_session
 
 
 def test_ips_give_every_host_the_same_slots() -> None:

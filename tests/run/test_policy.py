@@ -13,6 +13,9 @@ from fleetrun.model import ExitStatus, Rules
 from fleetrun.run import policy
 from fleetrun.run.events import (
     Action,
+    Arbitrate,
+    Arbitrated,
+    CutOff,
     Elapsed,
     Event,
     Examine,
@@ -92,7 +95,7 @@ class Job:
                 case Examine(exits=exits):
                     known = [one._replace(**self.facts.get(one.process, {})) for one in exits]
                     todo += self.take(Examined(tuple(known), self.now))
-                case SignalAll() | Sweep():
+                case SignalAll() | Sweep() | Arbitrate():
                     pass
 
     def start(self, process: int, attempt: int) -> Started | Exited:
@@ -579,13 +582,60 @@ def test_a_failure_elsewhere_is_the_verdict() -> None:
     one.feed(failed)
     assert one.signals() == [TERM]
     one.exit(0, signum=TERM)
-    assert (one.verdict().cause, one.verdict().exit_code) == (failed, 7)
+    assert one.done[-1] == Arbitrate(0, failed, "")
+    assert one.outcome is None
+    told = failed._replace(words="Traceback")
+    one.feed(Arbitrated(0, told, 1.0, is_final=True))
+    assert (one.verdict().cause, one.verdict().exit_code) == (told, 7)
+
+
+def test_what_failed_here_may_have_been_the_first_of_all_hosts() -> None:
+    one = with_peers(2)
+    one.exit(0, code=3)
+    one.exit(1, signum=TERM)
+    one.feed(Arbitrated(0, None, 1.0, is_final=True))
+    assert one.verdict().exit_code == 3
+
+
+def test_a_victim_here_is_not_the_cause_when_another_host_was_first() -> None:
+    one = with_peers(1)
+    one.exit(0, code=1)
+    first = PeerFailed("10.0.0.2", "rank 1 exited with 7", 7, 1.0)
+    one.feed(Arbitrated(0, first, 1.0, is_final=True))
+    assert one.verdict().exit_code == 7
+
+
+def test_who_is_cut_off_is_killed() -> None:
+    one = with_peers(1)
+    one.feed(CutOff(1.0))
+    assert one.signals() == [KILL]
+
+
+def test_without_a_session_nothing_is_waited_for() -> None:
+    one = with_peers(1)
+    one.exit(0, code=3)
+    assert one.outcome is None
+    one.feed(LOST._replace(source=policy.SESSION))
+    assert one.verdict().exit_code == 3
+    assert "a bug" in one.verdict().given_up
+
+
+def test_a_second_signal_does_not_wait_for_the_other_hosts() -> None:
+    one = with_peers(1)
+    one.interrupt(INT)
+    one.exit(0, signum=INT)
+    assert one.outcome is None
+    one.now += 1.0
+    one.interrupt(INT)
+    assert one.verdict().exit_code == 130
 
 
 def test_hosts_start_again_together() -> None:
     one = with_peers(1, restarts=1)
     one.exit(0)
-    one.feed(PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0))
+    failed = PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.0)
+    one.feed(failed)
+    one.feed(Arbitrated(0, failed, 1.0, is_final=False))
     one.wait(LONGEST_WAIT_S)
     assert one.state.attempt == 1
     # Word of the attempt that is over already.
@@ -601,12 +651,15 @@ def test_hosts_start_again_together() -> None:
 def test_nobody_starts_again_without_the_others(*, is_waiting: bool) -> None:
     one = with_peers(2, restarts=3)
     one.exit(0, code=3)
+    one.exit(1, signum=TERM)
+    lost = PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_final=True)
     if is_waiting:
-        one.exit(1, signum=TERM)
-    one.feed(PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_final=True))
-    if not is_waiting:
-        one.exit(1, signum=TERM)
+        one.feed(Arbitrated(0, None, 1.0, is_final=False))
+        one.feed(Arbitrated(0, lost, 1.0, is_final=True))
+    else:
+        one.feed(Arbitrated(0, None, 1.0, is_final=True, given_up="no use"))
     assert one.verdict().exit_code == (1 if is_waiting else 3)
+    assert one.verdict().given_up == ("" if is_waiting else "no use")
 
 
 def test_a_generation_may_have_another_number_of_processes() -> None:
@@ -833,11 +886,24 @@ def die(one: Job, dice: Dice, code: int = 0, signum: int | None = None) -> None:
 def hear(one: Job, dice: Dice) -> None:
     """Let another host tell something, of this attempt or of the one before."""
     attempt = max(0, one.state.attempt - dice.roll(2))
-    if dice.roll(2):
+    if one.state.phase == policy.ARBITRATING:
+        arbitrate(one, dice, attempt)
+    elif dice.roll(4) == 3:
+        one.feed(CutOff(one.now))
+    elif dice.roll(2):
         one.feed(PeersDone(one.now, attempt))
     else:
         is_final = dice.roll(3) == 2
         one.feed(PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt, is_final))
+
+
+def arbitrate(one: Job, dice: Dice, attempt: int) -> None:
+    """Let the verdict of all hosts come."""
+    elsewhere = PeerFailed("10.0.0.2", "rank 9 exited with 9", 9, one.now, attempt)
+    is_last = one.state.attempt >= one.rules.max_restarts
+    is_ours = isinstance(one.state.cause, Exited) and dice.roll(2) == 1
+    failure = None if is_ours else elsewhere
+    one.feed(Arbitrated(attempt, failure, one.now, is_last or dice.roll(2) == 1))
 
 
 def end(one: Job) -> None:
@@ -849,6 +915,8 @@ def end(one: Job) -> None:
         one.wait(PATIENCE_S)
     elif alive:
         one.exit(alive[0], signum=KILL)
+    elif one.state.phase == policy.ARBITRATING:
+        one.feed(Arbitrated(one.state.attempt, None, one.now, is_final=True))
     else:
         assert policy.PEERS in one.state.owed, "nobody is left, and still no end"
         one.feed(PeersDone(one.now, one.state.attempt))
@@ -915,7 +983,8 @@ def check_last_attempt(one: Job, stops: list[Interrupted]) -> None:
             assert outcome.cause in one.events
         case PeerFailed():
             assert outcome.exit_code == 9
-            assert outcome.cause in one.events
+            told = [e.failure for e in one.events if isinstance(e, Arbitrated)]
+            assert outcome.cause in one.events or outcome.cause in told
         case Exited():
             suspects = failures[0].also_failed | {failures[0].process}
             assert outcome.cause.process in suspects

@@ -12,6 +12,9 @@ import pytest
 from fleetrun.model import Endpoint, ExitStatus, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.records import eventfile
 from fleetrun.run.events import (
+    Arbitrate,
+    Arbitrated,
+    CutOff,
     Elapsed,
     Examined,
     Exited,
@@ -65,6 +68,9 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         Refuted(("rank 3 left no evidence",), 1.9),
         PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.9),
         PeersDone(1.9),
+        Arbitrate(0, killed, ""),
+        Arbitrated(0, PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.9), 1.9, is_final=True),
+        CutOff(1.9),
         SourceFailed("the session", "a bug", "without it", 1.9),
         killed,
         Exited(1, "server 0", ExitStatus(code=127), 2.0, fault="there is no program."),
@@ -105,6 +111,9 @@ def test_s71_every_kind_of_event_is_written(tmp_path: Path) -> None:
         "refuted",
         "peer failed",
         "peers done",
+        "stopped",
+        "arbitrated",
+        "cut off",
         "source failed",
         "exited",
         "exited",

@@ -1,0 +1,402 @@
+"""A launcher's part in the session: performs what the protocol decides, over the wire."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.run.loop import Loop, nothing
+from fleetrun.session import coordinator, member, messages
+from fleetrun.session.authentication import Key
+from fleetrun.session.codec import Codec
+from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.listener import Listener, PortTaken
+from fleetrun.session.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.connection import Connection
+    from fleetrun.session.messages import (
+        Failure,
+        FromCoordinator,
+        FromMember,
+        Missing,
+        Offer,
+        Roster,
+        Verdict,
+    )
+    from fleetrun.session.terms import Terms
+
+    class Audience(Protocol):
+        """Who acts on what the session decides."""
+
+        def plan(self, roster: Roster) -> None:
+            """Plan the generation; `planned` is the answer."""
+
+        def run(self) -> None:
+            """Start the ranks."""
+
+        def stop(self, failure: Failure) -> None:
+            """Stop the ranks; `stopped` is the answer."""
+
+        def kill(self) -> None:
+            """End the ranks now: nobody knows any more that they run."""
+
+        def conclude(self, verdict: Verdict) -> None:
+            """Take the verdict."""
+
+
+# The connection of the coordinator's own launcher, which is none.
+_OWN = 0
+# How long others may take to hear how a rendezvous has ended.
+_FAREWELL_S = 2.0
+
+
+class Meeting(NamedTuple):
+    """Where the launchers meet: at the first of PORTS of HOST that is free.
+
+    `addresses` are those to listen on where the coordinator may be this launcher; none: it is not.
+    """
+
+    terms: Terms
+    host: str
+    ports: tuple[int, ...]
+    job_id: str
+    token: str | None = None
+    addresses: tuple[str, ...] = ()
+    # Whether another launcher of the job may have been faster, on this very host.
+    may_be_second: bool = False
+    # Who may call; None: whoever knows the job.
+    allowed: frozenset[str] | None = None
+
+
+class Session:
+    """The session, as this launcher is in it; LAUNCHER names it among all, HOST to people."""
+
+    def __init__(
+        self, meeting: Meeting, launcher: str, *, host: str, say: Callable[[str], None]
+    ) -> None:
+        self.launcher = launcher
+        self.host = host
+        self.audience: Audience
+        self._meeting = meeting
+        self._say = say
+        self._relay = Relay()
+        self._codec = Codec(messages.MESSAGES)
+        self._key = Key(meeting.job_id, meeting.token)
+        self._listener: Listener | None = None
+        self._dialer: Dialer | None = None
+        self._connection: Connection | None = None
+        self._callers: dict[int, Connection] = {}
+        self._numbers = _OWN
+        self._coordinator: coordinator.State | None = None
+        self._member: member.State | None = None
+        self._missing: Missing | None = None
+        self._said: set[str] = set()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._is_working = False
+        self._is_closed = False
+
+    # Beginning and end --------------------------------------------------------------------------
+
+    @property
+    def serves(self) -> bool:
+        """Whether the coordinator is here."""
+        return self._coordinator is not None
+
+    def open(self, waiting: Waiting) -> None:
+        """Listen or call; EnvironmentFault where the port cannot be had."""
+        meeting, now = self._meeting, time.monotonic()
+        self._relay.move(waiting)
+        if meeting.addresses:
+            self._listener = self._listen()
+        is_local = self._listener is not None
+        self._member = member.begin(
+            meeting.terms, self.launcher, meeting.host, now, is_local=is_local
+        )
+        if self._listener is not None:
+            self._coordinator = coordinator.begin(meeting.terms, now)
+            self._listener.open(self._relay)
+            self._do(partial(self._feed, member.Connected(now)))
+            self._set_alarms()
+            return
+        self._dialer = Dialer(
+            [Target(meeting.host, port) for port in meeting.ports],
+            key=self._key,
+            codec=self._codec,
+            waiting=self._relay,
+            opened=self._answered,
+        )
+        self._dialer.begin()
+
+    def _listen(self) -> Listener | None:
+        meeting = self._meeting
+        listener = Listener(
+            meeting.addresses,
+            meeting.ports,
+            key=self._key,
+            codec=self._codec,
+            opened=self._called,
+            refused=self._turned_away,
+            allowed=meeting.allowed,
+        )
+        try:
+            listener.prepare()
+        except PortTaken:
+            if not meeting.may_be_second:
+                raise
+            return None
+        return listener
+
+    def move(self, waiting: Waiting) -> None:
+        """Go on in another share of the loop."""
+        self._relay.move(waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody has still to hear something, or to be heard."""
+        if self._is_closed:
+            return False
+        if self._coordinator is not None:
+            return not self._coordinator.is_over
+        return self._connection is not None and self._connection.is_open
+
+    def quit(self, failure: Failure | None) -> None:
+        """Leave; before there is a verdict, FAILURE says why."""
+        self._do(partial(self._quit, failure))
+
+    def _quit(self, failure: Failure | None) -> None:
+        if self._member is not None and self._member.phase == member.ENDED:
+            self._tell(messages.Leave(None))
+        else:
+            self._feed(member.Quit(failure, time.monotonic()))
+        if self._dialer is not None:
+            self._dialer.close()
+        if self._connection is not None:
+            self._connection.finish()
+
+    def farewell(self) -> None:
+        """Let the others hear the last words where there is no loop any more; not for long."""
+        loop = Loop()
+        self._relay.move(loop)
+        until = time.monotonic() + _FAREWELL_S
+        while self.is_busy and time.monotonic() < until:
+            loop.alarm("farewell", until, nothing)
+            loop.turn()
+        self.close()
+        loop.close()
+
+    def close(self) -> None:
+        """End all connections."""
+        self._is_closed = True
+        for what in ("member", "coordinator"):
+            self._relay.alarm((id(self), what), None, nothing)
+        if self._listener is not None:
+            self._listener.close()
+        if self._dialer is not None:
+            self._dialer.close()
+        if self._connection is not None:
+            self._connection.close()
+        for caller in self._callers.values():
+            caller.close()
+        self._callers.clear()
+
+    # What this launcher says --------------------------------------------------------------------
+
+    def offer(self, offer: Offer) -> None:
+        """Join the next generation."""
+        self._event(member.Offered(offer, time.monotonic()))
+
+    def planned(self, failure: Failure | None) -> None:
+        """Answer `plan`."""
+        self._event(member.Planned(time.monotonic(), failure))
+
+    def done(self) -> None:
+        """Tell that the ranks here which the job waits for have ended well."""
+        self._event(member.RanksDone(time.monotonic()))
+
+    def failed(self, failure: Failure) -> None:
+        """Tell that the generation has failed here."""
+        self._event(member.RanksFailed(failure, time.monotonic()))
+
+    def stopped(self, failure: Failure | None) -> None:
+        """Tell that nothing runs here any more, and what went wrong here first."""
+        self._event(member.RanksStopped(failure, time.monotonic()))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a way to the coordinator."""
+        return self.serves or self._connection is not None
+
+    def missing(self) -> str:
+        """Name what is waited for."""
+        if not self.is_connected:
+            where = " or ".join(
+                str(Target(self._meeting.host, port)) for port in self._meeting.ports[:1]
+            )
+            trouble = "" if self._dialer is None else self._dialer.trouble
+            return f"the coordinator at {where}" + (f" ({trouble})" if trouble else "")
+        return "the other hosts" if self._missing is None else self._missing.who
+
+    # The wire -----------------------------------------------------------------------------------
+
+    def _called(self, caller: Connection) -> None:
+        """Take a launcher's call."""
+        self._numbers += 1
+        number = self._numbers
+        self._callers[number] = caller
+        caller.heard = partial(self._caller_says, number)
+        caller.lost = partial(self._caller_lost, number)
+
+    def _caller_says(self, number: int, message: tuple[object, ...]) -> None:
+        caller = self._callers.get(number)
+        if caller is None:
+            return
+        if not isinstance(message, messages.FROM_MEMBER):
+            caller.close()
+            self._caller_lost(number, "")
+            return
+        said = message
+        received = coordinator.Received(
+            number, said, time.monotonic(), caller.address, caller.local_address
+        )
+        self._do(partial(self._feed_coordinator, received))
+
+    def _caller_lost(self, number: int, _why: str) -> None:
+        if self._callers.pop(number, None) is not None:
+            broken = coordinator.Broken(number, time.monotonic())
+            self._do(partial(self._feed_coordinator, broken))
+
+    def _turned_away(self, address: str, why: str) -> None:
+        """Say once of each address that somebody was turned away."""
+        if address not in self._said and len(self._said) < _REMEMBERED:
+            self._said.add(address)
+            self._say(f"A caller from {address} was turned away: {why}.")
+
+    def _answered(self, connection: Connection) -> None:
+        """Take the connection to the coordinator."""
+        self._connection = connection
+        connection.heard = self._hear
+        connection.lost = self._lose
+        self._event(member.Connected(time.monotonic()))
+
+    def _hear(self, message: tuple[object, ...]) -> None:
+        if isinstance(message, messages.FROM_COORDINATOR):
+            said = message
+            self._event(member.Heard(said, time.monotonic()))
+
+    def _lose(self, _why: str) -> None:
+        self._connection = None
+        self._event(member.Disconnected(time.monotonic()))
+
+    # The protocol -------------------------------------------------------------------------------
+
+    def _event(self, event: member.Event) -> None:
+        self._do(partial(self._feed, event))
+
+    def _do(self, call: Callable[[], None]) -> None:
+        """Do CALL after what is being done: each step sees the actions of the last one done."""
+        self._todo.append(call)
+        if self._is_working:
+            return
+        self._is_working = True
+        try:
+            while self._todo:
+                self._todo.popleft()()
+        finally:
+            self._is_working = False
+            self._todo.clear()
+        self._set_alarms()
+
+    def _set_alarms(self) -> None:
+        if self._is_closed:
+            return
+        now = time.monotonic()
+        if self._member is not None and self._member.phase != member.ENDED:
+            due = max(now, self._member.wake_at)
+            self._relay.alarm((id(self), "member"), due, self._member_elapsed)
+        if self._coordinator is not None:
+            due = max(now, self._coordinator.wake_at)
+            self._relay.alarm((id(self), "coordinator"), due, self._coordinator_elapsed)
+
+    def _member_elapsed(self) -> None:
+        self._event(member.Elapsed(time.monotonic()))
+
+    def _coordinator_elapsed(self) -> None:
+        elapsed = coordinator.Elapsed(time.monotonic())
+        self._do(partial(self._feed_coordinator, elapsed))
+
+    def _feed(self, event: member.Event) -> None:
+        if self._member is None:
+            return
+        self._member, actions = member.step(self._member, event)
+        for action in actions:
+            self._perform(action)
+
+    def _perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
+        match action:
+            case member.Send(message=message):
+                self._tell(message)
+            case member.Redial():
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+                if self._dialer is not None:
+                    self._dialer.begin()
+            case member.Plan(roster=roster):
+                self._todo.append(partial(self.audience.plan, roster))
+            case member.Run():
+                self._todo.append(self.audience.run)
+            case member.StopRanks(failure=failure):
+                self._todo.append(partial(self.audience.stop, failure))
+            case member.Kill():
+                self._todo.append(self.audience.kill)
+            case member.Show(missing=missing):
+                self._show(missing)
+            case member.Conclude(verdict=verdict):
+                self._todo.append(partial(self.audience.conclude, verdict))
+
+    def _show(self, missing: Missing) -> None:
+        self._missing = missing
+        for remark in missing.remarks:
+            if remark not in self._said and len(self._said) < _REMEMBERED:
+                self._said.add(remark)
+                self._say(f"{remark}.")
+
+    def _tell(self, message: FromMember) -> None:
+        if self._coordinator is not None:
+            now, host = time.monotonic(), self._meeting.host
+            received = coordinator.Received(_OWN, message, now, host, is_local=True)
+            self._todo.append(partial(self._feed_coordinator, received))
+        elif self._connection is not None:
+            self._connection.send(message)
+
+    def _feed_coordinator(self, event: coordinator.Event) -> None:
+        if self._coordinator is None:
+            return
+        self._coordinator, actions = coordinator.step(self._coordinator, event)
+        for action in actions:
+            match action:
+                case coordinator.Send(connections=connections, message=message):
+                    for number in connections:
+                        self._send(number, message)
+                case coordinator.Close(connection=connection):
+                    caller = self._callers.get(connection)
+                    if caller is not None:
+                        caller.finish()
+
+    def _send(self, number: int, message: FromCoordinator) -> None:
+        if number == _OWN:
+            heard = member.Heard(message, time.monotonic())
+            self._todo.append(partial(self._feed, heard))
+        elif number in self._callers:
+            self._callers[number].send(message)
+
+
+# So many lines about strangers and others that do not fit.
+_REMEMBERED = 32

@@ -1,0 +1,225 @@
+"""How a launch joins its session: where the launchers meet, and what this host brings along."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun import planner
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Endpoint, Member, Roster
+from fleetrun.plan import hosts
+from fleetrun.plan.layout import SESSION_PORTS, TRAINER
+from fleetrun.records.variables import TOKEN
+from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.messages import Offer
+from fleetrun.session.rendezvous import Rendezvous
+from fleetrun.session.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.engines import Found
+    from fleetrun.model import Facts, LaunchPlan, Request
+    from fleetrun.plan.layout import Slots
+    from fleetrun.session import messages
+
+# Of a digest, enough to tell two apart.
+_DIGITS = 12
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
+_NAME_BYTES = 8
+
+
+def join(
+    request: Request,
+    facts: Facts,
+    found: Found,
+    slots: Slots,
+    *,
+    gather: Callable[[int], Roster],
+    plan: Callable[[Roster], LaunchPlan],
+    say: Callable[[str], None],
+) -> tuple[Session, Rendezvous]:
+    """Return the session of the job, and the gathering that joins it.
+
+    GATHER holds what this host brings into an attempt; PLAN makes the plan of a whole roster.
+    """
+    fault: FleetrunError | None = None
+    first: Roster | None = None
+    try:
+        first = gather(0)
+    except FleetrunError as error:
+        fault = error
+    place = _place(found, request, facts) if first is None else first.me
+    meeting = _meeting(request, facts, found, slots, place)
+    launcher = os.urandom(_NAME_BYTES).hex()
+    bare = _bare(request, facts, slots, found, place)
+    session = Session(meeting, launcher, host=bare.named(), say=say)
+    local = first
+
+    def offer(attempt: int) -> Offer:
+        nonlocal local
+        if attempt:
+            local = gather(attempt)
+        if local is None:
+            assert fault is not None  # noqa: S101 - one of the two
+            raise fault
+        mine = local.members[local.me]
+        return bare._replace(
+            host=mine.host,
+            ports=mine.ports,
+            groups=mine.groups,
+            master_port=local.master.port if slots.master == "own" else None,
+        )
+
+    def make(attempt: int, agreed: messages.Roster) -> LaunchPlan:
+        assert local is not None  # noqa: S101 - else there was no offer
+        return plan(_roster(agreed, launcher, attempt, local))
+
+    rendezvous = Rendezvous(
+        session, offer=offer, bare=bare, plan=make, timeout_s=request.rdzv_timeout_s
+    )
+    return session, rendezvous
+
+
+def _roster(agreed: messages.Roster, launcher: str, attempt: int, local: Roster) -> Roster:
+    """Return the session's roster as planning knows it."""
+    members = tuple(Member(one.host, one.ports, one.groups) for one in agreed.entries)
+    me = [one.launcher for one in agreed.entries].index(launcher)
+    first = agreed.entries[0]
+    port = first.master_port if first.master_port is not None else first.ports[0]
+    return local._replace(
+        members=members, me=me, master=Endpoint(first.host, port), generation=attempt
+    )
+
+
+def _place(found: Found, request: Request, facts: Facts) -> int:
+    """Return our place among hosts that are known by name."""
+    if not found.hosts:
+        return 0
+    told = facts.environ.get("PADDLE_TRAINER_ID", "")
+    if hosts.in_paddlecloud(facts.environ) and told.isdecimal():
+        return int(told)
+    return hosts.place(found.hosts, request, facts, options=found.places.options)[0]
+
+
+def _meeting(request: Request, facts: Facts, found: Found, slots: Slots, place: int) -> Meeting:
+    """Return where the launchers of the job meet, and whether that may be here."""
+    point = hosts.meets_at(request) if not found.hosts else None
+    count = len(found.hosts) if point is None else int(request.nnodes)
+    terms = Terms(
+        count,
+        count,
+        names=found.hosts if point is None else (),
+        max_restarts=request.max_restart,
+        rdzv_timeout_s=request.rdzv_timeout_s,
+        heartbeat_timeout_s=request.heartbeat_timeout_s,
+    )
+    token = facts.environ.get(TOKEN) or None
+    if point is not None:
+        is_ours = hosts.ours(point.host, facts)
+        return Meeting(
+            terms,
+            point.host,
+            (point.port,),
+            request.job_id,
+            token,
+            addresses=(_address(point.host, facts),) if is_ours else (),
+            may_be_second=True,
+        )
+    first = slots.first_port if request.start_port is None else request.start_port
+    host = found.hosts[0]
+    return Meeting(
+        terms,
+        host,
+        tuple(first + each for each in SESSION_PORTS),
+        request.job_id,
+        token,
+        addresses=(_address(host, facts),) if place == 0 else (),
+        allowed=None if token else _listed(found.hosts, facts),
+    )
+
+
+def _address(host: str, facts: Facts) -> str:
+    """Return the address to listen on: the one that is called, else that of the job's network."""
+    own = {address.ip for address in facts.addresses}
+    if hosts.is_address(host) and (host in own or hosts.is_loopback(host)):
+        return host
+    if ":" in host:
+        return host
+    if host == "localhost":
+        return "127.0.0.1"
+    if facts.network is not None:
+        return facts.network.ip
+    near = [
+        address.ip
+        for address in facts.addresses
+        if address.interface == facts.peer_interface and ":" not in address.ip
+    ]
+    return near[0] if near else _EVERYWHERE
+
+
+def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
+    """Return the addresses of the hosts NAMES; None where some are not known."""
+    allowed: set[str] = set()
+    for name in names:
+        if hosts.is_loopback(name):
+            return None
+        found = (name,) if hosts.is_address(name) else facts.resolved.get(name, ())
+        if not found and not hosts.ours(name, facts):
+            return None
+        allowed.update(found)
+    return frozenset(allowed)
+
+
+def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int) -> Offer:
+    """Return what is known of this host before it holds any port."""
+    strategy = "" if request.strategy is None else request.strategy.digest
+    mode = planner.mode(request)
+    nodes = str(len(found.hosts)) if found.hosts else request.nnodes
+    settings = [
+        ("--nnodes", nodes),
+        ("--run_mode", mode),
+        ("the strategy", strategy),
+        ("the script's digest", _script(request, facts)),
+    ]
+    if found.hosts:
+        settings.append(("the list of hosts", ",".join(found.hosts)))
+    if slots.hosts:
+        told = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
+        settings.append(("the list of servers and trainers", told))
+    if {slot.role for slot in slots.slots} != {TRAINER}:
+        roles = [slot.role for slot in slots.slots]
+        counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
+        settings.append(("what each host has", counted))
+    arguments = "\0".join(request.script.args)
+    return Offer(
+        host=found.hosts[place] if found.hosts else (request.host or ""),
+        hostname=facts.hostname,
+        pid=facts.pid,
+        ports=(),
+        groups=(),
+        rank=place if found.hosts else request.rank,
+        settings=tuple(settings),
+        remarks=(("the digest of the script's arguments", _digest(arguments.encode())),),
+    )
+
+
+def _script(request: Request, facts: Facts) -> str:
+    """Return what tells two scripts apart; programs may well be others on each host."""
+    path = os.path.join(facts.cwd, request.script.target)  # noqa: PTH118 - pathlib is slow
+    if request.script.form != "file":
+        return request.script.target
+    if not path.endswith(".py"):
+        return ""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            return _digest(file.read())
+    except OSError:
+        return request.script.target
+
+
+def _digest(data: bytes) -> str:
+    import hashlib  # noqa: PLC0415 - only for several hosts
+
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]

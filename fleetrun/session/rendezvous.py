@@ -1,0 +1,167 @@
+"""The gathering of a job on several hosts: joins the session, and plans what its roster says."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import FleetrunError, RendezvousError
+from fleetrun.run.gathering import Gathering
+from fleetrun.session.messages import Failure, Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.gathering import Answer
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.driver import Session
+    from fleetrun.session.messages import Roster, Verdict
+
+# The coordinator knows who is missing, so it has the first word on that.
+_LATER_S, _LAST_S = 0.5, 1.0
+# So long a host that cannot take part looks for somebody whom it could tell.
+_TELL_S, _LOOK_S = 3.0, 0.05
+
+
+class Rendezvous(Gathering):
+    """Plans each generation together with the other hosts.
+
+    OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
+    no offer, BARE is what the host joins with, to tell the others why.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        offer: Callable[[int], Offer],
+        bare: Offer,
+        plan: Callable[[int, Roster], LaunchPlan],
+        timeout_s: float,
+    ) -> None:
+        self.patience_s = timeout_s + _LAST_S
+        self._session = session
+        self._offer = offer
+        self._bare = bare
+        self._make = plan
+        self._timeout_s = timeout_s
+        self._attempt = 0
+        self._fault: FleetrunError | None = None
+        self._planned: LaunchPlan | None = None
+        self._is_over = True
+
+    def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
+        """Join the generation."""
+        self._attempt, self._waiting, self._answer = attempt, waiting, answer
+        self._fault, self._planned, self._is_over = None, None, False
+        self._session.audience = self
+        if not attempt:
+            self._session.open(waiting)
+        until = time.monotonic() + self._timeout_s
+        waiting.alarm("unanswered", until, self._unanswered)
+        try:
+            offer = self._offer(attempt)
+        except FleetrunError as error:
+            # The others shall hear of it, and not wait for this host.
+            self._fault, offer = error, self._bare
+            self._tell(error, time.monotonic() + _TELL_S)
+        self._session.offer(offer)
+
+    def _tell(self, fault: FleetrunError, until: float) -> None:
+        """End with FAULT once the coordinator has heard of it, or is not to be found."""
+        now = time.monotonic()
+        has_told = self._session.is_connected and not self._session.serves
+        if has_told or now >= until:
+            self._refuse(fault)
+        else:
+            self._waiting.alarm("tell", now + _LOOK_S, partial(self._tell, fault, until))
+
+    def missing(self) -> str:
+        """Name what the answer waits for."""
+        return self._session.missing()
+
+    def cancel(self) -> None:
+        """Leave the session."""
+        if self._is_over:
+            return
+        self._is_over = True
+        host = self._bare.named()
+        self._session.quit(Failure(host, "interrupted", _INTERRUPTED))
+        if not self._attempt:
+            self._session.farewell()
+
+    def _reply(self, planned: LaunchPlan | FleetrunError) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        # From a call of the round's own, which is what it takes an answer from.
+        self._waiting.alarm("unanswered", None, self._unanswered)
+        self._waiting.alarm("answer", time.monotonic(), lambda: self._answer(planned))
+
+    def _unanswered(self) -> None:
+        """Give up: at once without a coordinator, else when it says nothing."""
+        waited = f"{self._timeout_s:g} s"
+        if not self._session.is_connected:
+            self._refuse(RendezvousError(f"{self.missing()} did not answer within {waited}."))
+            return
+
+        def give_up() -> None:
+            self._refuse(RendezvousError(f"{self.missing()} did not come within {waited}."))
+
+        self._waiting.alarm("unanswered", time.monotonic() + _LATER_S, give_up)
+
+    def _refuse(self, error: FleetrunError) -> None:
+        where = "" if isinstance(error, RendezvousError) else self._bare.named()
+        self._session.quit(Failure(where, str(error).rstrip("."), error.exit_code))
+
+        def reply() -> None:
+            if not self._attempt and not self._is_over:
+                self._session.farewell()
+            self._reply(error)
+
+        # Not from within the session, which has still to say so.
+        self._waiting.alarm("unanswered", time.monotonic(), reply)
+
+    # What the session wants ---------------------------------------------------------------------
+
+    def plan(self, roster: Roster) -> None:
+        """Plan for ROSTER, and say whether that is possible."""
+        fault = self._fault
+        if fault is None:
+            try:
+                self._planned = self._make(self._attempt, roster)
+            except FleetrunError as error:
+                fault = error
+        failure = None
+        if fault is not None:
+            why = str(fault).rstrip(".")
+            failure = Failure(self._bare.named(), why, fault.exit_code, hopeless=why)
+        self._session.planned(failure)
+
+    def run(self) -> None:
+        """Answer: all hosts are ready."""
+        assert self._planned is not None  # noqa: S101 - see plan
+        self._reply(self._planned)
+
+    def stop(self, failure: Failure) -> None:
+        """Stop nothing: nothing has been started."""
+
+    def kill(self) -> None:
+        """Kill nothing."""
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Answer that there is no plan."""
+        failure = verdict.failure
+        what = "the job is done" if failure is None else failure.what
+        where = f" (on {failure.host})" if failure is not None and failure.host else ""
+        error = self._fault if self._fault is not None and failure is not None else None
+        if error is None or failure is None or failure.host != self._bare.named():
+            error = RendezvousError(f"{what[:1].upper()}{what[1:]}{where}.")
+            error.exit_code = RendezvousError.exit_code if failure is None else failure.exit_code
+        self._refuse(error)
+
+
+# As a shell has it for SIGTERM.
+_INTERRUPTED = 143

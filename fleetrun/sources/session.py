@@ -1,0 +1,198 @@
+"""The session with the launchers of the other hosts, while ranks run: one verdict for all."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import (
+    Arbitrate,
+    Arbitrated,
+    CutOff,
+    Exited,
+    Finished,
+    Gathered,
+    Hung,
+    Interrupted,
+    PeerFailed,
+    PeersDone,
+    Refuted,
+    SourceFailed,
+    signal_name,
+)
+from fleetrun.run.listeners import Source
+from fleetrun.run.policy import PASSED_ON, SESSION
+from fleetrun.session.messages import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Cause, Declared, Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.driver import Session
+    from fleetrun.session.messages import Roster, Verdict
+
+_REMARK_S = 5.0
+# Of the last lines of a rank, so many characters are told to the other hosts.
+_MOST_WORDS = 8000
+_LONGEST = 2000
+
+
+class JobSession(Source):
+    """Tells the other hosts what happens here, and feeds the policy with what they decide."""
+
+    name = SESSION
+    without = "without word of the other hosts"
+    is_required = True
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        session: Session,
+        *,
+        say: Callable[[str], None],
+        hide: Callable[[str], str],
+    ) -> None:
+        self._session = session
+        self._host = session.host
+        self._say = say
+        self._hide = hide
+        self._attempt = 0
+        self._take(plan)
+
+    def _take(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._owed = {i for i, spec in enumerate(plan.processes) if spec.essential}
+
+    # As a source --------------------------------------------------------------------------------
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Go on with the session that the gathering has begun."""
+        self._waiting = waiting
+        self._declare = declare
+        self._session.move(waiting)
+        self._session.audience = self
+        self._look()
+
+    def tell(self, happening: Happening) -> None:
+        """Tell the others what they must know of what happens here."""
+        match happening:
+            case Gathered(attempt=attempt, plan=plan) if attempt:
+                self._attempt = attempt
+                self._take(plan)
+                self._session.audience = self
+                self._look()
+            case Exited(status=status, process=process) if not status.exit_code:
+                self._owed.discard(process)
+                self._look()
+            case Exited() | Hung() | Refuted() | SourceFailed():
+                if not isinstance(happening, SourceFailed) or happening.is_required:
+                    self._session.failed(self._failure(happening, ""))
+            case Interrupted(signum=signum) if signum not in PASSED_ON:
+                self._session.failed(self._failure(happening, ""))
+            case Arbitrate(cause=cause, hopeless=hopeless):
+                known = None if isinstance(cause, PeerFailed) else self._failure(cause, hopeless)
+                self._session.stopped(known)
+            case Finished(outcome=outcome):
+                last = outcome.cause
+                left = None if last is None else self._failure(last, "the launcher has ended")
+                self._session.quit(left)
+            case _:
+                pass
+
+    def _look(self) -> None:
+        """Say so when our own trainers are done."""
+        if not self._owed:
+            self._session.done()
+            if self._plan.processes:
+                self._waiting.alarm("remark", time.monotonic() + _REMARK_S, self._remark)
+
+    def _remark(self) -> None:
+        if not self._owed and not self._is_over:
+            self._say("This host's trainers are done; waiting for those of the other hosts.")
+
+    _is_over = False
+
+    def is_busy(self) -> bool:
+        """Whether somebody has not heard our last words yet; not for long."""
+        return self._session.is_busy
+
+    def close(self) -> None:
+        """End all connections."""
+        self._session.close()
+
+    # What goes out ------------------------------------------------------------------------------
+
+    def _failure(self, cause: Cause, hopeless: str) -> Failure:
+        """Return CAUSE as the others shall see it."""
+        words, is_victim = "", False
+        match cause:
+            case Interrupted(signum=signum):
+                what = f"interrupted by {signal_name(signum)}"
+                code = 128 + signum
+                hopeless = hopeless or what
+            case Exited():
+                what, code = cause.describe(), cause.status.exit_code
+                is_victim = cause.is_victim
+                hopeless = hopeless or cause.hopeless or cause.fault
+                words = self._words(cause) if not cause.fault else ""
+            case PeerFailed():
+                return Failure(cause.host, cause.what[:_LONGEST], cause.exit_code)
+            case _:
+                what, code = cause.describe(), cause.exit_code
+                if not isinstance(cause, Hung):
+                    hopeless = hopeless or what
+        return Failure(
+            self._host,
+            self._hide(what)[:_LONGEST],
+            min(max(code, 1), 255),
+            self._hide(words)[-_MOST_WORDS:],
+            is_victim=is_victim,
+            hopeless=self._hide(hopeless)[:_LONGEST],
+        )
+
+    def _words(self, exited: Exited) -> str:
+        from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
+
+        words, _, _ = findings.last_words(self._plan, exited)
+        return "\n".join(words)
+
+    # What comes in ------------------------------------------------------------------------------
+
+    def plan(self, roster: Roster) -> None:
+        """Plan nothing: generations are planned by the gathering."""
+
+    def run(self) -> None:
+        """Start nothing: that is for the gathering, too."""
+
+    def stop(self, failure: Failure) -> None:
+        """Stop, as the others do."""
+        self._declare(self._peer_failed(failure))
+
+    def kill(self) -> None:
+        """Kill the ranks: nobody knows that they run."""
+        self._say("Cut off from the other hosts: the ranks here are killed.")
+        self._declare(CutOff(time.monotonic()))
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Take the verdict that all hosts get."""
+        now, failure = time.monotonic(), verdict.failure
+        if failure is None:
+            self._is_over = True
+            self._declare(PeersDone(now, self._attempt))
+            return
+        is_ours = verdict.launcher == self._session.launcher
+        peer = None if is_ours else self._peer_failed(failure, is_final=verdict.is_final)
+        self._declare(Arbitrated(self._attempt, peer, now, verdict.is_final, verdict.given_up))
+
+    def _peer_failed(self, failure: Failure, *, is_final: bool = False) -> PeerFailed:
+        return PeerFailed(
+            failure.host or self._host,
+            failure.what,
+            failure.exit_code or 1,
+            time.monotonic(),
+            self._attempt,
+            is_final,
+            failure.words,
+        )
