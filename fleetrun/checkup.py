@@ -25,7 +25,7 @@ from fleetrun.probe.health import peers as meeting
 from fleetrun.probe.health import software as software_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.doctor.facts import Gpus, Software
     from fleetrun.doctor.findings import Finding
@@ -57,11 +57,17 @@ class _Job(NamedTuple):
 
 
 def examine(
-    request: Request, environ: Mapping[str, str], *, patience_s: float, allreduce: bool = False
+    request: Request,
+    environ: Mapping[str, str],
+    *,
+    patience_s: float,
+    allreduce: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Report:
     """Check this host for the job of REQUEST; with other hosts, wait PATIENCE_S seconds for theirs.
 
-    UsageError if the request itself makes no sense.
+    SAY gets a line about what takes longer than a second. UsageError if the request itself makes no
+    sense.
     """
     programs = software_reader.read(environ)
     cards = gpu_reader.read()
@@ -89,18 +95,32 @@ def examine(
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
         spots = [meeting.Spot(each.host, each.ports) for each in members]
-        met = meeting.meet(spots, me, card, patience_s=patience_s, address=address)
+        met = meeting.meet(spots, me, card, patience_s=patience_s, address=address, say=say)
         found += peers.judge(met, card)
     measured = None
     if allreduce:
+        if say is not None:
+            say("Measuring allreduces: ranks import Paddle, which takes some seconds.")
         measured = _allreduce(request, job, environ)
         found += transfers.judge(measured, cards)
     return Report(tuple(found), measured)
 
 
+def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
+    """Return what shows people what takes long; None in pipes and CI, where nobody waits."""
+    if environ.get("CI") or sys.stderr is None or not sys.stderr.isatty():
+        return None
+
+    def say(text: str) -> None:
+        print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
+
+    return say
+
+
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
     """Say on standard error what is not well; EnvironmentFault where nothing can be started."""
-    found = examine(request, environ, patience_s=_PREFLIGHT_S).findings
+    say = remark(environ)
+    found = examine(request, environ, patience_s=_PREFLIGHT_S, say=say).findings
     hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
     grave = [one for one in found if one.level == findings.ERROR]
     shown = grave if request.quiet else [one for one in found if one.level != findings.OK]

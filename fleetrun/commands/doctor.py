@@ -26,7 +26,8 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     """Return 0, or 3 where something has to be mended first."""
     words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
     wanted = _request(words, has_script=bool(launch.script))
-    report = checkup.examine(wanted, os.environ, patience_s=wait, allreduce=allreduce)
+    say = checkup.remark(os.environ)
+    report = checkup.examine(wanted, os.environ, patience_s=wait, allreduce=allreduce, say=say)
     # Processes, variables and paths are quoted.
     hide = secrets.Hider({**os.environ, **dict(wanted.env), **dict(wanted.nccl)}, words)
     shown = tuple(

@@ -16,10 +16,12 @@ import ports
 import pytest
 from commandline import Command
 from lab import is_root
-from waiting import LONG_S, TRAINING_S
+from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from terminals import Terminal
 
 ROOT = Path(__file__).parents[2]
 FLEETRUN = [sys.executable, "-m", "fleetrun"]
@@ -184,6 +186,16 @@ def test_two_hosts_meet_and_compare_versions(tmp_path: Path) -> None:
     assert level(done, "connection") == "ok"
     assert level(done, "versions") == "ok"
     assert "127.0.0.3 is in step" in findings(done, "clock")[-1]["seen"]
+
+
+def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:
+    hosts = ("--ips=127.0.0.2,127.0.0.3", "--nproc_per_node=1", "--host=127.0.0.2", "--wait=1.5")
+    words = (*hosts, f"--start_port={ports.free(1)[0]}")
+    launcher = terminal.start([*FLEETRUN, "doctor", *words], env=environ({"CI": ""}), cwd=tmp_path)
+    until(terminal.shows(b"for the check-ups of 127.0.0.3."))
+    until(terminal.shows(b"errors"))
+    assert launcher.wait(LONG_S) in {0, 3}
+    assert "Waiting" not in run(tmp_path, *words).stderr
 
 
 @pytest.mark.skipif(not HAS_FAKETIME, reason="faketime is not installed")

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleetrun.doctor.facts import Card, Connect, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MAGIC = "fleetrun doctor 1"
 _MOST_BYTES = 4096
 _PAUSE_S = 0.1
 # So long a peer that is reached may take to answer.
 _ANSWER_S = 3.0
+# After so long, say who is waited for, and name so many.
+_SILENCE_S, _MOST_NAMED = 1.0, 5
 
 
 class Spot(NamedTuple):
@@ -42,13 +44,20 @@ class _Met(NamedTuple):
 
 
 def meet(
-    spots: Sequence[Spot], me: int, card: Card, *, patience_s: float, address: str | None = None
+    spots: Sequence[Spot],
+    me: int,
+    card: Card,
+    *,
+    patience_s: float,
+    address: str | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Peer, ...]:
     """Return what became of meeting the hosts SPOTS, but for ME, within PATIENCE_S seconds.
 
-    We listen on ADDRESS, or on all. A port that cannot be listened on is left out.
+    We listen on ADDRESS, or on all. A port that cannot be listened on is left out. SAY gets a line
+    about who is waited for when that takes longer than a second.
     """
-    return asyncio.run(_Meeting(spots, me, card, patience_s).hold(address))
+    return asyncio.run(_Meeting(spots, me, card, patience_s).hold(address, say))
 
 
 class _Meeting:
@@ -63,8 +72,12 @@ class _Meeting:
         self._came: set[tuple[int, int]] = set()
         self._everybody_came = asyncio.Event()
 
-    async def hold(self, address: str | None) -> tuple[Peer, ...]:
+    async def hold(
+        self, address: str | None, say: Callable[[str], None] | None
+    ) -> tuple[Peer, ...]:
         """Meet everybody; return when all have met all, or it is too late."""
+        loop = asyncio.get_running_loop()
+        remark = loop.call_later(_SILENCE_S, self._say_who_is_late, say) if say else None
         servers = []
         for port in self._spots[self._me].ports:
             # Who has it is a finding of its own.
@@ -76,9 +89,22 @@ class _Meeting:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._everybody_came.wait(), self._left())
         finally:
+            if remark is not None:
+                remark.cancel()
             for server in servers:
                 server.close()
         return tuple(peers)
+
+    def _say_who_is_late(self, say: Callable[[str], None]) -> None:
+        came = {node for node, _ in self._came}
+        late = [
+            spot.host
+            for node, spot in enumerate(self._spots)
+            if node != self._me and node not in came
+        ]
+        if late:
+            shown = ", ".join(late[:_MOST_NAMED]) + (", ..." if late[_MOST_NAMED:] else "")
+            say(f"Waiting up to {self._left():.0f} s for the check-ups of {shown}.")
 
     def _left(self) -> float:
         return max(self._until - time.monotonic(), 0.001)
