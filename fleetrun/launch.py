@@ -132,8 +132,10 @@ def _run(
     messages = Messages(is_coloured=is_coloured, hide=hide)
     gathering, session = begin(messages.say)
 
+    has_screen = background is None and _has_screen(request, environ)
+
     def shown(plan: LaunchPlan) -> tuple[int, ...]:
-        return _shown(plan, request)
+        return () if has_screen else _shown(plan, request)
 
     def stdin(plan: LaunchPlan) -> terminal.Stdin:
         return terminal.choose(plan, shown(plan), request.stdin)
@@ -171,6 +173,7 @@ def _run(
             times,
             endings[0],
             *_metrics(folder, request, messages),
+            *(_screen(folder, messages) if has_screen else ()),
             *_rotation(plan, request, (console.follow, times.follow), messages),
         )
         sources: tuple[Source, ...] = (
@@ -229,6 +232,24 @@ def _restore(request: Request) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
+    """Whether `top` has the terminal; UsageError where a rank wants it, too."""
+    if not request.ui:
+        return False
+    if request.debug is not None or request.stdin not in {None, terminal.NOBODY}:
+        other = "--debug" if request.debug is not None else "--stdin"
+        raise UsageError(f"--ui and {other} both want the terminal: leave one of them out.")
+    is_able = environ.get("TERM", "") not in {"", "dumb"} and os.isatty(1)
+    return is_able and terminal.is_foreground()
+
+
+def _screen(folder: Folder, messages: Messages) -> tuple[Sink, ...]:
+    """Return what shows the job on the whole terminal."""
+    from fleetrun.sinks.screen import Screen  # noqa: PLC0415 - only with --ui
+
+    return (Screen(folder.path, messages),)
 
 
 def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink, ...]:

@@ -113,6 +113,7 @@ class Request(NamedTuple):
     # 0: nothing is measured.
     metrics_period_s: float = 5.0
     metrics_port: int | None = None
+    ui: bool = False
     tee: str | None = None
     # The rank that reads our standard input, or `none`; None: the one that is shown.
     stdin: str | None = None

@@ -307,6 +307,15 @@ TABLE: tuple[Option, ...] = (
         bare="all",
     ),
     Option(
+        "ui",
+        "flag",
+        JOB,
+        "Show on the whole terminal how each rank is, as `fleetrun top` does, instead of rank 0's "
+        "output; without a terminal it is as always.",
+        default="false",
+        bare="true",
+    ),
+    Option(
         "quiet",
         "flag",
         COMMON,

@@ -143,6 +143,7 @@ def resolve(
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
         wrap=_wrap(chosen["wrap"]),
+        ui=chosen["ui"].value is True,
         quiet=chosen["quiet"].value is True,
         detach=chosen["detach"].value is True,
         banner=chosen["banner"].of(str) or "brief",

@@ -119,6 +119,7 @@ VALUES = {
     "log_max_size": ("100M", "2G"),
     "log_max_files": ("1", "2"),
     "metrics_period": ("5", "10"),
+    "ui": ("true", "false"),
     "metrics_port": ("9400", "9401"),
     "server_num": ("1", "2"),
     "trainer_num": ("1", "2"),

@@ -3,8 +3,6 @@
 A driver that is stuck holds up that process only: readers see that nothing new comes.
 """
 
-# ruff: noqa: PTH100, PTH120 - as the rest of probe/, without pathlib
-
 from __future__ import annotations
 
 import json
@@ -15,8 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-import fleetrun
-from fleetrun.run import libc
+from fleetrun.run import itself, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,16 +113,14 @@ class GpuMeter:
     """The process that asks each PERIOD_S, and its last answer; CODE is its program."""
 
     def __init__(self, period_s: float, code: str = "") -> None:
-        # Not the current folder, where modules may have the names of ours.
-        house = os.path.dirname(os.path.dirname(os.path.abspath(fleetrun.__file__)))
         own = f"from fleetrun.probe import gpumeter; gpumeter.main({period_s})"
-        code = code or f"import sys; sys.path[0] = {house!r}; {own}"
+        words = [sys.executable, "-c", code] if code else itself.command(own)
         self._rest = b""
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
         self._process = subprocess.Popen(  # noqa: S603 - our own
-            [sys.executable, "-c", code],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -46,6 +46,8 @@ class Messages(Sink):
         self.is_coloured = is_coloured
         # The job has not ended well: what is said from now on is why.
         self._is_fault = False
+        # Somebody else has the terminal.
+        self._is_held = False
 
     def say(self, text: str) -> None:
         """Tell the user TEXT, one line; no value in it can make it another, or move the cursor."""
@@ -60,7 +62,18 @@ class Messages(Sink):
         self._queue.append(f"{prefix}{text}\n".encode())
         self._pump()
 
+    def hold(self) -> None:
+        """Say nothing more for a while."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Say what has come meanwhile, and go on."""
+        self._is_held = False
+        self._pump()
+
     def _pump(self) -> None:
+        if self._is_held:
+            return
         while self._queue and not self._outlet.is_closed:
             line = self._queue[0]
             try:

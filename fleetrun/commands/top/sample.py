@@ -109,8 +109,13 @@ class Sampler:
 
     def sample(self) -> Snapshot:
         """Look at everything."""
-        is_running = [runs.is_running(run.path) for run in self._runs]
+        has_launcher = [runs.is_running(run.path) for run in self._runs]
         self._refresh()
+        # The launcher may still have something to say.
+        is_running = [
+            alive and run.finished_at is None
+            for alive, run in zip(has_launcher, self._runs, strict=True)
+        ]
         rows: list[Row] = []
         for run, alive in zip(self._runs, is_running, strict=True):
             rows += self._rows(run, is_alive=alive)

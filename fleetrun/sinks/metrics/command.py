@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 
-import fleetrun
+from fleetrun.run import itself
 
 _NICE = 10
 
 
 def line(run_dir: str, *, launcher: int, period_s: float, listening_fd: int | None) -> list[str]:
     """Return the command that measures the job of RUN_DIR for as long as LAUNCHER is alive."""
-    house = os.path.dirname(os.path.dirname(os.path.abspath(fleetrun.__file__)))  # noqa: PTH100, PTH120 - on the launch path
-    # Not the folder of the job, where modules may have the names of ours.
-    code = (
-        f"import sys; sys.path[0] = {house!r}; from fleetrun.sinks.metrics import command; "
+    return itself.command(
+        "from fleetrun.sinks.metrics import command; "
         f"command.main({run_dir!r}, {launcher}, {period_s}, {listening_fd})"
     )
-    return [sys.executable, "-c", code]
 
 
 def main(run_dir: str, launcher: int, period_s: float, listening_fd: int | None) -> None:

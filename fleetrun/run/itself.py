@@ -1,0 +1,20 @@
+"""Commands that run another part of fleetrun in a process of its own."""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH100, PTH120
+
+from __future__ import annotations
+
+import os
+import sys
+
+import fleetrun
+
+
+def command(code: str) -> list[str]:
+    """Return the command that runs CODE with this Python and this fleetrun.
+
+    The folder of the job is not on its path: modules there may have the names of ours.
+    """
+    house = os.path.dirname(os.path.dirname(os.path.abspath(fleetrun.__file__)))
+    return [sys.executable, "-c", f"import sys; sys.path[0] = {house!r}; {code}"]

@@ -1,0 +1,112 @@
+"""`--ui`: `fleetrun top` on the launcher's own terminal, until the job ends.
+
+It is a process of its own and costs the launcher nothing. What the launcher has to say meanwhile
+is said when the screen is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.run import itself
+from fleetrun.run.events import Finished
+from fleetrun.run.listeners import Sink
+
+if TYPE_CHECKING:
+    from fleetrun.run.events import Happening
+    from fleetrun.run.loop import Waiting
+    from fleetrun.sinks.messages import Messages
+
+# How long the last table may take when the job is over.
+_PATIENCE_S = 5.0
+_END_MS = 1000
+# The ordinary screen, and its cursor.
+_BACK = b"\x1b[?1049l\x1b[?25h"
+
+
+class Screen(Sink):
+    """Shows the job of the run directory RUN_DIR; MESSAGES are held meanwhile."""
+
+    def __init__(self, run_dir: str, messages: Messages) -> None:
+        self._run_dir = run_dir
+        self._messages = messages
+        self._is_over = False
+        self._pidfd = -1
+        self._settings: list[Any] | None = None
+
+    def open(self, waiting: Waiting) -> None:
+        """Take the terminal."""
+        self._waiting = waiting
+        with suppress(termios.error):
+            self._settings = termios.tcgetattr(1)
+        words = f"['fleetrun', 'top', {self._run_dir!r}]"
+        code = f"sys.argv[:] = {words}; from fleetrun.__main__ import run; run()"
+        # In our process group: it reads the keyboard, and Ctrl-C is for both. In our session, so
+        # that nobody takes it for a part of the job.
+        pid = os.posix_spawn(
+            sys.executable,
+            itself.command(code),
+            os.environ,
+            setsigmask=(),
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+        self._pidfd = os.pidfd_open(pid)
+        self._messages.hold()
+        waiting.watch(self._pidfd, self._on_end)
+
+    def tell(self, happening: Happening) -> None:
+        """Wait for the last table when the job is over."""
+        if isinstance(happening, Finished):
+            self._is_over = True
+            if self._pidfd >= 0:
+                self._waiting.alarm("patience", time.monotonic() + _PATIENCE_S, self._kill)
+
+    def is_busy(self) -> bool:
+        """Whether the last table is still to be shown."""
+        return self._is_over and self._pidfd >= 0
+
+    def close(self) -> None:
+        """Have the terminal back."""
+        if self._pidfd >= 0:
+            self._kill()
+            gone = select.poll()
+            gone.register(self._pidfd, select.POLLIN)
+            gone.poll(_END_MS)
+            self._on_end()
+
+    def _kill(self) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _on_end(self) -> None:
+        """Give the terminal back as it was, and say what was held."""
+        self._waiting.unwatch(self._pidfd)
+        self._waiting.alarm("patience", None, self._kill)
+        code = None
+        # The supervisor, which reaps orphans, may have been faster.
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            if ended is not None and ended.si_code == os.CLD_EXITED:
+                code = ended.si_status
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if code is None:
+            self._restore()
+        self._messages.release()
+        if not self._is_over:
+            self._messages.say("The job goes on; `fleetrun top` shows it again.")
+
+    def _restore(self) -> None:
+        """Put the terminal right, as whoever used it may not have done."""
+        with suppress(OSError, termios.error):
+            if self._settings is not None:
+                termios.tcsetattr(1, termios.TCSADRAIN, self._settings)
+            os.write(1, _BACK)
