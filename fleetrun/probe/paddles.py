@@ -39,6 +39,16 @@ def without(symbol: bytes, path: Sequence[str]) -> str | None:
     return None
 
 
+def version(path: Sequence[str]) -> str:
+    """Return the version of the Paddle on PATH; empty where there is none."""
+    for folder in path:
+        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
+        if content:
+            found = _VERSION.search(content.decode(errors="replace"))
+            return found.group(1) if found else "?"
+    return ""
+
+
 def is_for_rocm(path: Sequence[str]) -> bool:
     """Whether the Paddle on PATH says that it is built for AMD's GPUs."""
     for folder in path:

@@ -619,12 +619,12 @@ def _lost(state: State, host: Host, at: float) -> Step:
 
 def _wait(state: State, at: float) -> Step:
     """Say who is missing, or that it has taken too long."""
-    who = _missing(state)
+    who, verb = _missing(state), "did not come"
     if state.phase == PREPARING:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
-        who = f"{seating.listed(late)} to get ready"
+        who, verb = f"{seating.listed(late)} to get ready", "took too long: not done"
     if at >= state.deadline:
-        what = f"{who} did not come within {state.patience_s:g} s"
+        what = f"{who} {verb} within {state.patience_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.refused)), at)
     told = "\n".join((who, *state.refused))
     if told == state.told or at < state.told_at + _REMARK_S:

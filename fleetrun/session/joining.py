@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from fleetrun import planner
@@ -10,6 +11,7 @@ from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, Member, Roster
 from fleetrun.plan import hosts
 from fleetrun.plan.layout import SESSION_PORTS, TRAINER
+from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer
@@ -183,6 +185,8 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int
         ("the strategy", strategy),
         ("the script's digest", _script(request, facts)),
     ]
+    if _is_python(request):
+        settings.append(("Paddle's version", paddles.version(sys.path)))
     if found.hosts:
         settings.append(("the list of hosts", ",".join(found.hosts)))
     if slots.hosts:
@@ -205,12 +209,16 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int
     )
 
 
+def _is_python(request: Request) -> bool:
+    return request.script.form != "file" or request.script.target.endswith(".py")
+
+
 def _script(request: Request, facts: Facts) -> str:
     """Return what tells two scripts apart; programs may well be others on each host."""
     path = os.path.join(facts.cwd, request.script.target)  # noqa: PTH118 - pathlib is slow
     if request.script.form != "file":
         return request.script.target
-    if not path.endswith(".py"):
+    if not _is_python(request):
         return ""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as above

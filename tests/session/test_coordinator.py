@@ -1,0 +1,317 @@
+"""The coordinator of a session, step by step: who may take part, and who is to blame."""
+
+from __future__ import annotations
+
+from fleetrun.session import coordinator
+from fleetrun.session.coordinator import Broken, Elapsed, Received, Send
+from fleetrun.session.messages import (
+    PROTOCOL,
+    Acknowledged,
+    Done,
+    Failed,
+    Failure,
+    FromCoordinator,
+    FromMember,
+    Heartbeat,
+    Join,
+    Leave,
+    Missing,
+    Offer,
+    Ready,
+    Refused,
+    Roster,
+    Start,
+    Stop,
+    Stopped,
+    Verdict,
+)
+from fleetrun.session.terms import Terms
+
+
+class Session:
+    """A coordinator, and what it has sent to each connection; the first is its own launcher's."""
+
+    def __init__(self, hosts: int, *, restarts: int = 0, least: int = 0) -> None:
+        terms = Terms(least or hosts, hosts, max_restarts=restarts, rdzv_timeout_s=60.0)
+        self.now = 100.0
+        self.state = coordinator.begin(terms, self.now)
+        self.sent: dict[int, list[FromCoordinator]] = {}
+
+    def feed(self, event: coordinator.Event) -> None:
+        """Take an event and keep what is sent."""
+        self.state, actions = coordinator.step(self.state, event)
+        for action in actions:
+            if isinstance(action, Send):
+                for connection in action.connections:
+                    self.sent.setdefault(connection, []).append(action.message)
+
+    def say(self, number: int, message: FromMember) -> None:
+        """Let the launcher at connection NUMBER say something."""
+        self.now += 0.001
+        address = f"10.0.0.{number}"
+        received = Received(number, message, self.now, address, "10.0.0.1", is_local=number == 0)
+        self.feed(received)
+
+    def join(
+        self, number: int, *, name: str = "", rank: int | None = None, mode: str = "collective"
+    ) -> None:
+        """Let a launcher join the generation."""
+        settings = (("--run_mode", mode),)
+        offer = Offer("", f"node-{number}", 7, (7000,), ((),), rank, settings=settings)
+        self.say(number, Join(PROTOCOL, name or f"launcher {number}", self.generation, offer))
+
+    @property
+    def generation(self) -> int:
+        """The generation that forms or runs."""
+        return self.state.generation
+
+    def run(self, *numbers: int) -> None:
+        """Let these hosts join and start."""
+        for number in numbers:
+            self.join(number)
+        for number in numbers:
+            self.say(number, Ready(self.generation))
+        assert self.state.phase == coordinator.RUNNING
+
+    def wait(self, seconds: float, *alive: int) -> None:
+        """Let time pass, while the hosts ALIVE show that they are there."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 1.0)
+            for number in alive:
+                self.say(number, Heartbeat(1))
+            self.feed(Elapsed(self.now))
+
+    def last(self, number: int) -> FromCoordinator:
+        """Return what was sent last to NUMBER, but for answers to heartbeats."""
+        told = [one for one in self.sent[number] if not isinstance(one, Acknowledged)]
+        return told[-1]
+
+    def verdict(self, number: int) -> Verdict:
+        """Return the verdict that NUMBER was told."""
+        told = self.last(number)
+        assert isinstance(told, Verdict)
+        return told
+
+
+def failure(number: int, code: int = 7, *, is_victim: bool = False, hopeless: str = "") -> Failure:
+    """Make the failure of a host's rank."""
+    what = f"rank {number} exited with {code}"
+    return Failure(f"node-{number}", what, code, is_victim=is_victim, hopeless=hopeless)
+
+
+def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_address() -> None:
+    one = Session(3)
+    for number in (12, 0, 2):
+        one.join(number)
+    roster = one.last(2)
+    assert isinstance(roster, Roster)
+    assert [entry.host for entry in roster.entries] == ["10.0.0.1", "10.0.0.2", "10.0.0.12"]
+
+
+def test_given_ranks_come_before_addresses() -> None:
+    one = Session(3)
+    one.join(0, rank=2)
+    one.join(2)
+    one.join(3, rank=0)
+    roster = one.last(3)
+    assert isinstance(roster, Roster)
+    assert [entry.hostname for entry in roster.entries] == ["node-3", "node-2", "node-0"]
+
+
+def test_nobody_starts_before_all_are_ready() -> None:
+    one = Session(2)
+    one.join(0)
+    one.join(2)
+    one.say(0, Ready(0))
+    assert isinstance(one.last(0), Roster)
+    one.say(2, Ready(0))
+    assert one.last(0) == one.last(2) == Start(0)
+
+
+def test_success_is_told_when_all_are_done() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.say(2, Done(0))
+    assert one.last(2) == Start(0)
+    one.say(0, Done(0))
+    assert one.verdict(2).failure is None
+
+
+def test_the_first_failure_stops_all_and_is_the_verdict_once_all_have_stopped() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.say(2, Failed(0, failure(2)))
+    assert one.last(0) == Stop(0, failure(2))
+    one.say(0, Failed(0, failure(0, 9)))
+    one.say(0, Stopped(0, failure(0, 9)))
+    assert isinstance(one.last(0), Stop)
+    one.say(2, Stopped(0, failure(2)))
+    assert one.verdict(0).failure == failure(2)
+    assert one.verdict(0).is_final
+
+
+def test_a_victim_that_was_faster_is_not_to_blame() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.say(0, Failed(0, failure(0)))
+    one.say(2, Failed(0, failure(2, 5)))
+    # What a rank failed of is read when it has ended.
+    one.say(0, Stopped(0, failure(0, is_victim=True)))
+    one.say(2, Stopped(0, failure(2, 5)))
+    assert one.verdict(0).launcher == "launcher 2"
+
+
+def test_two_failures_of_one_attempt_count_once() -> None:
+    one = Session(2, restarts=1)
+    for _ in range(2):
+        one.run(0, 2)
+        for number in (0, 2):
+            one.say(number, Failed(one.generation, failure(number)))
+        for number in (0, 2):
+            one.say(number, Stopped(one.generation, failure(number)))
+    assert (one.verdict(2).generation, one.verdict(2).is_final) == (1, True)
+
+
+def test_what_no_attempt_can_mend_is_not_tried_again() -> None:
+    one = Session(2, restarts=3)
+    one.run(0, 2)
+    one.say(2, Failed(0, failure(2, hopeless="no such module")))
+    one.say(0, Stopped(0, None))
+    one.say(2, Stopped(0, failure(2, hopeless="no such module")))
+    assert (one.verdict(0).is_final, one.verdict(0).given_up) == (True, "no such module")
+
+
+def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.feed(Broken(2, one.now))
+    one.say(0, Failed(0, failure(0)))
+    one.join(5, name="launcher 2")
+    assert [type(told) for told in one.sent[5]] == [Roster, Stop]
+    one.say(5, Stopped(0, None))
+    one.say(0, Stopped(0, failure(0)))
+    assert one.verdict(5).failure == failure(0)
+
+
+def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.wait(10.0, 0)
+    stop = one.last(0)
+    assert isinstance(stop, Stop)
+    assert stop.failure.host == "10.0.0.2 (node-2)"
+
+
+def test_three_seconds_without_a_word_are_no_loss() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.wait(3.0, 0)
+    one.wait(20.0, 0, 2)
+    assert one.state.phase == coordinator.RUNNING
+
+
+def test_a_lost_launcher_never_comes_back() -> None:
+    one = Session(3, restarts=3, least=2)
+    one.run(0, 2, 3)
+    one.wait(10.0, 0, 3)
+    one.join(6, name="launcher 2")
+    assert isinstance(one.last(6), Refused)
+
+
+def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
+    one = Session(3, least=2)
+    one.run(0, 2, 3)
+    one.feed(Broken(2, one.now))
+    lost_at = one.now
+    one.wait(5.0, 0, 3)
+    for number in (0, 3):
+        one.say(number, Stopped(0, None))
+    for number in (0, 3):
+        one.join(number)
+    assert one.state.phase == coordinator.FORMING
+    one.wait(6.0, 0, 3)
+    assert one.now > lost_at + 10.0
+    roster = one.state.roster
+    assert roster is not None
+    assert ([entry.hostname for entry in roster.entries], roster.restarts) == (
+        ["node-0", "node-3"],
+        0,
+    )
+
+
+def test_one_host_more_than_wanted_is_refused() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    one.join(3)
+    refused = one.last(3)
+    assert isinstance(refused, Refused)
+    assert "all hosts of the job are there" in refused.why
+    assert one.state.phase == coordinator.RUNNING
+
+
+def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> None:
+    one = Session(2)
+    one.join(0)
+    one.join(2, mode="rpc")
+    refused = one.last(2)
+    assert isinstance(refused, Refused)
+    assert refused.why == "--run_mode is rpc there and collective on node-0"
+    one.wait(2.0, 0)
+    missing = one.last(0)
+    assert isinstance(missing, Missing)
+    assert "10.0.0.2 (node-2) cannot take part" in missing.remarks[0]
+
+
+def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
+    one = Session(3)
+    one.join(0)
+    one.join(2, rank=1)
+    one.join(3, rank=1)
+    for number in (0, 2, 3):
+        told = one.verdict(number).failure
+        assert told is not None
+        assert told.exit_code == 4
+        assert "node-2" in told.what
+        assert "node-3" in told.what
+
+
+def test_a_launcher_that_was_started_again_takes_its_own_place() -> None:
+    one = Session(3)
+    one.join(0, rank=0)
+    one.join(2, rank=1)
+    one.feed(Broken(2, one.now))
+    one.join(4, name="another", rank=1)
+    assert set(one.state.hosts) == {"launcher 0", "another"}
+
+
+def test_who_is_missing_is_named_when_time_is_up() -> None:
+    one = Session(3)
+    one.join(0)
+    one.join(2)
+    one.wait(61.0, 0, 2)
+    told = one.verdict(2).failure
+    assert told is not None
+    assert told.exit_code == 4
+    assert told.what.startswith("1 host of 3 (10.0.0.0 (node-0) and 10.0.0.2 (node-2) are here)")
+
+
+def test_a_launcher_that_is_stopped_while_hosts_gather_ends_the_job() -> None:
+    one = Session(3)
+    one.join(0)
+    one.join(2)
+    one.say(2, Leave(Failure("node-2", "interrupted", 143)))
+    told = one.verdict(0).failure
+    assert told is not None
+    assert told.exit_code == 143
+
+
+def test_the_session_is_over_when_everybody_has_left() -> None:
+    one = Session(2)
+    one.run(0, 2)
+    for number in (0, 2):
+        one.say(number, Done(0))
+    one.say(0, Leave(None))
+    assert not one.state.is_over
+    one.say(2, Leave(None))
+    assert one.state.is_over
