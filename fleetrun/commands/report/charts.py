@@ -87,7 +87,8 @@ def _lines(stories: Sequence[Story], what: str) -> Figure | None:
     traces: list[dict[str, Any]] = []
     for number, story in enumerate(stories):
         for curve in story.curves:
-            if what == "loss" and not any(loss is not None for loss in curve.losses):
+            has_losses = any(loss is not None for loss in curve.losses)
+            if not (has_losses if what == "loss" else curve.has_steps):
                 continue
             traces.append(
                 {
@@ -104,7 +105,9 @@ def _lines(stories: Sequence[Story], what: str) -> Figure | None:
             )
     if not traces:
         return None
-    titles = ("step", "loss") if what == "loss" else ("seconds since the start", "step")
+    is_stepped = all(curve.has_steps for story in stories for curve in story.curves)
+    below = "step" if is_stepped else "step, or number of the loss"
+    titles = (below, "loss") if what == "loss" else ("seconds since the start", "step")
     return _figure(traces, *titles, 320)
 
 

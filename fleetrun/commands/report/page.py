@@ -39,8 +39,10 @@ section, .run { min-width: 0 }
 .numbers b { display: block; font-size: 1.25em }
 table { border-collapse: collapse; width: 100% }
 td, th { text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
-  border-bottom: 1px solid #eceff4; overflow-wrap: anywhere }
-th { font-weight: 600 } pre { overflow: auto; max-height: 24em; margin: .4em 0 0; font-size: 12px }
+  border-bottom: 1px solid #eceff4 }
+td:last-child, #differs td { overflow-wrap: anywhere } td:first-child { white-space: nowrap }
+th { font-weight: 600; white-space: nowrap }
+pre { overflow: auto; max-height: 24em; margin: .4em 0 0; font-size: 12px }
 .effective { color: #217a45 } .no_effect, .refused, .no_word { color: #b3541e }
 .logs { columns: 9em; max-height: 16em; overflow: auto }
 </style></head><body>
@@ -129,7 +131,7 @@ def numbers(story: Story) -> list[tuple[str, str]]:
     """Return what people ask of a run first."""
     began = datetime.fromtimestamp(story.began, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     speeds = [speed for curve in story.curves if (speed := curve.steps_per_second()) is not None]
-    final = [loss for curve in story.curves[:1] for loss in curve.losses[-1:] if loss is not None]
+    final = [loss for curve in story.curves for loss in curve.losses[-1:] if loss is not None]
     peaks = [bar.peak_bytes for bar in story.bars if bar.peak_bytes]
     found = [
         ("began (UTC)", began),

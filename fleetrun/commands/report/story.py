@@ -63,16 +63,20 @@ class Moment(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What a rank printed: steps, when (seconds since the job began), and losses (None: none)."""
+    """What a rank printed: steps, when (seconds since the job began), and losses (None: none).
+
+    Where it printed no steps, its losses are numbered, and `has_steps` is false.
+    """
 
     label: str
     steps: tuple[int, ...]
     at: tuple[float, ...]
     losses: tuple[float | None, ...]
+    has_steps: bool = True
 
     def steps_per_second(self) -> float | None:
         """Return the steps a second from the first that was printed to the last."""
-        if len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # noqa: PLR2004 - between two
+        if not self.has_steps or len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # noqa: PLR2004 - between two
             return None
         made = self.steps[-1] - self.steps[0]
         return made / (self.at[-1] - self.at[0]) if made > 0 else None
@@ -212,7 +216,31 @@ def _curves(found: Sequence[Run], began: float) -> list[Curve]:
         for run, log in logs[:_MOST_LOGS]
         if (curve := _curve(log, outputtimes.Reader(_times(run)).read(), began)) is not None
     ]
+    if not any(curve.has_steps for curve in curves):
+        curves += _heartbeats(found, began)
     return sorted(curves, key=lambda curve: _number(curve.label))
+
+
+def _heartbeats(found: Sequence[Run], began: float) -> list[Curve]:
+    """Return the steps that ranks have reported, as metrics.jsonl has them; a strategy does it."""
+    rows: dict[str, list[tuple[float, int]]] = {}
+    for run in found:
+        for record in metricsfile.read(os.path.join(run.path, names.METRICS)):
+            for one in record.ranks:
+                if one.step is not None:
+                    label = names.label_of(one.process)
+                    label += f", attempt {record.attempt}" if record.attempt else ""
+                    rows.setdefault(label, []).append((round(record.time - began, 3), one.step))
+    picked = sorted(rows.items(), key=lambda row: _number(row[0]))[:_MOST_LOGS]
+    return [
+        Curve(
+            label,
+            tuple(step for _, step in points),
+            tuple(at for at, _ in points),
+            (None,) * len(points),
+        )
+        for label, points in picked
+    ]
 
 
 def _times(run: Run) -> str:
@@ -227,6 +255,7 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         return None
     rows: dict[int, tuple[float, float | None]] = {}
     offset = look = 0
+    has_steps = False
     for line in re.split(rb"(?<=[\r\n])", text):
         offset += len(line)
         told = progress.of(line)
@@ -235,6 +264,7 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
             look += 1
         at = noted.at_ms[look] / 1000 - began if noted.at_ms else 0.0
+        has_steps = has_steps or told.step is not None
         step = told.step if told.step is not None else len(rows) + 1
         rows[step] = (at, told.loss)
     every = max(1, len(rows) // _MOST_POINTS)
@@ -247,6 +277,7 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         tuple(step for step, _ in picked),
         tuple(round(at, 3) for _, (at, _) in picked),
         tuple(loss for _, (_, loss) in picked),
+        has_steps,
     )
 
 

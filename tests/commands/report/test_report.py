@@ -230,6 +230,32 @@ def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
     assert len(charts.use(uses["GPU use"])["data"]) == 7
 
 
+def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    (run_dir / "workerlog.5").write_text("epoch 1 loss 0.5\nepoch 2 loss 0.25\n")
+    (run_dir / "output.times").write_text(
+        "fleetrun output.times 1 1000000000000\n= 0 workerlog.5\n1000 0 17\n2000 0 35\n"
+    )
+    for moment, step in enumerate((10, 60)):
+        record = measured(6, moment)
+        ranks = tuple(one._replace(step=step) for one in record.ranks[:2])
+        metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
+    told = story.tell([runs.read(str(run_dir))])
+    first, second, printed = told.curves
+    assert (printed.label, printed.losses, printed.has_steps) == ("rank 5", (0.5, 0.25), False)
+    assert printed.at == (1.0, 2.0)
+    assert printed.steps_per_second() is None
+    assert (first.label, first.steps, first.steps_per_second()) == ("rank 0", (10, 60), 10.0)
+    assert second.label == "rank 1"
+    steps, losses = charts.steps([told]), charts.losses([told])
+    assert steps is not None
+    assert losses is not None
+    assert [trace["name"] for trace in steps["data"]] == ["rank 0", "rank 1"]
+    assert [trace["name"] for trace in losses["data"]] == ["rank 5"]
+    assert dict(page.numbers(told))["steps a second"] == "10"
+    assert dict(page.numbers(told))["last loss"] == "0.25"
+
+
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
     told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
     evil = "</script><script>alert(1)</script>"
