@@ -30,6 +30,23 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
     return places.hosts or hosts.listed(request)
 
 
+def alone(
+    held: Ports, slots: Slots, request: Request, host: str, *, several: bool = False
+) -> Roster:
+    """Return HOST alone, with free ports, or those from --start_port on, once they are HELD.
+
+    SEVERAL hosts leave out the ports of the session.
+    """
+    (wanted,) = layout.ports(slots, request.start_port, several=several)
+    held.take([port for port in wanted if port is not None])
+    # The master's is a port of its own: a store may listen on the first endpoint.
+    own = slots.master != "none"
+    free = iter(held.free(wanted.count(None) + own))
+    ports = tuple(next(free) if port is None else port for port in wanted)
+    member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
+    return Roster((member,), 0, Endpoint(host, next(free) if own else ports[0]), engine=NAME)
+
+
 class Engine:
     """The engine of a job on one host."""
 
@@ -40,15 +57,7 @@ class Engine:
     def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return this host alone, with free ports, or those from --start_port on."""
         host, notes = self._host(request, facts)
-        (wanted,) = layout.ports(slots, request.start_port)
-        self._ports.take([port for port in wanted if port is not None])
-        # The master's is a port of its own: a store may listen on the first endpoint.
-        own = slots.master != "none"
-        free = iter(self._ports.free(wanted.count(None) + own))
-        ports = tuple(next(free) if port is None else port for port in wanted)
-        member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
-        master = Endpoint(host, next(free) if own else ports[0])
-        return Roster((member,), 0, master, engine=NAME, notes=notes)
+        return alone(self._ports, slots, request, host)._replace(engine=NAME, notes=notes)
 
     def close(self) -> None:
         """Give the ports back."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.model import Endpoint, Member, Roster
-from fleetrun.plan import hosts, layout
+from fleetrun.engines.local import alone
+from fleetrun.plan import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fleetrun.engines import Found
     from fleetrun.engines.ports import Ports
-    from fleetrun.model import Facts, Request
+    from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.layout import Places, Slots
 
 NAME = "master"
@@ -41,14 +41,8 @@ class Engine:
         if self._found.dry:
             host = host or facts.hostname
             notes = ("a dry run meets nobody: this host is shown as if it were alone.",)
-        (wanted,) = layout.ports(slots, request.start_port, several=True)
-        self._ports.take([port for port in wanted if port is not None])
-        own = slots.master != "none"
-        free = iter(self._ports.free(wanted.count(None) + own))
-        ports = tuple(next(free) if port is None else port for port in wanted)
-        member = Member(host, ports, tuple(slot.devices for slot in slots.slots))
-        master = Endpoint(host, next(free) if own else ports[0])
-        return Roster((member,), 0, master, engine=NAME, notes=notes)
+        roster = alone(self._ports, slots, request, host, several=True)
+        return roster._replace(engine=NAME, notes=notes)
 
     def close(self) -> None:
         """Give the ports back."""

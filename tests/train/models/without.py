@@ -64,7 +64,7 @@ def spoil(case: dict[str, Any]) -> None:
     setattr(owner, last, ways[case["how"]])
     if case["how"] == "crash":
         # With a Paddle that is known, nobody expects that.
-        vars(paddle)["__version__"] = "9.9.9"
+        setattr(paddle, "__version__", "9.9.9")  # noqa: B010 - it has no such field for checkers
 
 
 def arm(folder: Path, ranks: int) -> None:
