@@ -128,6 +128,12 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     detected = (lambda: detect.read(rows, environ, _text)) if rows else None
     wanted = request.resolve(parsed, environ, config, layers, detected)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
+    if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude:
+        from fleetrun.remote import head  # noqa: PLC0415 - only for jobs by ssh
+
+        if wanted.dry_run is None:
+            return head.launch(wanted, environ)
+        wanted = head.as_listed(wanted)
     if launch is not None:
         return launch(wanted, environ)
     from fleetrun.launch import launch as start  # noqa: PLC0415 - usage errors need none of it

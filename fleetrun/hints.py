@@ -33,8 +33,6 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
     ("gpu_ids gpu_id device cuda_devices visible_devices i", Hint("gpus")),
     ("gpus_per_node gpus_per_task", _PER_HOST),
-    ("include", Hint("gpus", "it names GPUs of this host; hosts are named with --ips")),
-    ("exclude", Hint("gpus", "it names the GPUs to use; none can be left out yet")),
     ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
     ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
     ("tpu", Hint(says="there is no word for it: fleetrun knows GPUs, XPUs and NPUs.")),
@@ -47,11 +45,8 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "num_nodes num_machines nodes N nnode",
         Hint("nnodes", "it follows from --ips, which names the hosts"),
     ),
-    ("H hosts host_list hostlist", Hint("ips", "run the same command on each host")),
-    (
-        "hostfile machinefile default_hostfile hostsfile",
-        Hint(says=f"there is no option for a file of hosts yet: {_IPS}."),
-    ),
+    ("H host_list hostlist", Hint("hosts", "as a:8,b:8; they are reached by ssh")),
+    ("machinefile default_hostfile hostsfile", Hint("hostfile")),
     ("rdzv_endpoint", Hint("master", "with --nnodes; or name the hosts with --ips")),
     (
         "master_addr main_process_ip rdzv_backend rdzv_conf same_network",

@@ -86,6 +86,13 @@ class Request(NamedTuple):
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
     start_port: int | None = None
+    # Hosts to start the job on by ssh, as they were written, and by which command.
+    hosts: str | None = None
+    hostfile: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    ssh: str = "ssh"
+    ssh_fanout: int = 32
     backend: str = "auto"
     run_mode: str = "collective"
     job_id: str = "default"

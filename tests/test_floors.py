@@ -61,7 +61,7 @@ FLOORS = (
         "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.run.supervisor"),
-    ("fleetrun.launch", "fleetrun.checkup"),
+    ("fleetrun.launch", "fleetrun.checkup", "fleetrun.remote"),
     (
         "fleetrun.cli",
         "fleetrun.commands",
@@ -369,6 +369,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.run.afterwards",
         ISLAND,
         "fleetrun.sinks.metrics",
+        "fleetrun.remote",
         "fleetrun.probe.gpumeter",
         "fleetrun.__main__",
     )

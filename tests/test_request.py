@@ -106,6 +106,12 @@ VALUES = {
     "stdin": ("0", "none"),
     "debug": ("0", "1"),
     "detach": ("true", "false"),
+    "hosts": ("a:8,b:8", "c"),
+    "hostfile": ("hosts", "others"),
+    "include": ("a", "b"),
+    "exclude": ("a", "b"),
+    "ssh": ("ssh -v", "slogin"),
+    "ssh_fanout": ("8", "16"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
     "on_end": ("cat", "true"),
@@ -612,7 +618,9 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.target for option in options.TABLE if option.status == "works"}
     missing = shown - {given.option.target for given in config.settings}
-    assert missing == {"config", "detach", "dry_run", "from_manifest", "help", "version"}
+    by_ssh = {"hosts", "hostfile", "include", "exclude"}
+    once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
+    assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")
 
 

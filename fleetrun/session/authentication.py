@@ -61,7 +61,7 @@ class Key:
 
     def __init__(self, job_id: str, token: str | None = None) -> None:
         self.has_token = bool(token)
-        self.secret = _hmac((token or "").encode(), b"fleetrun session\0" + job_id.encode())
+        self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
 
 
 class Seal:

@@ -205,7 +205,7 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int
         groups=(),
         rank=place if found.hosts else request.rank,
         settings=tuple(settings),
-        remarks=(("the digest of the script's arguments", _digest(arguments.encode())),),
+        remarks=(("the digest of the script's arguments", _digest(os.fsencode(arguments))),),
     )
 
 

@@ -1,0 +1,153 @@
+"""The hosts of a job as people list them: `--hosts a:8,b:8`, or a file with `a slots=8` a line."""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from fleetrun.errors import UsageError
+
+# More ranks than any host has: a slip of the keyboard.
+_MOST_SLOTS = 4096
+
+
+class Listed(NamedTuple):
+    """One host: `target` is what ssh is given, `name` the same without a user.
+
+    `slots` is how many ranks it gets, `devices` which; None and () where nobody says.
+    """
+
+    target: str
+    slots: int | None = None
+    devices: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The host without a user's name before it."""
+        return self.target.rpartition("@")[2]
+
+
+def parse(text: str, option: str = "--hosts") -> tuple[Listed, ...]:
+    """Return the hosts that TEXT lists: NAME or NAME:SLOTS, with commas; UsageError for a slip.
+
+    >>> parse("a:8, me@b:8,c")
+    (Listed(target='a', slots=8, devices=()), Listed(target='me@b', slots=8, devices=()), \
+Listed(target='c', slots=None, devices=()))
+    """
+    found = []
+    for word in text.split(","):
+        target, colon, slots = word.strip().partition(":")
+        found.append(_host(target, slots if colon else None, f"{option}={text}"))
+    return _distinct(found, f"{option}={text}")
+
+
+def read(text: str, path: str) -> tuple[Listed, ...]:
+    """Return the hosts of the file PATH with TEXT: `NAME [slots=N]` a line, # begins a comment.
+
+    As DeepSpeed's and MPI's. Raises UsageError as file:line.
+    """
+    found: list[Listed] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path}:{number}"
+        slots = None
+        for word in words[1:]:
+            key, equals, value = word.partition("=")
+            if key != "slots" or not equals or slots is not None:
+                raise UsageError(f"{where}: {word}: write one `NAME slots=N` a line.")
+            slots = value
+        found.append(_host(words[0], slots, where))
+        _distinct(found, where)
+    if not found:
+        raise UsageError(f"{path}: no host is in this file: write one `NAME slots=N` a line.")
+    return tuple(found)
+
+
+def chosen(hosts: Sequence[Listed], include: str | None, exclude: str | None) -> tuple[Listed, ...]:
+    """Return those of HOSTS that INCLUDE names, or EXCLUDE does not: `a@b:0,2`, as in DeepSpeed.
+
+    `@` parts hosts, and numbers after a colon are the devices of one.
+    """
+    if include and exclude:
+        raise UsageError(f"--include={include} and --exclude={exclude}: give one of them.")
+    option, text = ("--include", include) if include else ("--exclude", exclude or "")
+    if not text:
+        return tuple(hosts)
+    named = _filter(text, f"{option}={text}", {host.name for host in hosts})
+    found = []
+    for host in hosts:
+        wanted = named.get(host.name)
+        if include:
+            if wanted is not None:
+                found.append(_only(host, wanted, option) if wanted else host)
+        elif wanted is None:
+            found.append(host)
+        elif wanted:
+            every = range(_slots(host, option))
+            found.append(_only(host, tuple(one for one in every if one not in wanted), option))
+    found = [host for host in found if host.slots != 0]
+    if not found:
+        raise UsageError(f"{option}={text} leaves no host.")
+    return tuple(found)
+
+
+def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return the devices that TEXT names of each host; none: all."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        name, colon, listed = part.strip().partition(":")
+        if name not in known:
+            raise UsageError(f"{where}: {name or 'an empty name'} is none of the hosts listed.")
+        if name in found:
+            raise UsageError(f"{where} names {name} twice.")
+        numbers = [one.strip() for one in listed.split(",")] if colon else []
+        if not all(_is_number(one) for one in numbers):
+            raise UsageError(f"{where}: write HOST or HOST:0,2, with @ between hosts.")
+        found[name] = tuple(sorted(set(map(int, numbers))))
+    return found
+
+
+def _only(host: Listed, devices: tuple[int, ...], option: str) -> Listed:
+    """Return HOST with DEVICES alone."""
+    if host.slots is not None and any(one >= host.slots for one in devices):
+        raise UsageError(
+            f"{option}: {host.name} has {host.slots} slots, 0-{host.slots - 1}, and not "
+            f"{max(devices)}."
+        )
+    return host._replace(slots=len(devices), devices=devices)
+
+
+def _slots(host: Listed, option: str) -> int:
+    if host.slots is None:
+        raise UsageError(f"{option}: nobody says how many slots {host.name} has; write slots=N.")
+    return host.slots
+
+
+def _host(target: str, slots: str | None, where: str) -> Listed:
+    """Return one host, checked; WHERE is who says so."""
+    user, at, name = target.rpartition("@")
+    # What begins with a hyphen would be an option to ssh.
+    if not name or (at and not user) or target.startswith("-") or not _is_plain(target):
+        raise UsageError(f"{where}: {target or 'an empty name'} is no host's name or address.")
+    if slots is None:
+        return Listed(target)
+    if not _is_number(slots) or not 0 < int(slots) <= _MOST_SLOTS:
+        raise UsageError(f"{where}: {slots or 'nothing'} is no number of slots, 1 or more.")
+    return Listed(target, int(slots))
+
+
+def _distinct(hosts: Sequence[Listed], where: str) -> tuple[Listed, ...]:
+    names = [host.name for host in hosts]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{where}: {name} is named twice; name each host once.")
+    return tuple(hosts)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and all(one.isalnum() or one in "-_.@" for one in text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= len("4096")

@@ -1,0 +1,170 @@
+"""The end at another host, started by ssh: looks around, waits for the word, runs the launcher.
+
+It ends the launcher when its own input ends or falls silent: that is how a head that was killed, a
+connection that was cut and a laptop that sleeps are noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from fleetrun import __version__
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Script
+from fleetrun.probe import scripts
+from fleetrun.remote import protocol
+from fleetrun.run import libc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CHUNK = 1 << 16
+# Without a launcher there is nothing to stop: not asked, not answered, or gone.
+_UNUSED = 0
+_PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddle-npu")
+
+
+def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
+    """Look for what the inquiry ASKED about."""
+    found = protocol.Answer(
+        fleetrun=__version__,
+        python=platform.python_version(),
+        paddle=_paddle(),
+        address=address(environ),
+        time=time.time(),
+    )
+    if not os.path.isdir(asked.cwd):  # noqa: PTH112 - a text
+        return found._replace(fault=f"there is no folder {asked.cwd}.")
+    try:
+        path = scripts.find(Script(asked.form, asked.target, ()), asked.cwd, environ)
+    except FleetrunError as error:
+        return found._replace(fault=str(error))
+    if path is not None and asked.target.endswith(".py"):
+        with open(os.path.join(asked.cwd, path), "rb") as file:  # noqa: PTH118, PTH123 - as above
+            found = found._replace(digest=hashlib.sha256(file.read()).hexdigest())
+    return found
+
+
+def _paddle() -> str:
+    for name in _PADDLES:
+        with suppress(metadata.PackageNotFoundError):
+            return f"{metadata.version(name)} ({name})"
+    return ""
+
+
+def address(environ: Mapping[str, str]) -> str:
+    """Return the address at which ssh has reached this host; nothing where it does not say.
+
+    >>> address({"SSH_CONNECTION": "10.0.0.9 50022 10.0.0.1 22"})
+    '10.0.0.1'
+    """
+    words = environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else ""  # noqa: PLR2004 - sshd(8)
+
+
+class _Input:
+    """The head's lines; `is_over` once there will be no more of them."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._rest = b""
+        self.is_over = False
+
+    def read(self) -> list[bytes]:
+        """Return the lines that have come; waits if none has."""
+        part = b"" if self._lines else os.read(0, _CHUNK)
+        self.is_over = not part and not self._lines
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        found, self._lines = self._lines + lines, []
+        return found
+
+    def line(self) -> bytes | None:
+        """Wait for a line that says something; None if none comes."""
+        while not self.is_over:
+            lines = [one for one in self.read() if one]
+            if lines:
+                self._lines = lines[1:]
+                return lines[0]
+        return None
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether something has come that nobody has read yet."""
+        return bool(self._lines)
+
+
+def main() -> int:
+    """Serve the head, and return the launcher's exit code."""
+    head = _Input()
+    begin = head.line()
+    if begin is None:
+        return _UNUSED
+    asked = protocol.inquiry(begin)
+    environ = {**os.environ, **asked.environ}
+    found = look(asked, environ)
+    os.write(1, b"\n" + protocol.MARK + protocol.line(found))
+    order = head.line()
+    if order is None or found.fault:
+        return _UNUSED
+    return run(protocol.words(order), asked.cwd, environ, head)
+
+
+def run(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input) -> int:
+    """Run the launcher with WORDS in CWD until it ends; HEAD may end it."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        # Should somebody kill the agent, nobody else would end the launcher.
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    child = subprocess.Popen(  # noqa: S603 - what the head asks for; there are no threads
+        [sys.executable, "-m", "fleetrun", *words],
+        cwd=cwd,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
+    )
+    pidfd = os.pidfd_open(child.pid)
+    is_asked = False
+    while True:
+        # Orders may have come together with the word to go.
+        if head.has_lines:
+            is_asked = _obey(head.read(), pidfd, is_asked=is_asked, is_over=False)
+        watched = [pidfd] if head.is_over else [pidfd, 0]
+        ready, _, _ = select.select(watched, [], [], None if head.is_over else protocol.SILENCE_S)
+        if pidfd in ready:
+            break
+        orders = head.read() if ready else []
+        # Silence: the head, or the way to it, is gone.
+        head.is_over = head.is_over or not ready
+        is_asked = _obey(orders, pidfd, is_asked=is_asked, is_over=head.is_over)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:
+    """Do what ORDERS say to the launcher, and return whether it has been asked to stop."""
+    wanted = protocol.STOP.strip() in orders or is_over
+    if (wanted and not is_asked) or protocol.NOW.strip() in orders:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        return True
+    return is_asked
+
+
+if __name__ == "__main__":
+    # Not os._exit: the launcher has written all there is, and nothing else runs here.
+    sys.exit(main())

@@ -1,0 +1,448 @@
+"""The head of a job by ssh: one connection to each host checks, waits for the word, and runs it.
+
+What the launchers say is shown here. They have a session of their own, which says how a job ends.
+"""
+
+# pathlib costs start-up time.
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun import argv, manifest
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan import hostfile
+from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.visible import visible
+from fleetrun.probe import current_folder
+from fleetrun.records.variables import JOB, TOKEN
+from fleetrun.remote import protocol
+from fleetrun.remote.outlets import Outlets
+from fleetrun.run.loop import WRITABLE, Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+    from fleetrun.model import Request
+    from fleetrun.plan.hostfile import Listed
+    from fleetrun.remote.protocol import Answer
+
+# It never waits for a password, notices a lost network, and opens no terminal, at whose end
+# processes would get signals that they do not expect.
+OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+# What ssh exits with by its own fault, ssh(1).
+_SSH = 255
+# How long a host may take to answer, from the start of its ssh on.
+_CHECK_S = 60.0
+_CHUNK = 1 << 16
+# What a launcher ends with that has told no other: usage, its host, no meeting.
+_NOT_BEGUN = (2, 3, 4)
+# How long the other hosts may take, beyond --grace, once one has ended the job.
+_PATIENCE_S = 30.0
+# Options that are the head's own; the rest is for each launcher.
+_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
+# Where to count from, and what only this host's own variables say.
+_SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
+
+
+def listed(request: Request) -> tuple[Listed, ...]:
+    """Return the hosts that REQUEST names, those that are left out apart."""
+    if request.hosts and request.hostfile:
+        raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
+    if not (request.hosts or request.hostfile):
+        option, text = (
+            ("include", request.include) if request.include else ("exclude", request.exclude)
+        )
+        raise UsageError(
+            f"--{option}={text} chooses among the hosts of --hosts or --hostfile; for devices of "
+            "this host write --gpus=0,1."
+        )
+    if request.hostfile:
+        try:
+            with open(request.hostfile, encoding="utf-8") as file:  # noqa: PTH123 - see above
+                found = hostfile.read(file.read(), request.hostfile)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
+    else:
+        found = hostfile.parse(request.hosts or "")
+    found = hostfile.chosen(found, request.include, request.exclude)
+    if len({host.slots for host in found}) > 1:
+        raise UsageError(
+            "the hosts listed have different numbers of slots, and this version needs the same on "
+            "each."
+        )
+    return found
+
+
+def as_listed(request: Request) -> Request:
+    """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
+    hosts = listed(request)
+    names = tuple(host.name for host in hosts)
+    asked = request.nproc_per_node
+    return request._replace(
+        ips=names if len(names) > 1 else (),
+        nnodes=str(len(names)),
+        nproc_per_node=hosts[0].slots if asked is None and not hosts[0].devices else asked,
+        devices=",".join(map(str, hosts[0].devices)) or request.devices,
+    )
+
+
+def launch(request: Request, environ: Mapping[str, str]) -> int:
+    """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
+    hosts = listed(request)
+    ssh = shlex.split(request.ssh)
+    if not ssh or shutil.which(ssh[0]) is None:
+        raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
+    asked = protocol.Inquiry(
+        current_folder(), request.script.form, request.script.target, _environ(environ)
+    )
+    head = Head([_Remote(host, ssh) for host in hosts], request, asked)
+    return head.run()
+
+
+def _environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of ENVIRON goes along: what trainings read, and not who or where we are."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_SENT) and name not in IDENTITY and manifest.is_remembered(name))
+        or (name in _SENT_TOO and JOB not in environ)
+    }
+
+
+def words(request: Request, host: Listed, addresses: Sequence[str], me: int) -> tuple[str, ...]:
+    """Return the words of the launcher on HOST, number ME of those at ADDRESSES."""
+    given = argv.scan(request.typed)
+    names = {one.option.name for one in given.settings}
+    found = (
+        [] if len(addresses) == 1 else [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
+    )
+    if host.devices:
+        found.append(f"--devices={','.join(map(str, host.devices))}")
+    elif host.slots is not None and "nproc_per_node" not in names:
+        found.append(f"--nproc_per_node={host.slots}")
+    found += [
+        f"{one.option.flag}={one.raw}" for one in given.settings if one.option.name not in _OURS
+    ]
+    at = len(request.typed) if given.script_at is None else given.script_at
+    return (*found, "--", *request.typed[at:])
+
+
+class _Remote:
+    """One host, and the ssh to it."""
+
+    def __init__(self, host: Listed, ssh: Sequence[str]) -> None:
+        self.host = host
+        command = f"exec {shlex.quote(sys.executable)} -m fleetrun.remote.agent"
+        self._argv = [*ssh, *OPTIONS, host.target, command]
+        self.answer: Answer | None = None
+        self.code: int | None = None
+        self.said = b""
+        self.wanted = b""
+        self.is_open = False
+        self.pidfd = -1
+
+    def start(self, loop: Loop, asked: protocol.Inquiry) -> None:
+        """Start the ssh, and let it ask what was ASKED."""
+        self._loop = loop
+        self.process = subprocess.Popen(  # noqa: S603 - what the user names as ssh
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for the head, which tells them.
+            start_new_session=True,
+        )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.is_open = True
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None  # noqa: S101 - all are pipes
+            os.set_blocking(stream.fileno(), False)
+        self.say(protocol.line(asked))
+
+    def say(self, line: bytes) -> None:
+        """Send LINE; what does not fit into the pipe goes later."""
+        if not self.is_open:
+            return
+        waiting = bool(self.wanted)
+        self.wanted += line
+        if not waiting:
+            self._write()
+
+    def _write(self) -> None:
+        stdin = self.process.stdin
+        assert stdin is not None  # noqa: S101 - see start
+        try:
+            self.wanted = self.wanted[os.write(stdin.fileno(), self.wanted) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # Its end will be heard of.
+            self.wanted = b""
+        if self.wanted:
+            self._loop.watch(stdin.fileno(), self._write, WRITABLE)
+        else:
+            self._loop.unwatch(stdin.fileno())
+
+    def hang_up(self) -> None:
+        """End its input, which ends whatever runs there."""
+        if self.is_open and self.process.stdin is not None:
+            self.is_open = False
+            self._loop.unwatch(self.process.stdin.fileno())
+            self.process.stdin.close()
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """Its standard output and error."""
+        out, err = self.process.stdout, self.process.stderr
+        assert out is not None  # noqa: S101 - see start
+        assert err is not None  # noqa: S101 - see start
+        return out.fileno(), err.fileno()
+
+
+class Head:
+    """The loop over all REMOTES of a job."""
+
+    def __init__(
+        self, remotes: Sequence[_Remote], request: Request, asked: protocol.Inquiry
+    ) -> None:
+        self._remotes = remotes
+        self._request = request
+        self._asked = asked
+        self._loop = Loop()
+        self._outlets = Outlets(self._loop)
+        self._unstarted = list(remotes)
+        self._connecting = 0
+        self._is_going = False
+        # The exit code of the job, once it is known.
+        self._code: int | None = None
+        self._signals = 0
+
+    def run(self) -> int:
+        """Run until nothing is left anywhere, and return the exit code."""
+        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous_fd = signal.set_wakeup_fd(theirs)
+        previous = {one: signal.signal(one, _nothing) for one in caught}
+        self._loop.watch(ours, lambda: self._interrupted(ours))
+        try:
+            self._connect()
+            while self._unstarted or any(one.code is None for one in self._remotes):
+                self._loop.turn()
+            self._outlets.drain()
+        finally:
+            for one in self._remotes:
+                one.hang_up()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(ours)
+            os.close(theirs)
+        return self._code or 0
+
+    # Checking -----------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Start as many connections as may shake hands at once."""
+        while self._unstarted and self._connecting < self._request.ssh_fanout:
+            one = self._unstarted.pop(0)
+            if self._code is not None:
+                one.code = _SSH
+                continue
+            self._connecting += 1
+            one.start(self._loop, self._asked)
+            out, err = one.streams
+            self._loop.watch(out, lambda one=one: self._read_out(one))  # type: ignore[misc]
+            self._loop.watch(err, lambda one=one: self._read_err(one))  # type: ignore[misc]
+            self._loop.watch(one.pidfd, lambda one=one: self._ended(one))  # type: ignore[misc]
+            at = time.monotonic() + _CHECK_S
+            self._loop.alarm(one, at, lambda one=one: self._give_up(one))  # type: ignore[misc]
+
+    def _give_up(self, one: _Remote) -> None:
+        if one.answer is None and one.code is None:
+            one.said += f"no answer within {_CHECK_S:g} s".encode()
+            one.process.kill()
+
+    def _read_out(self, one: _Remote) -> None:
+        out, _ = one.streams
+        part = _part(out)
+        if not part:
+            self._loop.unwatch(out)
+        elif self._is_going:
+            # The others' first ranks say what the first host's says.
+            if one is self._remotes[0] or self._request.tee:
+                self._outlets.put(1, part, out, lambda: self._read_out(one))
+        elif one.answer is None:
+            one.said += part
+            *lines, _ = one.said.split(b"\n")
+            for line in lines:
+                if line.startswith(protocol.MARK):
+                    self._answered(one, line[len(protocol.MARK) :])
+                    break
+
+    def _answered(self, one: _Remote, text: bytes) -> None:
+        try:
+            one.answer = protocol.answer(text)
+        except ValueError:
+            one.answer = protocol.Answer(fault="another fleetrun answers there.")
+        one.said = b""
+        self._loop.alarm(one, None, _no_call)
+        self._connecting -= 1
+        self._connect()
+        self._go_if_all_answered()
+
+    def _go_if_all_answered(self) -> None:
+        """Say go when all are well; say all that is wrong, and end, when all are heard of."""
+        if self._is_going or self._code is not None:
+            return
+        if any(one.answer is None and one.code is None for one in self._remotes):
+            return
+        answers = {
+            one.host.name: one.answer or protocol.Answer(fault=_why(one)) for one in self._remotes
+        }
+        found = protocol.faults(answers, time.time())
+        if found:
+            self._code = EnvironmentFault.exit_code
+            width = max(len(name) for name, _ in found)
+            for name, sentence in found:
+                self._say(f"{name:{width}}  {sentence}")
+            self._say("Nothing was started.")
+            self._hang_up()
+            return
+        addresses = [_address(one) for one in self._remotes]
+        self._is_going = True
+        for me, one in enumerate(self._remotes):
+            one.say(protocol.line(words(self._request, one.host, addresses, me)))
+        self._beat()
+
+    # Running ------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        for one in self._remotes:
+            one.say(b"\n")
+        self._loop.alarm("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
+
+    def _read_err(self, one: _Remote) -> None:
+        _, err = one.streams
+        part = _part(err)
+        if not part:
+            self._loop.unwatch(err)
+        one.said += part
+        if not self._is_going:
+            return
+        *lines, one.said = one.said.split(b"\n")
+        if not part and one.said:
+            lines, one.said = [*lines, one.said], b""
+        name = one.host.name.encode()
+        shown = b"".join(b"[" + name + b"] " + line + b"\n" for line in lines)
+        if shown:
+            self._outlets.put(2, shown, err if part else -1, lambda: self._read_err(one))
+
+    def _ended(self, one: _Remote) -> None:
+        """Hear that the connection to a host has ended; the first bad end is that of the job."""
+        self._loop.unwatch(one.pidfd)
+        self._loop.alarm(one, None, _no_call)
+        one.hang_up()
+        # What it said last is still in the pipes.
+        for read, fd in zip((self._read_out, self._read_err), one.streams, strict=True):
+            while _has_more(fd):
+                read(one)
+            self._loop.unwatch(fd)
+        status = one.process.wait()
+        one.code = status if status >= 0 else 128 - status
+        os.close(one.pidfd)
+        if one.answer is None:
+            self._connecting -= 1
+            self._connect()
+        if not self._is_going:
+            self._go_if_all_answered()
+        elif one.code and self._code is None:
+            self._code = one.code
+            if status < 0 or one.code == _SSH:
+                self._say(f"The connection to {one.host.name} was lost: {_why(one)}")
+            if one.code in _NOT_BEGUN:
+                self._hang_up(but=one)
+            else:
+                # The launchers tell each other, and stop their ranks with grace.
+                at = time.monotonic() + self._request.grace_s + _PATIENCE_S
+                self._loop.alarm("patience", at, lambda: self._hang_up(but=one))
+
+    def _interrupted(self, fd: int) -> None:
+        """Pass on what was asked of the head: the first time to stop, then to kill."""
+        for number in os.read(fd, 64):
+            self._signals += 1
+            if self._code is None:
+                self._code = 128 + number
+            if not self._is_going:
+                self._hang_up()
+                for one in self._remotes:
+                    if one.pidfd >= 0 and one.code is None:
+                        one.process.kill()
+            for one in self._remotes:
+                one.say(protocol.STOP if self._signals == 1 else protocol.NOW)
+
+    def _hang_up(self, but: _Remote | None = None) -> None:
+        self._unstarted.clear()
+        for one in self._remotes:
+            if one.pidfd < 0:
+                one.code = _SSH
+            elif one is not but:
+                one.hang_up()
+
+    def _say(self, text: str) -> None:
+        self._outlets.put(2, f"fleetrun: {visible(text)}\n".encode(), -1, _no_call)
+
+
+def _address(one: _Remote) -> str:
+    """Return where the other hosts reach this one: as listed, if that is an address."""
+    name = one.host.name
+    if one.answer is None or not one.answer.address or name.replace(".", "").isdigit():
+        return name
+    return one.answer.address
+
+
+def _why(one: _Remote) -> str:
+    """Return the last that ssh, or what it has started, said before it ended without an answer."""
+    lines = [line.strip() for line in one.said.decode(errors="replace").splitlines()]
+    said = next((line for line in reversed(lines) if line), "")
+    if "No module named" in said:
+        return f"fleetrun is not installed there for {sys.executable} ({said})."
+    said = said.removeprefix("ssh: ")
+    return f"ssh: {said or f'it ended with exit code {one.code}'}"
+
+
+def _part(fd: int) -> bytes:
+    try:
+        return os.read(fd, _CHUNK)
+    except OSError:
+        return b""
+
+
+def _has_more(fd: int) -> bool:
+    """Whether FD has something that nobody has read."""
+    import fcntl  # noqa: PLC0415 - only at an end
+    import termios  # noqa: PLC0415 - see above
+
+    count = fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4)
+    return bool(int.from_bytes(count, sys.byteorder))
+
+
+def _nothing(_signum: int, _frame: FrameType | None) -> None:
+    """Let the signal come as a byte."""
+
+
+def _no_call() -> None:
+    """Stand in where nothing is called."""

@@ -1,0 +1,119 @@
+"""What the head and the agents say to each other over ssh, a line of JSON each; pure.
+
+The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
+login shell prints. Then come the head's orders: a `Go`, empty lines as heartbeats, and the words
+STOP and NOW. The end of its input, or silence, is a STOP, too.
+"""
+
+# No `from __future__ import annotations` here, for the reason given in model.py.
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+VERSION = 1
+MARK = b"fleetrun-agent "
+STOP, NOW = b"stop\n", b"now\n"
+# The head is heard from so often, or counts as lost.
+HEARTBEAT_S, SILENCE_S = 3.0, 15.0
+# Clocks that differ more make logs hard to compare.
+_SKEW_S = 5.0
+
+
+class Inquiry(NamedTuple):
+    """What the agent is to look at: the folder, the variables and the script of the job."""
+
+    cwd: str
+    form: str
+    target: str
+    environ: Mapping[str, str]
+    version: int = VERSION
+
+
+class Answer(NamedTuple):
+    """What the agent has found; `fault` is why the job cannot run there, "" if it can."""
+
+    fault: str = ""
+    fleetrun: str = ""
+    python: str = ""
+    paddle: str = ""
+    digest: str = ""
+    address: str = ""
+    time: float = 0.0
+
+
+def line(said: "Inquiry | Answer | Sequence[str]") -> bytes:
+    """Write what is SAID as a line; texts of any bytes survive."""
+    value = said._asdict() if isinstance(said, Inquiry | Answer) else list(said)
+    return json.dumps(value).encode() + b"\n"
+
+
+def inquiry(text: bytes) -> Inquiry:
+    """Return the inquiry that the line TEXT is; ValueError if it is none of this version.
+
+    >>> asked = Inquiry("/work", "file", "train.py", {"A": "b"})
+    >>> inquiry(line(asked)) == asked
+    True
+    """
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise ValueError(text)
+    environ = {str(name): str(value) for name, value in found["environ"].items()}
+    return Inquiry(str(found["cwd"]), str(found["form"]), str(found["target"]), environ)
+
+
+def answer(text: bytes) -> Answer:
+    """Return the answer that the rest of a marked line is; ValueError if it is none.
+
+    >>> answer(line(Answer(fleetrun="0.1.0"))).fleetrun
+    '0.1.0'
+    """
+    found = json.loads(text)
+    like = Answer()._asdict()
+    if not isinstance(found, dict) or set(found) != set(like):
+        raise ValueError(text)
+    if any(not isinstance(found[name], type(value)) for name, value in like.items()):
+        raise ValueError(text)
+    return Answer(**found)
+
+
+def words(text: bytes) -> tuple[str, ...]:
+    """Return the words of fleetrun that an order to go has; ValueError if it is none."""
+    found = json.loads(text)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValueError(text)
+    return tuple(found)
+
+
+def faults(answers: Mapping[str, Answer], now: float) -> tuple[tuple[str, str], ...]:
+    """Return all that is wrong, a host and a sentence each; the first host is the measure."""
+    found: list[tuple[str, str]] = []
+    first = next((name for name, one in answers.items() if not one.fault), None)
+    for name, one in answers.items():
+        if one.fault:
+            found.append((name, one.fault))
+            continue
+        like = answers[first or name]
+        for what, ours, theirs in (
+            ("fleetrun", one.fleetrun, like.fleetrun),
+            ("Paddle", one.paddle, like.paddle),
+            ("Python", _minor(one.python), _minor(like.python)),
+        ):
+            if ours != theirs:
+                sentence = (
+                    f"{what} is {ours or 'not there'}, and on {first} {theirs or 'not there'}."
+                )
+                found.append((name, sentence))
+        if one.digest != like.digest:
+            found.append((name, f"the script is another than on {first}."))
+        if abs(one.time - now) > _SKEW_S:
+            found.append((name, f"its clock differs by {one.time - now:+.0f} s from the one here."))
+    return tuple(found)
+
+
+def _minor(version: str) -> str:
+    """Return VERSION without its last part.
+
+    >>> _minor("3.11.7")
+    '3.11'
+    """
+    return ".".join(version.split(".")[:2])

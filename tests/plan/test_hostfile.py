@@ -1,0 +1,125 @@
+"""Lists and files of hosts are read as DeepSpeed and MPI read them; each slip is one sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.errors import UsageError
+from fleetrun.plan import hostfile
+from fleetrun.plan.hostfile import Listed
+
+TEXT = """\
+# the rack at the window
+worker-0 slots=4   # the old one
+
+10.0.0.7  slots=4
+me@worker-2   slots=4
+"""
+HOSTS = (Listed("worker-0", 4), Listed("10.0.0.7", 4), Listed("me@worker-2", 4))
+
+
+def test_a_file_lists_a_host_a_line() -> None:
+    assert hostfile.read(TEXT, "hosts") == HOSTS
+    assert hostfile.read("a\nb", "hosts") == (Listed("a"), Listed("b"))
+    assert HOSTS[2].name == "worker-2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a slots=4\nb slots=four\n", r"^hosts:2: four is no number of slots"),
+        ("a slots=0", r"^hosts:1: 0 is no number of slots"),
+        ("a slots=", r"^hosts:1: nothing is no number of slots"),
+        ("a slots=99999", r"^hosts:1: 99999 is no number of slots"),
+        ("a slots=1 slots=2", r"^hosts:1: slots=2: write one `NAME slots=N` a line"),
+        ("\na max_slots=4", r"^hosts:2: max_slots=4: write one"),
+        ("a 4", r"^hosts:1: 4: write one"),
+        ("a slots=1\n# b\na slots=1", r"^hosts:3: a is named twice"),
+        ("me@a\na", r"^hosts:2: a is named twice"),
+        ("-oProxyCommand=x slots=1", r"^hosts:1: -oProxyCommand=x is no host's name"),
+        ("a;reboot slots=1", r"^hosts:1: a;reboot is no host's name"),
+        ("@a", r"^hosts:1: @a is no host's name"),
+        ("# nobody\n", r"^hosts: no host is in this file"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        hostfile.read(text, "hosts")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a:8,,b:8", r"--hosts=a:8,,b:8: an empty name is no host's name"),
+        ("a:x", r"--hosts=a:x: x is no number of slots"),
+        ("a:8,a:8", r"--hosts=a:8,a:8: a is named twice"),
+        ("a:8:9", r"--hosts=a:8:9: 8:9 is no number of slots"),
+        ("", r"--hosts=: an empty name is no host's name"),
+    ],
+)
+def test_a_bad_list_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        hostfile.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "left"),
+    [
+        (None, None, HOSTS),
+        ("worker-0", None, HOSTS[:1]),
+        ("worker-2@worker-0", None, (HOSTS[0], HOSTS[2])),
+        ("worker-0:0,2", None, (Listed("worker-0", 2, (0, 2)),)),
+        (None, "10.0.0.7", (HOSTS[0], HOSTS[2])),
+        (None, "worker-2:0", (*HOSTS[:2], Listed("me@worker-2", 3, (1, 2, 3)))),
+        (None, "worker-2:0,1,2,3", HOSTS[:2]),
+    ],
+)
+def test_some_are_chosen_as_in_deepspeed(
+    include: str | None, exclude: str | None, left: tuple[Listed, ...]
+) -> None:
+    assert hostfile.chosen(HOSTS, include, exclude) == left
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "said"),
+    [
+        ("a", "b", r"give one of them"),
+        ("worker-9", None, r"--include=worker-9: worker-9 is none of the hosts listed"),
+        ("worker-0@worker-0", None, r"names worker-0 twice"),
+        ("worker-0:", None, r"write HOST or HOST:0,2"),
+        ("worker-0:4", None, r"worker-0 has 4 slots, 0-3, and not 4"),
+        (None, "worker-0@10.0.0.7@worker-2", r"leaves no host"),
+    ],
+)
+def test_a_bad_choice_is_one_sentence(include: str | None, exclude: str | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        hostfile.chosen(HOSTS, include, exclude)
+
+
+def test_devices_of_an_unknown_number_cannot_be_left_out() -> None:
+    with pytest.raises(UsageError, match=r"nobody says how many slots a has"):
+        hostfile.chosen((Listed("a"), Listed("b")), None, "a:0")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z]", fullmatch=True), st.integers(1, 64), min_size=1
+    )
+)
+def test_what_is_written_is_read(hosts: dict[str, int]) -> None:
+    lines = "\n".join(f"{name}\tslots={slots} #" for name, slots in hosts.items())
+    listed = ",".join(f"{name}:{slots}" for name, slots in hosts.items())
+    expected = tuple(Listed(name, slots) for name, slots in hosts.items())
+    assert hostfile.read(lines, "hosts") == hostfile.parse(listed) == expected
+
+
+@given(st.text("ab:,@ 1=#slot\n-", max_size=20))
+def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
+    for read in (hostfile.parse, lambda text: hostfile.read(text, "hosts")):
+        try:
+            found = read(text)
+        except UsageError:
+            continue
+        assert len({host.name for host in found}) == len(found) > 0

@@ -1,0 +1,256 @@
+"""A job by ssh, through real sshd: one verdict, and nothing left on any host."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+from ports import free
+from processes import MARKER
+from waiting import until
+
+from fleetrun import argv, cli, request
+from fleetrun.plan.hostfile import Listed
+from fleetrun.remote import agent, head
+
+if TYPE_CHECKING:
+    from fleetrun.model import Request
+
+# Two hosts on loopback, each with an address to itself.
+HOSTS = "127.0.0.1,127.0.0.2"
+HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
+
+
+class Ssh:
+    """An ssh whose every connection has an sshd of its own, on a pipe: no port, no daemon."""
+
+    def __init__(self, folder: Path, marker: str, greeting: str = "") -> None:
+        folder.mkdir()
+        for key in ("id", "hostkey"):
+            generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+            subprocess.run(generate, check=True)
+        (folder / "authorized_keys").write_text((folder / "id.pub").read_text())
+        server = [
+            f"HostKey {folder}/hostkey",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            *("PasswordAuthentication no", "KbdInteractiveAuthentication no"),
+            *("UsePAM no", "StrictModes no", "PrintMotd no"),
+            f"SetEnv {MARKER}={marker} PYTHONPATH={ROOT}",
+        ]
+        if greeting:
+            server.append(f'ForceCommand echo {greeting}; eval "$SSH_ORIGINAL_COMMAND"')
+        (folder / "sshd_config").write_text("\n".join(server) + "\n")
+        client = [
+            "Host nowhere",
+            "  ProxyCommand echo no route to it >&2; false",
+            "Host *",
+            f"  User {getpass.getuser()}",
+            f"  IdentityFile {folder}/id",
+            "  IdentitiesOnly yes",
+            f"  UserKnownHostsFile {folder}/known_hosts",
+            "  StrictHostKeyChecking no",
+            "  LogLevel ERROR",
+            f"  ProxyCommand {SSHD} -i -f {folder}/sshd_config",
+        ]
+        (folder / "ssh_config").write_text("\n".join(client) + "\n")
+        self.option = f"--ssh=ssh -F {folder}/ssh_config"
+
+
+SSHD = next((path for path in ("/usr/sbin/sshd", "/usr/bin/sshd") if Path(path).exists()), "")
+
+
+def by_ssh(
+    folder: Path, script: str, *options: str, hosts: str = HOSTS, greeting: str = ""
+) -> Command:
+    """Return the command of a job on HOSTS, one rank on each."""
+    if not SSHD:
+        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
+    if os.geteuid() == 0:
+        # Where sshd of root leaves its rights; it is there wherever one runs.
+        Path("/run/sshd").mkdir(exist_ok=True)
+    command = Command(folder, script, ranks=1)
+    ssh = Ssh(folder / "ssh", command.marker, greeting)
+    port = f"--start_port={free(1)[0]}"
+    command.argv[-1:-1] = [f"--hosts={hosts}", ssh.option, port, *options]
+    return command
+
+
+def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], "
+        "open('rank-' + os.environ['PADDLE_TRAINER_ID'], 'w')); print('out', flush=True)"
+    )
+    command = by_ssh(tmp_path, "", "--ssh_fanout=1", greeting="Welcome!")
+    script = tmp_path / "dump.py"
+    script.write_text(code)
+    arguments = ["--hosts=x", "a b", "", "$HOME", "'\"\\", "ü\udcff", "--"]
+    command.argv[-1:] = [str(script), *arguments]
+    odd = "a b=c\n'\"$x ü\udcff"
+    ended = command.finish(command.start(env={"PADDLE_ODD": odd, "SECRET_OF_MINE": "hunter2"}))
+    assert ended.code == 0, ended.said
+    assert ended.out == b"out\n"
+    endpoints = []
+    for rank in range(2):
+        heard, environ = json.loads((tmp_path / f"rank-{rank}").read_text())
+        assert heard == arguments
+        assert environ["PADDLE_ODD"] == odd
+        # Only what trainings read goes along.
+        assert "SECRET_OF_MINE" not in environ
+        assert environ["PADDLE_TRAINERS_NUM"] == "2"
+        endpoints.append(environ["PADDLE_CURRENT_ENDPOINT"].partition(":")[0])
+    assert endpoints == HOSTS.split(",")
+
+
+def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path) -> None:
+    command = by_ssh(
+        tmp_path, f"[ $R = 1 ] && {{ until [ -e up.0 ]; do sleep 0.1; done; exit 7; }}; {HOLD}"
+    )
+    ended = command.run()
+    assert ended.code == 7
+    assert "[127.0.0.2] fleetrun: rank 1 exited with 7." in ended.said
+    assert "[127.0.0.1] fleetrun: Rank 1 exited with 7 on 127.0.0.2" in ended.said
+    assert (tmp_path / "asked.0").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_when_the_head_is_ended(tmp_path: Path, signum: int) -> None:
+    command = by_ssh(tmp_path, HOLD)
+    process = command.start()
+    command.wait_for("up.0", "up.1")
+    process.send_signal(signum)
+    ended = command.finish(process)
+    assert ended.code == (-signum if signum == signal.SIGKILL else 128 + signum)
+    assert (tmp_path / "asked.0").exists()
+    assert (tmp_path / "asked.1").exists()
+
+
+def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
+    command = by_ssh(
+        tmp_path,
+        'trap "touch asked.$R" TERM; touch up.$R; while :; do sleep 1000 & wait; done',
+        "--grace=900",
+    )
+    process = command.start()
+    command.wait_for("up.0", "up.1")
+    process.send_signal(signal.SIGINT)
+    command.wait_for("asked.0", "asked.1")
+
+    def has_ended() -> bool:
+        # A launcher takes two signals at the same moment for one.
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    until(has_ended)
+    assert command.finish(process).code == 130
+
+
+def test_a_lost_connection_ends_the_job_on_both_sides_of_it(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, HOLD)
+    process = command.start()
+    command.wait_for("up.0", "up.1")
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    to_second = next(
+        int(child)
+        for child in text.split()
+        if b"\x00127.0.0.2\x00" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    os.kill(to_second, signal.SIGKILL)
+    ended = command.finish(process)
+    assert ended.code == 137
+    assert "fleetrun: The connection to 127.0.0.2 was lost" in ended.said
+    until((tmp_path / "asked.1").exists)
+
+
+def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1,nowhere,127.0.0.2")
+    ended = command.run()
+    assert ended.code == 3
+    (fault, end) = ended.said.splitlines()
+    assert fault.startswith("fleetrun: nowhere  ssh: ")
+    assert end == "fleetrun: Nothing was started."
+    assert not (tmp_path / "started").exists()
+    command.argv[-1] = "nosuch.py"
+    ended = command.run()
+    assert ended.code == 3
+    for name in ("127.0.0.1", "127.0.0.2"):
+        assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.said
+
+
+def test_an_agent_that_hears_nothing_does_nothing() -> None:
+    run = [sys.executable, "-m", "fleetrun.remote.agent"]
+    done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def a_request(*words: str) -> Request:
+    parsed = argv.split(words)
+    return request.resolve(parsed, {})._replace(typed=words)
+
+
+def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> None:
+    wanted = a_request(
+        "--hosts=a:8,b:8", "--ssh=ssh -v", "--strategy", "overlap", "--tee", "t.py", "--hosts=c"
+    )
+    words = head.words(wanted, Listed("b", 8), ("10.0.0.1", "10.0.0.2"), 1)
+    assert words == (
+        *("--ips=10.0.0.1,10.0.0.2", "--host=10.0.0.2", "--nproc_per_node=8"),
+        *("--strategy=overlap", "--tee=all", "--", "t.py", "--hosts=c"),
+    )
+    alone = head.words(a_request("--hosts=a:8", "t.py"), Listed("a", 2, (0, 3)), ("a",), 0)
+    assert alone == ("--devices=0,3", "--", "t.py")
+
+
+def test_the_address_is_the_one_that_ssh_has_reached() -> None:
+    assert agent.address({"SSH_CONNECTION": "10.0.0.9 50022 10.0.0.1 22"}) == "10.0.0.1"
+    assert agent.address({"SSH_CONNECTION": "UNKNOWN 65535 UNKNOWN 65535"}) == ""
+    assert agent.address({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hosts=a:2,b:4",), "different numbers of slots"),
+        (("--hosts=a", "--hostfile=f"), "give one of them"),
+        (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
+        (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
+        (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words, "t.py"], environ={}) in {2, 3}
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_a_dry_run_shows_the_hosts_without_asking_them(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb slots=2 # here\nc slots=2\n")
+    (tmp_path / "t.py").touch()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fleetrun",
+            *shlex.split(f"--dry-run --hostfile={hosts} --exclude=c t.py"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 processes on 2 nodes" in done.stdout
+    assert "PADDLE_TRAINER_ENDPOINTS=a:6070,a:6071,b:6070,b:6071" in done.stdout

@@ -1,0 +1,70 @@
+"""What the head and the agents say arrives whole, and what differs between hosts is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.remote import protocol
+from fleetrun.remote.protocol import Answer, Inquiry
+
+# As os.environ and sys.argv have what is no UTF-8.
+TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.just("\udcff\udc80")
+
+
+@given(st.dictionaries(TEXTS, TEXTS), st.lists(TEXTS))
+def test_any_texts_survive(environ: dict[str, str], words: list[str]) -> None:
+    asked = Inquiry("/work", "file", "train.py", environ)
+    assert protocol.inquiry(protocol.line(asked)) == asked
+    written = protocol.line(words)
+    assert written.count(b"\n") == 1
+    assert protocol.words(written) == tuple(words)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b'{"version": 0}', b'"go"'])
+def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        protocol.inquiry(text)
+
+
+@given(st.binary(max_size=40))
+def test_what_is_no_answer_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        protocol.answer(text)
+
+
+WELL = Answer(fleetrun="0.1.0", python="3.11.7", paddle="3.3.1", digest="aa", time=100.0)
+
+
+def test_hosts_that_are_alike_are_well() -> None:
+    # A patch level of Python and a second of the clock make no difference.
+    answers = {"a": WELL, "b": WELL._replace(python="3.11.9", time=101.0, address="10.0.0.2")}
+    assert protocol.faults(answers, 99.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"fault": "there is no folder /work."}, "there is no folder /work."),
+        ({"fleetrun": "0.2.0"}, "fleetrun is 0.2.0, and on a 0.1.0."),
+        ({"paddle": ""}, "Paddle is not there, and on a 3.3.1."),
+        ({"python": "3.10.1"}, "Python is 3.10, and on a 3.11."),
+        ({"digest": "bb"}, "the script is another than on a."),
+        ({"time": 40.0}, "its clock differs by -60 s from the one here."),
+    ],
+)
+def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None:
+    answers = {"a": WELL, "b": WELL._replace(**other), "c": WELL}
+    assert protocol.faults(answers, 100.0) == (("b", said),)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    answers = {
+        "a": Answer(fault="ssh: refused"),
+        "b": WELL,
+        "c": WELL._replace(fleetrun="0.2.0", digest="bb"),
+    }
+    assert [name for name, _ in protocol.faults(answers, 100.0)] == ["a", "c", "c"]
