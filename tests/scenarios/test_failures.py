@@ -7,6 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import ports
 import pytest
 from commandline import Command
 from processes import survivors
@@ -55,16 +56,17 @@ def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
     assert (done.code, done.said) == (0, "")
 
 
-def test_s23_a_host_whose_ranks_end_well_does_not_wait_for_one_that_fails(tmp_path: Path) -> None:
-    hosts = []
+def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Path) -> None:
+    hosts, start = [], ports.free(1)[0]
     for number, script in enumerate(("exit 0", "sleep 0.1; exit 7")):
         folder = tmp_path / str(number)
         folder.mkdir()
-        place = ("--ips=127.0.0.1,127.0.0.2", f"--rank={number}", f"--host=127.0.0.{number + 1}")
-        hosts.append(Command(folder, script, *place, ranks=1))
+        place = ("--ips=127.0.0.1,127.0.0.2", f"--host=127.0.0.{number + 1}")
+        hosts.append(Command(folder, script, *place, f"--start_port={start}", ranks=1))
     launchers = [host.start() for host in hosts]
     done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
-    assert [one.code for one in done] == [0, 7]
+    assert [one.code for one in done] == [7, 7]
+    assert "Rank 1 exited with 7 on 127.0.0.2" in done[0].said
     assert "rank 1 exited with 7" in done[1].said
 
 
