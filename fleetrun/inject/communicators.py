@@ -7,21 +7,25 @@ the sums run on the device. gloo's collectives block, so a `CommThread` runs the
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
 import os
 import queue
 import threading
 import time
+import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import gloo_stores
+from . import store as job_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 # Ids of our communicators. Paddle counts its own up from 0.
 _FIRST_ID = 1 << 20
-# Ids reserved for one model, and the number of first ranks that are told apart.
-_IDS_PER_MODEL, _MAX_FIRST_RANKS = 64, 4096
+# How many communicators this process has made among the same ranks: all of them count alike.
+_made: Counter[tuple[int, ...]] = Counter()
 # How long a rank waits at exit for its allreduce under way, in seconds. Ranks may wait for each
 # other: rank 0 gives up first, which fails the allreduces of the others. The launcher kills after
 # ten seconds.
@@ -45,19 +49,6 @@ def split_ranks(ranks: Sequence[int], size: int) -> Hierarchy:
     return Hierarchy(groups, tuple(group[0] for group in groups))
 
 
-class CommunicatorIds:
-    """The ids of one model's communicators: equal on all ranks of the model, used by no other."""
-
-    def __init__(self, model: int, ranks: Sequence[int]) -> None:
-        first_rank = ranks[0] % _MAX_FIRST_RANKS
-        self._next = _FIRST_ID + (model * _MAX_FIRST_RANKS + first_rank) * _IDS_PER_MODEL
-
-    def take(self) -> int:
-        """Return the next id. Every rank must take the ids in the same order."""
-        self._next += 1
-        return self._next
-
-
 def _collective() -> Any:
     from paddle.distributed import collective
 
@@ -74,28 +65,42 @@ def is_synchronous() -> bool:
     return bool(_collective()._default_backend == "gloo")
 
 
-def new_group(ranks: Sequence[int], number: int) -> Any:
-    """Return a new ProcessGroup of RANKS with the id NUMBER; None if this rank is alone or not in.
+def new_group(ranks: Sequence[int]) -> Any:
+    """Return a new ProcessGroup of RANKS; None if this rank is alone or not in.
 
-    `dist.new_group` is no choice: it counts its ids on member ranks only, so groups without a
-    common rank would use the same keys in the store.
+    All RANKS must call it alike. `dist.new_group` is no choice: it counts its ids on member ranks
+    only, so groups without a common rank would use the same keys in the store.
     """
     rank = global_rank()
     if len(ranks) <= 1 or rank not in ranks:
         return None
     collective = _collective()
     store = collective._default_store
-    if is_synchronous():
-        store = gloo_stores.new_store(store, number, is_leader=rank == ranks[0])
-    return collective._new_process_group_impl(
+    is_leader = rank == ranks[0]
+    key = f"fleetrun/{_digest(ranks)}/{_made[tuple(ranks)]}"
+    _made[tuple(ranks)] += 1
+    if is_leader:
+        # Of all ranks of the job: no two groups get the same.
+        store.set(key, str(_FIRST_ID + store.add("fleetrun/communicators/count", 1)))
+    number = int(bytes(store.get(key)))
+    create = functools.partial(
+        collective._new_process_group_impl,
         collective._default_backend,
-        store,
-        ranks.index(rank),
-        len(ranks),
-        f"fleetrun_{number}",
-        None,
+        rank=ranks.index(rank),
+        world_size=len(ranks),
+        group_name=f"fleetrun_{number}",
+        pg_options=None,
         group_id=number,
     )
+    # For gloo, `gloo_stores` has patched this function.
+    return create(store=store)
+
+
+def _digest(ranks: Sequence[int]) -> str:
+    """Return a short name for RANKS, of which there may be thousands."""
+    import hashlib
+
+    return hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
 
 
 class FlatAllReduce:
@@ -133,12 +138,11 @@ class HierarchicalAllReduce:
             yield self._group.broadcast(tensor, 0, False)
 
 
-def new_hierarchical(hierarchy: Hierarchy, ids: CommunicatorIds) -> HierarchicalAllReduce:
+def new_hierarchical(hierarchy: Hierarchy) -> HierarchicalAllReduce:
     """Connect this rank to its group, and the leaders with each other."""
-    # Every rank takes an id for each group, whether it is a member or not.
-    groups = [new_group(group, ids.take()) for group in hierarchy.groups]
+    groups = [new_group(group) for group in hierarchy.groups]
     own = next((group for group in groups if group is not None), None)
-    return HierarchicalAllReduce(own, new_group(hierarchy.leaders, ids.take()))
+    return HierarchicalAllReduce(own, new_group(hierarchy.leaders))
 
 
 class DeviceWork:
@@ -186,35 +190,45 @@ class CommThread:
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[ThreadWork | None] = queue.SimpleQueue()
-        self._is_stopping = False
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._stopping = threading.Event()
+        # The thread must not hold this object, which would then never go.
+        self._thread = threading.Thread(
+            target=_serve, args=(self._works, self._stopping), daemon=True
+        )
         self._thread.start()
 
     def submit(self, work: ThreadWork) -> None:
         """Run WORK after those submitted before it."""
         self._works.put(work)
 
+    def end(self) -> None:
+        """End the thread after the works that were submitted."""
+        self._works.put(None)
+
     def stop(self, timeout_s: float) -> None:
         """Start no further work; wait at most TIMEOUT_S for the one under way."""
-        self._is_stopping = True
+        self._stopping.set()
         self._works.put(None)
         self._thread.join(timeout_s)
 
-    def _serve(self) -> None:
-        while not self._is_stopping:
-            work = self._works.get()
-            if work is not None:
-                work.run()
+
+def _serve(works: queue.SimpleQueue[ThreadWork | None], stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        work = works.get()
+        if work is None:
+            return
+        work.run()
+        del work
 
 
-_threads: list[CommThread] = []
+_threads: weakref.WeakSet[CommThread] = weakref.WeakSet()
 
 
 def _stop_threads() -> None:
     """Stop the threads before Python ends: one that returns from C++ later aborts the process."""
     is_rank_0 = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
     until = time.monotonic() + (_EXIT_WAIT_RANK_0_S if is_rank_0 else _EXIT_WAIT_S)
-    for thread in _threads:
+    for thread in list(_threads):
         thread.stop(max(0.0, until - time.monotonic()))
 
 
@@ -224,14 +238,38 @@ class Communicator:
     def __init__(self, algorithm: FlatAllReduce | HierarchicalAllReduce, *, overlaps: bool) -> None:
         self._algorithm = algorithm
         self._overlaps = overlaps
-        # The number of allreduces so far.
-        self.calls = 0
+        # The number of allreduces of the model that has it, and of all models before.
+        self.calls = self._former_calls = 0
+        # No model has it.
+        self.is_free = False
+        # A backward has raised: this rank may have begun more allreduces than others.
+        self.is_spoiled = False
         self._thread: CommThread | None = None
+        self.take(overlaps=overlaps)
+
+    @property
+    def all_calls(self) -> int:
+        """The number of allreduces of all models that have had it."""
+        return self._former_calls + self.calls
+
+    def take(self, *, overlaps: bool) -> None:
+        """Let a model have it."""
+        self._former_calls, self.calls = self.all_calls, 0
+        self.is_free = False
+        self._overlaps = overlaps
         if overlaps and is_synchronous():
             self._thread = CommThread()
             if not _threads:
+                atexit.unregister(_stop_threads)
                 atexit.register(_stop_threads)
-            _threads.append(self._thread)
+            _threads.add(self._thread)
+
+    def release(self) -> None:
+        """Let another model have it; its thread ends after the work that was submitted."""
+        if self._thread is not None:
+            self._thread.end()
+            self._thread = None
+        self.is_free = not self.is_spoiled
 
     def all_reduce(self, tensor: Any, *, is_only: bool = False) -> DeviceWork | ThreadWork | None:
         """Begin to sum TENSOR in place over the ranks; return None if that is done already.
@@ -260,3 +298,61 @@ class Communicator:
         if work is not None:
             work.wait()
         return [int(number) for number in tensor.numpy()]
+
+
+class Pool:
+    """The communicators that models have made, in the order in which they were made.
+
+    Paddle keeps every ProcessGroup of gloo until the process ends, in tables that cannot be
+    emptied. So a model takes what models that are gone have left.
+    """
+
+    def __init__(self) -> None:
+        # By the ranks and the size of groups; each list is alike on all of these ranks.
+        self._made: dict[tuple[tuple[int, ...], int], list[Communicator]] = {}
+        self._exchanges = 0
+
+    @property
+    def calls(self) -> int:
+        """The number of allreduces so far, of all models."""
+        return sum(each.all_calls for made in self._made.values() for each in made)
+
+    def take(
+        self, ranks: Sequence[int], size: int | None, number: int, *, overlaps: bool
+    ) -> list[Communicator]:
+        """Return NUMBER communicators of RANKS, hierarchical in groups of SIZE if it is given.
+
+        All RANKS must call it alike.
+        """
+        made = self._made.setdefault((tuple(ranks), size or 0), [])
+        taken = [made[place] for place in self._agreed(made, ranks)[:number]]
+        for each in taken:
+            each.take(overlaps=overlaps)
+        while len(taken) < number:
+            algorithm = (
+                FlatAllReduce(new_group(ranks))
+                if size is None
+                else new_hierarchical(split_ranks(ranks, size))
+            )
+            taken.append(Communicator(algorithm, overlaps=overlaps))
+            made.append(taken[-1])
+        return taken
+
+    def _agreed(self, made: list[Communicator], ranks: Sequence[int]) -> list[int]:
+        """Return the places of MADE that no model has on any of RANKS any more."""
+        if not made:
+            return []
+        if not all(each.is_free for each in made):
+            # A model and its optimizer often hold each other.
+            gc.collect()
+        free = [place for place, each in enumerate(made) if each.is_free]
+        self._exchanges += 1
+        key = f"fleetrun/pool/{_digest(ranks)}/{len(made)}/{self._exchanges}"
+        found = job_store.all_gather(key, free, global_rank(), ranks)
+        return sorted(set(free).intersection(*found))
+
+
+def release(communicators: Sequence[Communicator]) -> None:
+    """Let other models have COMMUNICATORS."""
+    for each in communicators:
+        each.release()

@@ -1,31 +1,41 @@
-"""A TCP store for each gloo group, instead of one store for all of them.
+"""A TCP store for each gloo group while it connects, instead of one store for all of them.
 
 Paddle's gloo stores the addresses of a group under the bare numbers of its ranks. In a shared
 store a rank may read the address that a peer had in an earlier group: `Connection refused`, or
 ranks that wait for each other for ever (seen in Paddle 2.6.2 and 3.3.1, mostly with four ranks).
+
+Gloo reads its store only while it connects. So the store ends then, with its thread and its
+descriptors, and the next group uses the same port: the one that the launcher planned for the rank.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import sys
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from .evidence import Evidence
     from .spec import StrategySpec
 
-# How long Paddle's store waits for a key, in seconds.
+# How long Paddle's store waits for a key, and a leader for its group, in seconds.
 _TIMEOUT_S = 300
-# A store must live as long as its group; Paddle keeps no reference to it.
-_stores: list[Any] = []
+_POLL_S = 0.002
+# Where another port is looked for, if the planned one is in use: outside the range from which the
+# kernel takes ports of outgoing connections by default.
+_FIRST_PORT, _LAST_PORT = 10240, 29999
+# The stores of groups that did not all connect.
+_unfinished: list[Any] = []
 
 
 def install(spec: StrategySpec, _proof: Evidence) -> None:
@@ -34,28 +44,54 @@ def install(spec: StrategySpec, _proof: Evidence) -> None:
         after_import("paddle.distributed.collective", _patch)
 
 
-def new_store(shared: Any, name: int | str, *, is_leader: bool) -> Any:
-    """Return a new `core.TCPStore` for the group NAME.
+@contextlib.contextmanager
+def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> Iterator[Any]:
+    """Yield a `core.TCPStore` in which the SIZE ranks of the group NAME can connect.
 
-    The leader hosts it and publishes its address in the store SHARED.
+    The leader hosts it, and publishes its address in the store SHARED. All leave the context when
+    they have connected; the store then ends.
     """
     from paddle.base import core
 
     key = f"fleetrun/communicators/{name}"
+    server = None
     if is_leader:
-        host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0]
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        host, port = _free_end()
         # It waits for one rank, itself. Its address is published once it listens: a rank that
         # connects too early sleeps for seconds before it tries again.
-        own = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
+        server = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
         shared.set(key, f"{host}:{port}")
-    else:
-        host, _, port_text = bytes(shared.get(key)).decode().rpartition(":")
-        own = core.TCPStore(host, int(port_text), False, 1, _TIMEOUT_S)
-    _stores.append(own)
-    return own
+    host, _, port_text = bytes(shared.get(key)).decode().rpartition(":")
+    yield core.TCPStore(host, int(port_text), False, 1, _TIMEOUT_S)
+    connected = shared.add(f"{key}/connected", 1)
+    if server is None:
+        return
+    until = time.monotonic() + _TIMEOUT_S
+    while connected < size:
+        if time.monotonic() > until:
+            _unfinished.append(server)
+            return
+        time.sleep(_POLL_S)
+        connected = shared.add(f"{key}/connected", 0)
+
+
+def _free_end() -> tuple[str, int]:
+    """Return where this rank can listen: at its planned endpoint, unless its script does so."""
+    host, _, port_text = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
+    span = _LAST_PORT - _FIRST_PORT
+    # Ranks that look at the same time begin far apart.
+    others = (_FIRST_PORT + (os.getpid() * 7919 + step) % span for step in range(span))
+    planned = (int(port_text),) if int(port_text) else ()
+    for port in (*planned, *others):
+        # Paddle 3's store ends the process if it cannot bind.
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        return host, port
+    raise OSError(f"no port from {_FIRST_PORT} to {_LAST_PORT} is free")
 
 
 def _patch(module: ModuleType) -> None:
@@ -77,7 +113,11 @@ def _patch(module: ModuleType) -> None:
             # All ranks of a group count alike.
             name = f"paddle/{number}/{uses[number]}"
             uses[number] += 1
-            given["store"] = new_store(given["store"], name, is_leader=given["rank"] == 0)
+            is_leader = given["rank"] == 0
+            with new_store(
+                given["store"], name, size=given["world_size"], is_leader=is_leader
+            ) as given["store"]:
+                return new_group(*bound.args, **bound.kwargs)
         return new_group(*bound.args, **bound.kwargs)
 
     collective._new_process_group_impl = _new_process_group_impl

@@ -110,3 +110,22 @@ def test_gradients_are_averaged_before_a_hook_at_the_end_of_backward_replaces_th
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
             assert model["weights"] == ranks[0][name]["weights"], name
             assert model["dtypes"] in (["float32"], ["fp32"]), name
+
+
+MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+
+
+@pytest.mark.parametrize("strategy", [{"nccl_comm_num": 2}, MERGE])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
+    version: str, strategy: dict[str, object], tmp_path: Path
+) -> None:
+    asked = {"fuse_grad_size_in_num": 2, **strategy}
+    ranks = train(PYTHONS[version], "successive.py", tmp_path / "ours", asked)
+    for rank in ranks:
+        assert rank["are_gone"]
+        # A model may be made before the one that it takes the place of has gone.
+        assert len(set(rank["seen"][1:])) == 1, rank["seen"]
+        # What was left is right for another model.
+        assert all(each == rank["weights"][0] for each in rank["weights"])
+    assert ranks[0]["weights"] == ranks[1]["weights"]

@@ -86,14 +86,14 @@ class Reducers:
         # By the number of the model; they live as long as their models.
         self._reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
         self._models = 0
-        self._communicators: list[communicators.Communicator] = []
+        self._pool = communicators.Pool()
         # Whether the script itself limits the last bucket of the model that is being made.
         self._script_limits_last = False
         self._flushes = 0
 
     def count_calls(self) -> int:
         """Return the number of allreduces so far, of all models."""
-        return sum(communicator.calls for communicator in self._communicators)
+        return self._pool.calls
 
     def flush(self, accumulator: GradientAccumulator) -> None:
         """Average the gradients of the models that ACCUMULATOR's optimizer updates, now.
@@ -170,19 +170,11 @@ class Reducers:
     def _new_reducer(self, model: Any, dense: list[Any], sparse: list[Any]) -> Reducer:
         ranks = list(model.group.ranks)
         number, self._models = self._models, self._models + 1
-        ids = communicators.CommunicatorIds(number, ranks)
         size = self._group_size(len(ranks))
         hierarchy = communicators.split_ranks(ranks, size) if size else None
         overlaps = not settings.effective("sync_nccl_allreduce", default=False)
-        own = []
-        for _ in range(max(1, int(settings.effective("nccl_comm_num", 1)))):
-            algorithm: communicators.FlatAllReduce | communicators.HierarchicalAllReduce = (
-                communicators.FlatAllReduce(communicators.new_group(ranks, ids.take()))
-                if hierarchy is None
-                else communicators.new_hierarchical(hierarchy, ids)
-            )
-            own.append(communicators.Communicator(algorithm, overlaps=overlaps))
-        self._communicators += own
+        wanted = max(1, int(settings.effective("nccl_comm_num", 1)))
+        own = self._pool.take(ranks, size, wanted, overlaps=overlaps)
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
         setup = ReducerSetup(
             number,
@@ -215,6 +207,8 @@ class Reducers:
                 # The newer model may replace the older one for good.
                 older.disarm()
         self._reducers[number] = reducer
+        # At exit there is nobody left to have them.
+        weakref.finalize(reducer, communicators.release, own).atexit = False
         return reducer
 
     def _group_size(self, nranks: int) -> int | None:

@@ -19,6 +19,7 @@ ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies th
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
@@ -32,8 +33,14 @@ if TYPE_CHECKING:
     from ..spec import StrategySpec
 
 
+# The attribute of an optimizer with its accumulator.
+_HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
+
+
+def _ignore(_steps: int) -> None:
+    """Do nothing."""
 
 
 class GradientAccumulator:
@@ -72,8 +79,14 @@ class GradientAccumulator:
         # it was, so that each is done once.
         self.before: dict[object, Callable[[], Any]] = {}
         self.after: dict[object, Callable[[], Any]] = {}
+        # Is told how many micro-steps of a partial round go with the optimizer.
+        self.on_gone: Callable[[int], None] = _ignore
         self._hooked: set[int] = set()
         self._watch_backwards()
+
+    def __del__(self) -> None:
+        # Not before the end of `__init__`.
+        getattr(self, "on_gone", _ignore)(getattr(self, "merged", 0))
 
     def set_steps(self, steps: int, *, averages: bool) -> None:
         """Merge STEPS micro-steps into an update; divide by them if it AVERAGES."""
@@ -248,9 +261,14 @@ class GradientMerge:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        self._accumulators: dict[int, GradientAccumulator] = {}
+        # By the id of the optimizer, which holds its accumulator: both go together.
+        self._accumulators: weakref.WeakValueDictionary[int, GradientAccumulator] = (
+            weakref.WeakValueDictionary()
+        )
         # By the id of a parameter. The newest comes last: a script may replace its optimizer.
-        self._owners: dict[int, list[GradientAccumulator]] = {}
+        self._owners: dict[int, list[weakref.ref[GradientAccumulator]]] = {}
+        # The most micro-steps of a partial round that went with an optimizer.
+        self._dropped = 0
         # All steps of all optimizers, merged or updating.
         self.steps = 0
         # Returns the number of allreduces so far.
@@ -269,12 +287,16 @@ class GradientMerge:
         if updates.is_model_average(type(optimizer)):
             return None
         known = self._accumulators.get(id(optimizer))
-        if known is None:
+        if known is None or known.optimizer is not optimizer:
             spec = settings.effective_spec()
             known = GradientAccumulator(optimizer, spec.merge_steps, averages=spec.merge_averages)
             self._accumulators[id(optimizer)] = known
+            optimizer.__dict__[_HELD_BY_OPTIMIZER] = known
+            known.on_gone = self._count_dropped
             for parameter in known.parameters:
-                self._owners.setdefault(id(parameter), []).append(known)
+                owners = self._owners.setdefault(id(parameter), [])
+                owners[:] = [each for each in owners if each() is not None]
+                owners.append(weakref.ref(known))
         return known
 
     def _update_settings(self) -> None:
@@ -288,10 +310,18 @@ class GradientMerge:
         """Return every accumulator."""
         return list(self._accumulators.values())
 
+    def _count_dropped(self, steps: int) -> None:
+        self._dropped = max(self._dropped, steps)
+
     def owners(self, parameters: Sequence[Any]) -> list[GradientAccumulator]:
         """Return the accumulators of PARAMETERS, each once."""
-        owners = [self._owners[key][-1] for key in map(id, parameters) if key in self._owners]
-        return list({id(each): each for each in owners}.values())
+        owners = [self._owners_of(each)[-1:] for each in parameters]
+        return list({id(each): each for several in owners for each in several}.values())
+
+    def _owners_of(self, parameter: Any) -> list[GradientAccumulator]:
+        """Return the accumulators of PARAMETER whose optimizers live, the newest last."""
+        found = [reference() for reference in self._owners.get(id(parameter), ())]
+        return [each for each in found if each is not None]
 
     def must_sync(self, parameters: Sequence[Any]) -> bool:
         """Whether this backward must average the gradients of PARAMETERS over the ranks.
@@ -302,7 +332,7 @@ class GradientMerge:
         if not self._accumulators:
             return True
         self._update_settings()
-        owners = [self._owners.get(id(parameter), ()) for parameter in parameters]
+        owners = [self._owners_of(parameter) for parameter in parameters]
         return any(not each or any(owner.is_last for owner in each) for each in owners)
 
     def step(
@@ -363,16 +393,16 @@ class GradientMerge:
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
-        owners = self._owners.get(id(parameter))
-        return merged(parameter) if owners is None else owners[-1].read(parameter, merged)
+        owners = self._owners_of(parameter)
+        return owners[-1].read(parameter, merged) if owners else merged(parameter)
 
     def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
         """Let the script set the gradient of PARAMETER; ASSIGN does so."""
-        owners = self._owners.get(id(parameter))
-        if owners is None:
-            assign(parameter, gradient)
-        else:
+        owners = self._owners_of(parameter)
+        if owners:
             owners[-1].write(parameter, gradient, assign)
+        else:
+            assign(parameter, gradient)
 
     def _watched(self) -> list[GradientAccumulator]:
         return self.all() if self.steps < _WATCHED_STEPS else []
@@ -464,6 +494,7 @@ class GradientMerge:
             self._proof.note(f"{plural(cleared, 'micro-step')} {text}")
             self._proof.write()
         count = max((each.merged for each in self.all()), default=0)
+        count = max(count, self._dropped)
         if count:
             tail = self._spec.merge_tail
             steps, were = ("micro-step", "was") if count == 1 else ("micro-steps", "were")

@@ -385,5 +385,7 @@ class Reducer:
         """Drop the works under way: they end by themselves, in step with the other ranks."""
         if self._is_active:
             self._is_active = False
+            for communicator in self._communicators:
+                communicator.is_spoiled = True
             for bucket in self.buckets:
                 bucket.work = bucket.flat = None

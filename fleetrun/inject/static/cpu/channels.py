@@ -100,8 +100,11 @@ def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
         return None
     from paddle.base import core
 
-    own = gloo_stores.new_store(store.job_store(), number, is_leader=rank == ranks[0])
-    return core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
+    is_leader = rank == ranks[0]
+    with gloo_stores.new_store(
+        store.job_store(), number, size=len(ranks), is_leader=is_leader
+    ) as own:
+        return core.ProcessGroupGloo.create(own, ranks.index(rank), len(ranks), number)
 
 
 def channel_of(op: Any) -> Channel | None:
