@@ -240,7 +240,7 @@ class Session:
                 str(Target(self._meeting.host, port)) for port in self._meeting.ports[:1]
             )
             trouble = "" if self._dialer is None else self._dialer.trouble
-            return f"the coordinator at {where}" + (f" ({trouble})" if trouble else "")
+            return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who
 
     # The wire -----------------------------------------------------------------------------------

@@ -104,11 +104,15 @@ class Rendezvous(Gathering):
         """Give up: at once without a coordinator, else when it says nothing."""
         waited = f"{self._timeout_s:g} s"
         if not self._session.is_connected:
-            self._refuse(RendezvousError(f"{self.missing()} did not answer within {waited}."))
+            self._refuse(
+                RendezvousError(_sentence(f"{self.missing()} did not answer within {waited}."))
+            )
             return
 
         def give_up() -> None:
-            self._refuse(RendezvousError(f"{self.missing()} did not come within {waited}."))
+            self._refuse(
+                RendezvousError(_sentence(f"{self.missing()} did not come within {waited}."))
+            )
 
         self._waiting.alarm("unanswered", time.monotonic() + _LATER_S, give_up)
 
@@ -158,10 +162,14 @@ class Rendezvous(Gathering):
         where = f" (on {failure.host})" if failure is not None and failure.host else ""
         error = self._fault if self._fault is not None and failure is not None else None
         if error is None or failure is None or failure.host != self._bare.named():
-            error = RendezvousError(f"{what[:1].upper()}{what[1:]}{where}.")
+            error = RendezvousError(_sentence(f"{what}{where}."))
             error.exit_code = RendezvousError.exit_code if failure is None else failure.exit_code
         self._refuse(error)
 
 
 # As a shell has it for SIGTERM.
 _INTERRUPTED = 143
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -148,7 +148,7 @@ def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) ->
     job = Job(tmp_path, "touch up", [(IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start()
     (ended,) = job.finish()
     assert ended.code == 4
-    assert "The coordinator at 127.0.0.1:6166" in ended.said or "127.0.0.1:6166" in ended.said
+    assert "The coordinator (127.0.0.1:6166" in ended.said
     assert "connection refused" in ended.said
 
 
