@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA = 1
+# No line is longer: some hundred bytes for each of very many ranks.
+_LONGEST = 4 * 1024 * 1024
 _OPEN = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -115,18 +117,29 @@ def _finite(value: object) -> object:
 def read(path: str) -> Iterator[MetricsRecord]:
     """Yield the lines of the file PATH that can be read."""
     for found in reading.lines(path):
-        if found.get("schema") != SCHEMA:
-            continue
-        yield MetricsRecord(
-            time=reading.real(found.get("time")) or 0.0,
-            monotonic=reading.real(found.get("monotonic")) or 0.0,
-            host=reading.text(found.get("host")),
-            attempt=reading.whole(found.get("attempt")) or 0,
-            system=_system(reading.mapping(found.get("system"))),
-            ranks=tuple(map(_rank, reading.mappings(found.get("ranks")))),
-            gpus=tuple(map(_gpu, reading.mappings(found.get("gpus")))),
-            scalars=reading.texts(found.get("scalars")),
-        )
+        if found.get("schema") == SCHEMA:
+            yield _record(found)
+
+
+def newest(path: str) -> MetricsRecord | None:
+    """Return the last line of the file PATH; None if there is none that can be read."""
+    lines = (reading.content(path, _LONGEST, from_end=True) or b"").split(b"\n")
+    # Behind the last line's end there is nothing, or half a line.
+    found = reading.parse(lines[-2]) if len(lines) > 1 else None
+    return _record(found) if found is not None and found.get("schema") == SCHEMA else None
+
+
+def _record(found: dict[str, Any]) -> MetricsRecord:
+    return MetricsRecord(
+        time=reading.real(found.get("time")) or 0.0,
+        monotonic=reading.real(found.get("monotonic")) or 0.0,
+        host=reading.text(found.get("host")),
+        attempt=reading.whole(found.get("attempt")) or 0,
+        system=_system(reading.mapping(found.get("system"))),
+        ranks=tuple(map(_rank, reading.mappings(found.get("ranks")))),
+        gpus=tuple(map(_gpu, reading.mappings(found.get("gpus")))),
+        scalars=reading.texts(found.get("scalars")),
+    )
 
 
 def _system(one: dict[str, Any]) -> System:

@@ -24,6 +24,11 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     metricsfile.append(str(path), record)
     first, second = metricsfile.read(str(path))
     assert first == a_record()
+    assert metricsfile.newest(str(path)) == second
+    with path.open("a") as file:
+        file.write('{"schema": 1, "half')
+    assert metricsfile.newest(str(path)) == second
+    assert metricsfile.newest(str(tmp_path / "none")) is None
     # JSON has no NaN.
     assert second.ranks[0].loss is None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
-from fleetrun.records import eventfile, names, progress, reading, runs
+from fleetrun.records import eventfile, metricsfile, names, progress, reading, runs
 
 if TYPE_CHECKING:
     import re
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _SILENT_S = 10.0
 # A straggler is marked for so long; the watch says it once in a while only.
 _STRAGGLER_S = 60.0
+# What another host has measured counts for so long.
+_OLD_S = 60.0
 # Steps are timed over so many seconds at least.
 _WINDOW_S = 10.0
 
@@ -162,11 +164,12 @@ class Sampler:
         alive = [log.pid for log in newest.values() if log.ended_at is None and log.pid is not None]
         used = usage.of(alive) if is_here else {}
         gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
-        host = self._here if is_here else _host(run)
+        host = _host(run) or self._here
+        told = None if is_here or not is_alive else _told_elsewhere(run)
         for name, log in newest.items():
             spec = specs.get(name)
             devices = spec.devices if spec is not None else ()
-            yield self._row(
+            row = self._row(
                 run,
                 log,
                 is_alive=is_alive,
@@ -175,6 +178,7 @@ class Sampler:
                 used=used.get(log.pid) if log.pid is not None and log.ended_at is None else None,
                 gpus=[gpus[one] for one in devices if one in gpus and log.ended_at is None],
             )
+            yield row if told is None or log.ended_at is not None else _with(row, told)
         for name, spec in specs.items():
             if name not in newest:
                 # It waits for what it needs before its start.
@@ -333,6 +337,25 @@ def _is_launcher(pid: int) -> bool:
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return b"fleetrun" in file.read()
     return False
+
+
+def _told_elsewhere(run: runs.Run) -> metricsfile.MetricsRecord | None:
+    """Return what the host of RUN has measured itself, if that was a little while ago."""
+    found = metricsfile.newest(os.path.join(run.path, names.METRICS))
+    return found if found is not None and found.time >= time.time() - _OLD_S else None
+
+
+def _with(row: Row, told: metricsfile.MetricsRecord) -> Row:
+    """Return ROW with what its host has TOLD of it."""
+    used = [one for one in told.ranks if one.pid == row.pid]
+    gpus = [one for one in told.gpus if row.rank is not None and row.rank in one.ranks]
+    return row._replace(
+        cpu_percent=used[0].cpu_percent if used else None,
+        memory_bytes=used[0].memory_bytes if used else None,
+        gpu_percent=_total(one.use_percent for one in gpus),
+        gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
+        power_w=_total(one.power_w for one in gpus),
+    )
 
 
 def _host(run: runs.Run) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import time
 from typing import TYPE_CHECKING
+
+from metricsrecords import a_record
 
 from fleetrun.commands.top import sample
 from fleetrun.commands.top.sample import Row
-from fleetrun.records import names, planfile, runs
+from fleetrun.records import metricsfile, names, planfile, runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +74,22 @@ def test_what_has_not_started_is_there(tmp_path: Path) -> None:
     sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
     [row] = sampler.sample().rows
     assert (row.label, row.state, row.pid) == ("rank 0", "never ran", None)
+
+
+def test_of_another_host_there_is_what_it_has_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    run = a_run(folder)
+    run = run._replace(logs=(run.logs[0]._replace(pid=11),))
+    newest = a_record()._replace(time=time.time())
+    metricsfile.append(str(folder / names.METRICS), newest)
+    (folder / names.LOCK).write_text("fleetrun 1 a\n")
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    with (folder / names.LOCK).open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        [row] = sampler.sample().rows
+    assert (row.host, row.cpu_percent, row.memory_bytes) == ("h", 99.0, 1 << 30)
+    assert (row.gpu_percent, row.gpu_memory_bytes, row.power_w) == (87.0, 10, 412.5)
+    # It runs no more.
+    [row] = sampler.sample().rows
+    assert (row.state, row.cpu_percent) == ("lost", None)
