@@ -45,3 +45,17 @@ def test_auto_finds_ranks_that_part_ways_late_and_asks_less_often_where_they_are
         assert rank["rounded"]["compared"] == [1, 2, 4, 8, 16, 32, 64, 128]
     proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
     assert any("equal within rounding" in note for note in proof["notes"])
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_path: Path) -> None:
+    # The bias of the last layer is a bucket of its own.
+    asked = {"fuse_grad_size_in_num": 1}
+    ranks = train(PYTHONS[version], "wrong_sums.py", tmp_path / "ours", asked, check_ranks="auto")
+    for rank in ranks:
+        assert (rank.pop("right"), rank.pop("nan")) == ("", "")
+        assert set(rank) == {"twice", "infinite", "one"}
+        for stopped in rank.values():
+            assert "has not given the average of the ranks' gradients" in stopped
+    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    assert proof["counts"]["gradients_checked"] == 6

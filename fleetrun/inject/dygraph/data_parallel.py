@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import buckets, communicators, paddle_api, settings, store
 from ..paddle_api import names
 from . import compression
+from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
 from .reducer_report import ReducerReport, ReducerSetup
 
@@ -81,6 +82,7 @@ class Reducers:
         self, spec: StrategySpec, proof: Evidence, must_sync: Callable[[Sequence[Any]], bool]
     ) -> None:
         self._spec = spec
+        self._proof = proof
         self._must_sync = must_sync
         self._report = ReducerReport(spec, proof)
         # By the number of the model; they live as long as their models.
@@ -198,6 +200,9 @@ class Reducers:
             limits=lambda total: bucket_limits(total, model_bytes, model_last_bytes),
             finds_unused=model.find_unused_parameters,
             must_sync=self._must_sync,
+            check=GradientCheck(
+                model.group.process_group, len(ranks), self._spec.check_ranks, self._proof
+            ),
             on_reduced=lambda reducer: self._report.reduced(reducer, setup),
         )
         for older in list(self._reducers.values()):

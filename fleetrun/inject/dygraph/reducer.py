@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from ..communicators import Communicator, DeviceWork, ThreadWork
     from .compression import CompressedWork, Compression
+    from .gradient_check import GradientCheck
 
 
 # Buckets are rebuilt if they are sent earlier by this fraction of a backward, on average. The
@@ -83,7 +84,9 @@ class Reducer:
         finds_unused: bool,
         must_sync: Callable[[Sequence[Any]], bool],
         on_reduced: Callable[[Reducer], None],
+        check: GradientCheck,
     ) -> None:
+        self._check = check
         self._sparse = list(sparse_parameters)
         self._group = group
         self.ranks = ranks
@@ -277,7 +280,12 @@ class Reducer:
         communicator = self._communicators[number % len(self._communicators)]
         is_only = len(self.buckets) == 1
         compression = self._compression
-        if compression is None or not compression.compresses(bucket.flat):
+        if compression is not None and not compression.compresses(bucket.flat):
+            compression = None
+        if self._check.is_on:
+            sent_as = compression.dtype if compression else str(bucket.flat.dtype)
+            self._check.sent(bucket.flat, sent_as)
+        if compression is None:
             bucket.work = communicator.all_reduce(bucket.flat, is_only=is_only)
             return
         bucket.work = compression.all_reduce(
@@ -306,6 +314,7 @@ class Reducer:
         for bucket in self.buckets:
             if bucket.work is not None:
                 bucket.work.wait()
+            self._check.received(bucket.flat)
             for parameter, gradient in bucket.absent:
                 self._set_absent(parameter, gradient, usage)
             bucket.work = bucket.flat = None
@@ -313,6 +322,7 @@ class Reducer:
         for parameter in self._sparse:
             if not parameter.stop_gradient:
                 self.sparse_collectives += sparse.average(parameter, self._group, self._nranks)
+        self._check.finish()
         self.backwards += 1
         self._on_reduced(self)
         if order:
@@ -322,6 +332,7 @@ class Reducer:
         """Reset the state to that before a backward."""
         self._next = 0
         self._ready = {}
+        self._check.begin(self.backwards)
         for bucket in self.buckets:
             bucket.reset()
 

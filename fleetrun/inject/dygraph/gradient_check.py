@@ -1,0 +1,134 @@
+"""Compares averaged gradients with what the ranks have put in.
+
+Ranks whose gradients are all averaged wrongly in the same way stay equal, which `rank_check` does
+not notice. Each bucket is projected on random signs, in fp64, before and after its allreduce: the
+sum of the ranks' projections is the projection of the sum, within rounding. It is done for the
+first backward of a model, and as often as the ranks are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ..rank_check import is_due
+
+if TYPE_CHECKING:
+    from ..evidence import Evidence
+
+# Elements that are projected at a time; each block has the same signs.
+_BLOCK = 1 << 20
+# The error of a projection that is rounding, in standard deviations: no training sees so many.
+_DEVIATIONS = 32.0
+# Units in the last place at 1, and the smallest number that is not lost. Paddle 2 and 3 name dtypes
+# differently.
+_EPSILON = {
+    **dict.fromkeys(("float64", "fp64"), 2.0**-52),
+    **dict.fromkeys(("float32", "fp32"), 2.0**-23),
+    **dict.fromkeys(("float16", "fp16"), 2.0**-10),
+    **dict.fromkeys(("bfloat16", "bf16"), 2.0**-7),
+}
+_SMALLEST = dict.fromkeys(("float16", "fp16"), 2.0**-24)
+
+
+class GradientCheck:
+    """Checks the buckets of one model, whose gradients NRANKS ranks of GROUP average."""
+
+    def __init__(self, group: Any, nranks: int, every: int | str, proof: Evidence) -> None:
+        self._group = group
+        self._nranks = nranks
+        self._every = every
+        self._proof = proof
+        # Of each bucket: the projection, the sum of squares, before and after; and its rounding.
+        self._before: list[Any] = []
+        self._after: list[Any] = []
+        self._rounding: list[tuple[float, float]] = []
+        self.is_on = False
+
+    def begin(self, backwards: int) -> None:
+        """Prepare for a backward after so many BACKWARDS that were reduced."""
+        self.is_on = self._every != -1 and is_due(self._every, backwards + 1)
+        self._before, self._after, self._rounding = [], [], []
+
+    def sent(self, flat: Any, dtype: str) -> None:
+        """Project the bucket FLAT, this rank's share of an average that is summed as DTYPE."""
+        self._before += _projection(flat)
+        name = dtype.rpartition(".")[2].lower()
+        smallest = _SMALLEST.get(name, 0.0) * math.sqrt(flat.size)
+        self._rounding.append((_EPSILON[name], smallest))
+
+    def received(self, flat: Any) -> None:
+        """Project the bucket FLAT, which holds the average; in the order of `sent`."""
+        if self.is_on:
+            self._after += _projection(flat)
+
+    def finish(self) -> None:
+        """Compare; every rank of the model must call it.
+
+        Raises RuntimeError if an average is not that of the ranks' gradients.
+        """
+        import paddle
+        from paddle.base.core import ReduceOp
+
+        if not self._before:
+            return
+        with paddle.no_grad():
+            sums = paddle.stack(self._before)
+            self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
+            found = paddle.concat([sums, paddle.stack(self._after)]).numpy().tolist()
+        expected, averaged = found[: len(self._before)], found[len(self._before) :]
+        for number, (epsilon, smallest) in enumerate(self._rounding):
+            projection, squares = expected[2 * number : 2 * number + 2]
+            allowed = self._nranks * _DEVIATIONS * (epsilon * math.sqrt(squares) + smallest)
+            if not agree(projection, averaged[2 * number], allowed * math.sqrt(self._nranks)):
+                self._fail(number, projection, averaged[2 * number])
+        counts = self._proof.counts
+        counts["gradients_checked"] = counts.get("gradients_checked", 0) + 1
+
+    def _fail(self, number: int, expected: float, found: float) -> None:
+        text = (
+            f"the allreduce of bucket {number} has not given the average of the ranks' gradients: a"
+            f" random projection of it is {found:.9g} and not {expected:.9g}"
+        )
+        self._proof.note(f"{text}.")
+        self._proof.claim()
+        self._proof.write()
+        raise RuntimeError(f"fleetrun: {text}. --check_ranks=-1 leaves this check out.")
+
+
+def agree(expected: float, found: float, allowed: float) -> bool:
+    """Whether FOUND is EXPECTED within ALLOWED; what is not finite agrees with its like only.
+
+    >>> agree(1.0, 1.1, 0.2), agree(float("nan"), float("inf"), 0.0), agree(1.0, float("inf"), 1e9)
+    (True, True, False)
+    """
+    if not (math.isfinite(expected) and math.isfinite(found)):
+        return math.isfinite(expected) == math.isfinite(found)
+    return abs(expected - found) <= allowed
+
+
+def _projection(flat: Any) -> list[Any]:
+    """Return the sum of FLAT's elements with random signs, and that of their squares, in fp64."""
+    import paddle
+
+    with paddle.no_grad():
+        signs = _signs(str(flat.place))
+        elements = flat.flatten()
+        totals = []
+        for start in range(0, elements.shape[0], _BLOCK):
+            block = elements[start : start + _BLOCK].astype("float64")
+            totals.append(
+                paddle.stack([(block * signs[: block.shape[0]]).sum(), (block * block).sum()])
+            )
+        total = totals[0] if len(totals) == 1 else paddle.stack(totals).sum(0)
+        return [total[0], total[1]]
+
+
+@cache
+def _signs(_place: str) -> Any:
+    """Return `_BLOCK` signs, 1 or -1 in fp64; the same on all ranks."""
+    import numpy as np
+    import paddle
+
+    return paddle.to_tensor(np.random.RandomState(0).randint(0, 2, _BLOCK) * 2.0 - 1.0)
