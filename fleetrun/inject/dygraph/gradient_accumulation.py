@@ -65,7 +65,7 @@ class GradientAccumulator:
         # The gradients after the last backward or step; see `identities`.
         self._seen: list[tuple[int, int] | None] = []
         # What the script has done since the last backward or step.
-        self._is_read = self._is_written = False
+        self._is_read = self._is_written = self._is_in_backward = False
         # It has cleared gradients that it had read, since the last step.
         self._is_composing = False
         # The number of micro-steps that were cleared.
@@ -145,6 +145,7 @@ class GradientAccumulator:
         Raises RuntimeError if the script has changed averaged gradients, to which more are to come.
         """
         self._script = None
+        self._is_in_backward = True
         self._watch_backwards()
         if self._is_divided:
             if self.is_changed():
@@ -161,6 +162,7 @@ class GradientAccumulator:
 
     def finish_backward(self) -> None:
         """Show the script the averaged gradients in the last micro-step, copies in the others."""
+        self._is_in_backward = False
         if not self.is_last:
             self._script = ScriptGradients()
         elif self._dirty:
@@ -170,7 +172,7 @@ class GradientAccumulator:
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
-        self._is_read = True
+        self._is_read |= not self._is_in_backward
         return merged(parameter) if self._script is None else self._script.read(parameter, merged)
 
     def write(self, parameter: Any, gradient: Any, assign: Callable[[Any, Any], None]) -> None:
@@ -178,6 +180,10 @@ class GradientAccumulator:
 
         Raises RuntimeError if the script puts it together from gradients of several backwards.
         """
+        if self._is_in_backward:
+            # A hook does it, and not the script after it.
+            assign(parameter, gradient)
+            return
         if self._is_composing and gradient is not None:
             message = (
                 "fleetrun: gradient_merge: the script puts gradients together from several"
