@@ -11,6 +11,7 @@ number, so that whoever passes the handshake on can neither add to what is said 
 
 from __future__ import annotations
 
+import hmac
 import os
 from typing import TYPE_CHECKING
 
@@ -42,15 +43,7 @@ class Refused(Exception):  # noqa: N818 - it is what happened to a caller
 
 
 def _hmac(key: bytes, text: bytes) -> bytes:
-    from hmac import digest  # noqa: PLC0415 - 6 ms, only for jobs on several hosts
-
-    return digest(key, text, "sha256")
-
-
-def _equal(one: bytes, other: bytes) -> bool:
-    from hmac import compare_digest  # noqa: PLC0415 - see above
-
-    return compare_digest(one, other)
+    return hmac.digest(key, text, "sha256")
 
 
 class Key:
@@ -85,7 +78,7 @@ class Seal:
     def take(self, sealed: bytes) -> bytes:
         """Return the payload of SEALED; Refused where the HMAC is not that of the next frame."""
         payload = sealed[MAC_BYTES:]
-        if not _equal(sealed[:MAC_BYTES], self.mac(payload)):
+        if not hmac.compare_digest(sealed[:MAC_BYTES], self.mac(payload)):
             raise Refused("what came is not what its sender has sent")
         return payload
 
@@ -162,7 +155,7 @@ class Handshake:
 
     def _check_proof(self, values: Mapping[str, object], role: str) -> None:
         proof = _bytes(values.get("proof"), 32)
-        if not _equal(proof, self._proof(role)):
+        if not hmac.compare_digest(proof, self._proof(role)):
             other = (
                 "another token or another --job_id" if self._key.has_token else "another --job_id"
             )
