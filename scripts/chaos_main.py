@@ -85,6 +85,9 @@ def main() -> int:
     """Run the launches that the command line asks for."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--launches", type=int, default=500, metavar="N", help="how many (500)")
+    parser.add_argument(
+        "--hosts", type=int, metavar="N", help="on so many hosts, which can fail, too (needs root)"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="draw the same launches again")
     parser.add_argument("--seconds", type=float, metavar="LIMIT", help="start no more after that")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only this launch of the seed")
@@ -99,13 +102,17 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Under nohup we go on ignoring this one, but launches shall not inherit that.
     signal.signal(signal.SIGHUP, lambda *_: None)
+    numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
+    if chosen.hosts:
+        from chaos_hosts import run  # noqa: PLC0415 - it needs what the tests are made of
+
+        return run(chosen.hosts, numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
     is_root = own_mounts()
     faults = [
         fault
         for fault in FAULTS
         if (is_root or not fault.needs_root) and (chosen.fault or "") in fault.name
     ]
-    numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
     print(f"{len(numbers)} launches, seed {seed}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     started = time.monotonic()

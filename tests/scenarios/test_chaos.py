@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -28,5 +29,14 @@ def test_chaos_counts_an_end_that_comes_late_as_lost() -> None:
 @pytest.mark.slow
 def test_chaos_loses_nothing() -> None:
     done = chaos("--launches=25", "--seed=7", "--seconds=20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing lost" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.multinode
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_chaos_on_several_hosts_loses_nothing() -> None:
+    done = chaos("--hosts=4", "--launches=12", "--seed=7", "--seconds=30")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing lost" in done.stdout

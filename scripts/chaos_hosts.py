@@ -1,0 +1,506 @@
+"""`scripts/chaos --hosts N`: jobs on several hosts, of which ranks, launchers, hosts, cables fail.
+
+The hosts are network namespaces, the ranks are shells. After each launch nobody of it is left on
+any host that lives, all launchers there have ended with the same code and verdict, the one that the
+fault implies, and none of them late.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos_job import PATIENCE_S, Lost, alive, await_
+from chaos_pace import Pace
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lab  # noqa: E402 - it lives beside the tests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Strike = Callable[["HostsJob"], Sequence[int]]
+
+HEARTBEAT_TIMEOUT_S = 2.0
+GRACE_S = 0.5
+# From a failure that somebody sees to the end of the last launcher, on an idle machine.
+SEEN_S = 1.5
+# From the loss of a host or its cable: its silence, the grace of the others, and as above.
+SILENT_S = HEARTBEAT_TIMEOUT_S + GRACE_S + SEEN_S
+_PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
+KILL, TERM = signal.SIGKILL, signal.SIGTERM
+
+# Says that it is ready, waits for the code to end with, and ends; some ignore all polite signals.
+RANK = """
+case " $2 " in *" $PADDLE_TRAINER_ID "*) trap "" TERM INT HUP ;; esac
+exec 3<>"$1/orders.$PADDLE_TRAINER_ID"
+echo "rank $PADDLE_TRAINER_ID line 0"
+echo $$ >>"$1/ready.$PADDLE_TRAINER_ID"
+read -r code <&3
+exit "$code"
+"""
+
+
+class Fault(NamedTuple):
+    """A fault: `strike` does it at a random moment, and returns the exit codes that it implies."""
+
+    name: str
+    strike: Strike
+    weight: int = 2
+    within_s: float = SEEN_S
+    # The hosts that nobody starts, and those that are started so many seconds later.
+    absent: int = 0
+    late_s: float = 0.0
+    options: tuple[str, ...] = ()
+    is_early: bool = False
+    needs_slow_switch: bool = False
+
+
+class HostsJob:
+    """A launch on the hosts of NETWORK; every random choice is drawn from DRAW."""
+
+    def __init__(
+        self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
+    ) -> None:
+        self.network = network
+        self.hosts = network.hosts
+        self.folder = folder
+        self.fault = fault
+        self.draw = draw
+        self.per_host = draw.randint(1, 2)
+        ranks = range(len(self.hosts) * self.per_host)
+        self.ranks = ranks
+        self.deaf = [rank for rank in ranks if draw.random() < 0.15]  # noqa: PLR2004
+        self.struck_at = 0.0
+        self.launchers: dict[lab.Host, subprocess.Popen[bytes]] = {}
+        # Hosts that are gone, or are cut off and have to end by themselves.
+        self.dead: set[lab.Host] = set()
+        self.alone: set[lab.Host] = set()
+        # Those whose launchers were killed: what they were told no longer counts.
+        self.killed: set[lab.Host] = set()
+
+    # Before the fault ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start a launcher on each host, in any order."""
+        (self.folder / "rank.sh").write_text(RANK)
+        for rank in self.ranks:
+            os.mkfifo(self.folder / f"orders.{rank}")
+        order = list(self.hosts)[: len(self.hosts) - self.fault.absent]
+        self.draw.shuffle(order)
+        for place, host in enumerate(order):
+            if place == len(order) - 1 and self.fault.late_s:
+                time.sleep(self.fault.late_s)
+            self.launchers[host] = self.launch(host)
+
+    def launch(self, host: lab.Host, *more: str) -> subprocess.Popen[bytes]:
+        """Start a launcher on HOST."""
+        ips = ",".join(one.ip for one in self.hosts)
+        command = [sys.executable, "-m", "fleetrun", "--quiet", f"--ips={ips}"]
+        command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
+        command += [f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}", "--rdzv_timeout=20"]
+        command += [*self.fault.options, *more, "sh", str(self.folder / "rank.sh")]
+        command += [str(self.folder), " ".join(map(str, self.deaf))]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        return host.start(*command, env=env)
+
+    def wait_until_ready(self, times: int = 1) -> None:
+        """Wait until every rank is there."""
+        files = [self.folder / f"ready.{rank}" for rank in self.ranks]
+
+        def ready() -> bool:
+            for host, launcher in self.launchers.items():
+                if launcher.poll() is not None:
+                    raise Lost(f"{host.name} ended with {launcher.returncode}: {self.said(host)}")
+            return all(file.exists() and file.read_text().count("\n") == times for file in files)
+
+        await_("all ranks are ready", ready)
+
+    # What can be done to it ---------------------------------------------------------------------
+
+    def a_host(self) -> lab.Host:
+        """Draw a host."""
+        return self.draw.choice([*self.launchers])
+
+    def a_rank(self) -> int:
+        """Draw a rank."""
+        return self.draw.choice(self.ranks)
+
+    def host_of(self, rank: int) -> lab.Host:
+        """Return the host of RANK."""
+        return self.hosts[rank // self.per_host]
+
+    def order(self, rank: int, code: int) -> None:
+        """Let RANK end with CODE."""
+        fd = os.open(self.folder / f"orders.{rank}", os.O_RDWR)
+        os.write(fd, b"%d\n" % code)
+        # A pipe without ends forgets what is in it; the rank has its own, or is dead.
+        os.close(fd)
+
+    def let_end(self) -> None:
+        """Let all ranks end well, one after the other."""
+        self.struck_at = time.monotonic()
+        for rank in self.draw.sample(self.ranks, len(self.ranks)):
+            self.order(rank, 0)
+            time.sleep(self.draw.uniform(0, 0.05))
+        self.struck_at = time.monotonic()
+
+    def strike(self, host: lab.Host, pid: str, signum: int) -> None:
+        """Send SIGNUM to process PID of HOST, as it is numbered there."""
+        self.struck_at = time.monotonic()
+        host.run("kill", f"-{int(signum)}", pid, check=False)
+
+    def tell_launcher(self, host: lab.Host, signum: int) -> None:
+        """Send SIGNUM to the launcher of HOST."""
+        # nsenter is the parent of what it starts in another process namespace.
+        pid = self.launchers[host].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        await_("the launcher is there", lambda: children.read_text().split() or not alive(pid))
+        self.struck_at = time.monotonic()
+        for child in children.read_text().split():
+            os.kill(int(child), signum)
+
+    # Afterwards ---------------------------------------------------------------------------------
+
+    def finish(self, codes: Sequence[int], within_s: float, pace: Pace) -> tuple[float, float]:
+        """Wait for the end and check everything; return seconds since the fault, and how many."""
+        watched = {h: p for h, p in self.launchers.items() if h not in self.dead}
+        for host, launcher in watched.items():
+            self._await_end(host, launcher, self.struck_at + PATIENCE_S + within_s)
+        took = time.monotonic() - self.struck_at
+        for host in watched:
+            with suppress(Lost):
+                # Whoever ends a job whose launcher was killed needs a moment.
+                await_("nobody is left", lambda: not host.processes(), 5.0)  # noqa: B023
+            left = host.processes()
+            if left:
+                raise Lost(f"these are left on {host.name}: {left}")
+        judged = [host for host in watched if host not in self.alone | self.killed]
+        # Python itself had not come to our code yet, so nobody had heard of that launcher.
+        judged = [h for h in judged if not self.fault.is_early or self.launchers[h].returncode >= 0]
+        ends = {host: self.launchers[host].returncode for host in judged}
+        if not set(ends.values()) <= set(codes) or len(set(ends.values())) > 1:
+            found = {host.name: code for host, code in ends.items()}
+            said = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
+            raise Lost(f"exit codes {found} instead of {' or '.join(map(str, codes))}\n{said}")
+        if not self.fault.is_early:
+            self._check_verdicts(judged)
+        allowed = within_s * pace.slowdown(self.struck_at)
+        if took > allowed:
+            said = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
+            raise Lost(
+                f"it ended {took:.1f} s after the fault, {allowed:.1f} s are allowed\n{said}"
+            )
+        return took, allowed
+
+    def _await_end(self, host: lab.Host, launcher: subprocess.Popen[bytes], until: float) -> None:
+        try:
+            launcher.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Lost(f"the launcher of {host.name} hangs: {self.said(host)}") from None
+
+    def _check_verdicts(self, judged: Sequence[lab.Host]) -> None:
+        """All hosts have come to the same end, and have it in words."""
+        verdicts = {}
+        for host in judged:
+            file = host.folder / "log" / "latest" / "events.jsonl"
+            if not file.exists():
+                continue
+            last = json.loads(file.read_text().splitlines()[-1])
+            if last["event"] != "finished":
+                raise Lost(f"events.jsonl of {host.name} ends with {last}")
+            # Where it happened is said on the others only.
+            verdict = re.sub(r" on \S+( \(\S+\))?$", "", last["verdict"])
+            # As who was asked says it himself.
+            verdicts[host.name] = verdict.replace(
+                "interrupted by SIGTERM", "fleetrun was asked to stop (SIGTERM)"
+            )
+        if len(set(verdicts.values())) > 1:
+            raise Lost(f"several verdicts: {verdicts}")
+
+    def said(self, host: lab.Host) -> str:
+        """Return what the launcher of HOST said."""
+        return (host.folder / "output").read_text(errors="replace").strip()
+
+    def clear(self) -> None:
+        """End what is left, before the hosts are removed."""
+        for launcher in self.launchers.values():
+            launcher.kill()
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def end_well(job: HostsJob) -> Sequence[int]:
+    job.let_end()
+    return [0]
+
+
+def exit_a_rank(job: HostsJob) -> Sequence[int]:
+    code = job.draw.randrange(1, 126)
+    job.struck_at = time.monotonic()
+    job.order(job.a_rank(), code)
+    return [code]
+
+
+def exit_two_ranks(job: HostsJob) -> Sequence[int]:
+    job.struck_at = time.monotonic()
+    for rank, code in zip(job.draw.sample(job.ranks, 2), (41, 42), strict=True):
+        job.order(rank, code)
+    return [41, 42]
+
+
+def kill_a_rank(job: HostsJob) -> Sequence[int]:
+    rank = job.a_rank()
+    pid = (job.folder / f"ready.{rank}").read_text().split()[-1]
+    job.strike(job.host_of(rank), pid, KILL)
+    return [128 + KILL]
+
+
+def restart(job: HostsJob) -> Sequence[int]:
+    kill_a_rank(job)
+    job.wait_until_ready(times=2)
+    job.let_end()
+    return [0]
+
+
+def kill_launcher(job: HostsJob) -> Sequence[int]:
+    host = job.a_host()
+    job.killed.add(host)
+    job.tell_launcher(host, KILL)
+    return range(1, 256)
+
+
+def term_launcher(job: HostsJob) -> Sequence[int]:
+    job.tell_launcher(job.a_host(), TERM)
+    return [128 + TERM]
+
+
+def term_all(job: HostsJob) -> Sequence[int]:
+    for host in job.launchers:
+        job.tell_launcher(host, TERM)
+    return [128 + TERM]
+
+
+def crash_host(job: HostsJob) -> Sequence[int]:
+    host = job.a_host()
+    job.dead.add(host)
+    job.struck_at = time.monotonic()
+    host.crash()
+    return range(1, 256)
+
+
+def cut_host(job: HostsJob) -> Sequence[int]:
+    host = job.a_host()
+    job.alone.add(host)
+    if host == job.hosts[0]:
+        # Whoever is left has lost the coordinator, and so has it the others.
+        job.alone |= set(job.hosts)
+    job.struck_at = time.monotonic()
+    job.network.cut(host)
+    return range(1, 256)
+
+
+def cut_for_a_moment(job: HostsJob) -> Sequence[int]:
+    host = job.a_host()
+    job.network.cut(host)
+    time.sleep(job.draw.uniform(0.1, 0.3 * HEARTBEAT_TIMEOUT_S))
+    job.network.heal(host)
+    time.sleep(job.draw.uniform(0, HEARTBEAT_TIMEOUT_S))
+    job.let_end()
+    return [0]
+
+
+def spoil(**what: float) -> Strike:
+    def strike(job: HostsJob) -> Sequence[int]:
+        job.network.spoil(**what)
+        time.sleep(job.draw.uniform(0, 2 * HEARTBEAT_TIMEOUT_S))
+        if job.draw.random() < 0.5:  # noqa: PLR2004 - half of the time
+            return exit_a_rank(job)
+        job.let_end()
+        return [0]
+
+    return strike
+
+
+def miss_a_host(job: HostsJob) -> Sequence[int]:
+    job.struck_at = time.monotonic()
+    missing = job.hosts[-1]
+    for launcher in job.launchers.values():
+        launcher.wait(PATIENCE_S)
+    for host in job.launchers:
+        if missing.ip not in job.said(host) and host != job.hosts[0]:
+            raise Lost(f"{host.name} does not name {missing.ip}: {job.said(host)}")
+    return [4]
+
+
+def flood(job: HostsJob) -> Sequence[int]:
+    """Send garbage to every port that anybody of the job listens at, then let it end."""
+    host = job.hosts[0]
+    code = (
+        "import os, socket, sys\n"
+        "for port in range(6166, 6170):\n"
+        "    for _ in range(100):\n"
+        "        try:\n"
+        "            link = socket.create_connection((sys.argv[1], port), 1)\n"
+        "            link.sendall(os.urandom(200))\n"
+        "        except OSError:\n"
+        "            break\n"
+    )
+    job.a_host().run(sys.executable, "-c", code, host.ip)
+    job.let_end()
+    return [0]
+
+
+def signal_early(signum: int) -> Strike:
+    def strike(job: HostsJob) -> Sequence[int]:
+        time.sleep(job.draw.uniform(0, 0.6))
+        host = job.a_host()
+        if signum == KILL:
+            job.killed.add(host)
+        job.tell_launcher(host, signum)
+        # Who has not heard of anybody else waits for the rest of the rendezvous.
+        return [4, 128 + TERM, 1] if signum == TERM else range(1, 256)
+
+    return strike
+
+
+SHORT = ("--rdzv_timeout=3",)
+FAULTS = (
+    Fault("nothing", end_well),
+    Fault("rank: exit with a code", exit_a_rank, weight=4),
+    Fault("rank: kill -KILL", kill_a_rank, weight=4),
+    Fault("two ranks fail together", exit_two_ranks),
+    Fault("restart", restart, options=("--max_restart=1",), weight=3),
+    Fault("launcher: -KILL", kill_launcher, weight=4, within_s=SILENT_S),
+    Fault("launcher: -TERM", term_launcher, weight=3),
+    Fault("all launchers: -TERM", term_all),
+    Fault("host: crash", crash_host, weight=4, within_s=SILENT_S),
+    Fault("cable: cut for ever", cut_host, weight=4, within_s=SILENT_S),
+    Fault("cable: cut for a moment", cut_for_a_moment, weight=3),
+    Fault("network: 5 % loss", spoil(loss=5), needs_slow_switch=True, within_s=2 * SEEN_S),
+    Fault("network: 20 ms", spoil(delay_ms=20), needs_slow_switch=True, within_s=2 * SEEN_S),
+    Fault("a host comes late", end_well, late_s=1.5),
+    Fault(
+        "a host never comes",
+        miss_a_host,
+        absent=1,
+        options=SHORT,
+        is_early=True,
+        within_s=3 + SEEN_S,
+    ),
+    Fault("strangers call", flood),
+    Fault(
+        "starting: -TERM", signal_early(TERM), options=SHORT, is_early=True, within_s=3 + SILENT_S
+    ),
+    Fault(
+        "starting: -KILL", signal_early(KILL), options=SHORT, is_early=True, within_s=3 + SILENT_S
+    ),
+)
+
+
+class Result(NamedTuple):
+    """What became of one launch."""
+
+    number: int
+    fault: str
+    took_s: float
+    allowed_s: float = 1.0
+    lost: str = ""
+
+
+def run(  # noqa: PLR0917 - what the command line says
+    hosts: int,
+    launches: Sequence[int],
+    seed: int,
+    fault: str,
+    keep: bool,  # noqa: FBT001
+    seconds: float | None,
+) -> int:
+    """Do LAUNCHES of SEED on HOSTS hosts; return the exit code."""
+    reason = "network namespaces need root" if not lab.is_root() else lab.missing()
+    if reason:
+        print(f"scripts/chaos: there can be no hosts here: {reason}", file=sys.stderr)
+        return 3
+    faults = [one for one in FAULTS if fault in one.name]
+    place = Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(f"{len(launches)} launches on {hosts} hosts, seed {seed}", flush=True)
+    started = time.monotonic()
+    pace, results = Pace(), []
+    try:
+        for number in launches:
+            if seconds is not None and time.monotonic() > started + seconds:
+                break
+            result = _run(place / str(number), hosts, seed, number, faults, pace)
+            results.append(result)
+            if result.lost:
+                again = f"scripts/chaos --hosts {hosts} --seed {seed} --only {number}"
+                print(f"LOST in launch {number}, {result.fault}: {result.lost}\n  again: {again}")
+                sys.stdout.flush()
+            elif sys.stderr.isatty():
+                print(f"\r\033[K{number}: {result.fault}", end="\r", file=sys.stderr, flush=True)
+            if not (result.lost and keep):
+                shutil.rmtree(place / str(number), ignore_errors=True)
+    finally:
+        pace.end()
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+    return _report(results, seed, time.monotonic() - started)
+
+
+def _run(  # noqa: PLR0917 - all that a launch depends on
+    folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault], pace: Pace
+) -> Result:
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    fault = draw.choices(faults, [one.weight for one in faults])[0]
+    try:
+        with lab.network(hosts, folder, is_slow=fault.needs_slow_switch) as network:
+            job = HostsJob(network, folder, fault, draw)
+            try:
+                job.start()
+                if not fault.is_early:
+                    job.wait_until_ready()
+                    time.sleep(draw.uniform(0, 0.5))
+                codes = fault.strike(job)
+                within_s = fault.within_s + (GRACE_S if job.deaf else 0.0)
+                took_s, allowed_s = job.finish(codes, within_s, pace)
+            finally:
+                job.clear()
+    except (Lost, OSError, subprocess.SubprocessError, KeyError, ValueError) as lost:
+        return Result(number, fault.name, 0.0, lost=str(lost) or repr(lost))
+    return Result(number, fault.name, took_s, allowed_s)
+
+
+def _report(results: Sequence[Result], seed: int, seconds: float) -> int:
+    """Print what was tried, how long it took from the fault to the end, and what was lost."""
+    print(
+        f"\n  {'fault':32} {'tried':>5} {'lost':>5}  from fault to end, ms: min median max, "
+        "and the most of its bound"
+    )
+    for name in [fault.name for fault in FAULTS]:
+        mine = [result for result in results if result.fault == name]
+        took = [result.took_s * 1000 for result in mine if not result.lost]
+        times = ""
+        if took:
+            most = max(result.took_s / result.allowed_s for result in mine if not result.lost)
+            times = f"{min(took):6.0f} {median(took):6.0f} {max(took):6.0f} {most:5.0%}"
+        if mine:
+            print(f"  {name:32} {len(mine):5} {len(mine) - len(took):5}  {times}")
+    count = sum(bool(result.lost) for result in results)
+    print(f"\n{len(results)} launches in {seconds:.0f} s, seed {seed}: {count or 'nothing'} lost")
+    return 1 if count else 0

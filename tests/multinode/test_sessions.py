@@ -1,0 +1,259 @@
+"""Jobs on four hosts of which one fails, vanishes, is cut off, comes late or never."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import LONG_S, TRAINING_S, until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lab import Host, Network
+
+pytestmark = pytest.mark.multinode
+
+ROOT = Path(__file__).parents[2]
+FIRST = "10.88.0.1"
+# Says which rank it is, waits for the code to end with, and ends.
+RANK = """
+exec 3<>"orders.$PADDLE_TRAINER_ID"
+echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM speaks"
+: >"ready.$PADDLE_TRAINER_ID"
+read -r code <&3
+exit "$code"
+"""
+QUICK = ("--heartbeat_timeout=2", "--grace=1")
+
+
+class Job:
+    """A job on HOSTS with one rank each, in one folder that they share."""
+
+    def __init__(self, hosts: Sequence[Host], *options: str, folder: Path) -> None:
+        self.hosts = hosts
+        self.options = options
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        (folder / "rank.sh").write_text(RANK)
+        for rank in range(4):
+            os.mkfifo(folder / f"orders.{rank}")
+        self.launchers: dict[Host, subprocess.Popen[bytes]] = {}
+
+    def start(self, hosts: Iterable[Host] = (), *more: str, **env: str) -> None:
+        """Start a launcher on HOSTS, or on all."""
+        for host in hosts or self.hosts:
+            whole = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env}
+            words = ("--nproc_per_node=1", f"--log_dir={host.folder / 'log'}", *self.options, *more)
+            script = 'cd "$1" && shift && exec "$@"'
+            command = (sys.executable, "-m", "fleetrun", *words, "sh", "rank.sh")
+            self.launchers[host] = host.start(
+                "sh", "-c", script, "sh", str(self.folder), *command, env=whole
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until every rank speaks."""
+        until(lambda: self._is_over() or self._is_ready())
+        assert self._is_ready(), [self.said(host) for host in self.launchers]
+
+    def _is_ready(self) -> bool:
+        return all((self.folder / f"ready.{rank}").exists() for rank in range(4))
+
+    def _is_over(self) -> bool:
+        return any(launcher.poll() is not None for launcher in self.launchers.values())
+
+    def order(self, rank: int, code: int) -> None:
+        """Let RANK end with CODE."""
+        fd = os.open(self.folder / f"orders.{rank}", os.O_RDWR)
+        os.write(fd, b"%d\n" % code)
+        os.close(fd)
+
+    def ends(self, *gone: Host) -> list[int]:
+        """Return the codes with which the launchers end, but of those that are GONE."""
+        here = [host for host in self.launchers if host not in gone]
+        codes = [self.launchers[host].wait(LONG_S) for host in here]
+        for host in gone:
+            self.launchers[host].wait(LONG_S)
+        for host in here:
+            assert host.processes() == []
+        return codes
+
+    def said(self, host: Host) -> str:
+        """Return what the launcher of HOST said."""
+        return (host.folder / "output").read_text()
+
+
+def by_list(network: Network, folder: Path, *options: str) -> Job:
+    ips = ",".join(host.ip for host in network.hosts)
+    return Job(network.hosts, f"--ips={ips}", *QUICK, *options, folder=folder)
+
+
+def by_master(network: Network, folder: Path, *options: str) -> Job:
+    where = (f"--master={FIRST}:6170", "--nnodes=4", *QUICK, *options)
+    return Job(network.hosts, *where, folder=folder)
+
+
+@pytest.mark.parametrize("make", [by_list, by_master])
+def test_all_hosts_end_as_the_rank_that_failed_first(
+    make: Callable[..., Job], four_hosts: Network, tmp_path: Path
+) -> None:
+    job = make(four_hosts, tmp_path / "job")
+    job.start()
+    job.wait_until_ready()
+    job.order(2, 7)
+    assert job.ends() == [7] * 4
+    for host in four_hosts.hosts:
+        assert "ank 2 exited with 7" in job.said(host)
+    # Its last line, wherever it ran.
+    assert all("rank 2 of 4 speaks" in job.said(host) for host in four_hosts.hosts)
+
+
+def test_all_hosts_end_well_together(four_hosts: Network, tmp_path: Path) -> None:
+    job = by_list(four_hosts, tmp_path / "job")
+    job.start()
+    job.wait_until_ready()
+    for rank in (3, 1, 2):
+        job.order(rank, 0)
+    until(lambda: "sh rank.sh" not in " ".join(four_hosts.hosts[3].processes()[1:]))
+    assert not job._is_over()  # noqa: SLF001 - rank 0 still runs
+    job.order(0, 0)
+    assert job.ends() == [0] * 4
+
+
+def test_hosts_that_meet_may_come_in_any_order_and_by_name(
+    four_hosts: Network, tmp_path: Path
+) -> None:
+    """On node-1 its own name means 127.0.1.1, and on the others its address."""
+    options = ("--master=node-1:6170", "--nnodes=4", *QUICK)
+    job = Job(four_hosts.hosts, *options, folder=tmp_path / "job")
+    for host in reversed(four_hosts.hosts):
+        job.start([host])
+    job.wait_until_ready()
+    for rank in range(4):
+        job.order(rank, 0)
+    assert job.ends() == [0] * 4
+    # The master's host is the first; the others follow by their addresses.
+    for rank, host in enumerate(four_hosts.hosts):
+        log = (host.folder / "log" / "workerlog.0").read_text()
+        assert log == f"rank {rank} of 4 speaks\n"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_host_that_crashes_is_named_and_ends_the_job(
+    victim: int, four_hosts: Network, tmp_path: Path
+) -> None:
+    job = by_list(four_hosts, tmp_path / "job")
+    job.start()
+    job.wait_until_ready()
+    gone = four_hosts.hosts[victim]
+    gone.crash()
+    codes = job.ends(gone)
+    assert len(set(codes)) == 1
+    assert codes[0] != 0
+    for host in four_hosts.hosts:
+        if host is not gone:
+            assert gone.ip in job.said(host)
+
+
+def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
+    four_hosts: Network, tmp_path: Path
+) -> None:
+    job = by_list(four_hosts, tmp_path / "job")
+    job.start()
+    job.wait_until_ready()
+    alone = four_hosts.hosts[2]
+    four_hosts.cut(alone)
+    codes = job.ends()
+    assert 0 not in codes
+    for host in four_hosts.hosts:
+        assert (alone.ip in job.said(host)) or host is alone
+    assert "cut off" in job.said(alone)
+
+
+def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
+    slow_hosts.spoil(loss=5, delay_ms=20)
+    job = by_list(slow_hosts, tmp_path / "job", "--heartbeat_timeout=10")
+    job.start()
+    job.wait_until_ready()
+    slow_hosts.cut(slow_hosts.hosts[1])
+    # Long enough for the heartbeats of a second to be lost.
+    slow_hosts.hosts[0].run("sleep", "3")
+    slow_hosts.heal(slow_hosts.hosts[1])
+    for rank in range(4):
+        job.order(rank, 0)
+    assert job.ends() == [0] * 4
+
+
+def test_a_launcher_that_is_asked_to_stop_stops_the_job(
+    four_hosts: Network, tmp_path: Path
+) -> None:
+    job = by_list(four_hosts, tmp_path / "job")
+    job.start()
+    job.wait_until_ready()
+    first = job.launchers[four_hosts.hosts[1]].pid
+    children = Path(f"/proc/{first}/task/{first}/children").read_text()
+    os.kill(int(children.split()[0]), signal.SIGTERM)
+    assert job.ends() == [143] * 4
+
+
+@pytest.mark.parametrize("make", [by_list, by_master])
+def test_a_host_that_never_comes_is_waited_for_and_named(
+    make: Callable[..., Job], four_hosts: Network, tmp_path: Path
+) -> None:
+    job = make(four_hosts, tmp_path / "job", "--rdzv_timeout=2")
+    job.start(four_hosts.hosts[:3])
+    assert job.ends() == [4] * 3
+    for host in four_hosts.hosts[:3]:
+        assert "did not come within 2 s" in job.said(host)
+        assert make is by_master or "10.88.0.4" in job.said(host)
+    assert not list((tmp_path / "job").glob("ready.*"))
+
+
+def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_path: Path) -> None:
+    job = by_master(four_hosts, tmp_path / "job", "--rdzv_timeout=3")
+    job.start(four_hosts.hosts[:3], FLEETRUN_TOKEN="the right one")  # noqa: S106 - of a test
+    job.start(four_hosts.hosts[3:], FLEETRUN_TOKEN="another")  # noqa: S106 - of a test
+    assert job.ends() == [4] * 4
+    assert "another token" in job.said(four_hosts.hosts[3])
+
+
+def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> None:
+    job = by_list(four_hosts, tmp_path / "job", "--max_restart=1")
+    job.start()
+    job.wait_until_ready()
+    for ready in (tmp_path / "job").glob("ready.*"):
+        ready.unlink()
+    job.order(1, 9)
+    job.wait_until_ready()
+    for rank in range(4):
+        job.order(rank, 0)
+    assert job.ends() == [0] * 4
+
+
+SUM_UP = """
+import paddle, paddle.distributed as dist
+dist.init_parallel_env()
+x = paddle.to_tensor([float(10 ** dist.get_rank())])
+dist.all_reduce(x)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: the sum is {x.item():g}", flush=True)
+"""
+
+
+@pytest.mark.train
+def test_ranks_of_hosts_that_meet_reach_each_other(
+    two_hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    (tmp_path / "sum_up.py").write_text(SUM_UP)
+    options = ("--master=node-1:6170", "--nnodes=2", "--nproc_per_node=1")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = (sys.executable, "-m", "fleetrun", *options, str(tmp_path / "sum_up.py"))
+    launchers = [host.start(*command, env=env) for host in two_hosts]
+    assert [launcher.wait(TRAINING_S) for launcher in launchers] == [0, 0]
+    for rank, host in enumerate(two_hosts):
+        log = (host.folder / "log" / "workerlog.0").read_text()
+        assert f"rank {rank} of 2: the sum is 11" in log
