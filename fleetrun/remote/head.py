@@ -78,18 +78,14 @@ def listed(request: Request) -> tuple[Listed, ...]:
             raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
     else:
         found = hostfile.parse(request.hosts or "")
-    found = hostfile.chosen(found, request.include, request.exclude)
-    if len({host.slots for host in found}) > 1:
-        raise UsageError(
-            "the hosts listed have different numbers of slots, and this version needs the same on "
-            "each."
-        )
-    return found
+    return hostfile.chosen(found, request.include, request.exclude)
 
 
 def as_listed(request: Request) -> Request:
     """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
     hosts = listed(request)
+    if len({(host.slots, host.devices) for host in hosts}) > 1:
+        raise UsageError("--dry-run shows only hosts that all have the same slots.")
     names = tuple(host.name for host in hosts)
     asked = request.nproc_per_node
     return request._replace(

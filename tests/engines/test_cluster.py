@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from clusters import BATCH, HYDRA, MPI, STEP, text
 from commandline import Command
+from ports import free
 
 from fleetrun import argv, request
 from fleetrun.configfile import Config
@@ -132,3 +133,34 @@ def test_two_launchers_in_a_step_are_one_job(tmp_path: Path) -> None:
     port = cluster.first_port("77")
     assert ends[0].out.decode() == f"0 of 2 at 127.0.0.1:{port}\n"
     assert ends[1].out.decode() == f"1 of 2 at 127.0.0.2:{port}\n"
+
+
+def test_pods_of_an_indexed_job_meet_at_the_first_in_the_order_of_their_numbers(
+    tmp_path: Path,
+) -> None:
+    (port,) = free(1)
+    started = []
+    # As commands/submit/kubernetes.py has it; the last comes first.
+    for index in ("1", "0"):
+        folder = tmp_path / index
+        folder.mkdir()
+        script = "echo $R of $PADDLE_TRAINERS_NUM, ${FLEETRUN_TOKEN-none}"
+        command = Command(folder, script, ranks=1)
+        pod = {
+            "KUBERNETES_SERVICE_HOST": "10.1.0.1",
+            "JOB_COMPLETION_INDEX": index,
+            "PADDLE_MASTER": f"127.0.0.1:{port}",
+            "PADDLE_NNODES": "2",
+            "PADDLE_JOB_ID": "train",
+            "POD_IP": f"127.0.0.{int(index) + 1}",
+            "FLEETRUN_TOKEN": "t0ken",
+        }
+        started.append((command, command.start(env=pod)))
+    ends = [command.finish(process) for command, process in started]
+    assert [end.code for end in ends] == [0, 0], [end.said for end in ends]
+    assert [end.out for end in ends] == [b"1 of 2, none\n", b"0 of 2, none\n"]
+
+
+def test_launchers_of_an_mpi_meet_where_they_are_told() -> None:
+    found = resolve(MPI, "--master=node-1:6070")
+    assert (found.master, found.nnodes, found.rank) == ("node-1:6070", "4", 3)

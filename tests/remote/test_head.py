@@ -121,6 +121,14 @@ def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path)
     assert (tmp_path / "asked.0").exists()
 
 
+def test_hosts_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
+    command = by_ssh(tmp_path, "touch $R.of.$PADDLE_TRAINERS_NUM", hosts="127.0.0.1:1,127.0.0.2:2")
+    command.argv = [word for word in command.argv if not word.startswith("--nproc_per_node")]
+    ended = command.run()
+    assert ended.code == 0, ended.said
+    assert sorted(path.name for path in tmp_path.glob("*.of.*")) == ["0.of.3", "1.of.3", "2.of.3"]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_the_head_is_ended(tmp_path: Path, signum: int) -> None:
     command = by_ssh(tmp_path, HOLD)
@@ -218,7 +226,7 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--hosts=a:2,b:4",), "different numbers of slots"),
+        (("--hosts=a:2,b:4", "--dry-run"), "--dry-run shows only hosts that all have the same"),
         (("--hosts=a", "--hostfile=f"), "give one of them"),
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
