@@ -183,6 +183,9 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     otherwise = "`fleetrun --help=all` lists them all."
     if prefix and not typed.startswith("--"):
         otherwise = "for Python's own options write `fleetrun [options] python -u train.py`."
+        if len(name) == 1:
+            # A letter is near to any short name.
+            names = ()
     return suggestions.ending(name, names, otherwise, prefix)
 
 

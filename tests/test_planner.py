@@ -35,6 +35,7 @@ def test_a_plan_holds_everything() -> None:
         log_dir="/work/out/logs",
         run_dir="/work/out/logs/runs/20250102T030405Z-night-4711-node1",
         notes=("of the request", "of the devices", "of the engine"),
+        has_session=True,
     )
     assert [spec.rank for spec in plan.ranks] == [0, 1, 2, 3]
     assert [process.name for process in plan.processes] == ["trainer.2", "trainer.3"]
