@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from fleetrun.plan.layout import Slots
     from fleetrun.session import messages
 
+_UNPROTECTED = (
+    f"{TOKEN} is not set: until all hosts were there, whoever knew --job_id and ran the same "
+    "script could take part."
+)
 # Of a digest, enough to tell two apart.
 _DIGITS = 12
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
@@ -76,7 +80,10 @@ def join(
 
     def make(attempt: int, agreed: messages.Roster) -> LaunchPlan:
         assert local is not None  # noqa: S101 - else there was no offer
-        return plan(_roster(agreed, launcher, attempt, local))
+        roster = _roster(agreed, launcher, attempt, local)
+        if meeting.token is None and not found.hosts:
+            roster = roster._replace(notes=(*roster.notes, _UNPROTECTED))
+        return plan(roster)
 
     rendezvous = Rendezvous(
         session, offer=offer, bare=bare, plan=make, timeout_s=request.rdzv_timeout_s

@@ -40,15 +40,16 @@ class Host(NamedTuple):
         return self.offer.named(self.address)
 
 
-def listed(names: Sequence[str]) -> str:
-    """Name some hosts, and count the rest.
+def listed(names: Sequence[str], *, more: int = 0) -> str:
+    """Name some hosts, and count the rest and MORE.
 
-    >>> listed(["a", "b"]), listed([str(each) for each in range(10)])
-    ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 2 more')
+    >>> listed(["a", "b"]), listed([str(each) for each in range(10)], more=1)
+    ('a and b', '0, 1, 2, 3, 4, 5, 6, 7 and 3 more')
     """
     shown = list(names[:_NAMED])
-    if len(names) > _NAMED:
-        shown.append(f"{len(names) - _NAMED} more")
+    more += len(names) - len(shown)
+    if more:
+        shown.append(f"{more} more")
     if len(shown) == 1:
         return shown[0]
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
@@ -102,15 +103,17 @@ def missing(terms: Terms, hosts: Sequence[Host]) -> str:
         absent = [name for place, name in enumerate(terms.names) if place not in taken]
         return listed(absent)
     lacking = terms.least - len(hosts)
-    known = [host.offer.rank for host in hosts if host.offer.rank is not None]
-    if known and len(known) == len(hosts):
+    known = {host.offer.rank for host in hosts} - {None}
+    if known and all(host.offer.rank is not None for host in hosts):
         absent = [f"rank {rank}" for rank in range(terms.least) if rank not in known]
         who = listed(absent[:lacking])
     else:
         who = f"{lacking} host{'s' * (lacking != 1)}"
-    here = [host.name for host in hosts]
-    verb = "are" if len(here) > 1 else "is"
-    return f"{who} of {terms.least}" + (f" ({listed(here)} {verb} here)" if here else "")
+    if not hosts:
+        return f"{who} of {terms.least}"
+    # Asked for at each join, so a thousand names that are not shown are not made.
+    here = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
+    return f"{who} of {terms.least} ({here} {'are' if len(hosts) > 1 else 'is'} here)"
 
 
 def differences(ours: Offer, theirs: Offer, *, where: str) -> list[str]:

@@ -137,6 +137,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
     for rank in range(4):
         job.order(rank, 0)
     assert job.ends() == [0] * 4
+    assert "FLEETRUN_TOKEN is not set" in job.said(four_hosts.hosts[1])
     # The master's host is the first; the others follow by their addresses.
     for rank, host in enumerate(four_hosts.hosts):
         log = (host.folder / "log" / "workerlog.0").read_text()
