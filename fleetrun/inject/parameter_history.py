@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Methods that write without a new in-place version.
 _WRITING_METHODS = ("set_value", "copy_")
+# The forwards after which a new address, which no writing method gives, is looked for rarely.
+_EVERY = 8
 # From so many forwards on a written parameter is a statistic.
 _MIN_WRITES = 2
 # For each watched forward that runs, the ids of the tensors written by these methods.
@@ -68,7 +70,8 @@ class ParameterHistory:
     @contextlib.contextmanager
     def watching_forward(self) -> Iterator[None]:
         """Record which parameters are written into in this context."""
-        before = [_state(each) for each in self._parameters]
+        looks_at_addresses = not self._forwards % (_EVERY if self._forwards >= _EVERY else 1)
+        before = self._states(addresses=looks_at_addresses)
         written: set[int] = set()
         _forwards.append(written)
         try:
@@ -76,10 +79,20 @@ class ParameterHistory:
         finally:
             _forwards.remove(written)
         self._forwards += 1
-        for each, state in zip(self._parameters, before):
-            if state != _state(each):
-                written.add(id(each))
+        after = self._states(addresses=looks_at_addresses)
+        if before != after:
+            for each, old, new in zip(self._parameters * 2, before, after):
+                if old != new:
+                    written.add(id(each))
         self._written.update(written)
+
+    def _states(self, *, addresses: bool) -> list[int]:
+        """Return the in-place version of each parameter, and then, if asked, each address."""
+        # No function of ours for each parameter: this is done in each step.
+        states = [each.inplace_version for each in self._parameters]
+        if addresses:
+            states += [each.data_ptr() for each in self._parameters]
+        return states
 
     def is_trained(self, parameter: Any) -> bool:
         """Whether PARAMETER ever had a gradient when its optimizer stepped."""
@@ -92,8 +105,3 @@ class ParameterHistory:
         """
         enough = min(self._forwards, _MIN_WRITES)
         return self._forwards > 0 and self._written[id(parameter)] >= enough
-
-
-def _state(parameter: Any) -> tuple[int, int]:
-    """Return the address and the in-place version of PARAMETER."""
-    return parameter.data_ptr(), parameter.inplace_version

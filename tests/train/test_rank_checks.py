@@ -59,3 +59,12 @@ def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_pa
             assert "has not given the average of the ranks' gradients" in stopped
     proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
     assert proof["counts"]["gradients_checked"] == 6
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
+    version: str, tmp_path: Path
+) -> None:
+    calls = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
+    # There are 300 parameters. 600 calls were seen where a function was called for each.
+    assert all(0 < each < 50 for each in calls)
