@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +11,12 @@ if TYPE_CHECKING:
 # By the bytes of an element, the integers that its bits are read as.
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # Elements that are summed at a time: Paddle makes integers of 8 bytes of them first.
-_MOST_AT_ONCE = 1 << 24
+_MOST_AT_ONCE = 1 << 22
+# Each element counts as often as a number that follows from its place, a square modulo this prime.
+# In a plain sum 0.3 and -0.3 that both grow by 0.0001 cancel out.
+_PRIME, _STEP, _BEGIN = 65521, 40503, 12345
+# The places after which they begin again: 2 MB of them.
+_PERIOD = 1 << 18
 
 
 def of_tensors(tensors: Sequence[Any]) -> list[int]:
@@ -26,11 +32,34 @@ def of_tensors(tensors: Sequence[Any]) -> list[int]:
 
 
 def of_array(array: Any) -> int:
-    """Return the sum of the bits of the numpy ARRAY, read as integers, modulo 2**64."""
+    """Return the sum of the bits of the numpy ARRAY, read as integers and weighted by place.
+
+    It is modulo 2**64.
+    """
     import numpy as np
 
     bits = np.ascontiguousarray(array).reshape(-1).view(_INTEGERS[_item_size(array)])
-    return int(bits.sum(dtype="int64"))
+    weights = _table()
+    # In an array, as numpy warns of numbers that overflow.
+    total = np.zeros(1, dtype="int64")
+    for start in range(0, len(bits), _PERIOD):
+        part = bits[start : start + _PERIOD].astype("int64")
+        total += np.dot(part, weights[: len(part)])
+    return int(total[0])
+
+
+@functools.cache
+def _table() -> Any:
+    """Return the weights of a period, which would cost more than the sum itself."""
+    import numpy as np
+
+    return _weights(np.arange(_PERIOD, dtype="int64"))
+
+
+def _weights(places: Any) -> Any:
+    """Return how often the elements at PLACES count, an array or a tensor of int64."""
+    numbers = (places % _PERIOD * _STEP + _BEGIN) % _PRIME
+    return numbers * numbers % _PRIME + 1
 
 
 def _item_size(array: Any) -> int:
@@ -40,8 +69,9 @@ def _item_size(array: Any) -> int:
 
 def _of_tensor(tensor: Any, paddle: Any) -> Any:
     bits = paddle.view(tensor.flatten(), _INTEGERS[tensor.element_size()])
-    parts = [
-        paddle.sum(bits[start : start + _MOST_AT_ONCE], dtype="int64")
-        for start in range(0, bits.shape[0], _MOST_AT_ONCE)
-    ]
+    parts = []
+    for start in range(0, bits.shape[0], _MOST_AT_ONCE):
+        part = bits[start : start + _MOST_AT_ONCE].astype("int64")
+        places = paddle.arange(start, start + part.shape[0], dtype="int64")
+        parts.append((part * _weights(places)).sum())
     return parts[0] if len(parts) == 1 else paddle.stack(parts).sum()
