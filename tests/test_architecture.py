@@ -67,3 +67,9 @@ def test_every_file_and_folder_that_is_named_is_there() -> None:
         name for name in named - made if not ((HOUSE / name).exists() or (ROOT / name).exists())
     ]
     assert not missing
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """They are files and not a package: pytest would refuse to collect both."""
+    found = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name in found if found.count(name) > 1] == []
