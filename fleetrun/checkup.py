@@ -126,7 +126,8 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     shown = grave if request.quiet else [one for one in found if one.level != findings.OK]
     if sys.stderr is not None:
         for one in shown:
-            told = f"{one.check}: {one.seen}; {one.means}. To mend it: {one.mend}"
+            seen = one.seen.removesuffix(".")
+            told = f"{one.check}: {seen}; {one.means}. To mend it: {one.mend}"
             print(f"fleetrun: {one.level}: {visible(hide(told))}", file=sys.stderr, flush=True)
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"

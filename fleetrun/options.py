@@ -49,7 +49,7 @@ _TUNER = (
     "this version searches no parallel layouts: `fleetrun tune` measures the fields of a strategy; "
     f"for Paddle's tuner use {_PADDLE_LAUNCHER}."
 )
-_FLEET_SIZE = "no job is elastic, and hosts are waited for by no one."
+_FLEET_SIZE = "no job is elastic; --rdzv_timeout says how long hosts are waited for."
 
 
 class Option(NamedTuple):

@@ -362,8 +362,9 @@ def _address(found: Chosen) -> str | None:
     address = (found.of(str) or "").strip()
     scheme, _, rest = address.partition("://")
     if address and not (scheme in {"http", "https"} and rest):
-        problem = "give an address that begins with https:// or http://."
-        raise UsageError(f"{found.given.typed}: {problem}")
+        # The option comes last: a word behind its name is hidden like a password.
+        problem = "give an address that begins with https:// or http:// to"
+        raise UsageError(f"{problem} {found.given.typed}.")
     return address or None
 
 

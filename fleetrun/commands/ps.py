@@ -59,7 +59,7 @@ def row(job: Job, about: About, now: float) -> list[str]:
     alive = len(jobs.running(job))
     processes = f"{alive} of {about.wanted}" if about.wanted else str(alive)
     if about.attempt:
-        processes += f", attempt {about.attempt + 1}"
+        processes += f", attempt {about.attempt}"
     host = f"{about.node_rank + 1} of {len(about.nodes)}" if len(about.nodes) > 1 else "-"
     cells = (
         "killed" if job.launcher is None else str(job.launcher),

@@ -111,7 +111,7 @@ def running(job: Job) -> tuple[int, ...]:
 
 
 def named(jobs: Sequence[Job], word: str) -> tuple[Job, ...]:
-    """Return those of JOBS that WORD means: a launcher's process id, a name or the end of one.
+    """Return those of JOBS that WORD means: a process id, a job's id, a name or its beginning.
 
     `default` is any job of that name; `20250102T030405Z-default-4711` is one.
     """

@@ -52,6 +52,8 @@ _NOT_BEGUN = (2, 3, 4)
 _PATIENCE_S = 30.0
 # Options that are the head's own; the rest is for each launcher.
 _OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
+# Options that each launcher is given by the head.
+_GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
 _SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
@@ -69,6 +71,12 @@ def listed(request: Request) -> tuple[Listed, ...]:
             f"--{option}={text} chooses among the hosts of --hosts or --hostfile; for devices of "
             "this host write --gpus=0,1."
         )
+    option = "--hosts" if request.hosts else "--hostfile"
+    for one in argv.scan(request.typed).settings:
+        if one.option.name in _GIVEN:
+            raise UsageError(
+                f"{one.typed} and {option} both say which hosts there are: leave {one.typed} out."
+            )
     if request.hostfile:
         try:
             with open(request.hostfile, encoding="utf-8") as file:  # noqa: PTH123 - see above

@@ -220,6 +220,19 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
     assert not (tmp_path / "log").exists()
 
 
+def test_preflight_puts_no_full_stop_before_its_semicolon(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", "--preflight", "nosuch.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert f"There is no script nosuch.py (looked in {tmp_path}); a launch of" in done.stderr
+
+
 def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
     ended = Command(tmp_path, "touch started.$R", "--preflight").run()
     assert ended.code == 0

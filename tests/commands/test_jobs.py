@@ -223,7 +223,7 @@ def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
 def test_a_row_says_which_host_and_attempt() -> None:
     about = About("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
     assert ps.row(JOBS[2], about, now=190.0) == [
-        *("killed", "b", "1m30s", "0 of 4, attempt 3", "2 of 2", "train.py", "/work"),
+        *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "train.py", "/work"),
     ]
 
 

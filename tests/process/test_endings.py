@@ -133,7 +133,8 @@ def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None
 def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> None:
     ended = Command(tmp_path, "true", "--webhook=ftp://host/abcdef12").run()
     assert ended.code == 2
-    assert "begins with https://" in ended.said
+    said = "give an address that begins with https:// or http:// to --webhook."
+    assert said in ended.said
     assert "abcdef12" not in ended.said
 
 

@@ -87,6 +87,8 @@ def listed(log_dir: str) -> str:
         began = "" if run.started_at is None else _moment(run.started_at)
         if runs.is_running(path):
             state = "running"
+        elif choose.is_hidden(path):
+            state = "another user's"
         elif run.finished_at is None:
             state = "its launcher was killed"
         else:

@@ -22,7 +22,8 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
     """Return the runs that WORDS name, the latest into LOG_DIR if there are none.
 
     What other hosts of a job have left in the same log folder comes with it. Raises UsageError for
-    a word that means none or several, EnvironmentFault where there is no run at all.
+    a word that means none or several, EnvironmentFault where there is no run at all,
+    or one of another user.
     """
     if not words:
         newest = runs.latest(log_dir)
@@ -31,12 +32,27 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
                 f"There is no launch in {log_dir}: go to the folder that it was started in, or "
                 "name its log folder with --log_dir."
             )
-        return runs.hosts(runs.read(newest))
+        return runs.hosts(_read(newest))
     found: dict[str, runs.Run] = {}
     for word in words:
-        for run in runs.hosts(runs.read(_one(word, log_dir))):
+        for run in runs.hosts(_read(_one(word, log_dir))):
             found.setdefault(run.path, run)
     return list(found.values())
+
+
+def is_hidden(path: str) -> bool:
+    """Whether what the run directory PATH tells may be read by another user only."""
+    events = os.path.join(path, names.EVENTS)  # noqa: PTH118
+    return os.path.exists(events) and not os.access(events, os.R_OK)  # noqa: PTH110
+
+
+def _read(path: str) -> runs.Run:
+    """Return the run in PATH; EnvironmentFault for one of another user."""
+    if is_hidden(path):
+        raise EnvironmentFault(
+            f"{path} is another user's: only who started the job can read its {names.EVENTS}."
+        )
+    return runs.read(path)
 
 
 def _one(word: str, log_dir: str) -> str:

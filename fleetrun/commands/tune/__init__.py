@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from fleetrun import probe
 from fleetrun.commands import parser, tables
 from fleetrun.commands.tune import halving, report, spec, trials
+from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put
 
@@ -19,6 +21,8 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.O
     wanted = spec.make(launch, spec.Options(**own))
     probe.current_folder()
     wanted = spec.settle(wanted, os.environ)
+
+    _make(wanted.out)
 
     # A pipe is read while it runs.
     def tell(text: str) -> None:
@@ -35,6 +39,19 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.O
         tell(doubt)
     tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{report.BEST}.")
     return 0
+
+
+def _make(folder: str) -> None:
+    """Make FOLDER; EnvironmentFault where nothing can be kept in it."""
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    except OSError as error:
+        why = error.strerror
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+        why = os.strerror(errno.EACCES)
+    raise EnvironmentFault(f"{folder} cannot be written ({why}); see --out.")
 
 
 command = parser.LaunchCommand(

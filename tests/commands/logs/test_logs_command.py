@@ -130,6 +130,23 @@ def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
         assert "There is no launch in log" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["logs", "top", "report"])
+def test_what_only_its_owner_may_read_is_said_to_be_anothers(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Command(tmp_path, "echo well").run().code == 0
+    # Root may read everything, so nobody's answer is given.
+    monkeypatch.setattr(os, "access", lambda path, _mode: not path.endswith(names.EVENTS))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([command], environ={}) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is another user's: only who started the job can read its events.jsonl" in err
+
+
 def test_no_failure_is_said(tmp_path: Path) -> None:
     assert Command(tmp_path, "echo well").run().code == 0
     done = logs(tmp_path, "--failed")

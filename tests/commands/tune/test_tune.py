@@ -104,6 +104,13 @@ def test_a_value_that_cannot_be_meant_is_refused_before_anything_runs(tmp_path: 
     assert not (tmp_path / "tune").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_a_sentence_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    done = tune(tmp_path, "--vary=fuse_grad_size_in_MB=1", "--out=taken/tune")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "fleetrun: taken/tune cannot be written (Not a directory); see --out.\n"
+
+
 def test_a_launch_that_is_refused_is_not_judged_by_an_earlier_one(tmp_path: Path) -> None:
     options = ["--vary=fuse_grad_size_in_MB=1", "--repeats=1", "--steps=8"]
     assert tune(tmp_path, *options, "--nproc_per_node=1").returncode == 0
