@@ -109,7 +109,12 @@ def main() -> int:
     begin = head.line()
     if begin is None:
         return _UNUSED
-    asked = protocol.inquiry(begin)
+    try:
+        asked = protocol.inquiry(begin)
+    except (ValueError, KeyError, AttributeError):
+        other = protocol.Answer(fault="its fleetrun is another than the one here.")
+        os.write(1, b"\n" + protocol.MARK + protocol.line(other))
+        return _UNUSED
     environ = {**os.environ, **asked.environ}
     found = look(asked, environ)
     os.write(1, b"\n" + protocol.MARK + protocol.line(found))

@@ -56,7 +56,8 @@ def inquiry(text: bytes) -> Inquiry:
     """
     found = json.loads(text)
     if not isinstance(found, dict) or found.get("version") != VERSION:
-        raise ValueError(text)
+        # Not TEXT itself: it has the token, and the agent's last words are shown by the head.
+        raise ValueError("no inquiry of this version")
     environ = {str(name): str(value) for name, value in found["environ"].items()}
     return Inquiry(str(found["cwd"]), str(found["form"]), str(found["target"]), environ)
 
@@ -80,7 +81,7 @@ def words(text: bytes) -> tuple[str, ...]:
     """Return the words of fleetrun that an order to go has; ValueError if it is none."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise ValueError(text)
+        raise ValueError("no words")
     return tuple(found)
 
 

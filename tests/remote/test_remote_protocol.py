@@ -30,6 +30,14 @@ def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
         protocol.inquiry(text)
 
 
+def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
+    said = protocol.line(Inquiry("/work", "file", "t.py", {"FLEETRUN_TOKEN": "hunter2"}))
+    with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
+        protocol.inquiry(said.replace(b'"version": 1', b'"version": 2'))
+    with pytest.raises(ValueError, match=r"^no words$"):
+        protocol.words(said)
+
+
 @given(st.binary(max_size=40))
 def test_what_is_no_answer_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
