@@ -107,7 +107,10 @@ def as_listed(request: Request) -> Request:
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = listed(request)
-    ssh = shlex.split(request.ssh)
+    try:
+        ssh = shlex.split(request.ssh)
+    except ValueError:
+        raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
     if not ssh or shutil.which(ssh[0]) is None:
         raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
     asked = protocol.Inquiry(
@@ -170,7 +173,12 @@ class _Remote:
             # Ctrl-C is for the head, which tells them.
             start_new_session=True,
         )
-        self.pidfd = os.pidfd_open(self.process.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:
+            self.process.kill()
+            self.process.wait()
+            raise
         self.is_open = True
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None  # noqa: S101 - all are pipes
@@ -244,6 +252,7 @@ class Head:
         self._loop.watch(ours, lambda: self._interrupted(ours))
         try:
             self._connect()
+            self._go_if_all_answered()
             while self._unstarted or any(one.code is None for one in self._remotes):
                 self._loop.turn()
             self._outlets.drain()
@@ -266,8 +275,13 @@ class Head:
             if self._code is not None:
                 one.code = _SSH
                 continue
+            try:
+                one.start(self._loop, self._asked)
+            except OSError as error:
+                one.said = f"it cannot be started here ({error.strerror})".encode()
+                one.code = _SSH
+                continue
             self._connecting += 1
-            one.start(self._loop, self._asked)
             out, err = one.streams
             self._loop.watch(out, lambda one=one: self._read_out(one))  # type: ignore[misc]
             self._loop.watch(err, lambda one=one: self._read_err(one))  # type: ignore[misc]
@@ -314,9 +328,7 @@ class Head:
             return
         if any(one.answer is None and one.code is None for one in self._remotes):
             return
-        answers = {
-            one.host.name: one.answer or protocol.Answer(fault=_why(one)) for one in self._remotes
-        }
+        answers = {one.host.name: _heard(one) for one in self._remotes}
         found = protocol.faults(answers, time.time())
         if found:
             self._code = EnvironmentFault.exit_code
@@ -375,8 +387,14 @@ class Head:
             self._go_if_all_answered()
         elif one.code and self._code is None:
             self._code = one.code
-            if status < 0 or one.code == _SSH:
+            if status < 0:
                 self._say(f"The connection to {one.host.name} was lost: {_why(one)}")
+            elif one.code == _SSH:
+                # A rank may have ended with it, too: sys.exit(-1).
+                self._say(
+                    f"ssh to {one.host.name} ended with 255: the connection was lost, or that is "
+                    "what the job ended with there."
+                )
             if one.code in _NOT_BEGUN:
                 self._hang_up(but=one)
             else:
@@ -416,6 +434,13 @@ def _address(one: _Remote) -> str:
     if one.answer is None or not one.answer.address or name.replace(".", "").isdigit():
         return name
     return one.answer.address
+
+
+def _heard(one: _Remote) -> Answer:
+    """Return what this host has answered; a fault if it has not, or is gone since."""
+    if one.answer is None or (one.code is not None and not one.answer.fault):
+        return protocol.Answer(fault=_why(one))
+    return one.answer
 
 
 def _why(one: _Remote) -> str:

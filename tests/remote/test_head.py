@@ -199,6 +199,60 @@ def test_an_agent_that_hears_nothing_does_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+def test_an_agent_of_another_version_says_so_and_quotes_nothing() -> None:
+    run = [sys.executable, "-m", "fleetrun.remote.agent"]
+    asked = b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n'
+    done = subprocess.run(run, input=asked, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"its fleetrun is another than the one here." in done.stdout
+    assert b"hunter2" not in done.stdout
+
+
+# Instead of ssh: it runs what the host shall run here, and loses the first one's connection once
+# that has answered. The second one's waits until the head has heard of it.
+LOSING = """#!/bin/sh
+for command; do :; done
+case "$*" in
+*" 127.0.0.1 "*)
+    echo $$ > first
+    head -n 1 | sh -c "$command"
+    echo gone >&2
+    exit 255;;
+esac
+until [ -s first ] && ! kill -0 "$(cat first)" 2> /dev/null; do sleep 0.05; done
+exec sh -c "$command"
+"""
+
+
+def test_a_host_that_is_gone_before_all_have_answered_is_named_and_nothing_starts(
+    tmp_path: Path,
+) -> None:
+    ssh = tmp_path / "losing"
+    ssh.write_text(LOSING)
+    ssh.chmod(0o755)
+    command = Command(tmp_path, "touch started", ranks=1)
+    command.argv[-1:-1] = [f"--hosts={HOSTS}", f"--ssh={ssh}"]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 3, ended.said
+    (fault, end) = ended.said.splitlines()
+    assert fault == "fleetrun: 127.0.0.1  ssh: gone"
+    assert end == "fleetrun: Nothing was started."
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_host_whose_ssh_cannot_be_started_is_named(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_bytes(b"\x7fELF no program")
+    ssh.chmod(0o755)
+    assert cli.main(["--hosts=a,b", f"--ssh={ssh}", "t.py"], environ={}) == 3
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert said[0].startswith("fleetrun: a  ssh: it cannot be started here (Exec format error")
+    assert said[2] == "fleetrun: Nothing was started."
+
+
 def a_request(*words: str) -> Request:
     parsed = argv.split(words)
     return request.resolve(parsed, {})._replace(typed=words)
@@ -232,6 +286,7 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
+        (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
     ],
 )
