@@ -49,6 +49,8 @@ FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
 _REMARK_S = 1.0
 # Misconfigured hosts try again and again; so many are remembered.
 _REMEMBERED = 16
+# What all of them say fits into one failure's text, which every member takes.
+_LONGEST_REFUSAL = 700
 
 
 class Received(NamedTuple):
@@ -294,7 +296,8 @@ def _no_place(state: State, event: Received, offer: Offer) -> str:
 def _refuse(state: State, event: Received, why: str) -> Step:
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - see step
-    line = f"{join.offer.named(event.address)} cannot take part: {why}"
+    why = why[:_LONGEST_REFUSAL]
+    line = f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
     if state.phase != ENDED and line not in state.refused:
         state = state._replace(refused=(*state.refused, line)[-_REMEMBERED:])
     return state, (Send((event.connection,), Refused(why)), Close(event.connection))

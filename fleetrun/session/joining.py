@@ -13,6 +13,7 @@ from fleetrun.plan import hosts
 from fleetrun.plan.layout import SESSION_PORTS, TRAINER
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
+from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer
 from fleetrun.session.rendezvous import Rendezvous
@@ -195,10 +196,10 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int
     if _is_python(request):
         settings.append(("Paddle's version", paddles.version(sys.path)))
     if found.hosts:
-        settings.append(("the list of hosts", ",".join(found.hosts)))
+        settings.append(("the list of hosts", comparable(",".join(found.hosts))))
     if slots.hosts:
         told = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
-        settings.append(("the list of servers and trainers", told))
+        settings.append(("the list of servers and trainers", comparable(told)))
     if {slot.role for slot in slots.slots} != {TRAINER}:
         roles = [slot.role for slot in slots.slots]
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
@@ -214,6 +215,11 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int
         settings=tuple(settings),
         remarks=(("the digest of the script's arguments", _digest(os.fsencode(arguments))),),
     )
+
+
+def comparable(text: str) -> str:
+    """Return TEXT, or a digest of one so long that no message may have it."""
+    return text if len(text) <= LONGEST_TEXT // 2 else _digest(os.fsencode(text))
 
 
 def _is_python(request: Request) -> bool:

@@ -17,6 +17,8 @@ _LAST_PORT = 65535
 _LAST_CODE = 255
 # Last words of a rank are its last lines, not its log.
 _LONGEST_TEXT = 16 * 1024
+# A name of DNS has 253 characters at most.
+_LONGEST_NAME = 255
 
 
 def _limit(*texts: str) -> None:
@@ -51,7 +53,8 @@ class Offer(NamedTuple):
             raise ValueError(ports)
         if len(self.ports) != len(self.groups) or (self.rank is not None and self.rank < 0):
             raise ValueError(self.rank)
-        _limit(self.host, self.hostname)
+        if max(len(self.host), len(self.hostname)) > _LONGEST_NAME:
+            raise ValueError(self.hostname[:80])
 
     def named(self, address: str = "") -> str:
         """Name the host for people: as the job's options do, or `10.0.0.1 (node-1)`."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # So many hosts are named one by one.
 _NAMED = 8
+# Of a value that differs so much is shown, and so much before the first difference.
+_SHOWN, _BEFORE = 100, 20
 
 
 class Host(NamedTuple):
@@ -127,8 +129,25 @@ def remarks(ours: Offer, theirs: Offer, *, where: str) -> list[str]:
 
 
 def _differences(ours: Mapping[str, str], theirs: Mapping[str, str], where: str) -> list[str]:
-    return [
-        f"{name} is {theirs.get(name) or 'none'} there and {ours.get(name) or 'none'} on {where}"
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
-    ]
+    found = []
+    for name in dict.fromkeys((*ours, *theirs)):
+        here, there = ours.get(name, ""), theirs.get(name, "")
+        if ours.get(name) != theirs.get(name):
+            shown = _shown(there, here) or "none", _shown(here, there) or "none"
+            found.append(f"{name} is {shown[0]} there and {shown[1]} on {where}")
+    return found
+
+
+def _shown(text: str, other: str) -> str:
+    """Return TEXT, or where it is long, its part at the first difference from OTHER.
+
+    >>> _shown("a" * 500 + "b" + "c" * 500, "a" * 1000)[:30]
+    '...aaaaaaaaaaaaaaaaaaaabcccccc'
+    """
+    if len(text) <= _SHOWN:
+        return text
+    pairs = zip(text, other, strict=False)
+    same = next((at for at, (one, two) in enumerate(pairs) if one != two), len(other))
+    begin = max(0, min(same, len(text)) - _BEFORE)
+    end = begin + _SHOWN
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

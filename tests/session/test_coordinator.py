@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fleetrun.session import coordinator
+from fleetrun.session.codec import Codec
 from fleetrun.session.coordinator import Broken, Elapsed, Received, Send
 from fleetrun.session.messages import (
+    MESSAGES,
     PROTOCOL,
     Acknowledged,
     Done,
@@ -261,6 +263,24 @@ def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> Non
     missing = one.last(0)
     assert isinstance(missing, Missing)
     assert "10.0.0.2 (node-2) cannot take part" in missing.remarks[0]
+
+
+def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> None:
+    codec = Codec(MESSAGES)
+    one = Session(3)
+    one.join(0, mode="x" * 60_000 + "a")
+    one.join(1, mode="x" * 60_000 + "a")
+    for number in range(2, 20):
+        one.join(number, mode=f"{number}" + "x" * 60_000)
+    one.join(20, mode="x" * 60_000 + "b")
+    refused = one.last(20)
+    assert isinstance(refused, Refused)
+    assert "xb there and ..." in refused.why
+    one.wait(61.0, 0, 1)
+    assert one.verdict(1).failure is not None
+    for messages in one.sent.values():
+        for message in messages:
+            assert codec.read(codec.write(message)) == message
 
 
 def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
