@@ -20,7 +20,8 @@ LONGEST_TEXT = 1 << 16
 _LARGEST = 1 << 63
 # Python reads long numbers in a time that grows with the square of their digits.
 _MOST_DIGITS = 20
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+# One without an end goes to the end: each byte is looked at once, whatever is sent.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 _WORD = "is"
 

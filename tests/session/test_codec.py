@@ -100,6 +100,9 @@ def test_a_byte_that_is_changed_gives_a_message_or_malformed(
     [
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * 100_000, "nested deeper"),
+        # Strings that do not end, which took time by the square of their length.
+        (b"[" * 9 + b'"' + b'\\"' * 120_000, "nested deeper"),
+        (b"[" * 8 + b'"[' + b'\\"' * 120_000 + b"\\", "no JSON"),
         (b'{"is":"end","code":' + b"9" * 200_000 + b"}", "too large"),
         (b'{"is":"end","code":1e999}', "too large"),
         (b'{"is":"end","code":NaN}', "no number"),
