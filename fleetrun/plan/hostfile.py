@@ -1,6 +1,7 @@
 """The hosts of a job as people list them: `--hosts a:8,b:8`, or a file with `a slots=8` a line."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ def read(text: str, path: str) -> tuple[Listed, ...]:
     As DeepSpeed's and MPI's. Raises UsageError as file:line.
     """
     found: list[Listed] = []
+    names: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -57,8 +59,11 @@ def read(text: str, path: str) -> tuple[Listed, ...]:
             if key != "slots" or not equals or slots is not None:
                 raise UsageError(f"{where}: {word}: write one `NAME slots=N` a line.")
             slots = value
-        found.append(_host(words[0], slots, where))
-        _distinct(found, where)
+        host = _host(words[0], slots, where)
+        if host.name in names:
+            raise _twice(host.name, where)
+        names.add(host.name)
+        found.append(host)
     if not found:
         raise UsageError(f"{path}: no host is in this file: write one `NAME slots=N` a line.")
     return tuple(found)
@@ -138,11 +143,15 @@ def _host(target: str, slots: str | None, where: str) -> Listed:
 
 
 def _distinct(hosts: Sequence[Listed], where: str) -> tuple[Listed, ...]:
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{where}: {name} is named twice; name each host once.")
+    counts = Counter(host.name for host in hosts)
+    for name, count in counts.items():
+        if count > 1:
+            raise _twice(name, where)
     return tuple(hosts)
+
+
+def _twice(name: str, where: str) -> UsageError:
+    return UsageError(f"{where}: {name} is named twice; name each host once.")
 
 
 def _is_plain(text: str) -> bool:

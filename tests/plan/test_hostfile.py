@@ -20,6 +20,13 @@ me@worker-2   slots=4
 HOSTS = (Listed("worker-0", 4), Listed("10.0.0.7", 4), Listed("me@worker-2", 4))
 
 
+def test_thousands_of_hosts_are_read_and_one_twice_is_found_among_them() -> None:
+    lines = [f"node{number}" for number in range(5000)]
+    assert len(hostfile.read("\n".join(lines), "hosts")) == len(lines)
+    with pytest.raises(UsageError, match="hosts:5001: node7 is named twice"):
+        hostfile.read("\n".join((*lines, "node7")), "hosts")
+
+
 def test_a_file_lists_a_host_a_line() -> None:
     assert hostfile.read(TEXT, "hosts") == HOSTS
     assert hostfile.read("a\nb", "hosts") == (Listed("a"), Listed("b"))
