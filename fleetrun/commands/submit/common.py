@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # Options of a launch that say what the queue says here.
-_OURS = ("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest")
+_OURS = (
+    *("ips", "master", "nnodes", "rank", "host", "detach", "from_manifest"),
+    *("hosts", "hostfile", "include", "exclude"),
+)
 
 
 class QueueCommand(click.Command):

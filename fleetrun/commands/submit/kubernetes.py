@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 WHAT = "submit k8s"
-# A label of DNS (RFC 1123); names of pods add "-" and a number, which have to fit into 63, too.
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+# A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
+# have to fit into 63, too.
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _VOLUME = re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)")
@@ -241,7 +242,7 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
         )
     name = str(fields["name"] or common.name(parsed).lower().replace("_", "-"))
-    _fits("name", name, _NAME, "small letters, digits and hyphens, 52 at most")
+    _fits("name", name, _NAME, "small letters, digits and hyphens, a letter first, 52 at most")
     for option in ("cpus", "memory", "shm"):
         if fields[option] is not None:
             _fits(option, str(fields[option]), _QUANTITY, "a quantity, as 8, 500m or 64Gi")

@@ -224,6 +224,8 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
             "--ips is what the queue says; leave it out",
         ),
         (("--image=i", "--name=Big_Job", "--", "t.py"), "--name=Big_Job: give small letters"),
+        # A service of that name would be refused, and the secret be there already.
+        (("--image=i", "--", "3d_unet.py"), "--name=3d-unet: give small letters, digits and"),
         (("--image=i", "--memory=lots", "--", "t.py"), "--memory=lots: give a quantity"),
         (("--image=i", "--volume=data", "--", "t.py"), "--volume=data: give CLAIM=/PATH"),
         (("--image=i", "--env=1=2", "--", "t.py"), "--env=1: give NAME=VALUE"),

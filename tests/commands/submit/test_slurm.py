@@ -164,6 +164,8 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--name=a\nb", "--", "t.py"), "give one word without blanks"),
         (("--setup=a\nb", "--", "t.py"), "give one line of shell"),
         (("--", "--nnodes=2", "t.py"), "--nnodes is what the queue says; leave it out"),
+        (("--", "--hosts=a,b", "t.py"), "--hosts is what the queue says; leave it out"),
+        (("--", "--hostfile=f", "t.py"), "--hostfile is what the queue says; leave it out"),
         (("--", "--gpus=x", "--help"), "runs nothing; give a script"),
     ],
 )
