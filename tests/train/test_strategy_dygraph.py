@@ -23,8 +23,9 @@ def test_merged_micro_steps_equal_a_large_batch(version: str, tmp_path: Path) ->
         assert model["weights"] == second[name]["weights"]
         assert model["weights"] == pytest.approx(large[0][name]["weights"], abs=1e-6)
         assert model["rate"] == large[0][name]["rate"]
-        assert model["allreduces"][3::4] == [2, 1, 1]
-        assert sum(model["allreduces"]) == 4
+        # One of the first is about which parameters are used; the first and third are checked.
+        assert model["allreduces"][3::4] == [3, 1, 2]
+        assert sum(model["allreduces"]) == 6
 
 
 @pytest.mark.parametrize("version", PYTHONS)
