@@ -25,6 +25,8 @@ _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
 _KINDS = {"gpus": "gpu", "npus": "npu", "xpus": "xpu"}
 # Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
 _MOST_RANKS = 1 << 16
+# No number of hosts has more digits.
+_DIGITS = 9
 _LEAST_LOG = 1024 * 1024
 # What a launcher tells its ranks. On one host it says nothing about the job that we start.
 _IDENTITY = (
@@ -338,7 +340,9 @@ def _check_meeting(master: Chosen, nnodes: Given) -> None:
 def _count(given: Given) -> int:
     """Return the number of hosts; UsageError for a range of them, which is an elastic job."""
     low, colon, high = given.raw.strip().partition(":")
-    if not (low.isdecimal() and int(low) > 0 and (not colon or high.isdecimal())):
+    # Python refuses to read numbers of thousands of digits.
+    is_long = max(len(low), len(high)) > _DIGITS
+    if is_long or not (low.isdecimal() and int(low) > 0 and (not colon or high.isdecimal())):
         raise UsageError(given.blame("give a number of hosts, 1 or more."))
     if colon and int(low) != int(high):
         raise UsageError(

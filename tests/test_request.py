@@ -293,6 +293,7 @@ def test_an_empty_value_counts_as_not_given(word: str) -> None:
         ("--nccl=\xe9=2", "--nccl=\xe9=2: give KEY=VALUE"),
         ("--nnodes=0", "--nnodes=0: give a number of hosts, 1 or more."),
         ("--nnodes=x", "--nnodes=x: give a number of hosts, 1 or more."),
+        (f"--nnodes={'9' * 5000}", f"--nnodes={'9' * 5000}: give a number of hosts, 1 or more."),
         ("--nnodes=1:x", "--nnodes=1:x: give a number of hosts, 1 or more."),
         ("--start_port=0", "--start_port=0: give a whole number from 1 to 65535."),
         ("--backend=foo", "--backend=foo: give one of auto, nccl,"),

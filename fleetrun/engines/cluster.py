@@ -16,6 +16,8 @@ from fleetrun.options import Given
 # Jobs that share a host count from different ports, so that hosts need not ask each other: each
 # has this many, above what services use and below Kubernetes' NodePorts (30000).
 _FIRST_PORT, _LAST_PORT, _PORTS = 10240, 29999, 128
+# Two numbers of hosts with a colon are shorter.
+_LONGEST = 40
 
 
 def givens(
@@ -94,7 +96,7 @@ def _check(said: Mapping[str, Given], found: Detected) -> None:
 def _allows(raw: str, count: int) -> bool:
     """Whether RAW, a number of hosts or a range of them, allows COUNT; others judge bad ones."""
     low, colon, high = raw.strip().partition(":")
-    if not (low.isdecimal() and (not colon or high.isdecimal())):
+    if len(raw) > _LONGEST or not (low.isdecimal() and (not colon or high.isdecimal())):
         return True
     return int(low) <= count <= int(high if colon else low)
 

@@ -66,6 +66,7 @@ def test_what_is_typed_wins_where_both_agree() -> None:
     ("environ", "words", "message"),
     [
         (STEP, ("--nnodes=4",), r"--nnodes=4: Slurm gives this job 2 hosts \(SLURM_STEP_NUM_NODE"),
+        (STEP, (f"--nnodes={'9' * 5000}",), r"9: give a number of hosts, 1 or more"),
         (STEP, ("--nnodes=3:4",), r"--nnodes=3:4: Slurm gives this job 2 hosts"),
         (STEP, ("--ips=a,b,c",), r"--ips=a,b,c: Slurm gives this job 2 hosts .*3 are listed"),
         (STEP, ("--rank=0",), r"--rank=0: Slurm says 1 \(SLURM_NODEID=1\); leave it out"),
