@@ -118,7 +118,7 @@ class Rendezvous(Gathering):
 
     def _refuse(self, error: FleetrunError) -> None:
         where = "" if isinstance(error, RendezvousError) else self._bare.named()
-        self._session.quit(Failure(where, str(error).rstrip("."), error.exit_code))
+        self._session.quit(Failure(where, _told(error), error.exit_code))
 
         def reply() -> None:
             if not self._attempt and not self._is_over:
@@ -140,7 +140,7 @@ class Rendezvous(Gathering):
                 fault = error
         failure = None
         if fault is not None:
-            why = str(fault).rstrip(".")
+            why = _told(fault)
             failure = Failure(self._bare.named(), why, fault.exit_code, hopeless=why)
         self._session.planned(failure)
 
@@ -169,6 +169,14 @@ class Rendezvous(Gathering):
 
 # As a shell has it for SIGTERM.
 _INTERRUPTED = 143
+
+
+# What a message may have is more; a list of all hosts may be more than that.
+_LONGEST = 8000
+
+
+def _told(error: FleetrunError) -> str:
+    return str(error)[:_LONGEST].rstrip(".")
 
 
 def _sentence(words: str) -> str:
