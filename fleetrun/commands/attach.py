@@ -65,7 +65,12 @@ def console(job: Job) -> str:
             return path
     except OSError:
         pass
-    logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))  # noqa: PTH208 - as above
+    try:
+        logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))  # noqa: PTH208 - as above
+    except OSError as error:
+        raise EnvironmentFault(
+            f"attach: {job.run_dir} cannot be read ({error.strerror})."
+        ) from None
     if not logs:
         raise EnvironmentFault(f"attach: {job.name} has no console and no log yet.")
     print(

@@ -14,8 +14,8 @@ from commandline import ROOT, Command
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
-from fleetrun.commands import ps
-from fleetrun.errors import UsageError
+from fleetrun.commands import attach, ps
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.probe import jobs
 from fleetrun.probe.jobs import About, Job
 
@@ -200,6 +200,11 @@ JOBS = (
     Job("20250102T000000Z-a-12", "/nowhere", 12, ()),
     Job("20250103T000000Z-b-13", "/nowhere", None, ()),
 )
+
+
+def test_a_job_whose_folder_is_gone_has_no_console() -> None:
+    with pytest.raises(EnvironmentFault, match=r"/nowhere cannot be read \(No such file"):
+        attach.console(JOBS[2])
 
 
 @pytest.mark.parametrize(
