@@ -13,7 +13,7 @@ import click
 from fleetrun import colors
 from fleetrun.commands import parser
 from fleetrun.commands.logs import choose, show
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put
 from fleetrun.records import names, runs
@@ -43,6 +43,8 @@ def _logs(**own: object) -> int:
     """Show what is asked for; UsageError for what is not there."""
     asked = _Options(**own)  # type: ignore[arg-type]
     if asked.runs:
+        if asked.run:
+            raise UsageError(f"--runs lists all runs of --log_dir: leave {asked.run[0]} out.")
         return put(visible_lines(listed(asked.log_dir)))
     since = None if asked.since is None else choose.since(asked.since, datetime.now().astimezone())
     pattern = None if asked.grep is None else choose.pattern(asked.grep)
