@@ -20,6 +20,9 @@ from fleetrun.run import proc
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+# Of the largest process id, 4194304 (PID_MAX_LIMIT in linux/threads.h).
+_PID_DIGITS = 7
+
 
 class Job(NamedTuple):
     """A job: `name` is that of its run directory.
@@ -118,7 +121,13 @@ def named(jobs: Sequence[Job], word: str) -> tuple[Job, ...]:
     exact = tuple(job for job in jobs if word in {job.name, str(job.launcher)})
     if exact:
         return exact
-    return tuple(job for job in jobs if about(job).job_id == word or job.name.startswith(word))
+    # Names begin with the year, and 2026 may be the process of a job that has ended long ago.
+    is_pid = word.isdecimal() and len(word) <= _PID_DIGITS
+    return tuple(
+        job
+        for job in jobs
+        if word and (about(job).job_id == word or (not is_pid and job.name.startswith(word)))
+    )
 
 
 def _own() -> Iterator[int]:

@@ -216,9 +216,16 @@ def test_a_job_is_meant_by_its_number_its_name_or_the_beginning_of_that(
     assert ps.one(word, JOBS, "stop") == JOBS[meant]
 
 
+@pytest.mark.parametrize("word", ["2", "2025", "2025010", ""])
+def test_a_process_that_is_no_more_is_never_the_beginning_of_a_name(word: str) -> None:
+    with pytest.raises(UsageError, match=rf"stop: no job {word} runs on this host"):
+        ps.one(word, JOBS[:1], "stop")
+
+
 def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
+    same_day = (JOBS[0], JOBS[1]._replace(name="20250101T000001Z-a-12"))
     with pytest.raises(UsageError, match=r"2 jobs may be meant; .*: 11, 12\."):
-        ps.one("2025010", JOBS[:2], "stop")
+        ps.one("20250101", same_day, "stop")
     with pytest.raises(UsageError, match=r"3 jobs may be meant; .*: 11, 12, 20250103T000000Z-b-13"):
         ps.one(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
