@@ -67,8 +67,9 @@ def examine(
     """Check this host for the job of REQUEST; with other hosts, wait PATIENCE_S seconds for theirs.
 
     SAY gets a line about what takes longer than a second. UsageError if the request itself makes no
-    sense.
+    sense, EnvironmentFault where the current folder is gone.
     """
+    probe.current_folder()
     programs = software_reader.read(environ)
     cards = gpu_reader.read()
     job = _job(request, environ, cards)

@@ -53,6 +53,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:  # noqa: C901 -
     if request.detach and request.dry_run is None:
         from fleetrun.run.background import begin  # noqa: PLC0415 - most launches stay in front
 
+        probe.current_folder()
         begun = begin(os.path.abspath(request.log_dir))  # noqa: PTH100 - pathlib is slow
         if isinstance(begun, int):
             return begun

@@ -88,12 +88,23 @@ def test_a_folder_that_was_removed_is_a_sentence(tmp_path: Path) -> None:
     assert said.startswith("The current folder cannot be found (No such file or directory)")
 
 
-def test_a_folder_that_was_removed_is_a_sentence_for_tune_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tune", "--vary", "fuse_grad_size_in_num=4,16", "--steps=30"),
+        ("doctor",),
+        ("--preflight",),
+        ("--detach",),
+        ("submit", "slurm", "--dry-run", "--"),
+    ],
+)
+def test_a_folder_that_was_removed_is_a_sentence_for_the_others_too(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "gone").mkdir()
     script = tmp_path / "train.py"
     script.touch()
-    words = ("tune", "--vary", "fuse_grad_size_in_num=4,16", "--steps=30", str(script))
-    command = (sys.executable, "-m", "fleetrun", *words)
+    command = (sys.executable, "-m", "fleetrun", *words, str(script))
     done = subprocess.run(
         [*shell("cd gone; rmdir ../gone"), *command],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

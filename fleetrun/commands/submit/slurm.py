@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import click
 
-from fleetrun import __version__
+from fleetrun import __version__, probe
 from fleetrun.commands import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -129,7 +128,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
         name=texts.get("name") or common.plain(WHAT, "name", common.name(parsed)),
         nodes=common.number(fields["nodes"]) or 1,
         words=common.shown(parsed.words) if dry_run else parsed.words,
-        folder=os.getcwd(),  # noqa: PTH109 - a text
+        folder=probe.current_folder(),
         python=str(fields["python"] or sys.executable),
         gpus=common.number(fields["gpus"]),
         cpus=common.number(fields["cpus"]),
