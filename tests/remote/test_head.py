@@ -240,6 +240,20 @@ def test_a_host_that_is_gone_before_all_have_answered_is_named_and_nothing_start
     assert not (tmp_path / "started").exists()
 
 
+def test_a_job_that_ends_with_sshs_own_exit_code_is_not_called_a_lost_connection(
+    tmp_path: Path,
+) -> None:
+    # sys.exit(-1) is 255, too.
+    ssh = tmp_path / "plain"
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    command = Command(tmp_path, "exit 255", ranks=1)
+    command.argv[-1:-1] = ["--hosts=127.0.0.1", f"--ssh={ssh}"]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 255
+    assert "ssh to 127.0.0.1 ended with 255: the connection was lost, or that is what" in ended.said
+
+
 def test_a_host_whose_ssh_cannot_be_started_is_named(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
