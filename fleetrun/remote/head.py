@@ -72,6 +72,8 @@ def listed(request: Request) -> tuple[Listed, ...]:
             "this host write --gpus=0,1."
         )
     option = "--hosts" if request.hosts else "--hostfile"
+    if request.detach:
+        raise UsageError(f"--detach does not go with {option} in this version: leave it out.")
     for one in argv.scan(request.typed).settings:
         if one.option.name in _GIVEN:
             raise UsageError(

@@ -299,6 +299,7 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
+        (("--hosts=a,b", "--detach"), "--detach does not go with --hosts in this version"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),

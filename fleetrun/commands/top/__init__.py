@@ -124,8 +124,9 @@ def _segments(lines: Sequence[screen.Line]) -> Iterator[Segment]:
 def _print(snapshot: Snapshot, *, is_coloured: bool) -> None:
     """Print SNAPSHOT below what stands on the screen, or into a pipe, where nothing is cut."""
     width = 0
-    with suppress(OSError):
-        width = os.get_terminal_size(sys.stdout.fileno()).columns
+    if sys.stdout is not None:
+        with suppress(OSError):
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
     lines = screen.frame(snapshot, width, None)
     if is_coloured:
         console = _console(is_coloured=True)

@@ -134,6 +134,22 @@ def test_without_a_run_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["logs", "top", "report"])
+def test_a_standard_output_that_is_closed_is_a_sentence(command: str, tmp_path: Path) -> None:
+    assert Command(tmp_path, "echo well").run().code == 0
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "fleetrun", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("fleetrun: Standard output is closed")
+
+
+@pytest.mark.parametrize("command", ["logs", "top", "report"])
 def test_what_only_its_owner_may_read_is_said_to_be_anothers(
     command: str,
     tmp_path: Path,
