@@ -29,7 +29,7 @@ _EPSILON = {
     **dict.fromkeys(("float16", "fp16"), 2.0**-10),
     **dict.fromkeys(("bfloat16", "bf16"), 2.0**-7),
 }
-_SMALLEST = dict.fromkeys(("float16", "fp16"), 2.0**-24)
+_SMALLEST: dict[str, float] = {"float16": 2.0**-24, "fp16": 2.0**-24}
 
 
 class GradientCheck:
