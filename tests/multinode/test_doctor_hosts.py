@@ -49,8 +49,9 @@ def test_hosts_meet_on_every_port_of_the_job(two_hosts: Pair) -> None:
 
 
 def test_a_port_behind_a_firewall_is_an_error_where_it_is_wanted(two_hosts: Pair) -> None:
-    # The second host's answers from that port are dropped on their way.
-    two_hosts[1].run("ip", "rule", "add", "ipproto", "tcp", "sport", "6071", "blackhole")
+    # The second host's answers from that port are dropped on their way. TCP is 6: a bare machine
+    # has no /etc/protocols.
+    two_hosts[1].run("ip", "rule", "add", "ipproto", "6", "sport", "6071", "blackhole")
     first, second = doctors(two_hosts, "--nproc_per_node=2", "--wait=3")
     ((level, said),) = of(first, "connection")
     assert (level, said) == ("error", "10.88.0.2:6071 does not answer (Connection timed out)")
