@@ -42,6 +42,9 @@ class LogFile:
     def end(self) -> int:
         """Return the offset behind the last byte."""
         found = os.fstat(self._fd)
+        if self._is_cut():
+            self._arrange()
+            found = os.fstat(self._fd)
         if found.st_size < self._size:
             self._await_cut()
             found = os.fstat(self._fd)
@@ -60,6 +63,10 @@ class LogFile:
                     return os.pread(fd, min(length, end - offset), offset - begin)
             size = os.fstat(self._fd).st_size
             found = os.pread(self._fd, length, offset - self._base)
+            # It may have been cut, and have grown again beyond what it was.
+            if self._is_cut():
+                self._arrange()
+                continue
             # Else it was cut meanwhile, and these are other bytes.
             if self._size <= size <= os.fstat(self._fd).st_size:
                 self._size = size
@@ -76,10 +83,14 @@ class LogFile:
         begin = max(begin, self._moved)
         return [*found, (self._fd, begin - self._base, end - begin)] if begin < end else found
 
+    def _is_cut(self) -> bool:
+        """Whether a cut is noted that is not known yet."""
+        return len(self._times().cuts) != self._cuts
+
     def _await_cut(self) -> None:
         """Arrange anew as soon as it is noted what became of the file."""
         deadline = time.monotonic() + _NOTED_S
-        while len(self._times().cuts) == self._cuts:
+        while not self._is_cut():
             if time.monotonic() > deadline:
                 # Somebody emptied it; what the rank goes on to write comes after all it wrote.
                 self._base = self._moved = self._base + self._size

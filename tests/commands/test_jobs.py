@@ -239,7 +239,12 @@ def test_a_row_says_which_host_and_attempt() -> None:
     ]
 
 
-def test_a_script_may_have_the_name_of_a_command() -> None:
+def test_a_script_may_have_the_name_of_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A bare machine has no ps.
+    (tmp_path / "ps").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     done = fleetrun("--dry-run", "--", "ps", "-e")
     assert done.returncode == 0, done.stderr
     assert "/ps -e" in done.stdout

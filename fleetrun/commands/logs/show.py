@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Iterator, Sequence
 
+# Bytes that are read at a time.
+_PIECE = 1 << 18
 _PACE_S = 0.1
 _LONGEST_LINE = 65536
 # Cyan, yellow, green, magenta, blue; red is for what failed.
@@ -115,8 +117,16 @@ class Viewer:
 
     def _copy(self) -> None:
         """Show what was written since the last look as it is."""
+        # While a launcher runs it may cut a log between two calls; reading notices.
+        may_be_cut = any(runs.is_running(run.path) for run in self._runs)
         for one in self._shown.values():
             end = one.file.end()
+            while may_be_cut and one.stream.at < end:
+                piece = one.file.read(one.stream.at, min(_PIECE, end - one.stream.at))
+                if not piece:
+                    break
+                write(piece)
+                one.stream.at += len(piece)
             for fd, at, length in one.file.parts(one.stream.at, end):
                 copy(fd, at, length)
             one.stream.at = end
