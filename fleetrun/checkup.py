@@ -122,7 +122,7 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     """Say on standard error what is not well; EnvironmentFault where nothing can be started."""
     say = remark(environ)
     found = examine(request, environ, patience_s=_PREFLIGHT_S, say=say).findings
-    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
+    hide = secrets.of_launch(request, environ)
     grave = [one for one in found if one.level == findings.ERROR]
     shown = grave if request.quiet else [one for one in found if one.level != findings.OK]
     if sys.stderr is not None:

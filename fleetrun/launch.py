@@ -129,7 +129,7 @@ def _run(
     """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
     _restore(request)
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
-    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
+    hide = secrets.of_launch(request, environ)
     messages = Messages(is_coloured=is_coloured, hide=hide)
     gathering, session = begin(messages.say)
 
@@ -205,25 +205,21 @@ def _run(
     ending = endings[0].ending if endings else None
     # One host tells, whatever their number.
     if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
-        _tell_others(ending, request, environ, messages)
+        _tell_others(ending, request, messages, hide)
     return outcome.exit_code
 
 
-def _tell_others(
-    ending: Ending, request: Request, environ: Mapping[str, str], messages: Messages
-) -> None:
+def _tell_others(ending: Ending, request: Request, messages: Messages, hide: secrets.Hider) -> None:
     """Tell those of --on_end and --webhook how the job ended; no secret is in it."""
     import json  # noqa: PLC0415 - only where somebody is told
 
     from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
     from fleetrun.run import afterwards  # noqa: PLC0415 - as above
 
-    hide = secrets.Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
-    told = document(ending, os.uname().nodename)
-    safe = {key: hide(value) if isinstance(value, str) else value for key, value in told.items()}
+    told = secrets.everywhere(document(ending, os.uname().nodename), hide)
     # The sink is closed with the job.
     say = Messages(is_coloured=messages.is_coloured, hide=hide).say
-    afterwards.tell(json.dumps(safe) + "\n", command=request.on_end, url=request.webhook, say=say)
+    afterwards.tell(json.dumps(told) + "\n", command=request.on_end, url=request.webhook, say=say)
 
 
 def _restore(request: Request) -> None:

@@ -19,11 +19,11 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos_job import PATIENCE_S, Lost, alive, await_
 from chaos_pace import Pace
+from chaos_report import Result, report
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -414,16 +414,6 @@ FAULTS = (
 )
 
 
-class Result(NamedTuple):
-    """What became of one launch."""
-
-    number: int
-    fault: str
-    took_s: float
-    allowed_s: float = 1.0
-    lost: str = ""
-
-
 def run(  # noqa: PLR0917 - what the command line says
     hosts: int,
     launches: Sequence[int],
@@ -460,7 +450,7 @@ def run(  # noqa: PLR0917 - what the command line says
         pace.end()
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
-    return _report(results, seed, time.monotonic() - started)
+    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started)
 
 
 def _run(  # noqa: PLR0917 - all that a launch depends on
@@ -484,23 +474,3 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
     except (Lost, OSError, subprocess.SubprocessError, KeyError, ValueError) as lost:
         return Result(number, fault.name, 0.0, lost=str(lost) or repr(lost))
     return Result(number, fault.name, took_s, allowed_s)
-
-
-def _report(results: Sequence[Result], seed: int, seconds: float) -> int:
-    """Print what was tried, how long it took from the fault to the end, and what was lost."""
-    print(
-        f"\n  {'fault':32} {'tried':>5} {'lost':>5}  from fault to end, ms: min median max, "
-        "and the most of its bound"
-    )
-    for name in [fault.name for fault in FAULTS]:
-        mine = [result for result in results if result.fault == name]
-        took = [result.took_s * 1000 for result in mine if not result.lost]
-        times = ""
-        if took:
-            most = max(result.took_s / result.allowed_s for result in mine if not result.lost)
-            times = f"{min(took):6.0f} {median(took):6.0f} {max(took):6.0f} {most:5.0%}"
-        if mine:
-            print(f"  {name:32} {len(mine):5} {len(mine) - len(took):5}  {times}")
-    count = sum(bool(result.lost) for result in results)
-    print(f"\n{len(results)} launches in {seconds:.0f} s, seed {seed}: {count or 'nothing'} lost")
-    return 1 if count else 0

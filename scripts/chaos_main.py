@@ -19,12 +19,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from chaos_faults import FAULTS, WITHIN_S
 from chaos_job import Job, Lost, alive, marked, own_mounts
 from chaos_pace import Pace
+from chaos_report import Result, report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,16 +35,6 @@ MOST_RANKS = 8
 CHILDREN = ("child", "daemon", "bare", "lost", "potato")
 # Seconds of grace: long where nobody may need it, short where somebody surely does.
 LONG_GRACE_S, SHORT_GRACE_S = 20.0, 0.3
-
-
-class Result(NamedTuple):
-    """What became of one launch."""
-
-    number: int
-    fault: str
-    took_s: float
-    allowed_s: float = 1.0
-    lost: str = ""
 
 
 class Bystander:
@@ -136,7 +126,7 @@ def main() -> int:
         pace.end()
         if not (chosen.keep and any(place.iterdir())):
             shutil.rmtree(place, ignore_errors=True)
-    return _report(results, hit, seed, time.monotonic() - started)
+    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started, hit)
 
 
 def _run_all(
@@ -236,28 +226,6 @@ def _traits(draw: random.Random, fault: Fault) -> list[str]:
     if fault.needs_deaf and not any("deaf" in words for words in found):
         found[draw.randrange(ranks)] += "+deaf"
     return found
-
-
-def _report(results: Sequence[Result], hit: str, seed: int, seconds: float) -> int:
-    """Print what was tried, how long it took from the fault to the end, and what was lost."""
-    print(
-        f"\n  {'fault':32} {'tried':>5} {'lost':>5}  from fault to end, ms: min median max, "
-        "and the most of its bound"
-    )
-    for name in [fault.name for fault in FAULTS]:
-        mine = [result for result in results if result.fault == name]
-        took = [result.took_s * 1000 for result in mine if not result.lost]
-        times = ""
-        if took:
-            most = max(result.took_s / result.allowed_s for result in mine if not result.lost)
-            times = f"{min(took):6.0f} {median(took):6.0f} {max(took):6.0f} {most:5.0%}"
-        if mine:
-            print(f"  {name:32} {len(mine):5} {len(mine) - len(took):5}  {times}")
-    if hit:
-        print(f"\nLOST: {hit}")
-    count = sum(bool(result.lost) for result in results) + bool(hit)
-    print(f"\n{len(results)} launches in {seconds:.0f} s, seed {seed}: {count or 'nothing'} lost")
-    return 1 if count else 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     say = checkup.remark(os.environ)
     report = checkup.examine(wanted, os.environ, patience_s=wait, allreduce=allreduce, say=say)
     # Processes, variables and paths are quoted.
-    hide = secrets.Hider({**os.environ, **dict(wanted.env), **dict(wanted.nccl)}, words)
+    hide = secrets.of_launch(wanted._replace(typed=tuple(words)), os.environ)
     shown = tuple(
         one._replace(seen=visible(hide(one.seen)), mend=visible(hide(one.mend)))
         for one in report.findings

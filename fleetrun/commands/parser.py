@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fleetrun import argv, options, suggestions
+from fleetrun import argv, colors, options, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
 from fleetrun.options import Given
@@ -78,6 +78,17 @@ def option(name: str, kind: str, text: str, **row: Any) -> click.Option:  # noqa
         metavar=typed.row.metavar or "|".join(typed.row.words) or kind.upper(),
         help=text,
     )
+
+
+def log_dir() -> click.Option:
+    """Return the option of commands that look at runs: where they are."""
+    return option("log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir")
+
+
+def color(text: str) -> click.Option:
+    """Return the option of commands that colour what they print, helped by TEXT."""
+    words = (colors.AUTO, colors.ALWAYS, colors.NEVER)
+    return option("color", "choice", text, default=colors.AUTO, words=words)
 
 
 class Group(click.Group):

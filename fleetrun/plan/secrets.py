@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fleetrun.model import Request
+
 HIDDEN = "***"
 
 # -- names ----------------------------------------------------------------------------------------
@@ -526,6 +528,11 @@ class Hider:
         distinct = {value for value in found if _is_distinct(value)}
         # One may be a part of another.
         return tuple(sorted(distinct, key=lambda value: (-len(value), value)))
+
+
+def of_launch(request: Request, environ: Mapping[str, str]) -> Hider:
+    """Return what hides the secrets of a launch: those of ENVIRON, and of what REQUEST says."""
+    return Hider({**environ, **dict(request.env), **dict(request.nccl)}, request.typed)
 
 
 def _is_distinct(value: str) -> bool:

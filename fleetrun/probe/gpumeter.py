@@ -11,28 +11,16 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from fleetrun.records import metricsfile
+from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.probe.nvml import Memory, Meter
-
-
-class GpuUsage(NamedTuple):
-    """One GPU; None is what the driver does not tell, as of a MIG instance's parent."""
-
-    # As `fleetrun --gpus` numbers it.
-    number: int
-    uuid: str
-    name: str
-    use_percent: float | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    power_w: float | None
-    temperature_c: float | None
 
 
 def read(lib: Meter, handles: list[tuple[int, object]]) -> list[GpuUsage]:
@@ -139,7 +127,7 @@ class GpuMeter:
         lines = self._rest.split(b"\n")
         self._rest = lines.pop()
         if lines:
-            self._newest = tuple(GpuUsage(**one) for one in json.loads(lines[-1]))
+            self._newest = tuple(map(metricsfile.gpu, json.loads(lines[-1])))
             self._at = time.monotonic()
         is_old = time.monotonic() > self._at + 3 * self._period_s + 1
         return () if is_old else self._newest

@@ -42,10 +42,7 @@ class LogFile:
     def end(self) -> int:
         """Return the offset behind the last byte."""
         found = os.fstat(self._fd)
-        if self._is_cut():
-            self._arrange()
-            found = os.fstat(self._fd)
-        if found.st_size < self._size:
+        if self._is_cut() or found.st_size < self._size:
             self._await_cut()
             found = os.fstat(self._fd)
         self._size = found.st_size
@@ -63,12 +60,9 @@ class LogFile:
                     return os.pread(fd, min(length, end - offset), offset - begin)
             size = os.fstat(self._fd).st_size
             found = os.pread(self._fd, length, offset - self._base)
-            # It may have been cut, and have grown again beyond what it was.
-            if self._is_cut():
-                self._arrange()
-                continue
-            # Else it was cut meanwhile, and these are other bytes.
-            if self._size <= size <= os.fstat(self._fd).st_size:
+            # Else it was cut meanwhile, and these are other bytes: it is shorter now, or has grown
+            # again beyond what it was.
+            if not self._is_cut() and self._size <= size <= os.fstat(self._fd).st_size:
                 self._size = size
                 return found
             self._await_cut()

@@ -53,9 +53,13 @@ class RankUse(NamedTuple):
     loss: float | None
 
 
-class GpuUse(NamedTuple):
-    """A GPU that the job was given, and the ranks it was given to."""
+class GpuUsage(NamedTuple):
+    """A GPU, and which ranks of a job it was given to.
 
+    None is what the driver does not tell, as of a MIG instance's parent.
+    """
+
+    # As `fleetrun --gpus` numbers it.
     number: int
     uuid: str
     name: str
@@ -64,7 +68,7 @@ class GpuUse(NamedTuple):
     memory_total_bytes: int | None
     power_w: float | None
     temperature_c: float | None
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 class MetricsRecord(NamedTuple):
@@ -76,7 +80,7 @@ class MetricsRecord(NamedTuple):
     attempt: int
     system: System
     ranks: tuple[RankUse, ...]
-    gpus: tuple[GpuUse, ...]
+    gpus: tuple[GpuUsage, ...]
     scalars: tuple[str, ...] = ()
 
 
@@ -137,7 +141,7 @@ def _record(found: dict[str, Any]) -> MetricsRecord:
         attempt=reading.whole(found.get("attempt")) or 0,
         system=_system(reading.mapping(found.get("system"))),
         ranks=tuple(map(_rank, reading.mappings(found.get("ranks")))),
-        gpus=tuple(map(_gpu, reading.mappings(found.get("gpus")))),
+        gpus=tuple(map(gpu, reading.mappings(found.get("gpus")))),
         scalars=reading.texts(found.get("scalars")),
     )
 
@@ -173,8 +177,9 @@ def _rank(one: dict[str, Any]) -> RankUse:
     )
 
 
-def _gpu(one: dict[str, Any]) -> GpuUse:
-    return GpuUse(
+def gpu(one: dict[str, Any]) -> GpuUsage:
+    """Return the GPU that the JSON object ONE tells of."""
+    return GpuUsage(
         number=reading.whole(one.get("number")) or 0,
         uuid=reading.text(one.get("uuid")),
         name=reading.text(one.get("name")),

@@ -122,7 +122,9 @@ class Manifest(Sink):
     def _write(self, revision: Revision | None) -> None:
         import json  # noqa: PLC0415 - the start is over when this runs
 
-        document = _without_secrets(self._document(revision), self._hide)
+        from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+
+        document = secrets.everywhere(self._document(revision), self._hide)
         text = json.dumps(document, indent=1) + "\n"
         self._folder.write(names.MANIFEST, text)
         self._is_written = True
@@ -186,17 +188,6 @@ class Manifest(Sink):
             }
             for spec in self._plan.ranks
         ]
-
-
-def _without_secrets(value: object, hide: Callable[[str], str]) -> object:
-    """Return VALUE, of JSON's types, with every text in it as HIDE has it, but for keys."""
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, dict):
-        return {key: _without_secrets(each, hide) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_secrets(each, hide) for each in value]
-    return value
 
 
 def _config(request: Request) -> dict[str, object] | None:

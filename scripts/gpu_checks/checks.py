@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from fields_tried import trials
-from launches import LIMIT_S, ROOT, Done, Machine, distance, launch
+from launches import ROOT, Done, Machine, distance, ended, launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +187,7 @@ def bench(machine: Machine, folder: Path) -> Result:
     options = ["--repeats=1", "--turns=4", f"--json={numbers}"]
     if machine.device == "cpu":
         options.append("--cpu")
-    code, said = _run(str(ROOT / "scripts/bench"), "strategy", *options)
+    code, said = ended([str(ROOT / "scripts/bench"), "strategy", *options])
     if code or not numbers.exists():
         return Result("numbers", f"exit code {code}", is_right=False, detail=said[-4000:])
     found = json.dumps(json.loads(numbers.read_text(encoding="utf-8")))
@@ -200,23 +199,5 @@ def gpu_tests(machine: Machine, _folder: Path) -> Result:
     if machine.device == "cpu":
         return Result("they pass", "no GPU", is_right=None)
     argv = ("-m", "pytest", "-q", "--gpu", "-m", "gpu", str(ROOT / "tests"))
-    code, said = _run(sys.executable, *argv)
+    code, said = ended([sys.executable, *argv])
     return Result("they pass", said.strip().rpartition("\n")[2], code == 0, said[-4000:])
-
-
-def _run(*argv: str) -> tuple[int, str]:
-    try:
-        done = subprocess.run(
-            argv,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, f"it had not ended after {LIMIT_S:g} s"
-    return done.returncode, done.stdout

@@ -8,7 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("job.py")
@@ -59,10 +62,26 @@ def launch(
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if machine.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
+    whole = [*argv, f"--log_dir={folder / 'log'}", *options, JOB, *words]
+    code, said = ended(whole, cwd=folder, env=env)
+    latest = folder / "log" / "latest"
+    return Done(
+        code,
+        said,
+        tuple(_read(latest / f"trained.{rank}.json") for rank in range(ranks)),
+        tuple(_read(latest / f"strategy.{rank}.json") for rank in range(ranks)),
+        tuple(_lines(latest / "events.jsonl")),
+    )
+
+
+def ended(
+    argv: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run ARGV to its end, or for `LIMIT_S`; return its exit code, and what it said."""
     try:
-        ended = subprocess.run(
-            [*argv, f"--log_dir={folder / 'log'}", *options, JOB, *words],
-            cwd=folder,
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -72,17 +91,9 @@ def launch(
             timeout=LIMIT_S,
             check=False,
         )
-        code, said = ended.returncode, ended.stdout
     except subprocess.TimeoutExpired:
-        code, said = 124, f"it had not ended after {LIMIT_S:g} s"
-    latest = folder / "log" / "latest"
-    return Done(
-        code,
-        said,
-        tuple(_read(latest / f"trained.{rank}.json") for rank in range(ranks)),
-        tuple(_read(latest / f"strategy.{rank}.json") for rank in range(ranks)),
-        tuple(_lines(latest / "events.jsonl")),
-    )
+        return 124, f"it had not ended after {LIMIT_S:g} s"
+    return done.returncode, done.stdout
 
 
 def _read(path: Path) -> dict[str, Any]:

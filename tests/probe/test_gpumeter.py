@@ -9,7 +9,8 @@ from nvmls import FakeNvml, NoPermission
 from waiting import until
 
 from fleetrun.probe import gpumeter
-from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
+from fleetrun.probe.gpumeter import GpuMeter
+from fleetrun.records.metricsfile import GpuUsage
 
 if TYPE_CHECKING:
     import pytest

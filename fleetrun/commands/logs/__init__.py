@@ -141,16 +141,8 @@ command = click.Command(
             "since", "text", "Only what came since: 90s, 10m, 2h, or a time.", metavar="TIME"
         ),
         parser.option("grep", "text", "Only lines with a match of this.", metavar="PATTERN"),
-        parser.option(
-            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
-        ),
-        parser.option(
-            "color",
-            "choice",
-            "Whether prefixes are coloured.",
-            default=colors.AUTO,
-            words=(colors.AUTO, colors.ALWAYS, colors.NEVER),
-        ),
+        parser.log_dir(),
+        parser.color("Whether prefixes are coloured."),
         click.Option(["--runs"], is_flag=True, help="List the runs instead, the newest first."),
     ],
 )

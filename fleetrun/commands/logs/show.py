@@ -71,7 +71,7 @@ class Viewer:
         self._is_prefixed = len(logs) > 1
         self._open(logs)
         if self._is_plain:
-            self._copy()
+            self._copy(is_over=not self._is_running())
         else:
             merge.joined(self._history(is_last=True), write)
         return len(self._shown)
@@ -89,10 +89,10 @@ class Viewer:
         is_over = False
         while not is_over:
             # Before the last look, so that it sees all.
-            is_over = not any(runs.is_running(run.path) for run in self._runs)
+            is_over = not self._is_running()
             self._refresh()
             if self._is_plain:
-                self._copy()
+                self._copy(is_over=is_over)
             else:
                 merge.joined(self._news(is_last=is_over), write)
             if not is_over:
@@ -115,13 +115,17 @@ class Viewer:
                 self._runs[place] = runs.read(run.path)
         self._open(self._choose(self._runs))
 
-    def _copy(self) -> None:
-        """Show what was written since the last look as it is."""
-        # While a launcher runs it may cut a log between two calls; reading notices.
-        may_be_cut = any(runs.is_running(run.path) for run in self._runs)
+    def _is_running(self) -> bool:
+        return any(runs.is_running(run.path) for run in self._runs)
+
+    def _copy(self, *, is_over: bool) -> None:
+        """Show what was written since the last look as it is.
+
+        Unless all IS_OVER a launcher may cut a log between two calls, which only reading notices.
+        """
         for one in self._shown.values():
             end = one.file.end()
-            while may_be_cut and one.stream.at < end:
+            while not is_over and one.stream.at < end:
                 piece = one.file.read(one.stream.at, min(_PIECE, end - one.stream.at))
                 if not piece:
                     break

@@ -58,9 +58,7 @@ command = click.Command(
     callback=_report,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN [RUN]]"),
-        parser.option(
-            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
-        ),
+        parser.log_dir(),
         parser.option("out", "text", "The file to write.", metavar="FILE", path="file"),
     ],
 )

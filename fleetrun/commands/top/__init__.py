@@ -195,9 +195,7 @@ command = click.Command(
     callback=_top,
     params=[
         click.Argument(["run"], nargs=-1, metavar="[RUN]..."),
-        parser.option(
-            "log_dir", "text", "The log folder.", default="log", metavar="DIR", path="dir"
-        ),
+        parser.log_dir(),
         parser.option(
             "interval",
             "float",
@@ -213,13 +211,7 @@ command = click.Command(
             "`step 120 loss 0.5` is written otherwise.",
             metavar="REGEX",
         ),
-        parser.option(
-            "color",
-            "choice",
-            "Whether it is coloured.",
-            default=colors.AUTO,
-            words=(colors.AUTO, colors.ALWAYS, colors.NEVER),
-        ),
+        parser.color("Whether it is coloured."),
         click.Option(["--once"], is_flag=True, help="Print one table and end."),
     ],
 )

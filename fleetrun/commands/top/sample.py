@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import usage
-from fleetrun.probe.gpumeter import GpuMeter, GpuUsage
+from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import eventfile, metricsfile, names, progress, reading, runs
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Sampler:
         host: str,
         devices: Sequence[str],
         used: usage.Usage | None,
-        gpus: Sequence[GpuUsage],
+        gpus: Sequence[metricsfile.GpuUsage],
     ) -> Row:
         now = time.monotonic()
         seen = self._seen.setdefault(log.path, _Seen())
@@ -216,7 +216,7 @@ class Sampler:
         state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - seen.lived_at)
         if not is_over and state == "running" and self._lags(run, log):
             state, is_odd = "slow", True
-        return Row(
+        row = Row(
             label=log.label,
             rank=log.rank,
             state=state,
@@ -225,15 +225,13 @@ class Sampler:
             pid=log.pid,
             cpu_percent=None if used is None else _percent(seen, used.cpu_s, now),
             memory_bytes=None if used is None else used.resident_bytes,
-            gpu_percent=_total(one.use_percent for one in gpus),
-            gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
-            power_w=_total(one.power_w for one in gpus),
             step=seen.steps[-1][1] if seen.steps else seen.progress.step,
             steps_per_s=None if is_over else _rate(seen.steps),
             loss=seen.progress.loss,
             line=seen.progress.line,
             is_odd=is_odd,
         )
+        return _with_gpus(row, gpus)
 
     @staticmethod
     def _see_step(run: runs.Run, log: runs.LogRecord, seen: _Seen) -> None:
@@ -269,13 +267,13 @@ class Sampler:
         found.sort(key=lambda one: one.time)
         return reading.text(found[-1].more.get("text")) if found else ""
 
-    def _gpus(self, devices: Sequence[str], *, is_here: bool) -> dict[str, GpuUsage]:
+    def _gpus(self, devices: Sequence[str], *, is_here: bool) -> dict[str, metricsfile.GpuUsage]:
         """Return the GPUs by the names that plans have for them."""
         if not is_here or not any(one.startswith("gpu:") for one in devices):
             return {}
         if self._meter is None:
             self._meter = GpuMeter(self._period_s)
-        found: dict[str, GpuUsage] = {}
+        found: dict[str, metricsfile.GpuUsage] = {}
         for one in self._meter.newest():
             found[f"gpu:{one.number}"] = found[f"gpu:{one.uuid}"] = one
         return found
@@ -349,9 +347,16 @@ def _with(row: Row, told: metricsfile.MetricsRecord) -> Row:
     """Return ROW with what its host has TOLD of it."""
     used = [one for one in told.ranks if one.pid == row.pid]
     gpus = [one for one in told.gpus if row.rank is not None and row.rank in one.ranks]
-    return row._replace(
+    row = row._replace(
         cpu_percent=used[0].cpu_percent if used else None,
         memory_bytes=used[0].memory_bytes if used else None,
+    )
+    return _with_gpus(row, gpus)
+
+
+def _with_gpus(row: Row, gpus: Sequence[metricsfile.GpuUsage]) -> Row:
+    """Return ROW with what its GPUs use in all."""
+    return row._replace(
         gpu_percent=_total(one.use_percent for one in gpus),
         gpu_memory_bytes=_whole(_total(one.memory_used_bytes for one in gpus)),
         power_w=_total(one.power_w for one in gpus),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import metricsfile, names, progress, runs
-from fleetrun.records.metricsfile import GpuUse, MetricsRecord, RankUse, System
+from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Meter:
             loss=said.loss,
         )
 
-    def _gpu_uses(self) -> tuple[GpuUse, ...]:
+    def _gpu_uses(self) -> tuple[GpuUsage, ...]:
         """Return how the GPUs are that the job was given."""
         given: dict[str, list[int]] = {}
         for process in self.run.plan.processes if self.run.plan is not None else ():
@@ -131,7 +131,7 @@ class Meter:
         for one in self._gpus.newest():
             ranks = given.get(f"gpu:{one.number}", given.get(f"gpu:{one.uuid}"))
             if ranks is not None:
-                found.append(GpuUse(*one, ranks=tuple(rank for rank in ranks if rank >= 0)))
+                found.append(one._replace(ranks=tuple(rank for rank in ranks if rank >= 0)))
         return tuple(found)
 
     def _found_scalars(self, used: Mapping[int, object], now: float) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def measured(ranks: int, moment: int) -> metricsfile.MetricsRecord:
         for rank in range(ranks)
     )
     gpus = tuple(
-        metricsfile.GpuUse(
+        metricsfile.GpuUsage(
             *(rank, f"GPU-{rank}", "H100", None if rank == ranks - 1 else 70.0, 1 << 30),
             *(1 << 36, 300.0, 50.0, (rank,)),
         )
