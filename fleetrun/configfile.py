@@ -65,6 +65,9 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
             given = Given(option, raw, typed, f"{path}:{at}")
             if option.status == "works":
                 given.value()
+            # No argument or path can hold one; of variables request says so.
+            if "\0" in raw and option.kind != "pairs":
+                raise UsageError(f"{path}:{at}: {typed} holds a NUL character; leave it out.")
             if raw.strip():
                 yield given
 

@@ -542,6 +542,7 @@ def test_what_has_no_effect_says_why_when_it_is_used(option: options.Option) -> 
         ("quiet: maybe\n", "fleetrun.yaml:1: quiet=maybe: give true or false."),
         ("job_id: a\nlog_dir: [a]\n", "fleetrun.yaml:2: log_dir: a list does not fit: give DIR."),
         ("gpus: {a: 1}\n", "fleetrun.yaml:1: gpus: a mapping does not fit: give LIST."),
+        ('log_dir: "a\\0b"\n', "fleetrun.yaml:1: log_dir holds a NUL character"),
         ("gpus: [[0]]\n", "fleetrun.yaml:1: gpus: give plain values: give LIST."),
         ("env: {A: {B: 1}}\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),
         ("env: [[A]]\n", "fleetrun.yaml:1: env: give plain values: give KEY=VALUE"),

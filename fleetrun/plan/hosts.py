@@ -28,7 +28,7 @@ def listed(request: Request) -> tuple[str, ...]:
     for name in names:
         if not name:
             raise UsageError(f"{option}: an address is missing between two commas.")
-        if ":" in name:
+        if not is_host(name):
             raise UsageError(
                 f"{option}: {name} is neither an IPv4 address nor a host name; Paddle reads no "
                 "IPv6, and ports come from --start_port."
@@ -60,8 +60,8 @@ def meeting_point(text: str) -> Endpoint | None:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_number = port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= LAST_PORT
     # Without brackets nobody knows where an IPv6 address ends.
-    is_host = bool(bare) and not set(bare) & set(" /[]@") and (":" not in bare or bare != host)
-    return Endpoint(bare, int(port)) if colon and is_number and is_host else None
+    is_known = is_host(bare) if bare == host else _is_ipv6(bare)
+    return Endpoint(bare, int(port)) if colon and is_number and is_known else None
 
 
 def meets_at(request: Request) -> Endpoint | None:
@@ -89,6 +89,32 @@ def is_address(name: str) -> bool:
     parts = name.split(".")
     octets = [part for part in parts if part.isascii() and part.isdigit() and int(part) < 256]  # noqa: PLR2004 - an octet
     return len(parts) == len(octets) == 4  # noqa: PLR2004 - IPv4
+
+
+def is_host(name: str) -> bool:
+    """Say whether NAME can be an IPv4 address or a host's name (RFC 1123; underscores are seen).
+
+    >>> is_host("10.0.0.1"), is_host("gpu_1.lan"), is_host("256.0.0.1"), is_host("a;b")
+    (True, True, False, False)
+    """
+    if is_address(name):
+        return True
+    labels = name.removesuffix(".").split(".")
+    # A last label of digits alone is a mistyped address.
+    return not labels[-1].isdigit() and all(
+        label.isascii() and label.replace("-", "a").replace("_", "a").isalnum() and label[0] != "-"
+        for label in labels
+    )
+
+
+def _is_ipv6(text: str) -> bool:
+    from ipaddress import AddressValueError, IPv6Address  # noqa: PLC0415 - few have brackets
+
+    try:
+        IPv6Address(text)
+    except AddressValueError:
+        return False
+    return True
 
 
 def ours(name: str, facts: Facts) -> bool:

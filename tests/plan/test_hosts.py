@@ -29,6 +29,12 @@ def test_hosts_are_stripped() -> None:
     [
         (("10.0.0.1", ""), "an address is missing between two commas"),
         (("fe80::1",), "neither an IPv4 address nor a host name"),
+        (("256.0.0.1",), "256.0.0.1 is neither an IPv4 address nor a host name"),
+        (("1.2.3", "10.0.0.1"), "1.2.3 is neither"),
+        (("a;b",), "a;b is neither"),
+        (("node one",), "node one is neither"),
+        (("-x",), "-x is neither"),
+        (("a..b",), "a..b is neither"),
         (("10.0.0.1:6070",), "ports come from --start_port"),
         (("10.0.0.1", "10.0.0.1"), "names 10.0.0.1 twice"),
         (("10.0.0.2", "127.0.0.1"), "127.0.0.1 is only this host to itself"),
