@@ -128,7 +128,7 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     if sys.stderr is not None:
         for one in shown:
             seen = one.seen.removesuffix(".")
-            told = f"{one.check}: {seen}; {one.means}. To mend it: {one.mend}"
+            told = f"{one.check}: {seen}; {one.means}; fix: {one.mend}"
             print(f"fleetrun: {one.level}: {visible(hide(told))}", file=sys.stderr, flush=True)
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"

@@ -370,5 +370,9 @@ def _banner(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool)
         return render.banner(request, plan, has_links=has_links)
     from fleetrun.plan import brief  # noqa: PLC0415 - see above
 
-    lines = brief.brief(request, plan, has_links=has_links)
+    try:
+        width = os.get_terminal_size(2).columns or brief.WIDTH
+    except OSError:
+        width = brief.WIDTH
+    lines = brief.brief(request, plan, has_links=has_links, width=width)
     return "".join(f"{prefix}{line}\n" for line in lines)

@@ -224,6 +224,8 @@ class Facts(NamedTuple):
     gpu_uses: Mapping[str, GpuUse] = {}
     # What the script's name turned out to be: a path that can be run or read.
     program: str | None = None
+    # Why the command of --wrap cannot be run on this host, as a sentence; none: it can.
+    wrap_fault: str | None = None
     # Bytes that one process's arguments and environment may take together.
     exec_limit: int = 2 * 1024 * 1024
     # Only read when processes are to be bound to them.

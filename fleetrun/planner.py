@@ -161,11 +161,15 @@ def _commands(
 
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
+    wrapped = [
+        spec.role == TRAINER and (ranks == "all" or str(spec.rank) in ranks.split(","))
+        for spec in specs
+    ]
+    if any(wrapped) and facts.wrap_fault is not None:
+        raise EnvironmentFault(f"{origin.option(request, 'wrap')}: {facts.wrap_fault}")
     return tuple(
-        (*words, *argv)
-        if spec.role == TRAINER and (ranks == "all" or str(spec.rank) in ranks.split(","))
-        else argv
-        for spec, argv in zip(specs, commands, strict=True)
+        (*words, *argv) if is_wrapped else argv
+        for is_wrapped, argv in zip(wrapped, commands, strict=True)
     ), notes
 
 

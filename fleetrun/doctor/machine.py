@@ -22,7 +22,7 @@ THREADS_PER_RANK = 64
 INODES_FEW = 1000
 # A rank of Paddle's CPU build has 400 MiB after the import.
 MEMORY_PER_RANK = 512 * _MIB
-# More is not what clocks in step and a network folder explain.
+# More is not what synchronised clocks and a network folder explain.
 CLOCK_S = 1.0
 _BASE_THREADS = 128
 
@@ -187,11 +187,15 @@ def _clock(machine: Machine, *, has_peers: bool) -> Finding:
     if has_peers and clock.is_synchronised is False:
         return warning(
             "clock",
-            "nobody keeps it in step (the kernel calls it unsynchronised)",
+            "not synchronised (by the kernel's status)",
             "times of several hosts cannot be compared",
             "timedatectl set-ntp true  # or start chronyd",
         )
-    state = {True: "kept in step", False: "not kept in step", None: "running"}
+    state = {
+        True: "synchronised",
+        False: "not synchronised; that matters on several hosts only",
+        None: "whether it is synchronised is unknown",
+    }
     return ok("clock", state[clock.is_synchronised])
 
 

@@ -33,8 +33,8 @@ def text(
     >>> print(text([ok("port", "free"), warning("clock", "slow", "bad", "mend it")]), end="")
     ok       port   free
     warning  clock  slow
-                    it means: bad
-                    to mend:  mend it
+                    effect: bad
+                    fix:    mend it
     1 ok, 1 warning, 0 errors
     """
     indent = max(map(len, _COLORS)) + 2
@@ -47,10 +47,10 @@ def text(
         first, *more = _wrapped(one.seen, width - column)
         lines.append(f"{level}{one.check:<{column - indent}}{first}")
         lines += [f"{'':{column}}{line}" for line in more]
-        for title, said in (("it means: ", one.means), ("to mend:  ", one.mend)):
+        for title, said in (("effect: ", one.means), ("fix:    ", one.mend)):
             if said:
                 # A command is copied, so it is never broken.
-                room = width - column - len(title) if title == "it means: " else 0
+                room = width - column - len(title) if title == "effect: " else 0
                 first, *more = _wrapped(said, room)
                 lines.append(f"{'':{column}}{title}{first}")
                 lines += [f"{'':{column + len(title)}}{line}" for line in more]

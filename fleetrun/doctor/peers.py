@@ -82,7 +82,7 @@ def _clock(peer: Peer) -> Iterator[Finding]:
             f"ssh {peer.host} chronyc makestep  # and here; or timedatectl set-ntp true",
         )
     else:
-        yield ok("clock", f"that of {peer.host} is in step with ours")
+        yield ok("clock", f"that of {peer.host} is synchronised with ours")
 
 
 def _versions(met: Sequence[Peer], own: Card) -> Iterator[Finding]:

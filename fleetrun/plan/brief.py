@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80
 _NAME = "fleetrun: "
+# Before what continues a line on a narrower one.
+_INDENT = "  "
 _TRAINER = "trainer"
 
 
-def brief(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> list[str]:
-    """Return the lines, without the program's name; where links cannot be, other names exist."""
+def brief(
+    request: Request, plan: LaunchPlan, *, has_links: bool = True, width: int = WIDTH
+) -> list[str]:
+    """Return the lines, without the program's name; where links cannot be, other names exist.
+
+    On a terminal of WIDTH columns that are fewer than usual, lines are broken between words.
+    """
     room = WIDTH - len(_NAME)
     lines = [_what(request, plan, room), _devices(request, plan, room)]
     if plan.strategy is not None:
@@ -31,7 +38,28 @@ def brief(request: Request, plan: LaunchPlan, *, has_links: bool = True) -> list
         lines.append(_fitted("strategy ", visible(asked), f"; {wins}", room))
     log_dir, run_dir = (_short(path, plan.cwd) for path in (plan.log_dir, plan.run_dir))
     lines.append(_logs(log_dir if has_links else run_dir, plan.processes, room))
+    if width < WIDTH and has_links:
+        # The same folder by a shorter name.
+        run_dir = f"{log_dir}/{names.LATEST}"
     lines.append(_fitted("settings in ", visible(run_dir), f"/{names.LAUNCH}", room))
+    if width >= WIDTH:
+        return lines
+    return [part for line in lines for part in _broken(line, width - len(_NAME))]
+
+
+def _broken(line: str, room: int) -> list[str]:
+    """Break LINE between words into lines of at most ROOM columns, where a word allows.
+
+    >>> _broken("starting train.py on this host: ranks 0-1 of 2", 36)
+    ['starting train.py on this host:', '  ranks 0-1 of 2']
+    """
+    first, *words = line.split(" ")
+    lines = [first]
+    for word in words:
+        if columns(lines[-1]) + 1 + columns(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{_INDENT}{word}")
     return lines
 
 

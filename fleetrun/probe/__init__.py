@@ -67,6 +67,7 @@ def read(
         cpus=len(os.sched_getaffinity(0)),
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
+        wrap_fault=request.wrap and scripts.wrap_fault(request.wrap, cwd, environ),
         exec_limit=min(os.sysconf("SC_ARG_MAX"), _EXEC_CEILING),
     )
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)

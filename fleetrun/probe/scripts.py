@@ -42,6 +42,28 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     return target
 
 
+def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
+    """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
+    import shlex  # noqa: PLC0415 - few launches have it
+
+    name = shlex.split(wrap.partition(": ")[2])[0]
+    if "/" not in name:
+        try:
+            found = _find_program(name, cwd, environ)
+        except EnvironmentFault:
+            found = ""
+        # What the current folder has is no program of that name for a rank.
+        if found.startswith("./") or not found:
+            return f"there is no program {name} in $PATH; install it, or give its path."
+        return None
+    path = os.path.join(cwd, name)  # noqa: PTH118 - pathlib costs start-up time
+    if not os.path.exists(path):  # noqa: PTH110
+        return f"there is no program {name} (looked in {cwd})."
+    if os.path.isdir(path) or not os.access(path, os.X_OK):  # noqa: PTH112
+        return f"{name} is not executable (`chmod +x {name}`)."
+    return None
+
+
 def check_module(name: str, cwd: str) -> None:
     """Complain about a module NAME that is not there when one here has nearly that name."""
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):

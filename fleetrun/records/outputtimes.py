@@ -17,6 +17,7 @@ A last line without an end is none.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _HEAD = b"fleetrun output.times %d " % SCHEMA
-# Of a note; others have no fewer.
+# Of the other lines, none has fewer.
 _WORDS = 3
+# Notes, so many that their words take little memory. Longer numbers are none.
+_NOTES = re.compile(rb"(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}", re.MULTILINE)
 
 
 class Cut(NamedTuple):
@@ -92,7 +95,7 @@ class Reader:
             return self._notes.logs
         whole = text.rfind(b"\n") + 1
         self._at += whole
-        self._notes.feed(text[:whole].split(b"\n")[:-1])
+        self._notes.feed(text[:whole])
         return self._notes.logs
 
 
@@ -100,7 +103,7 @@ class Notes:
     r"""What lines say of each log.
 
     >>> notes = Notes()
-    >>> notes.feed([b"fleetrun output.times 1 1000", b"= 0 workerlog.0", b"20 0 7", b"broken"])
+    >>> notes.feed(b"fleetrun output.times 1 1000\n= 0 workerlog.0\n20 0 7\nbroken\n")
     >>> notes.logs
     {'workerlog.0': LogTimes(at_ms=[1020], offsets=[7], cuts=[])}
     """
@@ -111,19 +114,23 @@ class Notes:
         self._is_ours = False
         self._base_ms = 0
 
-    def feed(self, lines: Iterable[bytes]) -> None:
-        """Take LINES, each without its end; what is not as expected is nothing."""
-        for line in lines:
-            words = line.split(b" ")
-            log = self._numbered.get(words[1]) if len(words) == _WORDS else None
+    def feed(self, text: bytes) -> None:
+        """Take the whole lines of TEXT; what is not as expected is nothing."""
+        at = 0
+        for found in _NOTES.finditer(text):
+            self._take(text[at : found.start()])
+            words = found[0].split()
+            self._note(map(int, words[::3]), words[1::3], map(int, words[2::3]))
+            at = found.end()
+        self._take(text[at:])
+
+    def _note(self, times: Iterable[int], logs: Iterable[bytes], offsets: Iterable[int]) -> None:
+        """Take notes, one after the other; those of logs without a name are none."""
+        for since, number, offset in zip(times, logs, offsets, strict=True):
+            log = self._numbered.get(number)
             if log is None:
-                self._take(line, words)
                 continue
-            try:
-                at, offset = int(words[0]) + self._base_ms, int(words[2])
-            except ValueError:
-                self._take(line, words)
-                continue
+            at = since + self._base_ms
             # Whatever was done to clocks and files.
             if log.offsets:
                 if offset < log.offsets[-1]:
@@ -135,20 +142,22 @@ class Notes:
             log.at_ms.append(at)
             log.offsets.append(offset)
 
-    def _take(self, line: bytes, words: list[bytes]) -> None:
-        """Take a LINE of these WORDS that is no note."""
-        if line.startswith(_HEAD):
-            base = _number(line[len(_HEAD) :])
-            self._is_ours, self._base_ms = base is not None, base or 0
-        elif not self._is_ours or len(words) < _WORDS:
-            return
-        elif words[0] == b"=":
-            name = b" ".join(words[2:]).decode(errors="surrogateescape")
-            self._numbered[words[1]] = self.logs.setdefault(name, LogTimes([], [], []))
-        elif words[0] == b"/" and words[1] in self._numbered:
-            offset = _number(words[2])
-            if offset is not None:
-                self._numbered[words[1]].cuts.append(Cut(offset, words[3:] == [b"1"]))
+    def _take(self, text: bytes) -> None:
+        """Take the lines of TEXT, of which none is a note."""
+        for line in text.split(b"\n"):
+            words = line.split(b" ")
+            if line.startswith(_HEAD):
+                base = _number(line[len(_HEAD) :])
+                self._is_ours, self._base_ms = base is not None, base or 0
+            elif not self._is_ours or len(words) < _WORDS:
+                continue
+            elif words[0] == b"=":
+                name = b" ".join(words[2:]).decode(errors="surrogateescape")
+                self._numbered[words[1]] = self.logs.setdefault(name, LogTimes([], [], []))
+            elif words[0] == b"/" and words[1] in self._numbered:
+                offset = _number(words[2])
+                if offset is not None:
+                    self._numbered[words[1]].cuts.append(Cut(offset, words[3:] == [b"1"]))
 
 
 def _number(word: bytes) -> int | None:

@@ -185,7 +185,7 @@ def test_two_hosts_meet_and_compare_versions(tmp_path: Path) -> None:
     done = both(tmp_path, [f"--start_port={ports.free(1)[0]}"])
     assert level(done, "connection") == "ok"
     assert level(done, "versions") == "ok"
-    assert "127.0.0.3 is in step" in findings(done, "clock")[-1]["seen"]
+    assert "127.0.0.3 is synchronised" in findings(done, "clock")[-1]["seen"]
 
 
 def test_who_is_waited_for_is_said_on_a_terminal_only(tmp_path: Path, terminal: Terminal) -> None:

@@ -151,3 +151,12 @@ def test_banner_fits_whatever_is_in_it(
     for line in lines:
         assert columns(f"fleetrun: {line}") <= WIDTH
         assert line.isprintable()
+
+
+def test_a_narrow_terminal_gets_whole_words_and_paths() -> None:
+    lines = brief(request(), plan(hosts=HOSTS, node=1), width=50)
+    assert " ".join(line.strip() for line in lines).startswith(
+        "starting train.py on 10.0.0.2 (node rank 1 of 2 nodes): ranks 2-3 of 4 devices "
+    )
+    assert max(map(columns, lines)) <= 50 - len("fleetrun: ")
+    assert lines[-1] == "settings in log/latest/launch.txt"

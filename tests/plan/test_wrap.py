@@ -9,8 +9,9 @@ from commandline import Command
 from planning import a_request, a_roster, some_facts
 
 from fleetrun import argv, planner, request
-from fleetrun.errors import UsageError
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.devices import Share
+from fleetrun.probe import scripts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
 
 
-def commands(made: Request, me: int = 0) -> list[tuple[str, ...]]:
+def commands(made: Request, me: int = 0, fault: str | None = None) -> list[tuple[str, ...]]:
     """Return the commands on host ME of two, with two ranks on each."""
     roster = a_roster(("10.0.0.1", "10.0.0.2"), me=me)
+    facts = some_facts(wrap_fault=fault)
     share = Share("gpu", roster.members[me].groups, "nccl")
-    return [one.argv for one in planner.plan(made, some_facts(), share, roster).processes]
+    return [one.argv for one in planner.plan(made, facts, share, roster).processes]
 
 
 def asked(text: str) -> Request:
@@ -52,6 +54,32 @@ def test_the_ranks_that_are_named_get_the_command_wherever_they_run() -> None:
 def test_what_cannot_be_meant_is_a_sentence(text: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         asked(text)
+
+
+def test_a_program_that_is_missing_matters_only_where_its_ranks_are() -> None:
+    made = a_request(wrap=asked("1: nsys").wrap)
+    with pytest.raises(EnvironmentFault, match=r"--wrap=1: nsys: there is no nsys"):
+        commands(made, fault="there is no nsys")
+    assert commands(made, me=1, fault="there is no nsys") == commands(made, me=1)
+
+
+def test_a_program_that_is_missing_is_a_sentence_before_anything_starts(tmp_path: Path) -> None:
+    done = Command(tmp_path, "touch started", "--wrap=0: nsys-of-nobody").run()
+    assert done.code == 3
+    assert "--wrap=0: nsys-of-nobody: there is no program nsys-of-nobody in $PATH" in done.said
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_program_is_looked_for_as_the_rank_will_look_for_it(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    here = str(tmp_path)
+    path = {"PATH": "/bin:/usr/bin"}
+    assert scripts.wrap_fault("0: env A=B nsys", here, path) is None
+    assert "no program ./none" in (scripts.wrap_fault("0: ./none", here, path) or "")
+    assert "not executable" in (scripts.wrap_fault("0: ./plain", here, path) or "")
+    assert "in $PATH" in (scripts.wrap_fault("0: plain", here, path) or "")
+    (tmp_path / "plain").chmod(0o755)
+    assert scripts.wrap_fault("0: ./plain", here, path) is None
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:

@@ -18,7 +18,7 @@ BEGIN = outputtimes.head(1000) + outputtimes.named(0, "a \udcff") + outputtimes.
 
 def parsed(text: bytes) -> dict[str, LogTimes]:
     notes = outputtimes.Notes()
-    notes.feed(text.split(b"\n")[:-1])
+    notes.feed(text)
     return notes.logs
 
 

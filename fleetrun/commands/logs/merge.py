@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from heapq import merge as merged
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
 
 # Read in one go, and shown in one go.
 _CHUNK = 1024 * 1024
+# So many are joined: a generator's step for each line would take as long as the rest.
+_PIECES = 1000
 # What a rank has written over on its line, as progress bars do: what stays is what people saw last.
 _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
@@ -38,29 +39,38 @@ class Stream:
         self.at = max(at, log.begin)
         self._ahead = b""
         self._ahead_at = self.at
+        # Lines of what has been read are shown as they are.
+        self._is_simple = False
         self._prefix = prefix
         self._pattern = pattern
 
     def lines(self, until: int) -> Iterator[bytes]:
         """Yield the lines that end before UNTIL, many at a time."""
-        while self.at < until:
-            begin = self.at - self._ahead_at
-            have = self._ahead_at + len(self._ahead)
-            if have < until and self._ahead.find(b"\n", begin) < 0:
-                piece = self._log.read(have, _CHUNK)
-                if not piece:
-                    return
-                self._ahead = self._ahead[begin:] + piece
-                self._ahead_at = self.at
-                continue
+        while self.at < until and (taken := self.take(until)) is not None:
+            if taken:
+                yield taken
+
+    def take(self, until: int) -> bytes | None:
+        """Return lines that end before UNTIL, as far as they are read; None if there are none."""
+        begin = self.at - self._ahead_at
+        while True:
             end = self._ahead.rfind(b"\n", begin, until - self._ahead_at) + 1
-            if not end:
+            if end:
+                self.at = self._ahead_at + end
+                if self._is_simple and self._ahead.find(b"\n", begin) == end - 1:
+                    # The usual case beside notes for each line, of which there may be a million.
+                    return self._prefix + self._ahead[begin:end]
+                return self._shown(self._ahead[begin:end])
+            have = self._ahead_at + len(self._ahead)
+            if have >= until:
                 # The line goes on behind UNTIL.
-                return
-            self.at += end - begin
-            shown = self._shown(self._ahead[begin:end])
-            if shown:
-                yield shown
+                return None
+            piece = self._log.read(have, _CHUNK)
+            if not piece:
+                return None
+            self._ahead, self._ahead_at = self._ahead[begin:] + piece, self.at
+            self._is_simple = self._pattern is None and b"\r" not in self._ahead
+            begin = 0
 
     def rest(self, until: int) -> bytes:
         """Return what is left before UNTIL as a line, whole or not."""
@@ -92,21 +102,31 @@ def history(
 
     Lines that came within the same note of a log stay together.
     """
-    marks = [_marks(place, *each) for place, each in enumerate(notes)]
+    marks = [
+        (at, place, offset)
+        for place, each in enumerate(notes)
+        for at, offset in zip(*each, strict=True)
+    ]
+    # What was noted of each log is in order, of which sorting makes use.
+    marks.sort()
+    # So that there is a last one of each.
+    marks.append((0, -1, -1))
+    pieces: list[bytes] = []
+    size = 0
     place = until = -1
-    for _, other, offset in merged(*marks):
+    for _, other, offset in marks:
         # What several notes of one log say, one after the other, the last one says.
         if other != place and place >= 0:
-            yield from streams[place].lines(until)
+            stream = streams[place]
+            while stream.at < until and (taken := stream.take(until)) is not None:
+                pieces.append(taken)
+                size += len(taken)
+            if size >= _CHUNK or len(pieces) >= _PIECES:
+                yield b"".join(pieces)
+                pieces.clear()
+                size = 0
         place, until = other, offset
-    if place >= 0:
-        yield from streams[place].lines(until)
-
-
-def _marks(
-    place: int, times: Sequence[int], offsets: Sequence[int]
-) -> Iterator[tuple[int, int, int]]:
-    return ((at, place, offset) for at, offset in zip(times, offsets, strict=True))
+    yield b"".join(pieces)
 
 
 def joined(pieces: Iterator[bytes], write: Callable[[bytes], None]) -> None:
