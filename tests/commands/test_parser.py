@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
 from fleetrun import cli
-
-HOUSE = Path(cli.__file__).parent
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -29,12 +24,3 @@ def test_a_misspelt_option_is_one_sentence_with_what_was_meant(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.endswith("no such option: --hepl; did you mean --help?\n")
-
-
-def test_nothing_reads_words_by_argparse() -> None:
-    for path in HOUSE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                assert "argparse" not in {alias.name for alias in node.names}, path
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module != "argparse", path

@@ -85,7 +85,11 @@ def test_each_variable_is_spelled_in_one_place() -> None:
         where = path.relative_to(ROOT).as_posix()
         if where.startswith(SPELL_IT_OUT):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        # Most spell none, not even in their comments.
+        if not NAME.search(source):
+            continue
+        tree = ast.parse(source)
         told = {
             id(node.body[0].value)
             for node in ast.walk(tree)
