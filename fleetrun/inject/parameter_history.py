@@ -12,6 +12,8 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .paddle_api import tensors
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -27,9 +29,7 @@ _forwards: list[set[int]] = []
 
 def watch_writes() -> None:
     """Patch the writing methods of tensors, to record their calls in watched forwards."""
-    from paddle.base import core
-
-    kind: Any = core.eager.Tensor
+    kind = tensors.tensor_class()
     for name in _WRITING_METHODS:
         if hasattr(kind, name):
             setattr(kind, name, _recorded(getattr(kind, name)))

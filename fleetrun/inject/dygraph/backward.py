@@ -57,8 +57,7 @@ def is_nested() -> bool:
 def patch(core: ModuleType) -> None:
     """Patch the one function of Paddle's CORE that every backward calls."""
     core.eager.run_backward = _observed(core.eager.run_backward)
-    if hasattr(core.eager, "_add_backward_final_hook"):
-        core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
+    core.eager._add_backward_final_hook = _postponing(core.eager._add_backward_final_hook)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..paddle_api import tensors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-# coalesce_tensor's copy_data, set_constant, persist_output, constant, use_align, align_size,
-# size_of_dtype, concated_shapes, concated_ranks.
-_COALESCE_ARGUMENTS: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
 
 
 class FlatBuffer:
@@ -37,7 +35,7 @@ class FlatBuffer:
             self._flat = None
             return
         for parameter in self._parameters:
-            parameter._unset_fake_empty()
+            tensors.keep_memory(parameter)
 
     def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
         """Make the gradients views of one flat tensor; return that tensor, and what is absent.
@@ -55,11 +53,7 @@ class FlatBuffer:
 
 
 def _addresses(parameters: Sequence[Any]) -> list[int]:
-    from paddle.base import core
-
-    eager: Any = core.eager
-    gradients = eager.get_all_grads(list(parameters))
-    return [0 if each is None else each.data_ptr() for each in gradients]
+    return [0 if each is None else each.data_ptr() for each in tensors.gradients(parameters)]
 
 
 def contiguous_gradient(parameter: Any) -> Any:
@@ -74,7 +68,7 @@ def contiguous_gradient(parameter: Any) -> Any:
         return gradient
     # Paddle's `contiguous` works in place; one that returned a copy would be right, too.
     # `parameter.grad =` would copy once more.
-    parameter._set_grad_ivar(gradient.contiguous())
+    tensors.set_gradient(parameter, gradient.contiguous())
     return parameter.grad
 
 
@@ -87,8 +81,7 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
             return gradients[0], []
         dtype = _common_dtype(parameters, gradients)
         if any(each is not None and each.dtype != dtype for each in gradients):
-            eager: Any = paddle.base.core.eager
-            eager.set_master_grads(list(parameters))
+            tensors.set_master_gradients(parameters)
             gradients = [parameter.grad for parameter in parameters]
         sources = [
             paddle.zeros(parameter.shape, dtype) if gradient is None else gradient
@@ -100,7 +93,7 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
             if gradient is None:
                 absent.append((parameter, view))
             else:
-                view._share_buffer_to(gradient)
+                tensors.share_memory(view, gradient)
     return flat, absent
 
 
@@ -116,20 +109,16 @@ def _common_dtype(parameters: Sequence[Any], gradients: Sequence[Any]) -> Any:
     return paddle.float32 if paddle.float32 in dtypes else parameters[0].dtype
 
 
-def _coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
-    """Return a new flat tensor with copies of TENSORS, after the views of each."""
+def _coalesced(sources: list[Any]) -> tuple[list[Any], Any]:
+    """Return a new flat tensor with copies of SOURCES, after the views of each."""
     import paddle
 
-    if tensors[0].dtype in (paddle.float32, paddle.float64) or not tensors[0].place.is_cpu_place():
-        ops: Any = paddle
-        views, flat = ops._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COALESCE_ARGUMENTS)
-        return views, flat
+    if sources[0].dtype in (paddle.float32, paddle.float64) or not sources[0].place.is_cpu_place():
+        return tensors.coalesced(sources)
     # On CPUs that operator has no other types.
-    flat = paddle.concat([tensor.flatten() for tensor in tensors])
+    flat = paddle.concat([tensor.flatten() for tensor in sources])
     views, begin = [], 0
-    for tensor in tensors:
-        view = flat._slice(begin, begin + tensor.size)
-        view.get_tensor()._set_dims(tensor.shape)
-        views.append(view)
+    for tensor in sources:
+        views.append(tensors.part(flat, begin, begin + tensor.size, tensor.shape))
         begin += tensor.size
     return views, flat

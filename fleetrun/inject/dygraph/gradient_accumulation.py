@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
+from ..paddle_api import tensors
 from .kept_gradients import KeptGradients, ScriptGradients, identities
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class GradientAccumulator:
         for parameter in self.parameters:
             if not parameter.stop_gradient and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                parameter._register_backward_hook(self._marking(id(parameter)))
+                tensors.on_gradient(parameter, self._marking(id(parameter)))
 
     def _marking(self, key: int) -> Callable[..., None]:
         dirty = self._dirty
@@ -540,5 +541,5 @@ def _divide(parameters: Sequence[Any], divisor: float) -> None:
             if gradient is None:
                 continue
             if gradient.is_selected_rows():
-                gradient = paddle.base.core.eager.Tensor(gradient.get_selected_rows().get_tensor())
+                gradient = tensors.sparse_values(gradient)
             gradient.scale_(1.0 / divisor)

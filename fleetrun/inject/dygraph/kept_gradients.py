@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..paddle_api import tensors
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -18,7 +20,8 @@ class KeptGradients:
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._copies: dict[int, Any] = {}
-        gradients = _gradients(parameters)
+        # Whatever the script gets to see.
+        gradients = tensors.gradients(parameters)
         # Their rows cannot be copied.
         self._has_sparse = any(
             each is not None and each.is_selected_rows() for each in gradients
@@ -53,7 +56,7 @@ class KeptGradients:
                     paddle.assign(kept, gradient)
                 else:
                     remove(parameter)
-                    parameter._set_grad_ivar(_copy(kept))
+                    tensors.set_gradient(parameter, _copy(kept))
 
 
 class ScriptGradients:
@@ -83,17 +86,8 @@ def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:
         None
         if gradient is None or gradient.is_selected_rows()
         else (gradient.data_ptr(), gradient.inplace_version)
-        for gradient in _gradients(parameters)
+        for gradient in tensors.gradients(parameters)
     ]
-
-
-def _gradients(parameters: Sequence[Any]) -> list[Any]:
-    """Return the gradients of PARAMETERS, whatever the script gets to see."""
-    from paddle.base import core
-
-    eager: Any = core.eager
-    found: list[Any] = eager.get_all_grads(list(parameters))
-    return found
 
 
 def _copy(gradient: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import updates
 from ..import_hooks import after_import
+from ..paddle_api import tensors
 from . import backward
 from .gradient_accumulation import unwrap, without_groups
 
@@ -216,9 +217,7 @@ def _layers(module: ModuleType, merge: GradientMerge) -> None:
 
 def _tensors(merge: GradientMerge) -> None:
     """Patch what scripts do with one parameter: `clear_gradient`, reading and setting `grad`."""
-    from paddle.base import core
-
-    kind: Any = core.eager.Tensor
+    kind = tensors.tensor_class()
     clear = kind.clear_gradient
 
     @functools.wraps(clear)
@@ -239,9 +238,7 @@ def _tensors(merge: GradientMerge) -> None:
 
 def _remove_gradient(parameter: Any) -> None:
     """Leave PARAMETER without a gradient, merged or not."""
-    from paddle.base import core
-
-    kind: Any = core.eager.Tensor
+    kind = tensors.tensor_class()
     to_zeros = False
     # Patched or not.
     getattr(kind.clear_gradient, "__wrapped__", kind.clear_gradient)(parameter, to_zeros)

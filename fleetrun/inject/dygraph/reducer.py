@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
+from ..paddle_api import tensors
 from . import backward, sparse
 from .flat_buffer import FlatBuffer
 
@@ -131,7 +132,7 @@ class Reducer:
         self.agreements = self.sparse_collectives = 0
         self._arrange()
         for parameter in self._sparse:
-            parameter._register_backward_hook(self._sparse_hook())
+            tensors.on_gradient(parameter, self._sparse_hook())
         backward.listen(self)
 
     @property
@@ -180,8 +181,7 @@ class Reducer:
         for parameter in self.parameters:
             if id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                # Paddle calls it after the gradient was accumulated.
-                parameter._register_backward_hook(self._hook(parameter))
+                tensors.on_gradient(parameter, self._hook(parameter))
         self._knows_usage = self._is_ordered = False
         self._build_buckets()
 
@@ -389,8 +389,7 @@ class Reducer:
             )
             raise RuntimeError(message)
         if usage[id(parameter)]:
-            # `parameter.grad =` would copy.
-            parameter._set_grad_ivar(gradient)
+            tensors.set_gradient(parameter, gradient)
 
     def abandon(self) -> None:
         """Drop the works under way: they end by themselves, in step with the other ranks."""

@@ -1,7 +1,8 @@
 """The private and undocumented names of Paddle that we use: where each is, and what it is for.
 
-Nothing outside `paddle_api` may use such a name. A name belongs to one capability or several: what
-we do only if all of its names are there. `check` compares the table with the Paddle at hand.
+A test holds the table to what the modules of `inject` spell. A name belongs to one capability or
+several: what we do only if all of its names are there. Whoever uses a name of no capability does
+without it. `check` compares the table with the Paddle at hand.
 """
 
 from __future__ import annotations
@@ -83,11 +84,24 @@ NAMES = (
     PrivateName(_CORE, "eager.run_backward", (REDUCER, MERGE, SPARSE), "every backward calls it"),
     PrivateName(
         _CORE,
+        "eager._add_backward_final_hook",
+        _BUFFERS,
+        "what Paddle does at the end of a backward is to wait until gradients are averaged",
+    ),
+    PrivateName(
+        _CORE,
         "eager.Tensor._register_backward_hook",
         (REDUCER, MERGE),
         "tells that the gradient of a parameter was accumulated",
     ),
     PrivateName(_CORE, "eager.get_all_grads", _BUFFERS, "reads many gradients in one call"),
+    PrivateName(_CORE, "eager.set_master_grads", _BUFFERS, "makes gradients of one bucket float32"),
+    PrivateName(
+        _FRAMEWORK,
+        "EagerParamBase.from_tensor",
+        (REDUCER, MERGE, SPARSE),
+        "makes the parameters of the self-tests",
+    ),
     PrivateName(
         _CORE,
         "eager.Tensor._set_grad_ivar",
@@ -297,7 +311,7 @@ NAMES = (
         (FUSED,),
         "is about to update",
         ("self", "parameters_and_grads"),
-        ("_use_multi_tensor",),
+        ("_use_multi_tensor", "_param_dict"),
     ),
     PrivateName(
         "paddle.optimizer.adam",
@@ -305,7 +319,7 @@ NAMES = (
         (FUSED,),
         "is about to update",
         ("self", "parameters_and_grads"),
-        ("_use_multi_tensor",),
+        ("_use_multi_tensor", "_param_dict"),
     ),
     PrivateName(
         "paddle.optimizer.momentum",
@@ -319,7 +333,12 @@ NAMES = (
         "Momentum._multi_tensor_init",
         (FUSED,),
         "fills the tables of fused updates",
-        attributes=("_velocity_dict", "_master_weight_dict", "_regularization_method_dict"),
+        attributes=(
+            "_velocity_dict",
+            "_master_weight_dict",
+            "_regularization_method_dict",
+            "_regularization_coeff_dict",
+        ),
     ),
     PrivateName(
         "paddle.optimizer.adam",
@@ -327,6 +346,20 @@ NAMES = (
         (FUSED,),
         "fills the tables of fused updates",
         attributes=("_moment1_dict", "_moment2_dict", "_beta1_pow_acc_dict", "_beta2_pow_acc_dict"),
+    ),
+    PrivateName(
+        "paddle.optimizer.adam",
+        "Adam.__init__",
+        (),
+        "AMSGrad, which Paddle 3 has, is not fused",
+        attributes=("_amsgrad", "_moment2_max_dict"),
+    ),
+    PrivateName(
+        f"{_META}.dygraph_optimizer.hybrid_parallel_optimizer",
+        "HybridParallelOptimizer.__init__",
+        (MERGE,),
+        "the script's optimizer inside fleet's",
+        attributes=("_inner_opt",),
     ),
     PrivateName(
         "paddle.optimizer.momentum", "_C_ops.merged_momentum_", (FUSED,), "one call updates many"
@@ -363,6 +396,25 @@ NAMES = (
         "DistributedStrategy.build_strategy",
         (STRATEGY,),
         "records what the script changes in it",
+    ),
+    PrivateName(
+        _STRATEGY_FILE,
+        "DistributedStrategy._fuse_grad_size_in_TFLOPS",
+        (),
+        "its documented name is without effect",
+    ),
+    PrivateName(
+        _STRATEGY_FILE,
+        "DistributedStrategy._calc_comm_same_stream",
+        (),
+        "its documented name is without effect",
+    ),
+    PrivateName(
+        f"{_FLEET}.fleet",
+        "Fleet.get_hybrid_communicate_group",
+        (),
+        "the sizes of the script's groups; the function itself raises where there are none",
+        attributes=("_hcg",),
     ),
     PrivateName(
         _STRATEGY_FILE, "non_auto_func_called", (STRATEGY,), "true once anything was assigned"
@@ -441,6 +493,17 @@ NAMES = (
         (SERVERS,),
         "its settings are known then",
         ("self",),
+    ),
+    PrivateName(
+        "paddle.base.compiler",
+        "CompiledProgram.__init__",
+        (STATIC,),
+        "the program that was compiled",
+        attributes=("_program",),
+    ),
+    PrivateName(_FRAMEWORK, "Variable", (STATIC,), "tells a variable of an older program"),
+    PrivateName(
+        "paddle.base.layer_helper", "LayerHelper", (STATIC,), "writes operators of older programs"
     ),
     PrivateName(_FRAMEWORK, "_dygraph_guard", (STATIC,), "programs are written outside the tracer"),
     PrivateName(

@@ -19,7 +19,7 @@ def _core() -> Any:
 
 
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
-    """Call HOOK whenever the gradient of PARAMETER was accumulated."""
+    """Call HOOK whenever the gradient of PARAMETER was accumulated, right after that."""
     parameter._register_backward_hook(hook)
 
 
@@ -32,6 +32,11 @@ def gradients(parameters: Sequence[Any]) -> list[Any]:
 def set_gradient(parameter: Any, gradient: Any) -> None:
     """Make a copy of GRADIENT that of PARAMETER; `parameter.grad =` is what scripts write."""
     parameter._set_grad_ivar(gradient)
+
+
+def set_master_gradients(parameters: Sequence[Any]) -> None:
+    """Replace the gradients of PARAMETERS by copies in float32."""
+    _core().eager.set_master_grads(list(parameters))
 
 
 def keep_memory(parameter: Any) -> None:

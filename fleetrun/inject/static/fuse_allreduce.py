@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..buckets import pack
+from ..paddle_api import programs
 from . import program, rings, settings_view
 from .cpu import channels, gloo
 
@@ -26,7 +27,7 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     if not found:
         return
     for each in found:
-        kind = str(each.block._find_var_recursive(each.variable).type)
+        kind = str(programs.variable(each.block, each.variable).type)
         if "SELECTED_ROWS" in kind and gloo.is_used():
             text = (
                 f"Paddle's static graphs cannot sum the sparse gradient {each.variable} over "
@@ -39,7 +40,7 @@ def run(main: Any, startup: Any, fleet: Any, proof: Evidence) -> None:
     for block in main.blocks:
         mine = [each for each in found if each.block is block]
         turn = _pack_block(block, mine, communicators, turn)
-    main._sync_with_cpp()
+    programs.sync(main)
 
 
 def _pack_block(
@@ -56,7 +57,7 @@ def _pack_block(
             dense.append((each, size))
     sizes = [size for _, size in dense]
     limit = settings_view.limits(sizes)
-    kinds = [str(block._find_var_recursive(each.variable).dtype) for each, _ in dense]
+    kinds = [str(programs.variable(block, each.variable).dtype) for each, _ in dense]
     places = pack(sizes, kinds, limit_bytes=limit.size, limit_count=limit.number)
     buckets = []
     for place in places:
@@ -70,7 +71,7 @@ def _pack_block(
     for each in sorted((each for each, _ in dense), key=lambda each: -each.place):
         op_role = program.role(each.op)
         original = each.op.type
-        block._remove_op(each.place, sync=False)
+        programs.remove(block, each.place)
         if each.place in by_end:
             bucket, number = by_end[each.place]
             communicator = communicators[number % len(communicators)]
@@ -80,7 +81,7 @@ def _pack_block(
                 continue
             reader = _first_reader(block, each.place, names)
             span = (each.place, each.place if settings_view.waits() else reader)
-            gradients = [block._find_var_recursive(name) for name in names]
+            gradients = [programs.variable(block, name) for name in names]
             carried = [channels.BucketMember(each, math.prod(each.shape)) for each in gradients]
             passed = (tokens[number - turn], tokens[number - turn + 1])
             channels.insert(
@@ -134,7 +135,7 @@ def _insert(  # noqa: PLR0917 - one place calls it
     """Put one allreduce of the gradients NAMES at INDEX."""
     from paddle.utils import unique_name
 
-    gradients = [block._find_var_recursive(name) for name in names]
+    gradients = [programs.variable(block, name) for name in names]
     carried = gradients[0]
     ops: list[dict[str, Any]] = []
     if len(gradients) > 1:
@@ -166,4 +167,4 @@ def _insert(  # noqa: PLR0917 - one place calls it
         ]
     for offset, op in enumerate(ops):
         op["attrs"]["op_role"] = op_role
-        block._insert_op_without_sync(index + offset, **op)
+        programs.insert(block, index + offset, **op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..paddle_api import programs
 from . import program
 
 # An operator with an input that the merged kernel does not have is left alone.
@@ -37,7 +38,7 @@ def run(main: Any) -> str:
     for block in main.blocks:
         done += sum(_merge(block, group) for group in reversed(_groups(block)))
     if done:
-        main._sync_with_cpp()
+        programs.sync(main)
         return ""
     kinds = sorted({op.type for op in program.updates(main)})
     return f"Paddle merges the updates of momentum and adam only; here: {', '.join(kinds)}"
@@ -73,7 +74,7 @@ def _key(block: Any, op: Any) -> object:
         return None
     if not {name for name in op.output_names if op.output(name)} <= set(exits):
         return None
-    dtypes = [str(block._find_var_recursive(op.input(name)[0]).dtype) for name in ("Param", "Grad")]
+    dtypes = [str(programs.variable(block, op.input(name)[0]).dtype) for name in ("Param", "Grad")]
     if any(_is_bfloat16(dtype) for dtype in dtypes):
         # Not each Paddle has such a kernel (2.6.2 has none of merged_momentum): it would stop.
         return None
@@ -94,14 +95,13 @@ def _merge(block: Any, group: list[int]) -> int:
     ops = [block.ops[index] for index in group]
     first = ops[0]
     entries, exits, settings = _KINDS[first.type]
-    find = block._find_var_recursive
     inputs = {
-        name: [find(op.input(name)[0]) for op in ops]
+        name: [programs.variable(block, op.input(name)[0]) for op in ops]
         for name in entries
         if name in first.input_names and first.input(name)
     }
     outputs = {
-        name: [find(op.output(name)[0]) for op in ops]
+        name: [programs.variable(block, op.output(name)[0]) for op in ops]
         for name in exits
         if name in first.output_names and first.output(name)
     }
@@ -112,7 +112,7 @@ def _merge(block: Any, group: list[int]) -> int:
     attrs["op_role"] = program.role(first)
     merged = f"merged_{first.type}"
     for index in reversed(group):
-        block._remove_op(index, sync=False)
+        programs.remove(block, index)
     at = group[-1] - len(group) + 1
-    block._insert_op_without_sync(at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs)
+    programs.insert(block, at, type=merged, inputs=inputs, outputs=outputs, attrs=attrs)
     return len(group)

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..import_hooks import after_import
+from ..paddle_api import programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +56,8 @@ def settle(main: Any, startup: Any) -> None:
         # The generator's own numbers may begin anew for each program.
         own = unique_name.generate(f"{name}_{id(main)}")
         for each in (main, startup):
-            each.global_block()._rename_var(name, own)
-            each._sync_with_cpp()
+            programs.rename(each.global_block(), name, own)
+            programs.sync(each)
 
 
 def _watch(module: Any) -> None:

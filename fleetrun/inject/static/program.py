@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..paddle_api import programs
+
 # Paddle 2's operator, and Paddle 3's.
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
 BACKWARD, OPTIMIZE = 1, 2
@@ -59,13 +61,13 @@ def written_by_forward(program: Any) -> set[str]:
 
 def holds_updates(op: Any) -> bool:
     """Whether the block that the operator OP runs on some steps only updates parameters."""
-    block = op.block.program.blocks[op._block_attr_id("sub_block")]
+    block = programs.inner_block(op)
     return any({"Param", "Grad"} <= set(each.input_names) for each in block.ops)
 
 
 def bytes_of(block: Any, name: str) -> int | None:
     """Return the size of the dense variable NAME; None if it is sparse or not known yet."""
-    variable = block._find_var_recursive(name)
+    variable = programs.variable(block, name)
     try:
         shape = variable.shape
         if "LOD_TENSOR" not in str(variable.type) and "DENSE_TENSOR" not in str(variable.type):
@@ -94,5 +96,5 @@ def remove(program: Any, types: tuple[str, ...]) -> None:
     for block in program.blocks:
         for index in reversed(range(len(block.ops))):
             if block.ops[index].type in types:
-                block._remove_op(index, sync=False)
-    program._sync_with_cpp()
+                programs.remove(block, index)
+    programs.sync(program)

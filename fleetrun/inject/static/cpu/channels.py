@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import communicators, gloo_stores, store
+from ...paddle_api import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +170,8 @@ def insert(
         (places[1], end, [*gradients, token], gradients),
         (places[0], begin, gradients if before is None else [*gradients, before], [token]),
     ):
-        block._insert_op_without_sync(
+        programs.insert(
+            block,
             place,
             type=OPERATOR,
             inputs={"X": read},
@@ -218,7 +220,7 @@ def _sharing(array: Any) -> Any:
     from paddle.base import core
 
     paddle: Any = sys.modules["paddle"]
-    place = core.CPUPlace()
+    place = paddle.CPUPlace()
     # Tensors need the tracer of dynamic graphs to come into being, but not later.
     with paddle.base.dygraph.guard(place):
         return core.eager.Tensor(array, place, False, True, "fleetrun_carried", True)

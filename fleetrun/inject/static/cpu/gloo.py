@@ -33,9 +33,8 @@ def is_used() -> bool:
 
 def connect(module: Any, proof: Evidence) -> None:
     """Put our communicator to make a communicator in the place of Paddle's, on builds for CPUs."""
-    from paddle.base import core
-
-    if core.is_compiled_with_cuda() or core.is_compiled_with_xpu():
+    paddle: Any = sys.modules["paddle"]
+    if paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu():
         return
 
     def _init_communicator(

@@ -1,0 +1,131 @@
+"""That the table of Paddle's private names is what the modules of `inject` spell, both ways."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleetrun import inject
+from fleetrun.inject.paddle_api import names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(inject.__file__).parent
+# Names with an underscore that are Python's or our own.
+NOT_PADDLES = {
+    "sys._getframe",
+    "os._exit",
+    "atexit._run_exitfuncs",
+    # Of a NamedTuple.
+    "spec._replace",
+    "StaticRanks._instances",
+    # Hooks that hold their reducer weakly.
+    "reducer._is_active",
+    "reducer._on_gradient",
+    "reducer._has_sparse_gradient",
+}
+# Strings with an underscore that are no names: beginnings and ends of them, and Python's.
+NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_parallel_world_size"}
+# All that is in these modules is private, with an underscore or without.
+PRIVATE_MODULE = re.compile(r"(paddle\.base|core|_core\(\)|eager)\.")
+MODULES = {
+    "paddle.base.core",
+    "paddle.base.core.eager",
+    "paddle.base.data_feeder",
+    "paddle.base.dygraph",
+    "paddle.base.dygraph.base",
+    "paddle.base.framework",
+    "paddle.base.layer_helper",
+    "core.eager",
+    "_core().eager",
+}
+
+
+@cache
+def sources() -> tuple[tuple[str, ast.AST], ...]:
+    """Return the path and the code of each module that imports Paddle, without the table."""
+    return tuple(
+        (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+        for path in sorted(ROOT.rglob("*.py"))
+        if path.name != "names.py" and path.parent.name != "site"
+    )
+
+
+def private_names(node: ast.AST) -> Iterator[str]:
+    """Yield what NODE spells of Paddle that is private."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            return
+        case ast.Attribute(attr=attribute):
+            text = ast.unparse(node)
+            if text not in NOT_PADDLES | MODULES and (
+                is_private(attribute) or PRIVATE_MODULE.match(text)
+            ):
+                yield attribute
+        case ast.Constant(value=str(text)):
+            if text.isidentifier() and is_private(text) and text not in NO_NAMES:
+                yield text
+        case ast.ImportFrom(module=str(module), names=several):
+            inner = module.startswith(("paddle.base.", "paddle.framework"))
+            yield from (
+                each.name
+                for each in several
+                if (inner or (module.startswith("paddle") and is_private(each.name)))
+            )
+
+
+def is_private(name: str) -> bool:
+    """Whether NAME is meant for Paddle alone; what begins with our name is ours."""
+    return name.startswith("_") and not name.startswith(("__", "_fleetrun"))
+
+
+def parts(name: names.PrivateName) -> set[str]:
+    """Return every name in the row NAME."""
+    return {*re.split(r"[.|]", name.path), *name.attributes}
+
+
+def test_every_private_name_that_is_used_is_in_the_table() -> None:
+    known = {part for name in names.NAMES for part in parts(name)}
+    unknown = [
+        f"{path}:{getattr(node, 'lineno', 0)}: {spelled}"
+        for path, tree in sources()
+        for node in ast.walk(tree)
+        for spelled in private_names(node)
+        if spelled not in known
+    ]
+    assert not unknown, "\n".join(unknown)
+
+
+def test_every_name_of_the_table_is_used() -> None:
+    spelled: set[str] = set()
+    for _, tree in sources():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                    spelled.add(name)
+                case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)):
+                    spelled.add(name)
+                case ast.ImportFrom(names=several):
+                    spelled.update(each.name for each in several)
+    stale = [
+        f"{name}: {part}"
+        for name in names.NAMES
+        # A function that is not called may be there for what it sets.
+        for part in (name.attributes or (name.path.rpartition(".")[2],))
+        if spelled.isdisjoint(part.split("|"))
+    ]
+    assert not stale, "\n".join(stale)
+
+
+def test_no_row_of_the_table_is_there_twice() -> None:
+    found = [str(name) for name in names.NAMES]
+    assert len(found) == len(set(found))
+
+
+def test_a_capability_of_the_table_has_a_fallback() -> None:
+    used = {each for name in names.NAMES for each in name.capabilities}
+    assert used == set(names.FALLBACKS)
