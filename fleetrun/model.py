@@ -273,6 +273,18 @@ class Assigned(NamedTuple):
     rank: int
 
 
+class SharedLogs(NamedTuple):
+    """A log folder that several hosts of the job share: all keep to one run directory."""
+
+    # Of the run directory, and of the file by which newcomers find it; both in the log folder.
+    run_name: str
+    marker: str
+    # The folders in the run directory of the hosts that share it, by node rank.
+    folders: Mapping[int, str]
+    # Ours; empty on the first host, which alone makes links and removes old runs.
+    own: str = ""
+
+
 class Roster(NamedTuple):
     """Who takes part, in rank order, and which member we are."""
 
@@ -286,6 +298,8 @@ class Roster(NamedTuple):
     told: tuple[str, ...] = ()
     # None: the mode says who runs here.
     assigned: Assigned | None = None
+    # None: nobody else writes into our log folder.
+    shared_logs: SharedLogs | None = None
 
 
 class RankSpec(NamedTuple):
@@ -350,6 +364,8 @@ class LaunchPlan(NamedTuple):
     strategy: Strategy | None = None
     # Whether there are other hosts, with which it is agreed how the job ends.
     has_session: bool = False
+    # None: nobody else writes into our log folder.
+    shared_logs: SharedLogs | None = None
 
 
 class ExitStatus(NamedTuple):

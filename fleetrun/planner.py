@@ -53,7 +53,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
     """Decide everything that the launcher on host ROSTER.me will do."""
     _check_free(request, roster)
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
-    run_dir = f"{log_dir}/runs/{_run_name(request, facts, roster)}"
+    run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
     layout = mode.rules.layout(request, facts, share, roster)
     if roster.assigned is None:
@@ -81,7 +81,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             argv=argv,
             env=own,
             unset=unset,
-            log=process.log,
+            log=process.log if roster.shared_logs is None else names.shared_log(process.spec),
             essential=process.essential,
             rank=process.spec,
             cpus=cpus,
@@ -122,6 +122,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         ),
         strategy=strategy,
         has_session=len(roster.members) > 1,
+        shared_logs=roster.shared_logs,
     )
 
 
@@ -271,8 +272,17 @@ def _bound(
     return threaded, binding.masks, (*notes, *binding.notes)
 
 
-def _run_name(request: Request, facts: Facts, roster: Roster) -> str:
-    """Return the run directory's own name: unique on this host, and telling."""
+def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
+    """Return the run directory's place among all runs."""
+    shared = roster.shared_logs
+    if shared is not None:
+        return f"{shared.run_name}/{shared.own}" if shared.own else shared.run_name
+    node = f"-node{roster.me}" if len(roster.members) > 1 else ""
+    return run_name(request, facts) + node
+
+
+def run_name(request: Request, facts: Facts) -> str:
+    """Return the name of the launch's run: unique on this host, and telling."""
     job = request.job_id
     if not job or "/" in job or "\0" in job or job in {".", ".."}:
         raise UsageError(
@@ -281,5 +291,4 @@ def _run_name(request: Request, facts: Facts, roster: Roster) -> str:
         )
     plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
     plain = plain.encode()[:_LONGEST_JOB].decode(errors="ignore")
-    node = f"-node{roster.me}" if len(roster.members) > 1 else ""
-    return f"{facts.started_utc}-{plain}-{facts.pid}{node}"
+    return f"{facts.started_utc}-{plain}-{facts.pid}"

@@ -22,6 +22,7 @@ from fleetrun.plan.layout import (
     Slots,
 )
 from fleetrun.plan.masks import MASKS
+from fleetrun.records import names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
     from fleetrun.modes.roles import Roles
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Slot
-
-# The names of logs, as Paddle has them (but for the coordinators', where it says one and does two).
-LOGS = {
-    SERVER: "serverlog",
-    TRAINER: "workerlog",
-    HETER: "heterlog",
-    COORDINATOR: "coordinatorlog",
-}
 
 # What people call them; a process is called so, too.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}
@@ -191,7 +184,7 @@ def is_essential(spec: RankSpec) -> bool:
 
 def log(spec: RankSpec) -> str:
     """Return the name of SPEC's log: each host counts each role from 0, as Paddle does."""
-    return f"{LOGS[spec.role]}.{spec.local_rank}"
+    return f"{names.LOGS[spec.role]}.{spec.local_rank}"
 
 
 def awaited(spec: RankSpec, found: Ranks) -> tuple[tuple[Endpoint, ...], ...]:

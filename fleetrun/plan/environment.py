@@ -193,7 +193,7 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
         "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),  # noqa: PTH100, PTH118 - pathlib costs start-up time
         RUN_DIR: run_dir,
         # Unique to this launch: it finds every process of ours, whatever became of its parent.
-        JOB: run_dir.rpartition("/")[2],
+        JOB: names.run_name(run_dir),
         STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),
         # Each attempt after a failure is a generation of its own.
         "PADDLE_RESTART_COUNT": str(roster.generation),

@@ -62,7 +62,7 @@ def find() -> tuple[Job, ...]:
     for pid in _own():
         held = _held(pid)
         if held is not None:
-            name = os.path.basename(held)
+            name = names.run_name(held)
             launchers.setdefault(name, []).append(pid)
             folders[name] = held
         environ = _environ(pid)
@@ -149,7 +149,10 @@ def _held(pid: int) -> str | None:
             path = os.readlink(f"{folder}/{fd}")
             if os.path.basename(path) == names.LOCK:
                 run_dir = os.path.dirname(path)
-                if os.path.basename(os.path.dirname(run_dir)) == names.RUNS:
+                above = run_dir
+                if names.is_node_folder(os.path.basename(run_dir)):
+                    above = os.path.dirname(run_dir)
+                if os.path.basename(os.path.dirname(above)) == names.RUNS:
                     return run_dir
     except OSError:
         # It ended, or closed a file just now.

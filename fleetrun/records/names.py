@@ -6,6 +6,7 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 # No `from __future__ import annotations` here, for the reason given in model.py.
 # ruff: noqa: PTH118 - pathlib costs start-up time
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,17 @@ OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
 STRATEGY = "strategy.json"
+# What each role's logs are called, as Paddle does (but for the coordinators', where it says one and
+# does two); a number follows.
+LOGS = {
+    "PSERVER": "serverlog",
+    "TRAINER": "workerlog",
+    "HETER_TRAINER": "heterlog",
+    "COORDINATOR": "coordinatorlog",
+}
+_MARKER = re.compile(r"\.host-[0-9a-f]{16}")
+# The folders of all hosts but the first in the run directory that they share.
+_NODE = re.compile(r"node\d{1,7}(\.\d{1,7})?")
 LONG_ENVIRONMENT = "long_environment.json"
 
 
@@ -65,6 +77,45 @@ FILES = (
     File("{log}.attempt{attempt}", "rank", "launcher", None, "The output of a later attempt."),
     File("{log}.{part}", "launcher", "people", None, "An older part of a log; 1 is the newest."),
 )
+
+
+def marker(launcher: str) -> str:
+    """Name the file in the log folder by which other hosts see that they share it."""
+    return f".host-{launcher}"
+
+
+def is_marker(name: str) -> bool:
+    """Whether NAME is one of `marker`."""
+    return _MARKER.fullmatch(name) is not None
+
+
+def node_folder(node_rank: int, generation: int = 0) -> str:
+    """Name the folder of a host that came in GENERATION in the run directory that it shares.
+
+    >>> node_folder(3), node_folder(3, generation=2)
+    ('node3', 'node3.2')
+    """
+    return f"node{node_rank}.{generation}" if generation else f"node{node_rank}"
+
+
+def is_node_folder(name: str) -> bool:
+    """Whether NAME is one of `node_folder`."""
+    return _NODE.fullmatch(name) is not None
+
+
+def run_name(run_dir: str) -> str:
+    """Name a run by its directory: one of several hosts in a shared log folder by both folders.
+
+    >>> run_name("log/runs/20250102T030405Z-default-47"), run_name("log/runs/2025-x-47/node1")
+    ('20250102T030405Z-default-47', '2025-x-47/node1')
+    """
+    above, name = os.path.split(run_dir)
+    return f"{os.path.split(above)[1]}/{name}" if is_node_folder(name) else name
+
+
+def shared_log(spec: RankSpec) -> str:
+    """Name the log of a rank in a folder that has those of all hosts."""
+    return f"{LOGS[spec.role]}.{spec.rank}"
 
 
 def rank_name(spec: RankSpec) -> str:

@@ -56,8 +56,8 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the folder."""
-        return os.path.basename(self.path)
+        """Return the name of the folder, of a host in a shared one with that of the run."""
+        return names.run_name(self.path)
 
 
 def read(path: str) -> Run:
@@ -191,9 +191,13 @@ def hosts(run: Run) -> list[Run]:
     """Return RUN, and those that other hosts of its job have left in the same log folder."""
     if run.plan is None or len(run.plan.nodes) <= 1 or run.started_at is None:
         return [run]
+    above, name = os.path.split(run.path)
+    whole = above if names.is_node_folder(name) else run.path
+    parts = _parts(whole)
+    if parts:
+        return [run if path == run.path else read(path) for path in (whole, *parts)]
     found = {run.node_rank: run}
-    folder = os.path.dirname(run.path)
-    for path in listed(os.path.dirname(folder)):
+    for path in listed(os.path.dirname(above)):
         one = run if path == run.path else _of_host(path, run)
         if one is None or one.started_at is None or one.plan is None:
             continue
@@ -204,6 +208,17 @@ def hosts(run: Run) -> list[Run]:
         if other is None or apart < abs((other.started_at or 0.0) - run.started_at):
             found[one.node_rank] = one
     return [found[node] for node in sorted(found)]
+
+
+def _parts(whole: str) -> list[str]:
+    """Return the folders of the other hosts in the run directory WHOLE, if they share it."""
+    try:
+        found = [name for name in os.listdir(whole) if names.is_node_folder(name)]
+    except OSError:
+        return []
+    found.sort(key=lambda name: (len(name), name))
+    paths = [os.path.join(whole, name) for name in found]
+    return [path for path in paths if os.path.exists(os.path.join(path, names.LOCK))]
 
 
 def _of_host(path: str, run: Run) -> Run | None:

@@ -17,6 +17,7 @@ from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer
 from fleetrun.session.rendezvous import Rendezvous
+from fleetrun.session.sharing import LogFolder
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def join(
     bare = _bare(request, facts, slots, found, place)
     session = Session(meeting, launcher, host=bare.named(), say=say)
     local = first
+    run = planner.run_name(request, facts)
+    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)  # noqa: PTH118 - pathlib is slow
 
     def offer(attempt: int) -> Offer:
         nonlocal local
@@ -72,6 +75,9 @@ def join(
             assert fault is not None  # noqa: S101 - one of the two
             raise fault
         mine = local.members[local.me]
+        if not attempt:
+            # Before anybody can look for it.
+            logs.announce()
         return bare._replace(
             host=mine.host,
             ports=mine.ports,
@@ -82,12 +88,19 @@ def join(
     def make(attempt: int, agreed: messages.Roster) -> LaunchPlan:
         assert local is not None  # noqa: S101 - else there was no offer
         roster = _roster(agreed, launcher, attempt, local)
+        launchers = [one.launcher for one in agreed.entries]
+        roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation))
         if meeting.token is None and not found.hosts:
             roster = roster._replace(notes=(*roster.notes, _UNPROTECTED))
         return plan(roster)
 
     rendezvous = Rendezvous(
-        session, offer=offer, bare=bare, plan=make, timeout_s=request.rdzv_timeout_s
+        session,
+        offer=offer,
+        bare=bare,
+        plan=make,
+        timeout_s=request.rdzv_timeout_s,
+        settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
 

@@ -12,12 +12,20 @@ from fleetrun.session.messages import Failure, Offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.gathering import Answer
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import Roster, Verdict
+
+    class Settled(Protocol):
+        """Who wants to know that the first rendezvous is over."""
+
+        def __call__(self, *, has_begun: bool) -> None:
+            """Take note that the job begins, or that there will be none."""
+
 
 # The coordinator knows who is missing, so it has the first word on that.
 _LATER_S, _LAST_S = 0.5, 1.0
@@ -29,7 +37,8 @@ class Rendezvous(Gathering):
     """Plans each generation together with the other hosts.
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
-    no offer, BARE is what the host joins with, to tell the others why.
+    no offer, BARE is what the host joins with, to tell the others why. SETTLED hears how the first
+    rendezvous has ended.
     """
 
     def __init__(
@@ -40,6 +49,7 @@ class Rendezvous(Gathering):
         bare: Offer,
         plan: Callable[[int, Roster], LaunchPlan],
         timeout_s: float,
+        settled: Settled | None = None,
     ) -> None:
         self.patience_s = timeout_s + _LAST_S
         self._session = session
@@ -47,6 +57,7 @@ class Rendezvous(Gathering):
         self._bare = bare
         self._make = plan
         self._timeout_s = timeout_s
+        self._settled = settled
         self._attempt = 0
         self._fault: FleetrunError | None = None
         self._planned: LaunchPlan | None = None
@@ -87,6 +98,7 @@ class Rendezvous(Gathering):
         if self._is_over:
             return
         self._is_over = True
+        self._settle(has_begun=False)
         host = self._bare.named()
         self._session.quit(Failure(host, "interrupted", _INTERRUPTED))
         if not self._attempt:
@@ -116,7 +128,12 @@ class Rendezvous(Gathering):
 
         self._waiting.alarm("unanswered", time.monotonic() + _LATER_S, give_up)
 
+    def _settle(self, *, has_begun: bool) -> None:
+        if self._settled is not None and not self._attempt:
+            self._settled(has_begun=has_begun)
+
     def _refuse(self, error: FleetrunError) -> None:
+        self._settle(has_begun=False)
         where = "" if isinstance(error, RendezvousError) else self._bare.named()
         self._session.quit(Failure(where, _told(error), error.exit_code))
 
@@ -147,6 +164,7 @@ class Rendezvous(Gathering):
     def run(self) -> None:
         """Answer: all hosts are ready."""
         assert self._planned is not None  # noqa: S101 - see plan
+        self._settle(has_begun=True)
         self._reply(self._planned)
 
     def stop(self, failure: Failure) -> None:

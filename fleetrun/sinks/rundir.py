@@ -33,6 +33,9 @@ _TRIED = ".link"
 # What nobody waits for is done when the ranks have had the processors for themselves a while.
 _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
+# Hosts wait for each other for so long at most, unless somebody has patience.
+_MARKED_S = 86400.0
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunDirectory(Sink):
@@ -56,6 +59,10 @@ class RunDirectory(Sink):
         self._run_dir = _join(plan.cwd, plan.run_dir)
         self._folder = folder or Folder(self._run_dir)
         self._log_fd = self._runs_fd = self._lock_fd = -1
+        shared = plan.shared_logs
+        # The run directory of all hosts with this log folder, where ours is only a part of it.
+        self._whole = os.path.dirname(self._run_dir) if shared and shared.own else self._run_dir
+        self._is_first = shared is None or not shared.own
         self._has_complained = False
         # Whether the well-known names can be; known when all is prepared.
         self.has_links = True
@@ -72,7 +79,7 @@ class RunDirectory(Sink):
             with suppress(FileExistsError):
                 os.mkdir(names.RUNS, dir_fd=self._log_fd)
             self._runs_fd = enter(names.RUNS, self._log_fd)
-            self._folder.make(self._runs_fd)
+            self._make()
             self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
@@ -87,20 +94,41 @@ class RunDirectory(Sink):
                 "choose another folder with --log_dir."
             ) from None
 
+    def _make(self) -> None:
+        """Make the run directory; that of all hosts, if it is one, may be there already."""
+        if self._plan.shared_logs is None:
+            self._folder.make(self._runs_fd)
+            return
+        name = os.path.basename(self._whole)
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._runs_fd)
+        if self._is_first:
+            # The lock, which must be new, shows whether it was another launch's.
+            return
+        whole = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
+        try:
+            self._folder.make(whole)
+        finally:
+            os.close(whole)
+
     def open(self, waiting: Waiting) -> None:
         """Give the launch its well-known names; the rest can wait."""
         self._waiting = waiting
-        self._link(names.LATEST, self._run_dir)
-        if self._plan.ranks:
-            self._link(names.ENDPOINTS, self._write_endpoints())
+        chores = [(self._write_plan, _PLAN_AFTER_S)]
+        if self._is_first:
+            self._link(names.LATEST, self._run_dir)
+            if self._plan.ranks:
+                self._link(names.ENDPOINTS, self._write_endpoints())
+            self._link_others(0)
+            chores.append((self._prune, _PRUNE_AFTER_S))
         now = time.monotonic()
-        for chore, delay in ((self._write_plan, _PLAN_AFTER_S), (self._prune, _PRUNE_AFTER_S)):
+        for chore, delay in chores:
             self._chores.append(chore)
             waiting.alarm(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
 
     def tell(self, happening: Happening) -> None:
         """Let a process's well-known log point to the attempt that runs."""
-        if isinstance(happening, Started):
+        if isinstance(happening, Started) and self._is_first:
             spec = self._plan.processes[happening.process]
             self._link(spec.log, names.log_path(self._plan, spec, happening.attempt))
         elif isinstance(happening, Gathered) and happening.attempt:
@@ -109,11 +137,16 @@ class RunDirectory(Sink):
             self._write_files()
             if self._plan.ranks:
                 self._write_endpoints()
+            if self._is_first:
+                self._link_others(happening.attempt)
 
     def close(self) -> None:
         """Do what a short launch had no time for, and give up the claim to the folder."""
         for chore in list(self._chores):
             self._do(chore)
+        if self._is_first and self._plan.shared_logs is not None:
+            with suppress(OSError):
+                os.unlink(self._plan.shared_logs.marker, dir_fd=self._log_fd)
         for fd in (self._lock_fd, self._runs_fd, self._log_fd):
             os.close(fd)
 
@@ -148,6 +181,21 @@ class RunDirectory(Sink):
             if not self._has_complained:
                 self._has_complained = True
                 self._say(f"{path} could not be made to point to {target} ({error.strerror}).")
+
+    def _link_others(self, attempt: int) -> None:
+        """Let the logs of the hosts that share the folder be found with ours."""
+        shared = self._plan.shared_logs
+        if shared is None or not self.has_links:
+            return
+        for rank in self._plan.ranks:
+            folder = shared.folders.get(rank.node_rank)
+            if folder is None:
+                continue
+            name = names.shared_log(rank)
+            log = names.log_name(name, attempt)
+            with suppress(OSError):
+                os.symlink(_join(folder, log), log, dir_fd=self._folder.fd)
+                self._link(name, _join(self._run_dir, log))
 
     def _keep_old(self, name: str) -> None:
         """Give a file NAME, which Paddle's own launcher leaves, a second name that nobody has."""
@@ -184,7 +232,10 @@ class RunDirectory(Sink):
         for name in others[self._keep - 1 :]:
             self._remove(name)
         for name in os.listdir(self._log_fd):
-            self._forget_name(name)
+            if names.is_marker(name):
+                self._forget_marker(name)
+            else:
+                self._forget_name(name)
 
     def _is_launch(self, name: str) -> bool:
         """Whether fleetrun made the folder NAME for the user that we are, and under that name."""
@@ -195,6 +246,20 @@ class RunDirectory(Sink):
             return lockfile.launcher(fd, name) is not None
         finally:
             os.close(fd)
+
+    def _forget_marker(self, name: str) -> None:
+        """Remove what a launcher has left that was killed before its job began, or while it ran."""
+        fd = self._log_fd
+        with suppress(OSError):
+            if os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime + _MARKED_S > time.time():
+                return
+            shown = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=fd)
+            try:
+                run = os.fsdecode(os.read(shown, 1000))
+            finally:
+                os.close(shown)
+            if "/" in run or not self._is_launch(run) or self._is_over(run):
+                os.unlink(name, dir_fd=fd)
 
     def _open_lock(self, name: str) -> int | None:
         """Open what marks the folder NAME; None if that is no folder of ours."""
@@ -229,9 +294,29 @@ class RunDirectory(Sink):
         if fd is None:
             return False
         try:
-            return not lockfile.is_locked(fd)
+            return not lockfile.is_locked(fd) and not self._has_others(name)
         finally:
             os.close(fd)
+
+    def _has_others(self, name: str) -> bool:
+        """Whether another host still has its part of the launch NAME, which several share."""
+        try:
+            folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK, dir_fd=self._runs_fd)
+        except OSError:
+            return False
+        try:
+            for part in filter(names.is_node_folder, os.listdir(folder)):
+                with suppress(OSError):
+                    flags = os.O_RDWR | os.O_NONBLOCK | _NO_LINK
+                    fd = os.open(f"{part}/{names.LOCK}", flags, dir_fd=folder)
+                    try:
+                        if lockfile.is_locked(fd):
+                            return True
+                    finally:
+                        os.close(fd)
+        finally:
+            os.close(folder)
+        return False
 
     def _remove(self, name: str) -> None:
         """Remove the launch NAME, if it is over."""
@@ -239,7 +324,7 @@ class RunDirectory(Sink):
         if fd is None:
             return
         try:
-            if not lockfile.is_locked(fd):
+            if not lockfile.is_locked(fd) and not self._has_others(name):
                 remove(name, self._runs_fd)
         except OSError:
             # What cannot be removed today stays.

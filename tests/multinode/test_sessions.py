@@ -35,6 +35,9 @@ QUICK = ("--heartbeat_timeout=2", "--grace=1")
 class Job:
     """A job on HOSTS with one rank each, in one folder that they share."""
 
+    # Whether it is the folder of their logs, too.
+    has_one_log = False
+
     def __init__(self, hosts: Sequence[Host], *options: str, folder: Path) -> None:
         self.hosts = hosts
         self.options = options
@@ -49,7 +52,8 @@ class Job:
         """Start a launcher on HOSTS, or on all."""
         for host in hosts or self.hosts:
             whole = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env}
-            words = ("--nproc_per_node=1", f"--log_dir={host.folder / 'log'}", *self.options, *more)
+            log = self.folder / "log" if self.has_one_log else host.folder / "log"
+            words = ("--nproc_per_node=1", f"--log_dir={log}", *self.options, *more)
             script = 'cd "$1" && shift && exec "$@"'
             command = (sys.executable, "-m", "fleetrun", *words, "sh", "rank.sh")
             self.launchers[host] = host.start(
@@ -234,6 +238,42 @@ def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> 
     for rank in range(4):
         job.order(rank, 0)
     assert job.ends() == [0] * 4
+
+
+def test_hosts_with_one_log_folder_keep_one_run_directory(
+    four_hosts: Network, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        job = by_list(four_hosts, tmp_path / "job", "--max_restart=1", "--log_keep=1")
+        job.has_one_log = True
+        job.start()
+        job.wait_until_ready()
+        for ready in (tmp_path / "job").glob("ready.*"):
+            ready.unlink()
+        job.order(1, 9)
+        job.wait_until_ready()
+        for rank in range(4):
+            job.order(rank, 0)
+        assert job.ends() == [0] * 4
+        for fifo in (tmp_path / "job").glob("[or]*.?"):
+            fifo.unlink()
+    log = tmp_path / "job" / "log"
+    (run,) = (log / "runs").iterdir()
+    assert log.joinpath("latest").resolve() == run
+    assert {name.name for name in log.iterdir()} == {
+        *("runs", "latest", "endpoints.log"),
+        *(f"workerlog.{rank}" for rank in range(4)),
+    }
+    for rank in range(4):
+        for path in (run / f"workerlog.{rank}", log / f"workerlog.{rank}"):
+            assert path.read_text() == f"rank {rank} of 4 speaks\n"
+        assert (run / f"workerlog.{rank}.attempt1").is_file()
+    command = (sys.executable, "-m", "fleetrun")
+    for words in (("logs",), ("top", "--once")):
+        shown = four_hosts.hosts[2].run(
+            *command, *words, f"--log_dir={log}", env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert all(f"rank {rank}" in shown.stdout for rank in range(4)), shown.stdout
 
 
 SUM_UP = """

@@ -1,0 +1,148 @@
+"""Whether hosts of a job have the same log folder, as clusters with NFS do.
+
+Each launcher puts a file into its log folder before it joins, under a name that nobody can guess.
+Whoever then finds the first host's file in its own folder has the same folder.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH103, PTH106, PTH112
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.model import SharedLogs
+from fleetrun.records import names
+from fleetrun.records.folder import SHARED, enter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What the planner makes of a job's name, its time and its process; never a path.
+_RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
+_LONGEST = 1000
+
+
+class LogFolder:
+    """The log folder PATH of LAUNCHER, whose own run would be called RUN."""
+
+    def __init__(self, path: str, launcher: str, run: str) -> None:
+        self._path = path
+        self._launcher = launcher
+        self._run = run
+        self._has_made_folder = False
+        self._has_looked = False
+        # Of the run that is shared, and of the host that is the first in it; empty: none.
+        self._shared = self._first = ""
+        self._own = ""
+        # The folders of those who share it, by launcher; only the first host needs them.
+        self._folders: dict[str, str] = {}
+
+    def announce(self) -> None:
+        """Let the others see that we have this folder; without that it counts as our own."""
+        with suppress(OSError):
+            if not os.path.isdir(self._path):
+                os.makedirs(self._path)
+                self._has_made_folder = True
+            folder = enter(self._path)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(names.marker(self._launcher), flags, SHARED, dir_fd=folder)
+                try:
+                    os.write(fd, os.fsencode(self._run))
+                finally:
+                    os.close(fd)
+            finally:
+                os.close(folder)
+
+    def look(self, launchers: Sequence[str], generation: int) -> SharedLogs | None:
+        """Return which of LAUNCHERS, in rank order, share the folder with the first one, if we do.
+
+        What is found out first holds for the whole job, as files stay where they are.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            self._begin(launchers, generation)
+        if not self._shared:
+            return None
+        if not self._own:
+            self._add(launchers, generation)
+        known = {rank: self._folders.get(each) for rank, each in enumerate(launchers)}
+        return SharedLogs(
+            run_name=self._shared,
+            marker=names.marker(self._first),
+            folders={rank: folder for rank, folder in known.items() if folder},
+            own=self._own,
+        )
+
+    def _begin(self, launchers: Sequence[str], generation: int) -> None:
+        """Find out whether we share the folder with the first host, or with whom as the first."""
+        self._first = launchers[0]
+        if self._first == self._launcher:
+            self._add(launchers, generation)
+            self._shared = self._run if self._folders else ""
+            return
+        found = self._read((self._first,)).get(self._first, "")
+        if _RUN_NAME.fullmatch(found):
+            self._shared = found
+            self._own = names.node_folder(launchers.index(self._launcher), generation)
+
+    def _add(self, launchers: Sequence[str], generation: int) -> None:
+        """Take note of the folders of those who are new."""
+        new = [each for each in launchers if each not in {*self._folders, self._launcher}]
+        for each in self._read(new):
+            self._folders[each] = names.node_folder(launchers.index(each), generation)
+
+    def _read(self, launchers: Sequence[str]) -> dict[str, str]:
+        """Return what those of LAUNCHERS have written that have written it here, as our user."""
+        found: dict[str, str] = {}
+        with suppress(OSError):
+            folder = enter(self._path)
+            try:
+                user = _status(names.marker(self._launcher), folder).st_uid
+                for each in launchers:
+                    with suppress(OSError):
+                        if _status(names.marker(each), folder).st_uid == user:
+                            found[each] = _text(names.marker(each), folder)
+            finally:
+                os.close(folder)
+        return found
+
+    def settle(self) -> None:
+        """Remove our file, which all have seen; the first host's is there for newcomers."""
+        if not self._folders:
+            self._remove()
+
+    def withdraw(self) -> None:
+        """Leave nothing: the job does not start."""
+        self._remove()
+        if self._has_made_folder:
+            with suppress(OSError):
+                os.rmdir(self._path)
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            folder = enter(self._path)
+            try:
+                os.unlink(names.marker(self._launcher), dir_fd=folder)
+            finally:
+                os.close(folder)
+
+
+def _status(name: str, folder: int) -> os.stat_result:
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(name)
+    return found
+
+
+def _text(name: str, folder: int) -> str:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.fsdecode(os.read(fd, _LONGEST))
+    finally:
+        os.close(fd)

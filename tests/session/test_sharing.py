@@ -1,0 +1,89 @@
+"""Hosts find out whether they have the same log folder, and leave nothing of that behind."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fleetrun.records import names
+from fleetrun.session.sharing import LogFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LAUNCHERS = [f"{number:016x}" for number in range(4)]
+
+
+def folders(*paths: Path) -> list[LogFolder]:
+    made = [
+        LogFolder(str(path), launcher, f"2026-default-{number}")
+        for number, (path, launcher) in enumerate(zip(paths, LAUNCHERS, strict=False))
+    ]
+    for each in made:
+        each.announce()
+    return made
+
+
+def test_hosts_with_one_folder_use_the_first_ones_run(tmp_path: Path) -> None:
+    log, own = tmp_path / "log", tmp_path / "own"
+    first, second, third, alone = folders(log, log, log, own)
+    found = [each.look(LAUNCHERS, 0) for each in (first, second, third, alone)]
+    assert found[3] is None
+    assert [each and each.run_name for each in found[:3]] == ["2026-default-0"] * 3
+    assert [each and each.own for each in found[:3]] == ["", "node1", "node2"]
+    assert found[0] is not None
+    assert found[0].folders == {1: "node1", 2: "node2"}
+
+
+def test_hosts_with_folders_of_their_own_keep_them(tmp_path: Path) -> None:
+    made = folders(tmp_path / "a", tmp_path / "b")
+    assert [each.look(LAUNCHERS[:2], 0) for each in made] == [None, None]
+    for each in made:
+        each.settle()
+    assert not list(tmp_path.rglob(".host-*"))
+
+
+def test_folders_keep_their_names_when_ranks_change_and_newcomers_get_others(
+    tmp_path: Path,
+) -> None:
+    first, second, third = folders(*[tmp_path] * 3)
+    for each in (first, second, third):
+        each.look(LAUNCHERS[:3], 0)
+        each.settle()
+    # The second is lost, the third takes its place, and another one comes.
+    newcomer = LogFolder(str(tmp_path), LAUNCHERS[3], "2026-default-3")
+    newcomer.announce()
+    now = [LAUNCHERS[0], LAUNCHERS[2], LAUNCHERS[3]]
+    told, same, new = (each.look(now, 1) for each in (first, third, newcomer))
+    assert told is not None
+    assert told.folders == {1: "node2", 2: "node2.1"}
+    assert same is not None
+    assert same.own == "node2"
+    assert new is not None
+    assert (new.own, new.run_name) == ("node2.1", "2026-default-0")
+
+
+def test_a_job_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
+    (one,) = folders(tmp_path / "deep" / "log")
+    one.withdraw()
+    assert not (tmp_path / "deep" / "log").exists()
+
+
+def test_what_a_first_host_writes_is_never_a_path(tmp_path: Path) -> None:
+    first, second = folders(tmp_path, tmp_path)
+    for bad in ("../../etc", "", "a/b", "..", "x" * 500, "a\nb"):
+        (tmp_path / names.marker(LAUNCHERS[0])).write_text(bad)
+        again = LogFolder(str(tmp_path), LAUNCHERS[1], "2026-default-1")
+        assert again.look(LAUNCHERS[:2], 0) is None
+    os.unlink(tmp_path / names.marker(LAUNCHERS[0]))  # noqa: PTH108 - as the code does
+    os.mkfifo(tmp_path / names.marker(LAUNCHERS[0]))
+    assert second.look(LAUNCHERS[:2], 0) is None
+    first.withdraw()
+
+
+def test_a_folder_that_cannot_be_written_counts_as_our_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = folders(tmp_path / "file", tmp_path / "file")
+    assert [each.look(LAUNCHERS[:2], 0) for each in made] == [None, None]
+    for each in made:
+        each.settle()
