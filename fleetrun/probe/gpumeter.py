@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from fleetrun.probe.ticks import ticks
 from fleetrun.records import metricsfile
 from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
@@ -88,13 +89,10 @@ def main(period_s: float) -> None:
         return
     if not handles:
         return
-    due = time.monotonic()
-    while True:
+    for _ in ticks(period_s):
         line = json.dumps([one._asdict() for one in read(lib, handles)])
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-        due = max(due + period_s, time.monotonic())
-        time.sleep(due - time.monotonic())
 
 
 class GpuMeter:

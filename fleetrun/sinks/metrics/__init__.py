@@ -90,6 +90,9 @@ class Metrics(Sink):
             gone.register(self._pidfd, select.POLLIN)
             gone.poll(_END_MS)
             self._forget()
+        self._shut()
+
+    def _shut(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -124,6 +127,8 @@ class Metrics(Sink):
     def _on_end(self) -> None:
         """Say that nothing is measured any more, which the job does not mind."""
         self._forget()
+        # Who asks is refused, and does not wait for an answer.
+        self._shut()
         self._say("The process that measures the job has ended; the job goes on without metrics.")
 
     def _kill(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
+from fleetrun.probe.ticks import ticks
 from fleetrun.records import metricsfile, names, progress, runs
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import proc
@@ -37,10 +38,9 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
 
         exporter = openmetrics.Exporter(listening_fd)
     path = os.path.join(run_dir, names.METRICS)
-    due = time.monotonic()
     written_at = 0.0
     size = 0
-    while True:
+    for _ in ticks(period_s):
         record = meter.measure()
         if exporter is not None:
             exporter.tell(meter.run, record)
@@ -49,8 +49,6 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
             with suppress(OSError):
                 # On a disk that is full the next one may have room.
                 size = metricsfile.append(path, record)
-        due = max(due + period_s, time.monotonic())
-        time.sleep(due - time.monotonic())
 
 
 class Meter:

@@ -109,7 +109,8 @@ def test_other_attempts_are_measured_too(tmp_path: Path) -> None:
 
 
 def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
-    job = Command.python(tmp_path, TRAIN, OFTEN)
+    [port] = free(1)
+    job = Command.python(tmp_path, TRAIN, OFTEN, f"--metrics_port={port}")
     said = tmp_path / "said"
     with said.open("wb") as stderr:
         launcher = job.start(stderr=stderr)
@@ -119,6 +120,8 @@ def test_the_job_goes_on_without_it(tmp_path: Path) -> None:
     sentence = "has ended; the job goes on without metrics."
     # Before the end of the ranks: a launcher that sees both at once has nothing to tell.
     until(lambda: sentence in said.read_text())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
     (tmp_path / "go").touch()
     assert job.finish(launcher).code == 0
     assert said.read_text().count(sentence) == 1
