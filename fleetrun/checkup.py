@@ -60,11 +60,11 @@ def examine(
     request: Request,
     environ: Mapping[str, str],
     *,
-    patience_s: float,
+    timeout_s: float,
     allreduce: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Report:
-    """Check this host for the job of REQUEST; with other hosts, wait PATIENCE_S seconds for theirs.
+    """Check this host for the job of REQUEST; with other hosts, wait TIMEOUT_S seconds for theirs.
 
     SAY gets a line about what takes longer than a second. UsageError if the request itself makes no
     sense, EnvironmentFault where the current folder is gone.
@@ -96,7 +96,7 @@ def examine(
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
         spots = [meeting.Spot(each.host, each.ports) for each in members]
-        met = meeting.meet(spots, me, card, patience_s=patience_s, address=address, say=say)
+        met = meeting.meet(spots, me, card, timeout_s=timeout_s, address=address, say=say)
         found += peers.judge(met, card)
     measured = None
     if allreduce:
@@ -121,7 +121,7 @@ def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
     """Say on standard error what is not well; EnvironmentFault where nothing can be started."""
     say = remark(environ)
-    found = examine(request, environ, patience_s=_PREFLIGHT_S, say=say).findings
+    found = examine(request, environ, timeout_s=_PREFLIGHT_S, say=say).findings
     hide = secrets.of_launch(request, environ)
     grave = [one for one in found if one.level == findings.ERROR]
     shown = grave if request.quiet else [one for one in found if one.level != findings.OK]

@@ -13,7 +13,7 @@ from fleetrun.records.folder import Folder
 from fleetrun.run import terminal
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
-from fleetrun.run.listeners import Equipment
+from fleetrun.run.observers import Equipment
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.ending import EndingSink
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan, Request, Roster
     from fleetrun.postmortem.ending import Ending
-    from fleetrun.run.asking import Question
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
-    from fleetrun.run.listeners import Sink, Source
+    from fleetrun.run.isolation import IsolatedCall
+    from fleetrun.run.observers import Sink, Source
     from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
 
@@ -214,12 +214,14 @@ def _tell_others(ending: Ending, request: Request, messages: Messages, hide: sec
     import json  # noqa: PLC0415 - only where somebody is told
 
     from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
-    from fleetrun.run import afterwards  # noqa: PLC0415 - as above
+    from fleetrun.run import notification  # noqa: PLC0415 - as above
 
     told = secrets.everywhere(document(ending, os.uname().nodename), hide)
     # The sink is closed with the job.
     say = Messages(is_coloured=messages.is_coloured, hide=hide).say
-    afterwards.tell(json.dumps(told) + "\n", command=request.on_end, url=request.webhook, say=say)
+    notification.notify(
+        json.dumps(told) + "\n", command=request.on_end, url=request.webhook, say=say
+    )
 
 
 def _restore(request: Request) -> None:
@@ -235,7 +237,7 @@ def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
     """Whether `top` has the terminal; UsageError where a rank wants it, too."""
     if not request.ui:
         return False
-    if request.debug is not None or request.stdin not in {None, terminal.NOBODY}:
+    if request.debug is not None or request.stdin not in {None, terminal.NO_PROCESS}:
         other = "--debug" if request.debug is not None else "--stdin"
         raise UsageError(f"--ui and {other} both want the terminal: leave one of them out.")
     is_able = environ.get("TERM", "") not in {"", "dumb"} and os.isatty(1)
@@ -311,7 +313,7 @@ def _session(
 
 def _gpu_watch(
     plan: LaunchPlan, request: Request, environ: Mapping[str, str]
-) -> Callable[[], Question] | None:
+) -> Callable[[], IsolatedCall] | None:
     """Return what asks whether any of our GPUs computes; nothing where there are none."""
     gpus = tuple(
         device.id
@@ -321,7 +323,7 @@ def _gpu_watch(
         if device.kind == "gpu"
     )
 
-    def ask() -> Question:
+    def ask() -> IsolatedCall:
         from fleetrun.plan import devices  # noqa: PLC0415 - only before a job is called hung
         from fleetrun.probe import nvml  # noqa: PLC0415 - as above
 
@@ -341,7 +343,7 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
         for index, process in enumerate(plan.processes)
         if process.rank is not None and process.rank.role == "TRAINER"
     ]
-    asked = request.tee or (request.stdin if request.stdin != terminal.NOBODY else None)
+    asked = request.tee or (request.stdin if request.stdin != terminal.NO_PROCESS else None)
     if asked is None:
         # A host may have servers only.
         return tuple(trainers[:1]) or (0,)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos_job import PATIENCE_S, Lost, alive, await_
+from chaos_job import TIMEOUT_S, Lost, alive, await_
 from chaos_pace import Pace
 from chaos_report import Result, report
 
@@ -181,7 +181,7 @@ class HostsJob:
         """Wait for the end and check everything; return seconds since the fault, and how many."""
         watched = {h: p for h, p in self.launchers.items() if h not in self.dead}
         for host, launcher in watched.items():
-            self._await_end(host, launcher, self.struck_at + PATIENCE_S + within_s)
+            self._await_end(host, launcher, self.struck_at + TIMEOUT_S + within_s)
         took = time.monotonic() - self.struck_at
         for host in watched:
             with suppress(Lost):
@@ -342,7 +342,7 @@ def miss_a_host(job: HostsJob) -> Sequence[int]:
     job.struck_at = time.monotonic()
     missing = job.hosts[-1]
     for launcher in job.launchers.values():
-        launcher.wait(PATIENCE_S)
+        launcher.wait(TIMEOUT_S)
     for host in job.launchers:
         if missing.ip not in job.said(host) and host != job.hosts[0]:
             raise Lost(f"{host.name} does not name {missing.ip}: {job.said(host)}")

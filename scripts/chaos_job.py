@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WORKER = Path(__file__).with_name("chaos_worker.py")
 _PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_")
 # What does not happen by then on a busy machine has not happened.
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 _LOOK_AGAIN_S = 0.005
 # How long it may take on an idle machine until a rank hears of a stop.
 _HEARD_S = 0.5
@@ -33,7 +33,7 @@ class Lost(Exception):  # noqa: N818 - it is what happened to a launch
     """Something that must not happen, in words."""
 
 
-def await_(what: str, condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+def await_(what: str, condition: Callable[[], object], seconds: float = TIMEOUT_S) -> None:
     """Return as soon as CONDITION holds; Lost if WHAT does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -226,7 +226,7 @@ class Job:
         # Popen's own wait looks twenty times a second.
         pidfd = os.pidfd_open(self.launcher.pid)
         try:
-            ended = select.select([pidfd], [], [], PATIENCE_S)[0]
+            ended = select.select([pidfd], [], [], TIMEOUT_S)[0]
         finally:
             os.close(pidfd)
         if not ended:

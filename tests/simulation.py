@@ -119,7 +119,7 @@ class Launcher:
                 assert known == roster, "two rosters in one generation"
                 failure = None
                 if world.chance.random() < world.chances.no_plan:
-                    failure = Failure(self.name, "no plan", 3, hopeless="no plan helps")
+                    failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
                 event = member.Planned(self.clock(), failure)
                 world.after(0.01, lambda: self.feed(event._replace(at=self.clock())))
             case member.Run():
@@ -172,8 +172,8 @@ class Launcher:
         lasts = world.chance.uniform(0.0, world.chance.choice((3.0, 8.0, 40.0)))
         if world.chance.random() < world.chances.failure:
             code = world.chance.randint(1, 139)
-            hopeless = world.chance.choice(("", "", "no use"))
-            failure = Failure(self.name, f"rank {self.index} died", code, hopeless=hopeless)
+            no_retry = world.chance.choice(("", "", "no use"))
+            failure = Failure(self.name, f"rank {self.index} died", code, no_retry=no_retry)
             world.after(lasts, lambda: self.fail(run, failure))
         else:
             world.after(lasts, lambda: self.succeed(run))

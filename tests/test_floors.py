@@ -381,7 +381,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.doctor",
         "fleetrun.checkup",
         "fleetrun.probe.health",
-        "fleetrun.run.afterwards",
+        "fleetrun.run.notification",
         ISLAND,
         "fleetrun.sinks.metrics",
         "fleetrun.remote",

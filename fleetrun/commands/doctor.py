@@ -27,7 +27,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
     wanted = _request(words, has_script=bool(launch.script))
     say = checkup.remark(os.environ)
-    report = checkup.examine(wanted, os.environ, patience_s=wait, allreduce=allreduce, say=say)
+    report = checkup.examine(wanted, os.environ, timeout_s=wait, allreduce=allreduce, say=say)
     # Processes, variables and paths are quoted.
     hide = secrets.of_launch(wanted._replace(typed=tuple(words)), os.environ)
     shown = tuple(

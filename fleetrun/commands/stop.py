@@ -78,10 +78,10 @@ def _wait(job: Job, pidfd: int | None, *, is_now: bool) -> None:
         os.close(pidfd)
     elif job.launcher is None:
         # Its launcher was killed, and so was the guard, which would have done this.
-        from fleetrun.run import hunt  # noqa: PLC0415 - rare
+        from fleetrun.run import jobprocesses  # noqa: PLC0415 - rare
 
         marker = f"{JOB}={job.name}".encode()
-        if not hunt.hunt(marker, frozenset(), _SWEEP_S, 0):
+        if not jobprocesses.kill_all(marker, frozenset(), _SWEEP_S, 0):
             raise EnvironmentFault(f"stop: processes of {job.name} do not die; look at `ps -e`.")
     about, end = jobs.about(job), jobs.end(job)
     called = about.job_id or job.name

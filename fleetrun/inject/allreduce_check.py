@@ -17,7 +17,7 @@ from typing import Any
 # Bytes of one allreduce, and how often it is timed; the times are of one.
 _SIZES = ((1 << 10, 50), (1 << 14, 50), (1 << 18, 20), (1 << 22, 10), (1 << 26, 3))
 _LINK_BYTES, _CHUNK = 1 << 28, 1 << 20
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 def measure(rank: int, ranks: int, link: float | None) -> dict[str, Any]:
@@ -63,10 +63,10 @@ def link_speed(rank: int, endpoints: list[str]) -> float | None:
     if rank == 1:
         _receive(int(port))
         return None
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            connection = socket.create_connection((host, int(port)), timeout=_PATIENCE_S)
+            connection = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
             break
         except ConnectionRefusedError:
             if time.monotonic() > until:
@@ -85,10 +85,10 @@ def link_speed(rank: int, endpoints: list[str]) -> float | None:
 
 def _receive(port: int) -> None:
     with socket.create_server(("", port)) as server:
-        server.settimeout(_PATIENCE_S)
+        server.settimeout(_TIMEOUT_S)
         connection, _ = server.accept()
         with connection:
-            connection.settimeout(_PATIENCE_S)
+            connection.settimeout(_TIMEOUT_S)
             into = bytearray(_CHUNK)
             while connection.recv_into(into):
                 pass

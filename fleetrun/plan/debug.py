@@ -20,12 +20,12 @@ _LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
 _UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
 # What may wait for a user waits a week.
-_PATIENCE_S = 7 * 24 * 3600
+_TIMEOUT_S = 7 * 24 * 3600
 VARIABLES = {
     # Of the store behind paddle.distributed.rpc, in seconds.
-    "FLAGS_stop_check_timeout": str(_PATIENCE_S),
+    "FLAGS_stop_check_timeout": str(_TIMEOUT_S),
     # Of collectives over NCCL and the like, in milliseconds.
-    "PADDLE_PG_TIMEOUT": str(_PATIENCE_S * 1000),
+    "PADDLE_PG_TIMEOUT": str(_TIMEOUT_S * 1000),
 }
 
 

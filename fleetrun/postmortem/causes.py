@@ -207,7 +207,7 @@ KNOWN_FAILURES = (
 )
 
 # Failures that another attempt cannot mend.
-HOPELESS = frozenset(
+NOT_RETRYABLE = frozenset(
     {
         "missing-module",
         "no-paddle",

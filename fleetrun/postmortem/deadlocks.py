@@ -32,7 +32,7 @@ def forked(family: Iterable[proc.Stat]) -> list[int]:
         one.pid
         for one in members
         if one.parent in pids
-        and proc.words(one.pid) == proc.words(one.parent)
+        and proc.argv(one.pid) == proc.argv(one.parent)
         and is_deadlocked(one.pid)
     ]
 

@@ -82,10 +82,10 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
 
 def _with_words(exited: Exited, words: list[str]) -> Exited:
     known = causes.recognise("\n".join(words))
-    hopeless = known.sentence if known and known.name in causes.HOPELESS else ""
+    no_retry = known.sentence if known and known.name in causes.NOT_RETRYABLE else ""
     if exited.status.code in _SHELL_REFUSALS:
-        hopeless = "its command cannot be run."
-    return exited._replace(hopeless=hopeless, last_words=words[-1] if words else "")
+        no_retry = "its command cannot be run."
+    return exited._replace(no_retry=no_retry, last_words=words[-1] if words else "")
 
 
 def _log(plan: LaunchPlan, exited: Exited) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from fleetrun.postmortem.findings import Culprit, Findings, Victim
-    from fleetrun.run.children import Left
+    from fleetrun.run.children import Leftover
     from fleetrun.run.events import Outcome
 
 # In how many places ranks of a hung job may stand, to be told one by one.
@@ -79,15 +79,15 @@ def _elsewhere(failure: PeerFailed) -> list[str]:
     return [f"{said}: the job failed there first. Its log ends with", *words]
 
 
-def left_running(left: Sequence[Left]) -> str:
+def left_running(left: Sequence[Leftover]) -> str:
     """Say what of a job that ended well had to be ended; nothing if there was nothing.
 
-    >>> from fleetrun.run.children import Left
-    >>> left_running([Left(7, ("serve", "--password=hush"))])
+    >>> from fleetrun.run.children import Leftover
+    >>> left_running([Leftover(7, ("serve", "--password=hush"))])
     'The job is done; ended what it had left running: pid 7 (serve --password=***).'
     """
     # That one ends by itself when it sees that its parent has.
-    told = [one for one in left if one.words and "resource_tracker" not in " ".join(one.words)]
+    told = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
     if not told:
         return ""
     from fleetrun.plan.arguments import conceal  # noqa: PLC0415 - rare

@@ -76,7 +76,7 @@ class Collection:
         self._environ = environ
         self._done = done
         self._texts: dict[int, str] = {}
-        families = proc.families(proc.everybody(), [one.pid for one in targets])
+        families = proc.families(proc.all_processes(), [one.pid for one in targets])
         self._todo = [_Asking(one, families[one.pid], self) for one in targets]
         self._open = {asking.target.process for asking in self._todo}
         self._running = 0
@@ -149,7 +149,7 @@ class _Asking:
     def _describe(self, family: Sequence[proc.Stat], why: str) -> None:
         self.write(f"# {why}\n")
         for one in family[:_MOST_CHILDREN]:
-            at = proc.standing(one.pid)
+            at = proc.state_of(one.pid)
             self.write(f"# process {one.pid}: {proc.command(one.pid)}: {at}\n")
 
     def _end(self) -> None:

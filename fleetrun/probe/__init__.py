@@ -40,12 +40,12 @@ def read(
     root: str = "/",
     nvml: Callable[[], Nvml] | None = None,
     say: Callable[[str], None] = _remark,
-    patience_s: float = 30.0,
+    timeout_s: float = 30.0,
 ) -> Facts:
     """Look at this host, as far as planning REQUEST needs to know.
 
     NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
-    SAY gets a line when that takes long, and after PATIENCE_S seconds it counts as stuck.
+    SAY gets a line when that takes long, and after TIMEOUT_S seconds it counts as stuck.
     """
     assumed = environ.get(ASSUME_DEVICES)
     if assumed and request.dry_run is None:
@@ -83,7 +83,7 @@ def read(
         facts = network.with_network(facts, names, request, root)
     near: dict[str, int] = {}
     if inquiry is not None:
-        survey = inquiry.result(say, patience_s=patience_s)
+        survey = inquiry.result(say, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
         from fleetrun.probe import processors  # noqa: PLC0415 - only where GPUs are
 
@@ -113,7 +113,7 @@ def _with_debuggers(facts: Facts) -> Facts:
 
     return facts._replace(
         has_debugpy=find_spec("debugpy") is not None,
-        is_at_terminal=terminal.is_ours(),
+        is_at_terminal=terminal.is_own(),
         used_ports=tcp.used(),
     )
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.run.asking import Question
+from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -164,22 +164,22 @@ class Inquiry:
     def __init__(self, nvml: Callable[[], Nvml] = pynvml_module, *, wants_bus: bool) -> None:
         self._began = time.monotonic()
         try:
-            self._question = Question(lambda: survey(nvml(), wants_bus=wants_bus))
+            self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
         except OSError as error:
             raise EnvironmentFault(
                 f"The GPUs cannot be looked for: no process can be started ({error.strerror}); "
                 "look at `ulimit -u`, `ulimit -n` and the limits of the container."
             ) from None
 
-    def result(self, say: Callable[[str], None], *, patience_s: float) -> Survey:
-        """Return the answer; without one after PATIENCE_S seconds, the survey is stuck."""
-        answer = self._question.wait(self._began + min(REMARK_S, patience_s))
-        if answer is None and patience_s > REMARK_S:
-            say(f"Waiting up to {patience_s:g} s for the NVIDIA driver to answer.")
-            answer = self._question.wait(self._began + patience_s)
+    def result(self, say: Callable[[str], None], *, timeout_s: float) -> Survey:
+        """Return the answer; without one after TIMEOUT_S seconds, the survey is stuck."""
+        answer = self._question.wait(self._began + min(REMARK_S, timeout_s))
+        if answer is None and timeout_s > REMARK_S:
+            say(f"Waiting up to {timeout_s:g} s for the NVIDIA driver to answer.")
+            answer = self._question.wait(self._began + timeout_s)
         if answer is None:
             standing = self._question.abandon()
-            why = f"it has not answered within {patience_s:g} s ({standing})"
+            why = f"it has not answered within {timeout_s:g} s ({standing})"
             return Survey(trouble=why, is_stuck=True)
         if answer.trouble:
             return Survey(trouble=answer.trouble)
@@ -300,6 +300,6 @@ def _is_busy(lib: Utilization, gpu: str, numbered: Sequence[object]) -> bool:
 
 def ask_whether_busy(
     gpus: Sequence[str] | None, nvml: Callable[[], Utilization] = utilization_module
-) -> Question:
+) -> IsolatedCall:
     """Ask whether one of GPUS computes; the value of the answer is a truth."""
-    return Question(lambda: is_any_busy(nvml(), gpus))
+    return IsolatedCall(lambda: is_any_busy(nvml(), gpus))

@@ -49,7 +49,7 @@ _CHUNK = 1 << 16
 # What a launcher ends with that has told no other: usage, its host, no meeting.
 _NOT_BEGUN = (2, 3, 4)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 # Options that are the head's own; the rest is for each launcher.
 _OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
 # Options that each launcher is given by the head.
@@ -401,8 +401,8 @@ class Head:
                 self._hang_up(but=one)
             else:
                 # The launchers tell each other, and stop their ranks with grace.
-                at = time.monotonic() + self._request.grace_s + _PATIENCE_S
-                self._loop.alarm("patience", at, lambda: self._hang_up(but=one))
+                at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
+                self._loop.alarm("timeout", at, lambda: self._hang_up(but=one))
 
     def _interrupted(self, fd: int) -> None:
         """Pass on what was asked of the head: the first time to stop, then to kill."""

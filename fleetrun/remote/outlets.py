@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # More than this of one stream is not kept: who writes it is not read until there is room.
 _MOST = 1 << 20
 # How long the last words wait for a reader who takes nothing.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 class Outlets:
@@ -60,7 +60,7 @@ class Outlets:
 
     def drain(self) -> None:
         """Wait a moment for readers to take the rest."""
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _TIMEOUT_S
         self._loop.alarm(self, until, lambda: None)
         while any(self._rest.values()) and time.monotonic() < until:
             self._loop.turn()

@@ -1,4 +1,4 @@
-"""--detach: the launcher goes on in a session of its own, its console in a file."""
+"""--detach: the launcher runs on in a session of its own, with its console in a file."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH103, PTH108, PTH118
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import names
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,23 +27,26 @@ _READY = b"."
 
 
 class Background:
-    """The launcher in the background: its console is the file CONSOLE, and READY ends the wait."""
+    """The launcher in the background: its console is the file CONSOLE.
+
+    The foreground process waits for a byte on the descriptor READY.
+    """
 
     def __init__(self, console: str, ready: int) -> None:
         self._console = console
         self._ready = ready
 
     def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
-        """Return what puts the console into FOLDER and lets the foreground go."""
+        """Return the sink that moves the console into FOLDER and ends the foreground process."""
         return _Leave(self, folder, say)
 
     def keep(self, folder: Folder) -> None:
-        """Move the console into FOLDER; whoever writes into it goes on."""
+        """Move the console file into FOLDER; open descriptors stay valid."""
         os.rename(self._console, names.CONSOLE, dst_dir_fd=folder.fd)
         self._console = os.path.join(folder.path, names.CONSOLE)
 
     def leave(self) -> None:
-        """Let the foreground go."""
+        """Let the foreground process exit."""
         if self._ready >= 0:
             os.write(self._ready, _READY)
             os.close(self._ready)
@@ -51,7 +54,7 @@ class Background:
 
 
 class _Leave(Sink):
-    """Lets the foreground go when all processes are started."""
+    """Ends the foreground process when all processes are started."""
 
     def __init__(self, background: Background, folder: Folder, say: Callable[[str], None]) -> None:
         self._background = background
@@ -59,7 +62,7 @@ class _Leave(Sink):
         self._say = say
 
     def prepare(self) -> None:
-        """Give the console its place."""
+        """Move the console into the run directory."""
         try:
             self._background.keep(self._folder)
         except OSError as error:
@@ -68,7 +71,7 @@ class _Leave(Sink):
             ) from None
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - nothing to wait for
-        """Say how to find the job again, and let the foreground go."""
+        """Print how to attach to the job, and let the foreground process exit."""
         pid = os.getpid()
         self._say(
             f"in the background as process {pid}: `fleetrun attach {pid}` shows its console, "
@@ -78,9 +81,9 @@ class _Leave(Sink):
 
 
 def begin(log_dir: str) -> Background | int:
-    """Go on as a child in the background, whose console begins as a file in LOG_DIR.
+    """Fork; return the Background in the child, whose console begins as a file in LOG_DIR.
 
-    In the parent, return the exit code once the child's processes are started, or it has ended.
+    In the parent, return the exit code once the child's processes are started or it has ended.
     """
     console = os.path.join(log_dir, f".console.{os.getpid()}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -108,7 +111,7 @@ def begin(log_dir: str) -> Background | int:
 
 
 def _above(fd: int) -> int:
-    """Return FD with a number that is not one of the standard streams, should these be closed."""
+    """Return a duplicate of FD that is none of the standard streams, which may be closed."""
     if fd > 2:  # noqa: PLR2004 - standard error
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -117,17 +120,17 @@ def _above(fd: int) -> int:
 
 
 def _watch(child: int, ready: int, file: int, console: str) -> int:
-    """Wait until CHILD is READY or has ended, show what it said, and return the exit code."""
+    """Wait until CHILD is READY or has ended, print its console, and return the exit code."""
     is_ready = False
     try:
-        # The end of the pipe is its end.
+        # The pipe is closed when the child has ended.
         is_ready = os.read(ready, 1) == _READY
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
     code = 0 if is_ready else _code(os.waitpid(child, 0)[1])
     _show(file)
     if not is_ready:
-        # What never began leaves nothing.
+        # A job that never began leaves no file behind.
         with suppress(FileNotFoundError):
             os.unlink(console)
     return code

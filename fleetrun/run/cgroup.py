@@ -1,7 +1,7 @@
-"""Killing what we may not signal, such as a set-user-id program: the kernel does it for a cgroup.
+"""Killing processes that may not be signalled, such as set-user-id programs, by cgroup.kill.
 
-Only where cgroup v2 is delegated to us, or we are root. The processes are moved for that moment:
-one that ran in a cgroup of its own would not find the limits of its container there.
+This needs a delegated cgroup v2, or root. The processes are moved into the cgroup just before they
+are killed: for its whole life a rank keeps the cgroup, and the limits, of its container.
 """
 
 # pathlib costs start-up time.
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
-# What is killed leaves its cgroup when it has ended; a device may hold it.
+# How long to wait until the killed processes have left the cgroup; a device may hold them.
 _SECONDS = 1.0
 _PAUSE_MS = 5
 
 
 def kill(pids: Iterable[int]) -> None:
-    """Kill PIDS, children that we have not reaped yet, if a cgroup can be made for that."""
+    """Kill PIDS, children that are not reaped yet, if a cgroup can be made for that."""
     own = _own()
     folder = f"{own}/fleetrun-{os.getpid()}"
     if not own:
@@ -46,7 +46,7 @@ def kill(pids: Iterable[int]) -> None:
 
 
 def _own() -> str:
-    """Return the folder of the cgroup that we are in; nothing where there is no version 2."""
+    """Return the folder of this process's cgroup; nothing without cgroup v2."""
     for line in proc.content("/proc/self/cgroup").decode(errors="replace").splitlines():
         if line.startswith("0::"):
             path = line[3:].rstrip("/")

@@ -1,8 +1,8 @@
-"""Our own children: starting them, reaping them, killing what outlived its rank.
+"""Child processes: starting them, reaping them, killing those that outlive their rank.
 
 The guard is a child subreaper, and so is the launcher above it: a descendant whose parent dies
-becomes a child of the nearest one. Only direct children are killed, round after round: nobody else
-can reap them, so their ids cannot be reused.
+becomes a child of the nearest one. Only direct children are killed, round after round: no other
+process can reap them, so their ids cannot be reused.
 """
 
 # pathlib costs start-up time.
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 _KILL = 9
-# Who is not dead by then, waits for a device; others may have come in the meantime.
+# A process that is not dead by then waits for a device; new children may have come meanwhile.
 _ROUND_S = 0.05
-# What a process of the launcher's that stands apart from it is called.
+# The name of the guard process, as `ps` shows it.
 GUARD = "rank-guard"
 # How long a process may take from its fork until it runs its program.
 _EXEC_S = 5.0
@@ -38,53 +38,53 @@ class Order(NamedTuple):
 
     argv: tuple[str, ...]
     env: Mapping[bytes, bytes]
-    # The file that its output goes to; only the process that starts it knows it by this number.
+    # The descriptor of its output file, in the process that starts it.
     output: int
     takes_our_stdin: bool
     default_signals: Sequence[int]
-    # Where it may run; anywhere if there are none.
+    # The processors that it may run on; empty: all.
     cpus: Sequence[int]
-    # The process group of our session that it joins to read the terminal; 0: it leads a session.
+    # The process group of this session that it joins to read the terminal; 0: it leads a session.
     group: int = 0
 
 
-class Fate(NamedTuple):
-    """How a process ended, as `waitid` tells it."""
+class WaitStatus(NamedTuple):
+    """How a process ended, as `waitid` reports it."""
 
     code: int
     status: int
 
 
-class Left(NamedTuple):
+class Leftover(NamedTuple):
     """A process that outlived its rank and was killed."""
 
     pid: int
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 class Ended(NamedTuple):
-    """A process that was reaped: its end, the most memory it had, who was left in its group."""
+    """A reaped process: its status, peak memory, and what was left in its process group."""
 
-    fate: Fate
-    # None if nobody was there to see.
+    status: WaitStatus
+    # None: unknown.
     peak_bytes: int | None
-    left: tuple[Left, ...] = ()
+    left: tuple[Leftover, ...] = ()
 
 
 class Swept(NamedTuple):
-    """What became of those that outlived their ranks: some not even SIGKILL ends."""
+    """The processes that outlived their ranks: killed ones, and ones that SIGKILL did not end."""
 
     stuck: tuple[int, ...]
-    ended: tuple[Left, ...]
+    ended: tuple[Leftover, ...]
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant that loses its parent."""
+    """Become the parent of every descendant whose parent dies."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """Return the processes whose parent we are, zombies too."""
+    """Return the ids of this process's children, zombies included."""
     try:
         with open("/proc/thread-self/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -95,7 +95,7 @@ def children() -> list[int]:
 
 
 def start(order: Order) -> int:
-    """Start a process and return its id; OSError or ValueError if that cannot be."""
+    """Start a process and return its id; raises OSError or ValueError."""
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_DUP2, order.output, 1),
         (os.POSIX_SPAWN_DUP2, 1, 2),
@@ -104,7 +104,7 @@ def start(order: Order) -> int:
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))
     before = _move_to(order.cpus)
     joins: dict[str, Any] = {"setpgroup": order.group} if order.group else {}
-    # Ctrl-\\ asks the launcher for stacks; it must not end who is in the same group.
+    # Ctrl-\\ asks the launcher for stacks; it must not end processes in the same group.
     quits = signal.signal(signal.SIGQUIT, signal.SIG_IGN) if order.group else None
     defaults = [one for one in order.default_signals if quits is None or one != signal.SIGQUIT]
     try:
@@ -125,9 +125,9 @@ def start(order: Order) -> int:
 
 
 def adopted(order: Order) -> int | None:
-    """Return the process of ORDER that our dead child has started and left to us, if there is one.
+    """Return the process of ORDER that the dead guard had started, now a child of ours, if any.
 
-    It is known by its environment, which is that of no other rank.
+    It is found by its environment, which no other rank shares.
     """
     wanted = sorted(b"%s=%s" % pair for pair in order.env.items())
     deadline = time.monotonic() + _EXEC_S
@@ -137,7 +137,7 @@ def adopted(order: Order) -> int | None:
             pid for pid, env in seen.items() if sorted(env.rstrip(b"\0").split(b"\0")) == wanted
         ]
         if found:
-            # Its own children, should they be ours already, are younger.
+            # Its children, which may be ours by now, are younger.
             return min(found, key=_birth)
         # A child between fork and exec still looks like the one that made it.
         if not any(proc.command(pid).startswith(GUARD) for pid in seen):
@@ -152,9 +152,9 @@ def _birth(pid: int) -> int:
 
 
 def _move_to(cpus: Collection[int]) -> Collection[int]:
-    """Move to CPUS, if any are named, and return where we could run before.
+    """Set the affinity of this thread to CPUS, if there are any, and return the previous one.
 
-    What is started meanwhile inherits them, so not one of its instructions runs elsewhere.
+    A process started meanwhile inherits it, so it never runs on another processor.
     """
     if not cpus:
         return ()
@@ -162,27 +162,27 @@ def _move_to(cpus: Collection[int]) -> Collection[int]:
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
-        # They were taken from us since the plan was made: better unbound than not at all.
+        # They were taken away since the plan was made: start the process unbound.
         return ()
     return before
 
 
-def fate(pid: int) -> Fate:
-    """Return how our child PID, which has ended, did; it stays a zombie."""
+def wait_status(pid: int) -> WaitStatus:
+    """Return how the child PID, which has ended, ended; it stays a zombie."""
     seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert seen is not None  # noqa: S101 - only with WNOHANG
-    return Fate(seen.si_code, seen.si_status)
+    return WaitStatus(seen.si_code, seen.si_status)
 
 
-def end(pid: int, how: Fate | None = None) -> Ended:
-    """Reap our child PID, which has ended (if known: HOW), and kill what is left of its group."""
-    how = how or fate(pid)
-    left: tuple[Left, ...] = ()
+def end(pid: int, how: WaitStatus | None = None) -> Ended:
+    """Reap the child PID, which has ended (if known: HOW), and kill what is left of its group."""
+    how = how or wait_status(pid)
+    left: tuple[Leftover, ...] = ()
     if how == (os.CLD_EXITED, 0):
-        left = tuple(Left(one, proc.words(one)) for one in _members(pid))
+        left = tuple(Leftover(one, proc.argv(one)) for one in _members(pid))
     # The zombie still pins the group id.
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        # A set-user-id program is out of our reach.
+        # A set-user-id program may not be signalled.
         os.killpg(pid, _KILL)
     try:
         usage = os.wait4(pid, 0)[2]
@@ -194,13 +194,13 @@ def end(pid: int, how: Fate | None = None) -> Ended:
 
 def left_in(group: int) -> int | None:
     """Return a member of GROUP that outlives its leader, which has ended."""
-    # The children of the dead are ours now. A wrapper shell dies of the TERM at which the Python
-    # in it saves its checkpoint.
+    # Orphans are children of ours now. A wrapper shell dies of the SIGTERM on which the Python in
+    # it saves its checkpoint.
     return next(iter(_members(group)), None)
 
 
 def _members(group: int) -> Iterator[int]:
-    """Return our living children that are in GROUP, but its leader."""
+    """Return the living children that are in GROUP, except its leader."""
     for pid in children():
         if pid != group and _group(pid) == group and not _reap_if_ended(pid):
             yield pid
@@ -218,33 +218,33 @@ def _reap_if_ended(pid: int) -> bool:
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:
-    """Kill every descendant but SPARE; some may not die within SECONDS.
+    """Kill every descendant except SPARE; some may not die within SECONDS.
 
-    Who has no children but the job's IS_GUARD.
+    IS_GUARD: this is the guard, all of whose children belong to the job.
     """
     deadline = time.monotonic() + seconds
-    ended: dict[int, Left] = {}
+    ended: dict[int, Leftover] = {}
     while True:
-        doomed = [pid for pid in children() if pid not in spare and (is_guard or not _is_ours(pid))]
-        if not doomed or time.monotonic() >= deadline:
-            return Swept(tuple(doomed), tuple(one for one in ended.values() if one.words))
-        for pid in doomed:
-            ended.setdefault(pid, Left(pid, proc.words(pid)))
-        untouchable = [pid for pid in doomed if not _kill(pid)]
+        found = [pid for pid in children() if pid not in spare and (is_guard or not _is_ours(pid))]
+        if not found or time.monotonic() >= deadline:
+            return Swept(tuple(found), tuple(one for one in ended.values() if one.argv))
+        for pid in found:
+            ended.setdefault(pid, Leftover(pid, proc.argv(pid)))
+        untouchable = [pid for pid in found if not _kill(pid)]
         if untouchable:
             from fleetrun.run import cgroup  # noqa: PLC0415 - rare
 
             cgroup.kill(untouchable)
         until = min(deadline, time.monotonic() + _ROUND_S)
-        for pid in doomed:
+        for pid in found:
             _reap(pid, until)
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether PID is in our own session, in which no process of the job can be.
+    """Whether PID is in the launcher's own session, where no process of the job can be.
 
     The launcher may have been a shell before it was `exec`ed, with children in the background; or
-    it is a child that a stuck driver keeps, for which nobody waits.
+    PID is an abandoned child that a stuck driver keeps.
     """
     try:
         return os.getsid(pid) == os.getsid(0)
@@ -253,7 +253,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def _kill(pid: int) -> bool:
-    """Kill our child PID; False if we may not, as with a set-user-id program."""
+    """Kill the child PID; False without permission, as for a set-user-id program."""
     try:
         os.kill(pid, _KILL)
     except ProcessLookupError:
@@ -282,7 +282,7 @@ def _reap(pid: int, deadline: float) -> None:
 
 
 def reap_orphans(spare: AbstractSet[int]) -> None:
-    """Reap what has ended of our children, but SPARE."""
+    """Reap the children that have ended, except SPARE."""
     for pid in children():
         if pid not in spare:
             try:

@@ -1,4 +1,4 @@
-"""File descriptors: the three that every process expects, and how many may be open."""
+"""File descriptors: the standard three, and the limit of open files."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH110, PTH208
@@ -10,16 +10,16 @@ import resource
 
 from fleetrun.errors import EnvironmentFault
 
-# A process has its handle, a reserved port, and a log that is shown.
+# For each process: its pidfd, a reserved port, and a log that is shown.
 _EACH = 3
-# What else the launcher has open: at least, and with all that it may be asked to do.
+# What else the launcher opens: at least, and with every option.
 _OWN, _SPARE = 20, 64
-# Callers of the session that have not introduced themselves; there is room for a few more.
-_STRANGERS = 128
+# Connections that are not authenticated yet; a few more than `session.listener` keeps.
+_PENDING = 128
 
 
 def hold_standard() -> None:
-    """Fill what is closed of 0, 1 and 2, lest a file of ours becomes some worker's output."""
+    """Open closed standard descriptors on /dev/null: no other file may get their numbers."""
     for fd in range(3):
         if not os.path.exists(f"/proc/self/fd/{fd}"):
             # The lowest free number is this one.
@@ -27,9 +27,9 @@ def hold_standard() -> None:
 
 
 class FileLimit:
-    """RLIMIT_NOFILE: raised for us as far as PROCESSES and HOSTS may need, left as it was for them.
+    """RLIMIT_NOFILE, raised for the launcher as far as PROCESSES and HOSTS need; not for ranks.
 
-    Raises EnvironmentFault where that is more than may be had.
+    Raises EnvironmentFault where the hard limit is too low.
     """
 
     def __init__(self, processes: int, hosts: int = 1) -> None:
@@ -37,7 +37,7 @@ class FileLimit:
         self._raised: tuple[int, int] | None = None
         self._others = _OWN + len(os.listdir("/proc/self/fd"))
         # One of them has a connection to each other; with fewer it turns some away, and says so.
-        self._wished = _SPARE + (0 if hosts == 1 else hosts + _STRANGERS)
+        self._wished = _SPARE + (0 if hosts == 1 else hosts + _PENDING)
         self.hold(processes)
 
     def hold(self, processes: int) -> None:
@@ -56,14 +56,14 @@ class FileLimit:
             self.lift()
 
     def lift(self) -> None:
-        """Have the raised limit, if it is needed."""
+        """Set the raised limit, if it is needed."""
         if self._raised is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._raised)
 
     def restore(self) -> None:
-        """Have the limit that the user set: at the end, and for a process about to be started.
+        """Set the user's limit again: at the end, and for a process about to be started.
 
-        It may be below what we have open; the new process only opens its standard files.
+        It may be below what is open here; the new process only opens its standard files.
         """
         if self._before is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, self._before)

@@ -1,6 +1,6 @@
 """What can happen to a job, what can be done about it, and how it ended.
 
-Events go into `policy.step`, actions come out; sinks and sources are told of both.
+`policy.step` takes an event and returns actions; sinks and sources are notified of both.
 """
 
 from typing import NamedTuple, NoReturn, TypeAlias
@@ -30,7 +30,7 @@ def signal_name(signum: int) -> str:
 
 
 class Gathered(NamedTuple):
-    """A generation begins: it is known who takes part, and `plan` is what runs here."""
+    """A generation begins: the hosts are known, and `plan` is what runs on this one."""
 
     attempt: int
     plan: LaunchPlan
@@ -81,15 +81,15 @@ class Exited(NamedTuple):
     failed_at: float | None = None
     # The code that this exception gives a process.
     raised: int | None = None
-    # Whether it says what only those say who lost a peer.
+    # Whether its last lines are those of a process that lost its peer.
     is_victim: bool = False
-    # What a decision about another attempt needs: why none can help, the last line that was
-    # written, the step that was reached (if the job tells), and how long this attempt ran.
-    hopeless: str = ""
+    # What a decision about another attempt needs: why none can help, the last line of the log,
+    # the step that was reached (None: unknown), and how long this attempt ran.
+    no_retry: str = ""
     last_words: str = ""
     step: int | None = None
     lived_s: float = 0.0
-    # The most memory it ever held, and whether the system kept a picture of it.
+    # Its peak memory, and whether it left a core dump.
     peak_bytes: int | None = None
     has_core: bool = False
 
@@ -103,7 +103,7 @@ class Exited(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a process waited for before its start is there; or nobody waits for it any longer."""
+    """What a process awaits before its start is there, or the wait has timed out."""
 
     process: int
     at: float
@@ -111,7 +111,7 @@ class Ready(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What error files and logs tell of these ends: when each process failed, and of what."""
+    """What error files and logs say about these exits: when each process failed, and why."""
 
     exits: tuple[Exited, ...]
     at: float
@@ -130,12 +130,12 @@ class Hung(NamedTuple):
     seconds: float
     at: float
     places: tuple[tuple[tuple[str, ...], str], ...] = ()
-    # Who stands elsewhere than the rest.
+    # The labels of processes that stand elsewhere than the rest.
     odd: tuple[str, ...] = ()
     # The files that have all stacks.
     stacks: str = ""
     exit_code: int = HUNG
-    # Whether ranks had told their steps, so that output and processor time meant nothing.
+    # Whether ranks had reported steps, so that output and processor time were not considered.
     by_steps: bool = False
     # Forked children that wait for locks which nobody can release: whose, which, and where.
     deadlocked: tuple[tuple[str, int, str], ...] = ()
@@ -157,7 +157,7 @@ class StacksWanted(NamedTuple):
 
 
 class Noticed(NamedTuple):
-    """Something worth a line, with no consequences: `what` is its name, `labels` whom it is about.
+    """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
     `what` is one of stopped, continued, straggler, stacks, went on, ended.
     """
@@ -188,7 +188,7 @@ class Judged(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
     at: float
-    # Who left no evidence, or made no update that could be counted.
+    # The labels of ranks that left no evidence, or made no update that could be counted.
     silent: tuple[str, ...] = ()
     # None: the ranks' parameters were not compared.
     ranks_equal: bool | None = None
@@ -213,7 +213,7 @@ class Refuted(NamedTuple):
 
 
 class PeersDone(NamedTuple):
-    """The other hosts' part of the job is done, too."""
+    """The trainers of all other hosts are done."""
 
     at: float
     attempt: int = 0
@@ -257,13 +257,13 @@ class Arbitrated(NamedTuple):
 
 
 class CutOff(NamedTuple):
-    """No word of the other hosts for so long that they may begin without us."""
+    """The other hosts have been silent for so long that they may restart without this one."""
 
     at: float
 
 
 class SourceFailed(NamedTuple):
-    """A source of events can tell nothing any more; one that `is_required` ends the job.
+    """A source of events has failed; the failure of one that `is_required` ends the job.
 
     `without` completes the sentence "the job goes on ...", or "cannot go on ...".
     """
@@ -294,13 +294,13 @@ class SourceFailed(NamedTuple):
         return f"{said[:1].upper()}{said[1:]}{consequence} {self.without}."
 
 
-# What another attempt may follow, and what may end a job.
+# Failures that another attempt may follow, and everything that may end a job.
 Retried: TypeAlias = Exited | Hung | PeerFailed
 Cause: TypeAlias = Retried | Interrupted | Refuted | SourceFailed | GatherFailed
 
 
 class Outcome(NamedTuple):
-    """How a job ended: the first thing that went wrong, and every end as they were seen."""
+    """How a job ended: the first failure, and every exit in the order in which it was seen."""
 
     cause: Cause | None
     exits: tuple[Exited, ...] = ()
@@ -344,14 +344,14 @@ class Elapsed(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """It is over: nothing of the job runs any more."""
+    """The job is over: none of its processes runs any more."""
 
     outcome: Outcome
     at: float
 
 
 class Spawn(NamedTuple):
-    """Start the process at this place of the plan; the answer is its Started or Exited, at once."""
+    """Start the process of this index in the plan; answered at once by Started or Exited."""
 
     process: int
     attempt: int
@@ -372,36 +372,36 @@ class SignalAll(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Find out who takes part, and plan; the answer is Gathered or GatherFailed, when known."""
+    """Gather the hosts and plan; answered by Gathered or GatherFailed, perhaps later."""
 
     attempt: int
 
 
 class StopGathering(NamedTuple):
-    """It has taken too long; the answer is GatherFailed, at once."""
+    """Gathering timed out; answered at once by GatherFailed."""
 
     attempt: int
 
 
 class Examine(NamedTuple):
-    """Find out when these processes failed, and of what; the answer is Examined, at once."""
+    """Find out when and why these processes failed; answered at once by Examined."""
 
     exits: tuple[Exited, ...]
 
 
 class Arbitrate(NamedTuple):
-    """Find out which host failed first; the answer is Arbitrated, when all have stopped.
+    """Find out which host failed first; answered by Arbitrated when all have stopped.
 
-    `cause` is what went wrong here, `hopeless` why no other attempt can help.
+    `cause` is what went wrong here, `no_retry` why no other attempt can help.
     """
 
     attempt: int
     cause: Cause
-    hopeless: str
+    no_retry: str
 
 
 class Sweep(NamedTuple):
-    """Kill whatever descends from us and outlived its rank."""
+    """Kill all descendants that outlived their ranks."""
 
 
 class Finish(NamedTuple):
@@ -427,14 +427,14 @@ Event: TypeAlias = (
     | CutOff
     | SourceFailed
 )
-# What sources tell.
+# What sources may declare.
 Declared: TypeAlias = (
     Hung | Noticed | Judged | Refuted | PeersDone | PeerFailed | Arbitrated | CutOff | SourceFailed
 )
 Action: TypeAlias = (
     Gather | StopGathering | Spawn | Await | SignalAll | Examine | Arbitrate | Sweep | Finish
 )
-# What sinks and sources hear of.
+# What sinks and sources are notified of.
 Happening: TypeAlias = Event | SignalAll | Arbitrate | Finished | StacksWanted | Noticed | Judged
 
 

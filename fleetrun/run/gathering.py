@@ -1,4 +1,4 @@
-"""Who takes part in the next generation, and its plan: asked for, and answered when it is known."""
+"""Gathering: finding the hosts of the next generation and its plan, without blocking."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
     Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
 
-# So long may hosts take that are started by hand or by a queue.
-PATIENCE_S = 600.0
+# The default for hosts that are started by hand or by a queue.
+TIMEOUT_S = 600.0
 
 
 class Gathering:
     """Plans each generation of a job; attempts are counted from 0."""
 
-    # The job ends when there is no answer within this time.
-    patience_s = PATIENCE_S
-    # So often is said for whom it waits.
+    # The job ends when the plan is not there within this time.
+    timeout_s = TIMEOUT_S
+    # How often to print what it waits for.
     progress_s = 10.0
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
-        """Begin to gather for ATTEMPT, and give ANSWER a plan, or why there can be none.
+        """Begin to gather for ATTEMPT; call ANSWER with a plan, or with the error.
 
-        The answer may come at once, or later, from something that WAITING calls. Nothing here may
-        block: signals and deadlines wait for it. What is raised is an answer, too.
+        ANSWER may be called at once, or later from a callback of WAITING. This must not block, as
+        signals and deadlines would wait for it. An exception raised here is an answer, too.
         """
         raise NotImplementedError
 
@@ -44,11 +44,11 @@ class Gathering:
         return "the hosts of the job"
 
     def cancel(self) -> None:
-        """Stop; nobody waits for the answer any more."""
+        """Stop; the answer is not wanted any more."""
 
 
 class AtOnce(Gathering):
-    """Knows everything from the start: PLAN answers for each attempt."""
+    """Gathering without waiting: PLAN returns the plan of each attempt."""
 
     def __init__(self, plan: Callable[[int], LaunchPlan]) -> None:
         self._plan = plan
@@ -63,9 +63,9 @@ class AtOnce(Gathering):
 
 
 class Round:
-    """One round of GATHERING: asks for ATTEMPT, and calls ANSWERED once unless it was ended.
+    """One round of GATHERING, for ATTEMPT: calls ANSWERED once, unless it was ended before.
 
-    What it raises, now or when LOOP calls it, is an answer.
+    An exception that it raises, now or in a callback of LOOP, is an answer.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Round:
 
     def begin(self) -> None:
         """Ask."""
-        self._until = time.monotonic() + self._gathering.patience_s
+        self._until = time.monotonic() + self._gathering.timeout_s
         self._remark_later()
         begin = self._gathering.begin
         self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
@@ -110,11 +110,11 @@ class Round:
         self._remark_later()
 
     def late(self) -> RendezvousError:
-        """Give up, and return who did not come in time."""
-        missing, patience_s = self._gathering.missing(), self._gathering.patience_s
+        """Cancel, and return the error that names the hosts that did not join."""
+        missing, timeout_s = self._gathering.missing(), self._gathering.timeout_s
         with suppress(Exception):
             self._gathering.cancel()
-        return RendezvousError(f"{missing} did not come within {patience_s:g} s.")
+        return RendezvousError(f"{missing} did not come within {timeout_s:g} s.")
 
     def end(self, *, is_answered: bool) -> None:
         """Wait for no answer any more."""

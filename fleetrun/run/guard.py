@@ -1,10 +1,10 @@
-"""A small process between the launcher and the ranks: it starts them, reaps them, outlives us.
+"""A small process between the launcher and the ranks, which starts, reaps and, at last, kills them.
 
-It is the parent of all ranks and a child subreaper, so whatever descends from a rank, in whatever
-session and with whatever environment, descends from it. When the launcher dies without a word
-(`kill -9`) it kills them all. When somebody kills the guard itself, its children become ours, and
-the launcher does by itself what it asked the guard for; a watcher then takes the guard's place as
-far as it can, and finds the job's processes by the marker in their environment.
+The guard is the parent of all ranks and a child subreaper, so every descendant of a rank descends
+from the guard, whatever its session and environment. When the launcher is killed (`kill -9`), the
+guard kills them all. When the guard itself is killed, its children become the launcher's, which
+then does the guard's work itself. A watcher process takes over the guard's last duty: when the
+launcher is killed, too, it kills the processes that have the job's marker in their environment.
 """
 
 # pathlib costs start-up time.
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
     from fleetrun.run.descriptors import FileLimit
     from fleetrun.run.terminal import Settings
 
-# A process that does not die waits for a device; the guard shall not wait for ever with it.
+# A process that does not die waits for a device; the guard gives up on it after this.
 _SECONDS = 30.0
-# Orphans are reaped this much after the news, when the exits that came with it are dealt with.
+# Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
-# A guard that somebody has stopped (`kill -STOP`) is told to go on after this long.
-_NUDGE_MS = 1000
-# What a sweep may take longer than it was told to.
+# A guard that was stopped (`kill -STOP`) is sent SIGCONT after this long.
+_CONTINUE_MS = 1000
+# What a sweep may take beyond its own time limit.
 _MARGIN_S = 5.0
 _LENGTH = 8
 # The bytes of a C int.
 _INT = 4
 
 
-class _Lost(Exception):  # noqa: N818 - it is what happened to the guard
-    """The guard was killed; `was_heard` when it may have done what it was asked for."""
+class _GuardLost(Exception):  # noqa: N818 - it is what happened to the guard
+    """The guard was killed; `was_received`: it may have carried out the request."""
 
-    def __init__(self, *, was_heard: bool) -> None:
+    def __init__(self, *, was_received: bool) -> None:
         super().__init__()
-        self.was_heard = was_heard
+        self.was_received = was_received
 
 
 class Guard:
-    """The launcher's end of it."""
+    """The launcher's end of the connection to the guard process."""
 
     def __init__(self, marker: str, files: FileLimit, settings: Settings | None = None) -> None:
         self._files = files
@@ -64,7 +64,7 @@ class Guard:
         self._is_dismissed = False
         self._watcher: int | None = None
         self._settings = settings
-        # With the launcher are the one that reads its terminal, and strangers.
+        # In the launcher's group are the process that reads its terminal, and unrelated ones.
         self._shared = os.getpgrp()
         launcher = os.getpid()
         try:
@@ -75,12 +75,12 @@ class Guard:
         self._has_ended = False
 
     def start(self, order: Order) -> int:
-        """Start a process and return its id; OSError or ValueError if that cannot be."""
+        """Start a process and return its id; raises OSError or ValueError."""
         try:
             self._ask("start", tuple(order), file=order.output)
             kind, value = self._answer()
-        except _Lost as lost:
-            if lost.was_heard:
+        except _GuardLost as lost:
+            if lost.was_received:
                 # It may run: a second one must not run beside it.
                 pid = children.adopted(order)
                 if pid is None:
@@ -95,46 +95,48 @@ class Guard:
             raise OSError(value, os.strerror(value))
         if kind == "impossible":
             raise ValueError(value)
-        assert isinstance(value, int)  # noqa: S101 - see _obey
+        assert isinstance(value, int)  # noqa: S101 - see _handle
         return value
 
     def end(self, pid: int) -> Ended:
-        """Kill what is left of the group of PID, which has ended, reap it, and say how it was."""
+        """Reap PID, which has ended, kill what is left of its group, and return both results."""
         try:
             self._ask("end", pid)
             how = self._answer()
-        except _Lost:
+        except _GuardLost:
             return children.end(pid)
         try:
             peak, left = self._answer()
-        except _Lost:
-            # It was killed just when it had told the first half.
-            return children.end(pid, children.Fate(*how))
-        return children.Ended(children.Fate(*how), peak, tuple(map(children.Left._make, left)))
+        except _GuardLost:
+            # It was killed after the first half of its answer.
+            return children.end(pid, children.WaitStatus(*how))
+        return children.Ended(
+            children.WaitStatus(*how), peak, tuple(map(children.Leftover._make, left))
+        )
 
     def left_in(self, group: int) -> int | None:
         """Return a living process of GROUP whose parent has ended."""
         try:
             self._ask("left", group)
             (found,) = self._answer()
-        except _Lost:
+        except _GuardLost:
             return children.left_in(group)
         return found if isinstance(found, int) else None
 
     def sweep(self, ranks: AbstractSet[int], seconds: float) -> Swept:
-        """Kill all that outlived its rank, but RANKS themselves."""
+        """Kill everything that outlived its rank, except RANKS themselves."""
         own = ranks | self.pids
         try:
             self._ask("sweep", sorted(ranks), seconds)
             stuck, left = self._answer(seconds + _MARGIN_S)
-        except _Lost:
+        except _GuardLost:
             return children.sweep(own, seconds)
-        # Of our own there are only those that the launcher asked something, such as git.
+        # The launcher's own children are those that it runs itself, such as git.
         mine = children.sweep(own, seconds).stuck
-        return children.Swept((*stuck, *mine), tuple(map(children.Left._make, left)))
+        return children.Swept((*stuck, *mine), tuple(map(children.Leftover._make, left)))
 
     def dismiss(self) -> None:
-        """Let it go; what it has not swept becomes our own."""
+        """End the guard; what it has not killed becomes a child of the launcher."""
         self._is_dismissed = True
         self._take_over()
         if self._watcher is not None:
@@ -144,14 +146,14 @@ class Guard:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Return the processes that are its own, as long as there are any."""
+        """Return the ids of the guard or of the watcher that replaced it."""
         if not self._has_ended and os.waitpid(self.pid, os.WNOHANG)[0]:
             self._on_end()
         own = self._watcher if self._has_ended else self.pid
         return frozenset() if own is None else frozenset((own,))
 
     def _take_over(self) -> None:
-        """Be the parent of its children, from now on."""
+        """Kill the guard, so that its children become the launcher's."""
         if not self._has_ended:
             # Not reaped yet, so the id is its own even if somebody else kills it just now.
             os.kill(self.pid, signal.SIGKILL)
@@ -162,20 +164,20 @@ class Guard:
         self._has_ended = True
         if not self._is_dismissed:
             launcher = os.getpid()
-            # Where no more processes are allowed the job goes on without.
+            # Without it where no more processes are allowed.
             with contextlib.suppress(OSError):
                 self._watcher = _fork(lambda: self._be_watcher(launcher))
 
-    def _ask(self, *words: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
+    def _ask(self, *order: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
-            raise _Lost(was_heard=False)
-        text = marshal.dumps(words)
+            raise _GuardLost(was_received=False)
+        text = marshal.dumps(order)
         rest = memoryview(len(text).to_bytes(_LENGTH, "little") + text)
         ready = select.poll()
         ready.register(self._socket, select.POLLOUT)
         while rest:
-            if not ready.poll(_NUDGE_MS):
-                self._nudge()
+            if not ready.poll(_CONTINUE_MS):
+                self._continue()
                 continue
             try:
                 rest = rest[_send(self._socket, rest, file) :]
@@ -183,11 +185,11 @@ class Guard:
                 continue
             except ConnectionError:
                 self._take_over()
-                raise _Lost(was_heard=False) from None
+                raise _GuardLost(was_received=False) from None
             file = None
 
     def _answer(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - each order's own
-        """Return what it says; take over when it is gone, or says nothing for SECONDS."""
+        """Return its answer; take over when it has ended, or does not answer within SECONDS."""
         length = int.from_bytes(self._read(_LENGTH, seconds), "little")
         return marshal.loads(self._read(length, seconds))  # noqa: S302 - our own child's
 
@@ -199,8 +201,8 @@ class Guard:
         while len(text) < length:
             if deadline is not None and time.monotonic() > deadline:
                 break
-            if not ready.poll(_NUDGE_MS):
-                self._nudge()
+            if not ready.poll(_CONTINUE_MS):
+                self._continue()
                 continue
             try:
                 part = self._socket.recv(length - len(text))
@@ -212,45 +214,45 @@ class Guard:
         else:
             return text
         self._take_over()
-        raise _Lost(was_heard=True)
+        raise _GuardLost(was_received=True)
 
-    def _nudge(self) -> None:
-        """Let it go on, should somebody have stopped it."""
+    def _continue(self) -> None:
+        """Send it SIGCONT, in case it was stopped."""
         if not self._has_ended:
             os.kill(self.pid, signal.SIGCONT)
 
     # The guard's end of it ------------------------------------------------------------------------
 
     def _be_guard(self, launcher: int, orders: _socket.socket) -> None:
-        """Serve the launcher, and end what there is of the job when it is no more."""
+        """Serve the launcher; kill all processes of the job when the launcher has ended."""
         woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Who reads the terminal has to be started from its session.
+        # A process that reads the terminal has to be started from the terminal's session.
         has_terminal = self._settings is not None
         own = (orders.fileno(), woken, waker)
-        _stand_apart(launcher, waker, own, has_terminal=has_terminal)
+        _detach(launcher, waker, own, has_terminal=has_terminal)
         self._files.restore()
         children.become_subreaper()
         guarded = _end_of(launcher)
         if guarded is not None:
             _Service(orders, guarded, woken).run()
         children.sweep(frozenset(), _SECONDS, is_guard=True)
-        # Of those that it started beside the ranks, too.
-        self._hunt()
+        # Those that the launcher started beside the ranks, too.
+        self._kill_by_marker()
 
     def _be_watcher(self, launcher: int) -> None:
-        """Wait for the end of a launcher whose guard was killed, and end what has its marker."""
-        _stand_apart(launcher, -1, (), has_terminal=self._settings is not None)
+        """Wait for the end of a launcher whose guard was killed; then kill what has its marker."""
+        _detach(launcher, -1, (), has_terminal=self._settings is not None)
         guarded = _end_of(launcher)
         if guarded is not None:
             ready = select.poll()
             ready.register(guarded, select.POLLIN)
             ready.poll()
-        self._hunt()
+        self._kill_by_marker()
 
-    def _hunt(self) -> None:
-        from fleetrun.run import hunt  # noqa: PLC0415 - for no launch that ends by itself
+    def _kill_by_marker(self) -> None:
+        from fleetrun.run import jobprocesses  # noqa: PLC0415 - for no launch that ends by itself
 
-        hunt.hunt(self._marker, frozenset(), _SECONDS, self._shared)
+        jobprocesses.kill_all(self._marker, frozenset(), _SECONDS, self._shared)
         if self._settings is not None:
             # We are in the terminal's background.
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -258,8 +260,8 @@ class Guard:
 
 
 def _fork(live: Callable[[], None]) -> int:
-    """Let a child LIVE, with all signals blocked at first; return its id."""
-    # A signal in between would be seen by both through the launcher's wake-up descriptor.
+    """Fork a child that runs LIVE, with all signals blocked at first; return its id."""
+    # Otherwise a signal could reach both through the launcher's wake-up descriptor.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -267,7 +269,7 @@ def _fork(live: Callable[[], None]) -> int:
             try:
                 live()
             finally:
-                # Never return into the launcher's code.
+                # The child must never return into the launcher's code.
                 os._exit(0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -275,9 +277,9 @@ def _fork(live: Callable[[], None]) -> int:
 
 
 def _end_of(launcher: int) -> int | None:
-    """Return a descriptor that becomes readable when LAUNCHER, our parent, ends.
+    """Return a descriptor that becomes readable when LAUNCHER, the parent, ends.
 
-    None when it has ended already, and may even have been reaped.
+    None: it has ended already.
     """
     try:
         guarded = os.pidfd_open(launcher)
@@ -287,10 +289,10 @@ def _end_of(launcher: int) -> int | None:
     return guarded if os.getppid() == launcher else None
 
 
-def _stand_apart(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bool) -> None:
-    """Have nothing in common with the launcher, neither signals nor name and files.
+def _detach(launcher: int, waker: int, own: tuple[int, ...], *, has_terminal: bool) -> None:
+    """Separate this process from the launcher: signals, name, descriptors and session.
 
-    Nor a session, unless one of it HAS_TERMINAL.
+    It stays in the session if a rank HAS_TERMINAL.
     """
     if has_terminal:
         os.setpgid(0, 0)
@@ -298,30 +300,30 @@ def _stand_apart(launcher: int, waker: int, own: tuple[int, ...], *, has_termina
         os.setsid()
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        # Caught and not ignored: what it starts shall not inherit that.
+        # Caught and not ignored: an ignored signal would be inherited by the ranks.
         if signal.getsignal(one) is not signal.SIG_IGN or one == signal.SIGCHLD:
             signal.signal(one, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # `pkill -9 -f fleetrun`, or -f train.py, shall find the launcher and not us.
+    # `pkill -9 -f fleetrun` or `-f train.py` must hit the launcher and not the guard.
     libc.prctl(libc.PR_SET_NAME, b"rank-guard")
     libc.set_command(b"rank-guard of %d" % launcher)
     _close_all_but(own)
 
 
 def _close_all_but(own: tuple[int, ...]) -> None:
-    """Close what is the launcher's own; what was given to it is for the ranks.
+    """Close the launcher's own descriptors; those that it inherited are for the ranks.
 
-    Whoever reads the launcher's output shall see its end when the launcher ends.
+    A reader of the launcher's output must see end-of-file when the launcher ends.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 1)
     os.dup2(null, 2)
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd not in own:  # noqa: PLR2004 - the standard ones
-            _close_ours(fd)
+            _close(fd)
 
 
-def _close_ours(fd: int) -> None:
+def _close(fd: int) -> None:
     try:
         if not os.get_inheritable(fd):
             os.close(fd)
@@ -331,13 +333,13 @@ def _close_ours(fd: int) -> None:
 
 
 class _Service:
-    """Does what the launcher asks for, as long as there is one."""
+    """Serves the launcher's requests until the launcher ends."""
 
     def __init__(self, orders: _socket.socket, guarded: int, woken: int) -> None:
         self._orders = orders
         self._guarded = guarded
         self._woken = woken
-        # Those that the launcher has not asked to be reaped yet.
+        # The children that the launcher has not asked to be reaped yet.
         self._ranks: set[int] = set()
 
     def run(self) -> None:
@@ -364,15 +366,15 @@ class _Service:
                 children.reap_orphans(self._ranks)
 
     def _serve(self) -> bool:
-        """Do one thing that is asked for; False when nobody asks any more."""
+        """Serve one request; False when the launcher has ended."""
         fds: list[int] = []
         try:
             head = self._read(_LENGTH, fds)
             text = head and self._read(int.from_bytes(head, "little"), fds)
             if not text:
                 return False
-            word, *values = marshal.loads(text)  # noqa: S302 - the launcher's own
-            self._obey(word, values, fds)
+            order, *values = marshal.loads(text)  # noqa: S302 - the launcher's own
+            self._handle(order, values, fds)
         except ConnectionError:
             return False
         finally:
@@ -380,8 +382,8 @@ class _Service:
                 os.close(fd)
         return True
 
-    def _obey(self, word: str, values: list[Any], fds: list[int]) -> None:
-        match word, values:
+    def _handle(self, order: str, values: list[Any], fds: list[int]) -> None:
+        match order, values:
             case "start", [order]:
                 try:
                     pid = children.start(children.Order._make(order)._replace(output=fds[0]))
@@ -393,9 +395,9 @@ class _Service:
                     self._ranks.add(pid)
                     self._say(("started", pid))
             case "end", [pid]:
-                fate = children.fate(pid)
-                self._say(tuple(fate))
-                ended = children.end(pid, fate)
+                status = children.wait_status(pid)
+                self._say(tuple(status))
+                ended = children.end(pid, status)
                 self._ranks.discard(pid)
                 self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
             case "left", [group]:
@@ -404,10 +406,10 @@ class _Service:
                 swept = children.sweep(frozenset(ranks), seconds, is_guard=True)
                 self._say((swept.stuck, [tuple(one) for one in swept.ended]))
             case _:  # pragma: no cover - there are no others
-                raise AssertionError(word)
+                raise AssertionError(order)
 
     def _read(self, length: int, fds: list[int]) -> bytes:
-        """Read so many bytes, and what files come with them; none if the launcher ends before."""
+        """Read LENGTH bytes, and the descriptors that come with them; nothing at end-of-file."""
         ready = select.poll()
         ready.register(self._orders, select.POLLIN)
         ready.register(self._guarded, select.POLLIN)
@@ -428,7 +430,7 @@ class _Service:
 
 
 def _send(to: _socket.socket, text: memoryview, file: int | None) -> int:
-    """Send of TEXT what can be taken now, and the open FILE with it; return how much it was."""
+    """Send what fits of TEXT now, and the descriptor FILE with it; return the number of bytes."""
     if file is None:
         return to.send(text)
     number = file.to_bytes(_INT, sys.byteorder)
@@ -436,7 +438,7 @@ def _send(to: _socket.socket, text: memoryview, file: int | None) -> int:
 
 
 def _receive(sender: _socket.socket, length: int) -> tuple[bytes, list[int]]:
-    """Return up to LENGTH bytes, and the open files that came with them."""
+    """Return up to LENGTH bytes, and the descriptors that came with them."""
     space, flags = _socket.CMSG_SPACE(_INT), _socket.MSG_CMSG_CLOEXEC
     text, more, _, _ = sender.recvmsg(length, space, flags)
     return text, [

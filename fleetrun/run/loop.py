@@ -1,4 +1,4 @@
-"""One wait for everything: descriptors that become ready, and moments that come."""
+"""The event loop: descriptors that become ready, and alarms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WRITABLE = select.EPOLLOUT
 
 
 class Waiting(Protocol):
-    """Where somebody says what to wait for."""
+    """The part of the event loop with which callbacks are registered."""
 
     def watch(self, fd: int, callback: Callable[[], None], mask: int = READABLE) -> None:
         """Call CALLBACK whenever FD is ready."""
@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(self) -> None:
         # Not `selectors`: epoll lists descriptors in the order in which they became ready, which
-        # is how we know who died first, and it takes 7 ms less to import.
+        # shows which process died first, and it takes 7 ms less to import.
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
@@ -76,7 +76,7 @@ class Loop:
 
 
 class LoopShare:
-    """One listener's share of the loop: SHIELD makes its calls, and knows what a failure means."""
+    """The callbacks of one observer, all of which SHIELD calls; it handles their exceptions."""
 
     def __init__(self, loop: Loop, shield: Callable[[Callable[[], None]], None]) -> None:
         self._shield = shield
@@ -101,7 +101,7 @@ class LoopShare:
         self._loop.alarm(own, at, lambda: self._shield(callback))
 
     def clear(self) -> None:
-        """Give everything back."""
+        """Unregister everything."""
         for fd in self._fds:
             self._loop.unwatch(fd)
         for key in self._keys:
@@ -109,4 +109,4 @@ class LoopShare:
 
 
 def nothing() -> None:
-    """Stand in where a callback is not going to be called."""
+    """Do nothing: for an alarm that only wakes the loop, or is taken away."""

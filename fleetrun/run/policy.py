@@ -1,8 +1,8 @@
 """What to do next, decided without doing it: `step(state, event, rules) -> (state, actions)`.
 
-Who performs the actions feeds each Spawn's Started (or Exited, if it cannot be started), each
-Examine's Examined and each StopGathering's GatherFailed back before anything else, and asks
-`stands` before it performs what had to wait.
+The caller performs the actions. It feeds each Spawn's Started (or Exited, if it cannot be started),
+each Examine's Examined and each StopGathering's GatherFailed back before any other event, and asks
+`is_current` before it performs an action that had to wait.
 """
 
 from collections.abc import Sequence
@@ -43,26 +43,26 @@ from fleetrun.run.events import (
 )
 
 HUP, INT, KILL, USR1, USR2, TERM = 1, 2, 9, 10, 12, 15
-# A scheduler's "time is nearly up": for the ranks to act on, not for us.
-PASSED_ON = frozenset((USR1, USR2))
-# Wrappers pass a Ctrl-C on that the terminal delivered already; nobody presses it twice as fast.
+# A scheduler's warning that time is nearly up, which is for the ranks to act on.
+FORWARDED = frozenset((USR1, USR2))
+# Wrappers forward a Ctrl-C that the terminal delivered already; nobody presses it twice as fast.
 REPEAT_S = 0.1
-# What SIGKILL does not end within this time waits for a device that does not answer.
+# A process that SIGKILL does not end within this time waits for a device that does not answer.
 STUCK_S = 30.0
 
-# Who has raised an exception already may end by itself within this time (or half of the grace):
-# Paddle and CUDA need up to seconds for that, and the exit code is wanted.
+# A process that has raised an exception may exit by itself within this time (or half of the grace):
+# Paddle and CUDA need up to seconds for that, and its exit code is wanted.
 TEARDOWN_S = 3.0
 
-# Nobody waits longer than this for another attempt.
+# The longest wait before another attempt.
 LONGEST_WAIT_S = 60.0
 # So many failures of the same kind in a row, without a new step, are enough.
 SAME_FAILURES = 3
-# Stands among the processes that the job waits for, for those of other hosts.
+# Stands for the processes of other hosts among those that the job waits for.
 PEERS = -1
-# The source without which nothing can be agreed with other hosts.
+# The source that connects this launcher to those of other hosts.
 SESSION = "the session with the other hosts"
-# A job that tells no steps, but ran this long, has got somewhere.
+# A job that reports no steps has made progress if it ran this long.
 SOME_PROGRESS_S = 60.0
 
 GATHERING, RUNNING, STOPPING, KILLING, ARBITRATING, WAITING, FINISHED = (
@@ -77,17 +77,17 @@ GATHERING, RUNNING, STOPPING, KILLING, ARBITRATING, WAITING, FINISHED = (
 
 
 class State(NamedTuple):
-    """Where the job stands."""
+    """The state of the job on this host."""
 
-    # How long it may take to gather.
-    patience_s: float
-    # The plan of this generation: how many processes, and whom the job waits for.
+    # How long gathering may take.
+    timeout_s: float
+    # From the plan of this generation: how many processes, and those that the job waits for.
     total: int = 0
     essential: frozenset[int] = frozenset()
     # Essential processes that have not succeeded yet.
-    owed: frozenset[int] = frozenset()
+    unfinished: frozenset[int] = frozenset()
     next_index: int = 0
-    # Processes that wait for something before they start.
+    # Processes that await endpoints before they start.
     awaiting: frozenset[int] = frozenset()
     alive: frozenset[int] = frozenset()
     phase: str = GATHERING
@@ -98,11 +98,11 @@ class State(NamedTuple):
     interrupted: Interrupted | None = None
     # When to send Elapsed.
     deadline: float | None = None
-    # When SIGKILL is sent to who is left then.
+    # When SIGKILL is sent to the remaining processes.
     kill_at: float = 0.0
-    # Who failed before anybody was asked to end: one of them is the culprit.
+    # Processes that failed before any was asked to end: one of them is the culprit.
     suspects: frozenset[int] = frozenset()
-    # Those of them that end by themselves, it is hoped; and those that then had to be asked.
+    # Those of them that are expected to exit by themselves; and those that then had to be asked.
     spared: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     exits: tuple[Exited, ...] = ()
@@ -110,7 +110,7 @@ class State(NamedTuple):
     given_up: str = ""
 
     def outcome(self) -> Outcome:
-        """How it went, seen from here."""
+        """Return the outcome so far, as seen from this host."""
         return Outcome(
             self.cause,
             self.exits,
@@ -124,23 +124,23 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(at: float, patience_s: float) -> Step:
-    """Return the first state and actions; gathering may take PATIENCE_S seconds."""
-    return _gather(State(patience_s), at)
+def begin(at: float, timeout_s: float) -> Step:
+    """Return the first state and actions; gathering may take TIMEOUT_S seconds."""
+    return _gather(State(timeout_s), at)
 
 
 def _gather(state: State, at: float) -> Step:
-    """Begin a generation: find out who takes part."""
-    return state._replace(deadline=at + state.patience_s), (Gather(state.attempt),)
+    """Begin a generation: gather the hosts."""
+    return state._replace(deadline=at + state.timeout_s), (Gather(state.attempt),)
 
 
 def _gathered(state: State, event: Gathered) -> Step:
     """Take over the plan of the generation, and start its first process.
 
-    Those that await something are started when it is there, and those after them after that. A job
-    that has other hosts is done when those on other hosts are done, too.
+    A process that awaits endpoints is started when they listen, and those after it after that. A
+    job on several hosts is done when the processes on other hosts are done, too.
     """
-    if not stands(state, Gather(event.attempt)):
+    if not is_current(state, Gather(event.attempt)):
         return state, ()
     processes = event.plan.processes
     essential = frozenset(index for index, one in enumerate(processes) if one.essential)
@@ -151,7 +151,7 @@ def _gathered(state: State, event: Gathered) -> Step:
         deadline=None,
         total=len(processes),
         essential=essential,
-        owed=essential,
+        unfinished=essential,
         awaiting=frozenset(index for index, one in enumerate(processes) if one.awaits),
     )
     if not essential:
@@ -160,19 +160,19 @@ def _gathered(state: State, event: Gathered) -> Step:
 
 
 def _gather_failed(state: State, event: GatherFailed) -> Step:
-    if not stands(state, Gather(event.attempt)):
+    if not is_current(state, Gather(event.attempt)):
         return state, ()
     return _finish(state._replace(cause=event))
 
 
 def _next(state: State, process: int) -> Spawn | Await:
-    """Return how PROCESS gets started."""
+    """Return the action that starts PROCESS."""
     is_waiting = process in state.awaiting
     return Await(process, state.attempt) if is_waiting else Spawn(process, state.attempt)
 
 
-def stands(state: State, action: Action) -> bool:
-    """Whether ACTION, which waited its turn, is still wanted: signals overtake spawns."""
+def is_current(state: State, action: Action) -> bool:
+    """Whether ACTION, which had to wait, is still to be done: signals overtake spawns."""
     if isinstance(action, Gather | StopGathering):
         return state.phase == GATHERING and action.attempt == state.attempt
     return not isinstance(action, Spawn | Await) or (
@@ -210,7 +210,7 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR09
         case Hung():
             return _hung(state, event, rules)
         case PeersDone() | PeerFailed():
-            return _heard(state, event, rules)
+            return _on_peer(state, event, rules)
         case Arbitrated():
             return _arbitrated(state, event, rules)
         case CutOff():
@@ -229,14 +229,16 @@ def _started(state: State, event: Started) -> Step:
 def _exited(state: State, event: Exited, rules: Rules) -> Step:
     state = state._replace(
         alive=state.alive - {event.process},
-        owed=state.owed if event.status.exit_code else state.owed - {event.process},
+        unfinished=state.unfinished
+        if event.status.exit_code
+        else state.unfinished - {event.process},
         exits=(*state.exits, event),
     )
     if state.phase == RUNNING and event.status.exit_code:
         # Of any process: ranks would wait for a dead parameter server for ever.
         suspects = event.also_failed | {event.process}
         return _stop(state._replace(cause=event, suspects=suspects), TERM, event.at, rules)
-    if state.phase == RUNNING and not state.owed:
+    if state.phase == RUNNING and not state.unfinished:
         return _stop(state, TERM, event.at, rules)
     if state.phase != RUNNING and not state.alive:
         return _all_dead(state, event.at, rules)
@@ -250,7 +252,7 @@ def _exited(state: State, event: Exited, rules: Rules) -> Step:
 def culprit(exits: Sequence[Exited]) -> Exited:
     """Return the one of these failures that came first.
 
-    Who says what only victims say is a victim, if somebody else failed in that time, too.
+    A failure that looks like the loss of a peer comes after those that do not.
     """
     return min(exits, key=lambda one: (one.is_victim, _failed_at(one)))
 
@@ -260,10 +262,10 @@ def _failed_at(one: Exited) -> float:
 
 
 def _examined(state: State, event: Examined, rules: Rules) -> Step:
-    """Put the blame where it belongs, and end, or try again."""
+    """Take the failure that came first for the cause, and finish or restart."""
     first = culprit(event.exits)
     if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
-        # It had failed already when we lost patience with it.
+        # It had failed already when its time to exit by itself was over.
         first = first._replace(status=ExitStatus(code=first.raised))
     state = state._replace(cause=first)
     return _finish(state) if state.alive else _decide(state, event.at, rules)
@@ -275,24 +277,24 @@ def _hung(state: State, event: Hung, rules: Rules) -> Step:
     return state, ()
 
 
-def _heard(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
-    """Go on as other hosts want us to."""
+def _on_peer(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
+    """Handle what happened on other hosts."""
     if isinstance(event, PeerFailed):
         return _peer_failed(state, event, rules)
     if event.attempt != state.attempt:
         return state, ()
-    state = state._replace(owed=state.owed - {PEERS})
-    is_done = state.phase == RUNNING and not state.owed
+    state = state._replace(unfinished=state.unfinished - {PEERS})
+    is_done = state.phase == RUNNING and not state.unfinished
     return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 
 
 def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
-    """Fail with the others, and start again with them, if they do."""
+    """Fail with the other hosts, and restart with them if they restart."""
     if state.phase == WAITING and event.is_final:
         return _finish(_given_up_for(state, event))
     if state.phase in {STOPPING, KILLING} and event.is_final and state.cause is not None:
-        return _not_again(state, event, rules), ()
-    # Of an attempt that we have left behind already, only that there is no other one is news.
+        return _without_restart(state, event, rules), ()
+    # About an earlier attempt, only that there is no other one is new.
     if state.phase not in {GATHERING, RUNNING} or not (
         event.is_final or event.attempt >= state.attempt
     ):
@@ -301,23 +303,25 @@ def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
 
 
 def _source_failed(state: State, event: SourceFailed, rules: Rules) -> Step:
-    """End the job when it cannot do without what EVENT's source tells."""
+    """End the job if the source that failed is required."""
     if not event.is_required:
         return state, ()
     if event.source == SESSION:
-        # Nobody is left with whom anything could be agreed.
-        state = state._replace(essential=state.essential - {PEERS}, owed=state.owed - {PEERS})
+        # Nothing can be agreed with the other hosts any more.
+        state = state._replace(
+            essential=state.essential - {PEERS}, unfinished=state.unfinished - {PEERS}
+        )
     if state.phase == ARBITRATING:
         return _finish(state._replace(given_up=f"{event.describe()}."))
     if state.phase == WAITING:
         return _finish(_given_up_for(state, event))
     if state.cause is None:
         return _refuted(state, event, rules)
-    return _not_again(state, event, rules), ()
+    return _without_restart(state, event, rules), ()
 
 
-def _not_again(state: State, event: PeerFailed | SourceFailed, rules: Rules) -> State:
-    """Let EVENT be why there is no other attempt, if there would have been one."""
+def _without_restart(state: State, event: PeerFailed | SourceFailed, rules: Rules) -> State:
+    """Give EVENT as the reason why there is no other attempt, if there would have been one."""
     is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
     if not is_open or state.attempt >= rules.max_restarts:
         return state
@@ -325,26 +329,26 @@ def _not_again(state: State, event: PeerFailed | SourceFailed, rules: Rules) -> 
 
 
 def _given_up_for(state: State, cause: Interrupted | PeerFailed | SourceFailed) -> State:
-    """Put CAUSE over what another attempt was waited for after."""
-    assert isinstance(state.cause, Retried)  # noqa: S101 - see _again
+    """Make CAUSE the cause, instead of the failure after which the job waited to restart."""
+    assert isinstance(state.cause, Retried)  # noqa: S101 - see _restart
     return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
 
 
 def _refuted(state: State, event: Refuted | SourceFailed, rules: Rules) -> Step:
-    """Let it be the verdict, unless something worse has happened already."""
+    """Make EVENT the cause, unless something worse has happened already."""
     is_early = isinstance(event, Refuted) and state.phase == GATHERING
     if state.cause is not None or state.phase == WAITING or is_early:
-        # What is refuted now has been tried by an earlier attempt.
+        # An earlier attempt has run with this strategy already.
         return state, ()
     if state.phase in {GATHERING, RUNNING}:
         return _stop(state._replace(cause=event), TERM, event.at, rules)
     state = state._replace(cause=event)
-    # What a rank leaves at its very end is judged when it has ended: the last word, but in time.
+    # The evidence that a rank writes at its exit is judged after the exit, which is in time.
     return state, (Finish(state.outcome()),) if state.phase == FINISHED else ()
 
 
 def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
-    """Ask everybody to end."""
+    """Ask all processes to end."""
     if not state.alive:
         return _all_dead(state, at, rules)
     spared = state.suspects & state.alive
@@ -355,13 +359,13 @@ def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
 
 
 def _all_dead(state: State, at: float, rules: Rules) -> Step:
-    """Finish, or wait a little and try again; first find out who is to blame."""
+    """Finish or wait before another attempt; first find out which process failed first."""
     examine = _to_examine(state)
     return (state._replace(phase=STOPPING), examine) if examine else _decide(state, at, rules)
 
 
 def _to_examine(state: State) -> tuple[Examine, ...]:
-    """Return the question who failed first, if any process is to blame."""
+    """Return the action that finds out which process failed first, if any did."""
     if not isinstance(state.cause, Exited) or state.cause.fault:
         return ()
     exits = (one for one in state.exits if one.process in state.suspects)
@@ -369,14 +373,14 @@ def _to_examine(state: State) -> tuple[Examine, ...]:
 
 
 def _decide(state: State, at: float, rules: Rules) -> Step:
-    """Finish, or wait a little and try again."""
+    """Finish, or wait before another attempt."""
     cause = state.cause
     if cause is not None and PEERS in state.essential:
         state = state._replace(phase=ARBITRATING, deadline=None)
-        return state, (Arbitrate(state.attempt, cause, _hopeless(state, rules)),)
+        return state, (Arbitrate(state.attempt, cause, _no_retry(state, rules)),)
     if (
         cause is None
-        # Another attempt would be no more in effect.
+        # The strategy would not be in effect in another attempt, either.
         or isinstance(cause, Interrupted | Refuted | SourceFailed | GatherFailed)
         or state.interrupted is not None
         or state.attempt >= rules.max_restarts
@@ -384,15 +388,15 @@ def _decide(state: State, at: float, rules: Rules) -> Step:
         or (isinstance(cause, PeerFailed) and cause.is_final)
     ):
         return _finish(state)
-    given_up = state.given_up or _futile((*state.earlier, cause))
+    given_up = state.given_up or _no_progress((*state.earlier, cause))
     if given_up:
         return _finish(state._replace(given_up=given_up))
     wait = backoff(rules.backoff_s, state.attempt, at)
     return state._replace(phase=WAITING, deadline=at + wait), (Sweep(),)
 
 
-def _hopeless(state: State, rules: Rules) -> str:
-    """Say why no other attempt can help, as far as that can be known on this host."""
+def _no_retry(state: State, rules: Rules) -> str:
+    """Return why no other attempt can help, as far as this host can know; else nothing."""
     cause = state.cause
     if isinstance(cause, Exited) and cause.fault:
         return cause.fault
@@ -400,17 +404,17 @@ def _hopeless(state: State, rules: Rules) -> str:
         return "" if cause is None else Outcome(cause).describe()
     if state.interrupted is not None:
         return Outcome(state.interrupted).describe()
-    return "" if not rules.max_restarts else _futile((*state.earlier, cause))
+    return "" if not rules.max_restarts else _no_progress((*state.earlier, cause))
 
 
 def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
-    """End, or begin again, together with all hosts."""
+    """Finish or restart, as all hosts do."""
     if event.attempt != state.attempt:
         return state, ()
     if state.phase == WAITING and event.is_final and event.failure is not None:
         return _finish(_given_up_for(state, event.failure))
     if state.phase != ARBITRATING:
-        # The others have given us up; what runs here is being stopped or killed.
+        # The others have lost this host; what runs here is being stopped or killed.
         return state, ()
     state = state._replace(cause=event.failure or state.cause)
     if event.is_final or not isinstance(state.cause, Retried):
@@ -422,9 +426,9 @@ def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
 
 
 def backoff(first_s: float, attempt: int, at: float) -> float:
-    """Return how long to wait after ATTEMPT: twice as long each time, up to half of it left off.
+    """Return how long to wait after ATTEMPT: doubled each time, less a jitter of up to one half.
 
-    The moment of death is the jitter: it is not the same on any two hosts.
+    The jitter comes from AT, the moment of the failure, which differs between hosts.
 
     >>> backoff(1.0, 0, 7.0), backoff(1.0, 3, 7.0), backoff(1.0, 30, 7.0)
     (0.5, 4.0, 30.0)
@@ -433,21 +437,23 @@ def backoff(first_s: float, attempt: int, at: float) -> float:
     return longest * (0.5 + (at * 1000 % 1) / 2)
 
 
-def _futile(causes: Sequence[Retried]) -> str:
-    """Say why another attempt would end as these did; nothing if it may not."""
+def _no_progress(causes: Sequence[Retried]) -> str:
+    """Return why another attempt would fail like these, or nothing."""
     last = causes[-1]
-    if isinstance(last, Exited) and last.hopeless:
-        return last.hopeless
+    if isinstance(last, Exited) and last.no_retry:
+        return last.no_retry
     recent = causes[-SAME_FAILURES:]
     if len(recent) == SAME_FAILURES and all(
-        isinstance(one, Exited) and _is_alike(one, last) and not _has_gone_on(recent[0], one)
+        isinstance(one, Exited)
+        and _is_same_failure(one, last)
+        and not _has_progressed(recent[0], one)
         for one in recent
     ):
         return f"no progress: it failed the same way {SAME_FAILURES} times without a new step."
     return ""
 
 
-def _is_alike(one: Exited, other: Retried) -> bool:
+def _is_same_failure(one: Exited, other: Retried) -> bool:
     return isinstance(other, Exited) and (one.process, one.status, one.last_words) == (
         other.process,
         other.status,
@@ -455,20 +461,18 @@ def _is_alike(one: Exited, other: Retried) -> bool:
     )
 
 
-def _has_gone_on(first: Retried, later: Exited) -> bool:
+def _has_progressed(first: Retried, later: Exited) -> bool:
     """Whether LATER got further than FIRST."""
     if later.step is None:
         return later.lived_s >= SOME_PROGRESS_S
     return isinstance(first, Exited) and first.step is not None and later.step > first.step
 
 
-def _again(state: State, at: float) -> Step:
-    """Start everything anew."""
-    # Only failures are waited after.
+def _restart(state: State, at: float) -> Step:
+    """Begin another attempt."""
+    # Only failures are followed by another attempt.
     assert isinstance(state.cause, Retried)  # noqa: S101
-    again = State(
-        state.patience_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause)
-    )
+    again = State(state.timeout_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause))
     return _gather(again, at)
 
 
@@ -478,7 +482,7 @@ def _finish(state: State) -> Step:
 
 
 def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
-    if event.signum in PASSED_ON:
+    if event.signum in FORWARDED:
         return state, (SignalAll(event.signum),) if state.alive else ()
     first = state.interrupted
     if first is None:
@@ -487,13 +491,13 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
             return _finish(_given_up_for(state, event))
         if state.phase in {GATHERING, RUNNING}:
             return _stop(state._replace(cause=event), event.signum, event.at, rules)
-        # Everybody has been asked to end already; a scheduler's TERM to all of us is one request.
+        # All were asked to end already; a scheduler's TERM to ranks and launcher is one request.
         return state, ()
-    # A shell that loses its terminal repeats the HUP that the kernel sent.
+    # A shell that loses its terminal repeats the SIGHUP that the kernel has sent.
     same = event.signum == first.signum and event.at - first.at < REPEAT_S
     if state.phase == KILLING or same or event.signum == HUP:
         return state, ()
-    # The other hosts are not waited for by who is in such a hurry.
+    # After a second request, do not wait for the other hosts.
     return _finish(state) if state.phase == ARBITRATING else _kill(state, event.at)
 
 
@@ -503,7 +507,7 @@ def _elapsed(state: State, event: Elapsed) -> Step:
     if state.phase == GATHERING:
         return state._replace(deadline=None), (StopGathering(state.attempt),)
     if state.phase == WAITING:
-        return _again(state, event.at)
+        return _restart(state, event.at)
     if state.phase == KILLING:
         examine = _to_examine(state)
         return (state, examine) if examine else _finish(state)

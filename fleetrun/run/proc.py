@@ -1,4 +1,4 @@
-"""Reading other processes: what /proc says of them, cheaply and without ever failing."""
+"""Reading /proc: cheap, and without errors for processes that are gone."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH110, PTH115, PTH119, PTH208
@@ -18,9 +18,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(NamedTuple):
-    """One line of /proc/PID/stat: `state` is its letter, `cpu_s` all time it has had a processor.
+    """One line of /proc/PID/stat: `state` is its letter, `cpu_s` its processor time in seconds.
 
-    That of children that have ended, and were waited for, is part of it.
+    The time of reaped children is included.
     """
 
     pid: int
@@ -33,7 +33,7 @@ class Stat(NamedTuple):
 
 
 def content(path: str) -> bytes:
-    """Return what is in the file PATH; nothing if it cannot be read."""
+    """Return the content of the file PATH; nothing if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -51,14 +51,14 @@ def content(path: str) -> bytes:
         os.close(fd)
 
 
-def trouble() -> str:
-    """Say why /proc does not show us the processes that we start; nothing if it does.
+def fault() -> str:
+    """Return why /proc does not show this launcher's processes; nothing if it does.
 
-    One of another PID namespace has other numbers for ours, and ours for others.
+    A /proc of another PID namespace has other ids for them.
     """
     status = content("/proc/self/status")
     numbers = [line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")]
-    # Kernels before 4.1 do not tell.
+    # Kernels before 4.1 do not have this line.
     if status and (not numbers or len(numbers[0]) == 1) and _is_self(b"%d" % os.getpid()):
         return ""
     if status or os.path.exists("/proc/version"):
@@ -73,32 +73,32 @@ def _is_self(number: bytes) -> bool:
         return False
 
 
-def standing(pid: int) -> str:
-    """Say in what state process PID is, and where in the kernel it waits if that can be read."""
+def state_of(pid: int) -> str:
+    """Return the state of process PID, and where in the kernel it waits if that can be read."""
     one = stat(pid)
     if one is None:
         return "gone"
-    # The file holds "0" for one that waits nowhere, or to those who may not know.
+    # The file holds "0" for a process that does not wait, or without permission.
     wchan = content(f"/proc/{pid}/wchan").decode(errors="replace").strip("0\n")
     return f"state {one.state}" + (f", in the kernel's {wchan}" if wchan else "")
 
 
 def fields(pid: int | str) -> list[bytes]:
-    """Return the words of /proc/PID/stat behind the name, of a zombie too; nothing if it is gone.
+    """Return the fields of /proc/PID/stat after the name, also of a zombie; nothing if it is gone.
 
-    The first is the state, which `proc(5)` counts as the third.
+    The first one is the state, field 3 of `proc(5)`.
     """
     # The name in brackets may hold anything, a bracket too.
     return content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def stat(pid: int | str) -> Stat | None:
-    """Return how process PID is; None when it is no more."""
+    """Return the status of process PID; None when it has ended."""
     return parsed(pid, fields(pid))
 
 
 def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
-    """Return how process PID is by its WORDS, as `fields` has them; None when it is no more."""
+    """Return the status of process PID from WORDS, the result of `fields`; None: it has ended."""
     if not words or words[0] in b"ZX":
         return None
     return Stat(
@@ -113,18 +113,18 @@ def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
 
 
 def pids() -> list[int]:
-    """Return the numbers of all processes."""
+    """Return the ids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def everybody() -> list[Stat]:
+def all_processes() -> list[Stat]:
     """Return every living process of this host."""
     seen = (stat(pid) for pid in pids())
     return [one for one in seen if one is not None]
 
 
 def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, list[Stat]]:
-    """Return, for each of LEADERS, the members of its session and what descends from them.
+    """Return, for each of LEADERS, the members of its session and their descendants.
 
     >>> family = families([Stat(7, "S", 1, 7, 0, 0), Stat(9, "S", 7, 9, 0, 0)], [7])
     >>> [one.pid for one in family[7]]
@@ -132,34 +132,34 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
     """
     by_pid = {one.pid: one for one in processes}
     found: dict[int, list[Stat]] = {leader: [] for leader in leaders}
-    home: dict[int, int | None] = {}
+    leaders_of: dict[int, int | None] = {}
 
-    def home_of(one: Stat) -> int | None:
+    def leader_of(one: Stat) -> int | None:
         trail: list[int] = []
         here: Stat | None = one
-        while here is not None and here.pid not in home:
-            # A race may have made a ring of parents.
-            # Who reads the terminal leads no session of its own.
+        while here is not None and here.pid not in leaders_of:
+            # `trail` ends a ring of parents, which a race may show.
+            # The process that reads the terminal leads no session.
             leader = here.pid if here.pid in found else here.session
-            home[here.pid] = leader if leader in found else None
+            leaders_of[here.pid] = leader if leader in found else None
             trail.append(here.pid)
-            if home[here.pid] is None:
+            if leaders_of[here.pid] is None:
                 here = by_pid.get(here.parent)
             else:
                 break
-        end = None if here is None else home[here.pid]
-        home.update(dict.fromkeys(trail, end))
+        end = None if here is None else leaders_of[here.pid]
+        leaders_of.update(dict.fromkeys(trail, end))
         return end
 
     for one in by_pid.values():
-        its_home = home_of(one)
-        if its_home is not None:
-            found[its_home].append(one)
+        its_leader = leader_of(one)
+        if its_leader is not None:
+            found[its_leader].append(one)
     return found
 
 
 def written(pid: int) -> int:
-    """Return how many bytes PID has sent to disks; 0 when we may not know."""
+    """Return how many bytes PID has written to disks; 0 without permission."""
     for line in content(f"/proc/{pid}/io").splitlines():
         if line.startswith(b"write_bytes:"):
             return int(line.split()[1])
@@ -167,7 +167,7 @@ def written(pid: int) -> int:
 
 
 def reads_terminal(pid: int) -> bool:
-    """Whether the main thread of PID waits for what is typed at a terminal, if we may know."""
+    """Whether the main thread of PID waits for input from a terminal; False without permission."""
     called, _, rest = content(f"/proc/{pid}/syscall").partition(b" ")
     if called not in (*_READS, *_SELECTS):
         return False
@@ -188,8 +188,8 @@ def catches(pid: int, signum: int) -> bool:
     return False
 
 
-def words(pid: int) -> tuple[str, ...]:
-    """Return the words of PID's command line; none of a process that has ended."""
+def argv(pid: int) -> tuple[str, ...]:
+    """Return PID's command line; empty if it has ended."""
     line = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace")
     return tuple(line.split("\0")) if line else ()
 

@@ -26,27 +26,27 @@ HANDLED = (
     signal.SIGCONT,
     signal.SIGCHLD,
 )
-# nohup has HUP ignored, a shell without job control TSTP; what was ignored for us stays ignored.
-# INT is different: a script's background job has it ignored, and `kill -INT` must still work.
+# nohup ignores HUP, and a shell without job control TSTP; these stay ignored if they were.
+# INT is different: it is ignored in a script's background job, and `kill -INT` must still work.
 _STAY_IGNORED = frozenset((signal.SIGHUP, signal.SIGTSTP))
-# Python ignores these two for itself; what it starts shall not.
+# Python ignores these two; the processes that it starts must not.
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-# Keys of a terminal that its foreground group gets, the launcher among others.
+# Signals that a terminal sends to its whole foreground group, the launcher included.
 _OF_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _SIGINFO_BYTES = 128
 _SI_KERNEL = 0x80
 
 
 class TerminalSignals:
-    """Tells Ctrl-C, which everybody in the terminal's foreground got, from `kill -INT launcher`."""
+    """Distinguishes Ctrl-C, sent to the whole foreground group, from `kill -INT launcher`."""
 
     def __init__(self) -> None:
         self._caught = [one for one in _OF_TERMINAL if signal.getsignal(one) is not signal.SIG_IGN]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)
         self.fd = libc.signalfd(self._caught)
-        # Whoever reads from the terminal in its background stops its whole group, us too.
+        # A background process that reads the terminal stops its group, the launcher included.
         self._previous = signal.signal(signal.SIGTTIN, _do_nothing)
 
     def read(self) -> list[tuple[int, bool]]:
@@ -97,10 +97,10 @@ class Signals:
 
 
 def defaults_for_children() -> list[int]:
-    """Return the signals that a worker must find as if no Python had started it."""
+    """Return the signals that must have their default action in a worker."""
     caught = [one for one in HANDLED if signal.getsignal(one) is not signal.SIG_IGN]
     return [*caught, *_PYTHON_IGNORES]
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """Leave it to the wake-up descriptor, which has the signal already."""
+    """Do nothing: the signal is on the wake-up descriptor already."""

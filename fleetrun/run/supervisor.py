@@ -1,4 +1,4 @@
-"""The loop: performs what the policy decides, and tells its listeners."""
+"""The supervisor: performs the actions of the policy, and notifies the observers."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH110, PTH119, PTH121
@@ -15,7 +15,6 @@ from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
 from fleetrun.records import names, variables
 from fleetrun.run import children, descriptors, policy, proc, terminal, worker
-from fleetrun.run.awaiting import Awaiting
 from fleetrun.run.events import (
     Action,
     Arbitrate,
@@ -47,8 +46,9 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.gathering import Round
 from fleetrun.run.guard import Guard
-from fleetrun.run.listeners import Listeners
 from fleetrun.run.loop import Loop, nothing
+from fleetrun.run.observers import Observers
+from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
@@ -59,26 +59,26 @@ if TYPE_CHECKING:
     from fleetrun.postmortem.findings import Findings
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
-    from fleetrun.run.listeners import Equipment
+    from fleetrun.run.observers import Equipment
     from fleetrun.run.terminal import Stdin
 
-# After this many seconds of waiting for ranks to end, say for whom.
+# After this many seconds of waiting for ranks to end, print which ones.
 _SILENCE_S = 1.0
-# A Python that is about to start may swallow an INT; it has nothing to save, and gets TERM then.
+# A Python that is starting may swallow an INT; it has nothing to save, and gets TERM after this.
 _SWALLOWED_S = 1.0
-# Killed descendants that are not gone by then wait for a device.
+# A killed descendant that is not gone by then waits for a device.
 _SWEEP_S = 5.0
-# Orphans are reaped this much after the news, when the exits that came with it are dealt with.
+# Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
-# What a rank has left in its group may leave the group, too; nothing tells us but a look.
+# How often to check whether the processes that a rank has left in its group are gone.
 _GROUP_S = 0.05
 
 
 class Supervisor:
-    """Runs a job to its end, plan by plan, as GATHERING makes them.
+    """Runs a job to its end, one generation after the other, with the plans of GATHERING.
 
-    EQUIP returns who hears of it, for the first plan; the others hear of the next plans. `say` gets
-    the launcher's own lines, `show` its longer texts; `closing` is the very last line, if any.
+    EQUIP makes the observers from the first plan. `say` prints a line of the launcher, `show` a
+    longer text; `closing` returns the very last line, if any.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Supervisor:
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
         self._settings: terminal.Settings | None = None
-        # Signals that the terminal has sent to who reads it, too.
+        # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
-        self._listeners = Listeners((), (), say=say, declare=self._declare)
+        self._observers = Observers((), (), say=say, declare=self._declare)
         self._is_over = False
         self._say = say
         self._show = show
-        # Of the generation that runs.
+        # Of the current generation.
         self._plan: LaunchPlan
         self._has_plan = False
         self._labels: list[str] = []
@@ -119,16 +119,16 @@ class Supervisor:
         self._guard: Guard
         self._has_guard = False
         self._outcome: Outcome | None = None
-        # What ranks that ended well have left running, and was ended.
-        self._left: list[children.Left] = []
+        # Processes that ranks had left running when they succeeded, and that were killed.
+        self._left: list[children.Leftover] = []
         self._in_a_hurry = False
 
     def run(self) -> Outcome:
-        """Start everything, watch it, and return when nothing of the job runs any more.
+        """Start everything, supervise it, and return when no process of the job runs any more.
 
         Raises FleetrunError when nothing can be started.
         """
-        trouble = proc.trouble()
+        trouble = proc.fault()
         if trouble:
             raise EnvironmentFault(
                 f"{trouble}: give it one of its own, as `unshare --pid --fork --mount-proc` does, "
@@ -139,7 +139,7 @@ class Supervisor:
         self._loop = Loop()
         self._signals = Signals()
         self._default_signals = defaults_for_children()
-        self._awaiting = Awaiting(
+        self._readiness = Readiness(
             self._loop, self._say, is_alive=self._workers.__contains__, ready=self._is_ready
         )
         try:
@@ -147,7 +147,7 @@ class Supervisor:
         finally:
             if self._settings is not None and terminal.is_foreground():
                 self._settings.restore()
-            # Nothing is left by now, unless this launcher itself has failed.
+            # No process is left by now, unless this launcher itself has failed.
             if self._has_guard:
                 self._guard.dismiss()
             children.sweep(frozenset(), _SWEEP_S)
@@ -160,29 +160,29 @@ class Supervisor:
     def _supervise(self) -> Outcome:
         began = time.monotonic()
         self._loop.watch(self._signals.fd, self._on_signals)
-        self._state, actions = policy.begin(began, self._gathering.patience_s)
+        self._state, actions = policy.begin(began, self._gathering.timeout_s)
         self._loop.alarm("policy", self._state.deadline, self._on_deadline)
         self._todo += actions
-        self._work()
+        self._perform_all()
         while not self._has_plan and self._outcome is None:
             self._loop.turn()
-            self._work()
+            self._perform_all()
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
-        self._listeners.open(self._loop)
+        self._observers.open(self._loop)
         from fleetrun.postmortem import evidence  # noqa: PLC0415 - starting goes first
 
         self._baseline = evidence.baseline(began)
         while self._outcome is None:
             self._loop.turn()
-            # Whatever was fed in this turn is performed before we sleep again.
-            self._work()
+            # The actions for the events of this turn are performed before the next wait.
+            self._perform_all()
         self._is_over = True
-        self._listeners.tell(Finished(self._outcome, time.monotonic()))
-        # The ranks' last words come before ours.
+        self._observers.on_event(Finished(self._outcome, time.monotonic()))
+        # The last output of the ranks comes before the launcher's last lines.
         self._deliver()
         if self._outcome.cause is not None:
-            shown = [i for i in range(len(self._labels)) if self._listeners.shows(i)]
+            shown = [i for i in range(len(self._labels)) if self._observers.shows(i)]
             findings = self._investigate(self._outcome)
             from fleetrun.postmortem import report  # noqa: PLC0415 - only after a failure
 
@@ -194,17 +194,17 @@ class Supervisor:
         if closing:
             self._say(closing)
             self._deliver()
-        self._listeners.close()
+        self._observers.close()
         return self._outcome
 
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:
-        """Ask for the plan of ATTEMPT; the answer may take long."""
+        """Gather for the plan of ATTEMPT, which may take long."""
 
         def answered(planned: LaunchPlan | Exception) -> None:
             self._feed(self._gathered(attempt, planned))
-            self._work()
+            self._perform_all()
 
         self._round = Round(self._gathering, attempt, self._loop, self._say, answered)
         self._round.begin()
@@ -216,7 +216,7 @@ class Supervisor:
         return GatherFailed(attempt, why, code, time.monotonic())
 
     def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
-        """Make ready for a generation: all that follows from its plan is made anew."""
+        """Prepare a generation: everything that depends on its plan is made anew."""
         if isinstance(planned, Exception):
             return self._no_plan(attempt, planned)
         try:
@@ -235,12 +235,12 @@ class Supervisor:
         return Gathered(attempt, planned, time.monotonic())
 
     def _set_up(self, plan: LaunchPlan) -> None:
-        """Make what all generations share: the listeners, the run directory, the guard."""
+        """Make what all generations share: the observers, the run directory, the guard."""
         equipment = self._equip(plan)
-        self._listeners = Listeners(
+        self._observers = Observers(
             equipment.sinks, equipment.sources, say=self._say, declare=self._declare
         )
-        self._listeners.prepare()
+        self._observers.prepare()
         self._folder = equipment.folder
         _enter(plan.cwd)
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
@@ -258,14 +258,14 @@ class Supervisor:
     # The end ------------------------------------------------------------------------------------
 
     def _say_where_it_stands(self, index: int) -> None:
-        """Say what holds a process that even SIGKILL did not end; only its kernel knows."""
+        """Print the kernel state of a process that SIGKILL did not end."""
         one = self._workers.get(index)
         if one is not None:
             who = f"{self._labels[index]}, pid {one.pid}"
-            self._say(f"{who}, is still there: {proc.standing(one.pid)}.")
+            self._say(f"{who}, is still there: {proc.state_of(one.pid)}.")
 
     def _investigate(self, outcome: Outcome) -> Findings:
-        """Find out what happened, and leave word of it for programs."""
+        """Find out what happened, and write it to report.json."""
         from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
 
         if not self._has_plan:
@@ -273,7 +273,7 @@ class Supervisor:
         try:
             found = findings.investigate(self._plan, outcome, self._baseline)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
-            self._say(f"The cause could not be looked into ({error!r}).")
+            self._say(f"The cause could not be examined ({error!r}).")
             found = findings.Findings()
         try:
             findings.write(self._folder, self._plan, outcome, found, self._hide)
@@ -282,68 +282,68 @@ class Supervisor:
         return found
 
     def _deliver(self) -> None:
-        """Let the listeners finish; a signal ends the wait."""
-        while not self._in_a_hurry and self._listeners.is_busy():
+        """Let the observers finish; a signal ends the wait."""
+        while not self._in_a_hurry and self._observers.is_busy():
             self._loop.turn()
 
     # What happens -------------------------------------------------------------------------------
 
     def _on_signals(self) -> None:
         self._read_signals()
-        self._work()
+        self._perform_all()
 
     def _read_signals(self) -> None:
         for signum, is_typed in self._terminal.read() if self._terminal is not None else ():
             (self._typed.add if is_typed else self._typed.discard)(signum)
-            self._heed(signum)
+            self._on_request(signum)
         for signum in self._signals.read():
             match signum:
                 case signal.SIGCHLD:
                     self._loop.alarm("orphans", time.monotonic() + _ORPHANS_S, self._reap_orphans)
                 case signal.SIGQUIT:
-                    self._listeners.tell(StacksWanted(time.monotonic()))
+                    self._observers.on_event(StacksWanted(time.monotonic()))
                 case signal.SIGTSTP:
                     self._pause()
                 case signal.SIGTTIN:
-                    # If `fg` was faster, it is history.
+                    # It is outdated if `fg` was faster.
                     if not terminal.is_foreground():
                         self._pause()
                 case signal.SIGCONT:
                     self._signal_all(signal.SIGCONT)
                 case _:
-                    self._heed(signum)
+                    self._on_request(signum)
 
-    def _heed(self, signum: int) -> None:
-        """Take note of a signal that asks for something."""
+    def _on_request(self, signum: int) -> None:
+        """Handle a signal that is a request to the launcher."""
         if self._outcome is not None:
-            self._in_a_hurry = signum not in policy.PASSED_ON
+            self._in_a_hurry = signum not in policy.FORWARDED
         else:
             self._feed(Interrupted(signum, time.monotonic()))
 
     def _pause(self) -> None:
-        """Ctrl-Z: stop everybody, then ourselves, until somebody lets us go on."""
-        # Ranks lead sessions without a terminal; there TSTP has no effect. Who reads the terminal
-        # has stopped by itself, or will.
+        """Ctrl-Z: stop all processes, then the launcher, until SIGCONT."""
+        # Ranks lead sessions without a terminal, where TSTP has no effect. A process that reads the
+        # terminal gets TSTP from the terminal.
         self._signal_all(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
         self._signal_all(signal.SIGCONT)
 
     def _reap_orphans(self) -> None:
-        # Our own, unless the guard was killed.
+        # Only the launcher's own children, unless the guard was killed.
         ours = {one.pid for one in self._workers.values()}
         children.reap_orphans(ours | (self._guard.pids if self._has_guard else set()))
 
     def _on_exit(self, one: worker.Worker) -> None:
         self._loop.unwatch(one.pidfd)
-        # A scheduler signals ranks and launcher at once: then the signal is the cause, and the
-        # others hear of it now, whatever is waited for here.
+        # A scheduler signals ranks and launcher at once: then the signal is the cause, and is
+        # handled before the exit.
         self._read_signals()
-        self._work()
+        self._perform_all()
         if self._state.phase == policy.STOPPING:
             left = one.left_behind()
             if left is not None:
                 if one.index in self._state.spared:
-                    # Its leader has ended by itself; what it leaves has not been asked to.
+                    # Its leader has ended by itself; the rest of the group was not asked to yet.
                     one.signal(signal.SIGTERM)
                 self._wait_for_group(one, left)
                 return
@@ -358,11 +358,11 @@ class Supervisor:
         if status.exit_code and self._state.phase == policy.RUNNING:
             exited = self._with_circumstances(exited)
         self._feed(exited)
-        # Not after the turn: the others shall hear of it now.
-        self._work()
+        # Now, and not after the turn: the others must be signalled without delay.
+        self._perform_all()
 
     def _with_circumstances(self, exited: Exited) -> Exited:
-        """Add who else had failed by now: what is not needed at once waits until all have ended."""
+        """Add which others have failed by now; the rest is examined when all have ended."""
         also_failed = frozenset(
             index
             for index, one in self._workers.items()
@@ -373,7 +373,7 @@ class Supervisor:
     def _has_raised(self, index: int, attempt: int) -> bool:
         spec = self._plan.processes[index]
         path = spec.env.get(variables.ERROR_FILE, "")
-        # The others wait for their signals: the 4 ms of this import only if there is anything.
+        # The others wait for their signals: pay the 4 ms of this import only for an error file.
         if not os.path.exists(path) and not os.path.exists(names.exit_note(path)):
             return False
         from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
@@ -386,11 +386,11 @@ class Supervisor:
         try:
             exits = failures.examine(self._plan, exits)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever a file holds
-            self._say(f"The cause could not be looked into ({error!r}).")
+            self._say(f"The cause could not be examined ({error!r}).")
         return Examined(exits, time.monotonic())
 
     def _wait_for_group(self, one: worker.Worker, left: int) -> None:
-        """Give what a rank has left behind its grace; the rank has ended when all of it has."""
+        """Give the processes that a rank left in its group its grace; then the rank has ended."""
         try:
             pidfd = os.pidfd_open(left)
         except ProcessLookupError:
@@ -409,18 +409,18 @@ class Supervisor:
 
     def _on_deadline(self) -> None:
         self._feed(Elapsed(time.monotonic()))
-        self._work()
+        self._perform_all()
 
     def _declare(self, happening: Declared) -> None:
-        """Take what a source tells, tell the others, and act on it."""
+        """Notify the observers of what a source declares, and act on it."""
         if isinstance(happening, Noticed | Judged):
-            self._listeners.tell(happening)
+            self._observers.on_event(happening)
         elif self._is_over:
             if isinstance(happening, SourceFailed) and happening.is_required:
                 self._say(f"{happening.describe()}.")
         else:
             self._feed(happening)
-            self._work()
+            self._perform_all()
 
     def _feed(self, event: Event) -> None:
         before = self._state
@@ -429,22 +429,22 @@ class Supervisor:
         if self._state.phase == policy.WAITING and before.phase != policy.WAITING:
             self._say_what_comes_next(event.at)
         if self._state.phase != policy.RUNNING:
-            self._awaiting.stop()
+            self._readiness.stop()
         if before.phase == policy.GATHERING != self._state.phase:
             self._round.end(is_answered=isinstance(event, Gathered | GatherFailed))
         if self._state.deadline != before.deadline:
             self._loop.alarm("policy", self._state.deadline, self._on_deadline)
-        self._listeners.tell(event)
+        self._observers.on_event(event)
 
     # What is done -------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        """Perform what is to be done, signals first."""
+    def _perform_all(self) -> None:
+        """Perform the pending actions, signals first."""
         while self._todo:
             if isinstance(self._todo[0], Gather | Spawn | Await):
                 self._read_signals()
             action = self._todo.pop(0)
-            if policy.stands(self._state, action):
+            if policy.is_current(self._state, action):
                 self._perform(action)
 
     def _perform(self, action: Action) -> None:  # noqa: C901 - one case for each kind
@@ -456,15 +456,15 @@ class Supervisor:
             case Spawn():
                 self._feed(self._spawn(action))
             case Await():
-                self._awaiting.begin(self._plan, action.process, action.attempt)
+                self._readiness.begin(self._plan, action.process, action.attempt)
             case SignalAll(signum=signum, spared=spared):
                 self._signal_all(signum, spared)
-                self._listeners.tell(action)
+                self._observers.on_event(action)
                 self._explain(signum)
             case Examine(exits=exits):
                 self._feed(self._examine(exits))
             case Arbitrate():
-                self._listeners.tell(action)
+                self._observers.on_event(action)
             case Sweep():
                 ranks = {one.pid for one in self._workers.values()}
                 if self._has_guard:
@@ -476,7 +476,7 @@ class Supervisor:
                 assert_never(action)
 
     def _say_what_was_left(self) -> None:
-        """Name what was ended after a success: somebody may have wanted it to stay."""
+        """Print which processes were killed after a success: the user may want to keep them."""
         is_well = self._state.phase == policy.FINISHED and self._state.cause is None
         left, self._left = self._left, []
         if not left or not is_well:
@@ -486,11 +486,11 @@ class Supervisor:
         said = report.left_running(left)
         if said:
             self._say(said)
-            self._listeners.tell(Noticed("ended", said, time.monotonic()))
+            self._observers.on_event(Noticed("ended", said, time.monotonic()))
 
     def _is_ready(self, process: int, attempt: int) -> None:
         self._feed(Ready(process, time.monotonic(), attempt))
-        self._work()
+        self._perform_all()
 
     def _spawn(self, action: Spawn) -> Started | Exited:
         index, attempt = action
@@ -526,17 +526,17 @@ class Supervisor:
                 one.signal(signum)
         if starting:
             self._loop.alarm(
-                "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._insist, starting)
+                "swallowed", time.monotonic() + _SWALLOWED_S, partial(self._terminate, starting)
             )
 
-    def _insist(self, starting: Sequence[worker.Worker]) -> None:
+    def _terminate(self, starting: Sequence[worker.Worker]) -> None:
         """Send TERM to those of STARTING that INT did not end."""
         for one in starting:
             if self._workers.get(one.index) is one:
                 one.signal(signal.SIGTERM)
 
     def _explain(self, signum: int) -> None:
-        """Tell the user what we wait for."""
+        """Print what the launcher waits for."""
         interrupted = self._state.interrupted
         if signum == signal.SIGKILL:
             self._say(f"Killing {names.listed(self._alive())}.")
@@ -567,6 +567,6 @@ class Supervisor:
 
 
 def _enter(folder: str) -> None:
-    """Workers start where the plan says; that is where we are, except in tests."""
+    """Change to the working directory of the plan, which differs only in tests."""
     if not os.path.samefile(folder, "."):
         os.chdir(folder)

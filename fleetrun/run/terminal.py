@@ -1,8 +1,7 @@
-"""Who reads our standard input: a pipe, or the terminal that the launcher is in the foreground of.
+"""Which process reads standard input: a pipe, or the terminal of the launcher.
 
-Only a process of the terminal's own session and foreground group may read it. So the one process
-that has it (the user talks to a prompt or a debugger there) stays in the launcher's own; all others
-lead sessions of theirs.
+Only a process of the terminal's session and foreground group may read it. So the one process that
+reads it, for a prompt or a debugger, stays in the launcher's group; all others lead sessions.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
 
-# What --stdin says when no process is to read it.
-NOBODY = "none"
+# The value of --stdin for which no process reads it.
+NO_PROCESS = "none"
 
 
 class Stdin(NamedTuple):
-    """The process that reads our standard input, and whether that is the terminal."""
+    """The process that reads standard input, and whether that is the terminal."""
 
     process: int | None
     is_terminal: bool = False
@@ -32,7 +31,7 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), wanted: str | None = Non
 
     WANTED is a global rank or `none`.
     """
-    if wanted == NOBODY or not _is_inherited():
+    if wanted == NO_PROCESS or not _is_inherited():
         return Stdin(None)
     trainers = {
         process.rank.rank: index
@@ -40,13 +39,13 @@ def choose(plan: LaunchPlan, shown: Sequence[int] = (), wanted: str | None = Non
         if process.rank is not None and process.rank.role == "TRAINER"
     }
     if not os.isatty(0):
-        # Only one can read a pipe: the first, unless somebody says another one.
+        # Only one process can read a pipe: the first one by default.
         first = next(iter(trainers.values()), None) if _has_ranks(plan) else 0
         return Stdin(first if wanted is None else trainers.get(int(wanted)))
     if not is_foreground():
         return Stdin(None)
     if wanted is None:
-        # What is typed for one of several would stand among the others' lines.
+        # Input for one of several would be echoed among the others' lines.
         return Stdin(shown[0] if len(shown) == 1 else None, is_terminal=len(shown) == 1)
     process = trainers.get(int(wanted))
     return Stdin(process, is_terminal=process is not None)
@@ -57,7 +56,7 @@ def _has_ranks(plan: LaunchPlan) -> bool:
 
 
 def _is_inherited() -> bool:
-    """Whether descriptor 0 is what we were given, and not what took the number of a closed one."""
+    """Whether descriptor 0 was inherited; otherwise it was closed, and its number taken."""
     try:
         return os.get_inheritable(0)
     except OSError:
@@ -65,21 +64,21 @@ def _is_inherited() -> bool:
 
 
 def is_foreground() -> bool:
-    """Whether standard input is our own terminal, and we are in its foreground."""
+    """Whether standard input is this session's terminal, and the launcher in its foreground."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
-        # Another session's, or none.
+        # The terminal of another session, or no terminal.
         return False
 
 
-def is_ours() -> bool:
-    """Whether a process that we start could read the terminal."""
+def is_own() -> bool:
+    """Whether standard input is this session's terminal, which a child can read."""
     return _is_inherited() and os.isatty(0) and is_foreground()
 
 
 class Settings:
-    """How the terminal is set, for when a process dies that has changed it, to ask a password."""
+    """The terminal's settings, restored after a process that has changed them was killed."""
 
     def __init__(self) -> None:
         import termios  # noqa: PLC0415 - only where there is a terminal to be read
@@ -91,10 +90,10 @@ class Settings:
             self._before = None
 
     def restore(self, fd: int = 0) -> None:
-        """Set the terminal as it was; who is in its background, or not there, leaves it alone."""
+        """Restore the settings, unless the launcher is in the background or has no terminal."""
         if self._before is None:
             return
         with suppress(self._termios.error, OSError):
             if self._termios.tcgetattr(fd) != self._before:
-                # Not when all is drawn: an output that Ctrl-S stopped never is.
+                # Not after draining (TCSADRAIN): output that Ctrl-S has stopped never drains.
                 self._termios.tcsetattr(fd, self._termios.TCSANOW, self._before)  # type: ignore[arg-type]

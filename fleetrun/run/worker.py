@@ -17,17 +17,17 @@ from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import variables
 from fleetrun.records.folder import SHARED, Folder
 from fleetrun.run import proc, terminal
-from fleetrun.run.children import Left, Order
+from fleetrun.run.children import Leftover, Order
 from fleetrun.run.guard import Guard
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
-# How the command of a rank begins that is a Python script or module.
+# The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
 
 
 class Refusal(NamedTuple):
-    """The system would not start a process: the code a shell would give, and why."""
+    """Why a process could not be started, and the exit code a shell would give."""
 
     status: ExitStatus
     why: str
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 class Worker:
     """One running process, the leader of its own session and process group."""
 
-    # Whether the terminal's own signals (Ctrl-C) reach it without us.
+    # Whether the terminal sends its signals (Ctrl-C) to it, too.
     has_terminal = False
 
     def __init__(self, index: int, attempt: int, pid: int, pidfd: int, guard: Guard) -> None:
@@ -49,11 +49,11 @@ class Worker:
         # Known when it is reaped.
         self.peak_bytes: int | None = None
         self.has_core = False
-        self.left: tuple[Left, ...] = ()
+        self.left: tuple[Leftover, ...] = ()
 
     def signal(self, signum: int) -> None:
         """Send SIGNUM to the whole group."""
-        # Until `reap` the leader, dead or alive, pins the group id: this cannot hit a stranger.
+        # Until `reap` the leader, even a zombie, keeps the group id from being reused.
         try:
             os.killpg(self.pid, signum)
         except ProcessLookupError:
@@ -71,11 +71,11 @@ class Worker:
         return bool(one.poll(0))
 
     def left_behind(self) -> int | None:
-        """Return a member of the group that outlives its leader, which has ended."""
+        """Return a member of the group that has outlived its leader, or None."""
         return self._guard.left_in(self.pid)
 
     def reap(self) -> ExitStatus:
-        """Kill what is left of the group of a worker that ended, and say how it ended."""
+        """Kill what is left of the group of a worker that has ended; return its exit status."""
         (code, status), self.peak_bytes, self.left = self._guard.end(self.pid)
         os.close(self.pidfd)
         self.has_core = code == os.CLD_DUMPED
@@ -83,36 +83,36 @@ class Worker:
 
 
 class TerminalWorker(Worker):
-    """The process that reads our terminal: in our own session and process group.
+    """The process that reads the terminal, in the launcher's session and process group.
 
-    Others are in that group, too (we; the `tee` behind a pipe), so it is signalled one by one.
+    The launcher and its pipeline are in that group, too, so processes are signalled one by one.
     """
 
     has_terminal = True
 
     def signal(self, signum: int) -> None:
-        """Send SIGNUM to the process and to all of its family that is in our group."""
-        # The numbers of the family were read just now; its own is pinned until `reap`.
+        """Send SIGNUM to the process and to its descendants in the launcher's group."""
+        # The ids of descendants were read just now; its own cannot be reused until `reap`.
         for pid in (self.pid, *self._family()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signum)
 
     def left_behind(self) -> int | None:
-        """Return one of the family that outlives the process, which has ended."""
+        """Return a descendant that has outlived the process, or None."""
         return next(iter(self._family()), None)
 
     def reap(self) -> ExitStatus:
-        """Kill what is left of the family of a process that ended, and say how it ended."""
+        """Kill the descendants of a process that has ended; return its exit status."""
         self.signal(signal.SIGKILL)
         return super().reap()
 
     def _family(self) -> list[int]:
-        """Return who descends from the process, or did until it died, and is in our group."""
+        """Return the process and its descendants, orphans too, in the launcher's group."""
         group = os.getpgrp()
         family = {self.pid}
-        # Orphans are the guard's; nobody else is, of our group.
+        # Orphans are children of the guard, which has no other children in this group.
         parents = family | self._guard.pids
-        seen = proc.everybody()
+        seen = proc.all_processes()
         grown = True
         while grown:
             more = {
@@ -146,9 +146,9 @@ def environment(
 
 
 def is_starting(one: Worker, spec: ProcessSpec) -> bool:
-    """Whether a rank is a Python of ours that has not come to the user's script.
+    """Whether a rank is a Python that has not reached the user's script yet.
 
-    Our `sitecustomize` catches STACK_SIGNAL just before that. Of other programs nothing is known.
+    Our `sitecustomize` catches STACK_SIGNAL just before that. False for any other program.
     """
     if spec.argv[:2] != _INTERPRETER or not spec.env.get(variables.STACK_SIGNAL_VARIABLE):
         return False
@@ -172,11 +172,11 @@ def spawn(
 ) -> Worker | Refusal:
     """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER.
 
-    The one that reads our terminal stays in our session.
+    The one that reads the terminal stays in the launcher's session.
     """
     try:
         if attempt:
-            # Somebody may have removed it since the first attempt.
+            # It may have been removed since the first attempt.
             folder.revive()
         log_fd = folder.append(os.path.basename(log), SHARED)
     except OSError as error:
@@ -187,7 +187,7 @@ def spawn(
         argv=tuple(spec.argv),
         env=dict(env),
         output=log_fd,
-        # In a session of its own it could not read a terminal anyway.
+        # In a session of its own it could not read a terminal.
         takes_our_stdin=has_terminal or (has_stdin and not stdin.is_terminal),
         default_signals=tuple(map(int, default_signals)),
         cpus=tuple(spec.cpus),
@@ -209,7 +209,7 @@ def spawn(
 
 
 def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
-    """Say what stood in the way; the system's number alone names no culprit."""
+    """Explain why SPEC could not be started, which the errno alone does not."""
     program = spec.argv[0]
     if isinstance(error, ValueError):
         return Refusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
@@ -218,7 +218,7 @@ def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
 
 
 def _why(program: str, number: int | None) -> str:
-    """Say what the system means by NUMBER when it does not start PROGRAM."""
+    """Explain the errno NUMBER with which PROGRAM could not be started."""
     match number:
         case errno.ENOENT if os.path.exists(program):
             why = f"the interpreter named in the first line of {program} does not exist."

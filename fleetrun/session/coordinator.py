@@ -111,7 +111,7 @@ class State(NamedTuple):
     wake_at: float
     # When the roster must stand, and how long that is after its beginning.
     deadline: float
-    patience_s: float
+    timeout_s: float
     phase: str = FORMING
     generation: int = 0
     restarts: int = 0
@@ -482,7 +482,7 @@ def _arbitrate(state: State, at: float) -> Step:
         return state, ()
     first = min(state.reports, key=lambda one: (one.failure.is_victim, one.at))
     failure, terms = first.failure, state.terms
-    given_up = failure.hopeless
+    given_up = failure.no_retry
     counts = not failure.is_departure
     is_final = bool(given_up) or (counts and state.restarts >= terms.max_restarts)
     verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
@@ -508,7 +508,7 @@ def _arbitrate(state: State, at: float) -> Step:
         stop=None,
         verdict=verdict,
         deadline=max(at, state.not_before) + patience,
-        patience_s=patience,
+        timeout_s=patience,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
     ), (told,)
@@ -627,7 +627,7 @@ def _wait(state: State, at: float) -> Step:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
         who, verb = f"{seating.listed(late)} to get ready", "took too long: not done"
     if at >= state.deadline:
-        what = f"{who} {verb} within {state.patience_s:g} s"
+        what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.refused)), at)
     told = "\n".join((who, *state.refused))
     if told == state.told or at < state.told_at + _REMARK_S:

@@ -73,7 +73,7 @@ class Failure(NamedTuple):
     # Whether it says what only those say who lost a peer.
     is_victim: bool = False
     # Why no other attempt can help; empty: one may.
-    hopeless: str = ""
+    no_retry: str = ""
     # Whether it changes who takes part, and nothing failed.
     is_departure: bool = False
 
@@ -81,7 +81,7 @@ class Failure(NamedTuple):
         """Raise ValueError where no launcher can have said it."""
         if not 0 <= self.exit_code <= _LAST_CODE:
             raise ValueError(self.exit_code)
-        _limit(self.host, self.what, self.words, self.hopeless)
+        _limit(self.host, self.what, self.words, self.no_retry)
 
 
 class Join(NamedTuple):

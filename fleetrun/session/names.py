@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from fleetrun.run.asking import Question
+from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 # A DNS server that is down takes the resolver 30 s and more.
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 class Place(NamedTuple):
@@ -68,18 +68,18 @@ class Lookup:
         self._port = port
         self._waiting = waiting
         self._done = done
-        self._question: Question | None = None
+        self._question: IsolatedCall | None = None
 
     def begin(self) -> None:
         """Ask."""
         try:
-            self._question = Question(partial(_ask, self._host, self._port))
+            self._question = IsolatedCall(partial(_ask, self._host, self._port))
         except OSError:
             # There can be no child now; whoever asks will ask again.
             self._done(())
             return
         self._waiting.watch(self._question.fd, self._read)
-        self._waiting.alarm((id(self), "lookup"), time.monotonic() + _PATIENCE_S, self._give_up)
+        self._waiting.alarm((id(self), "lookup"), time.monotonic() + _TIMEOUT_S, self._give_up)
 
     def _read(self) -> None:
         question = self._question

@@ -51,7 +51,7 @@ class Rendezvous(Gathering):
         timeout_s: float,
         settled: Settled | None = None,
     ) -> None:
-        self.patience_s = timeout_s + _LAST_S
+        self.timeout_s = timeout_s + _LAST_S
         self._session = session
         self._offer = offer
         self._bare = bare
@@ -158,7 +158,7 @@ class Rendezvous(Gathering):
         failure = None
         if fault is not None:
             why = _told(fault)
-            failure = Failure(self._bare.named(), why, fault.exit_code, hopeless=why)
+            failure = Failure(self._bare.named(), why, fault.exit_code, no_retry=why)
         self._session.planned(failure)
 
     def run(self) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records.names import label, log_path
 from fleetrun.run.events import Finished, Gathered, Started
-from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import WRITABLE
+from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _UNFINISHED_S = 0.2
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
 # At the end: how long a reader may take nothing at all.
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 # A piece of a letter or of a colour at the end of what a rank has written so far.
@@ -252,7 +252,7 @@ class Console(Sink):
             return
         self._pump()
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Follow each process that starts; at the end show all that is left."""
         if isinstance(happening, Started) and happening.process in self._shown:
             self._follow(happening)
@@ -378,16 +378,16 @@ class Console(Sink):
             self._is_waiting_for_room = True
         self._waiting.alarm("pace", None, self._pump)
         if self._is_last:
-            self._waiting.alarm("patience", self._progress_at + _PATIENCE_S, self._lose_patience)
+            self._waiting.alarm("timeout", self._progress_at + _TIMEOUT_S, self._on_timeout)
 
     def _on_room(self) -> None:
         self._waiting.unwatch(self._outlet.fd)
         self._is_waiting_for_room = False
         self._pump()
 
-    def _lose_patience(self) -> None:
-        if self._progress_at + _PATIENCE_S <= time.monotonic():
-            self._give_up(f"standard output took nothing for {_PATIENCE_S:g} s")
+    def _on_timeout(self) -> None:
+        if self._progress_at + _TIMEOUT_S <= time.monotonic():
+            self._give_up(f"standard output took nothing for {_TIMEOUT_S:g} s")
 
     def _rest(self) -> None:
         """All is shown for now: look again, soon if the files grow at a pace for people."""
@@ -423,5 +423,5 @@ class Console(Sink):
             self._waiting.unwatch(self._outlet.fd)
         for feed in self._feeds:
             feed.close()
-        for key in ("pace", "patience"):
+        for key in ("pace", "timeout"):
             self._waiting.alarm(key, None, self._pump)

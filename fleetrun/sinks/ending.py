@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import variables
 from fleetrun.run.events import Finished, Gathered
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
@@ -24,7 +24,7 @@ class EndingSink(Sink):
         self._began_at = time.monotonic()
         self.ending: Ending | None = None
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Take note of each plan, and of the end."""
         if isinstance(happening, Gathered):
             self._plan = happening.plan

@@ -37,7 +37,7 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class EventLog(Sink):
             launcher_pid=os.getpid(),
         )
 
-    def tell(self, happening: Happening) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
+    def on_event(self, happening: Happening) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
         """Write it down."""
         match happening:
             case Started(pid=pid, at=at):

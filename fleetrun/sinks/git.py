@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Waiting
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 _CHUNK = 64 * 1024
 # Enough for the two lines about the commit and to see that something has changed.
 _MOST = 1024 * 1024
@@ -148,7 +148,7 @@ class Question:
         finally:
             os.close(write_fd)
         waiting.watch(self._fd, self._on_output)
-        waiting.alarm("git", time.monotonic() + _PATIENCE_S, self.close)
+        waiting.alarm("git", time.monotonic() + _TIMEOUT_S, self.close)
 
     def _on_output(self) -> None:
         piece = os.read(self._fd, _CHUNK)

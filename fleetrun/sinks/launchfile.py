@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fleetrun.records import names
 from fleetrun.records.folder import Folder
 from fleetrun.run.events import Gathered
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class LaunchFile(Sink):
         """Write when nobody waits for us any more."""
         waiting.alarm("launch file", time.monotonic() + _AFTER_S, self._write_first)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Add what another attempt is given: it has other ports."""
         if isinstance(happening, Gathered) and happening.attempt:
             from fleetrun.plan import render  # noqa: PLC0415 - see below

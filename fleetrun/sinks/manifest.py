@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names, variables
 from fleetrun.records.folder import Folder
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

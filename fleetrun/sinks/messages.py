@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fleetrun import colors
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.run.events import Finished
-from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import WRITABLE
+from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # A reader that does not read loses the oldest lines beyond this.
 _MOST = 1000
 # How long the last words wait for a reader who takes nothing.
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 class Messages(Sink):
@@ -95,12 +95,12 @@ class Messages(Sink):
 
     def _wait_for_room(self) -> None:
         if self._waiting is not None:
-            self._waiting.alarm("patience", time.monotonic() + _PATIENCE_S, self._lose_patience)
+            self._waiting.alarm("timeout", time.monotonic() + _TIMEOUT_S, self._on_timeout)
         if self._waiting is not None and self._outlet.can_wait and not self._is_waiting_for_room:
             self._waiting.watch(self._outlet.fd, self._pump, WRITABLE)
             self._is_waiting_for_room = True
 
-    def _lose_patience(self) -> None:
+    def _on_timeout(self) -> None:
         if self._is_last:
             self._queue.clear()
 
@@ -111,7 +111,7 @@ class Messages(Sink):
             self._queue.appendleft(self.preface().encode(errors="backslashreplace"))
         self._pump()
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Only the end matters here: from then on somebody may be waiting for us."""
         if isinstance(happening, Finished):
             self._is_last = True

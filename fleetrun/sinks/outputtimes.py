@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records import names, outputtimes
 from fleetrun.run.events import Finished, Gathered, Started
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
@@ -74,7 +74,7 @@ class OutputTimes(Sink):
         self._write(outputtimes.head(self._base_ms))
         waiting.alarm("look", time.monotonic() + _PACE_S, self._look)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Know which logs there are."""
         if self._fd < 0:
             return

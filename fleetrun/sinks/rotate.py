@@ -32,8 +32,8 @@ from fleetrun.model import LaunchPlan
 from fleetrun.records.names import label, log_path
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
-from fleetrun.run.listeners import Sink
 from fleetrun.run.loop import Waiting
+from fleetrun.run.observers import Sink
 
 # A multiple of every block size there is; what is taken away has to be one.
 _UNIT = 64 * 1024
@@ -196,7 +196,7 @@ class Rotation(Sink):
         self._waiting = waiting
         waiting.alarm("look", time.monotonic() + self._pace_s, self._look)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Know which files are written."""
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]

@@ -20,7 +20,7 @@ from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
 from fleetrun.records.folder import SHARED, Folder, enter, remove
 from fleetrun.run.events import Gathered, Started
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +126,7 @@ class RunDirectory(Sink):
             self._chores.append(chore)
             waiting.alarm(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Let a process's well-known log point to the attempt that runs."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._plan.processes[happening.process]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import itself
 from fleetrun.run.events import Finished
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleetrun.sinks.messages import Messages
 
 # How long the last table may take when the job is over.
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _END_MS = 1000
 # The ordinary screen, and its cursor.
 _BACK = b"\x1b[?1049l\x1b[?25h"
@@ -61,12 +61,12 @@ class Screen(Sink):
         self._messages.hold()
         waiting.watch(self._pidfd, self._on_end)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Wait for the last table when the job is over."""
         if isinstance(happening, Finished):
             self._is_over = True
             if self._pidfd >= 0:
-                self._waiting.alarm("patience", time.monotonic() + _PATIENCE_S, self._kill)
+                self._waiting.alarm("timeout", time.monotonic() + _TIMEOUT_S, self._kill)
 
     def is_busy(self) -> bool:
         """Whether the last table is still to be shown."""
@@ -89,7 +89,7 @@ class Screen(Sink):
     def _on_end(self) -> None:
         """Give the terminal back as it was, and say what was held."""
         self._waiting.unwatch(self._pidfd)
-        self._waiting.alarm("patience", None, self._kill)
+        self._waiting.alarm("timeout", None, self._kill)
         code = None
         # The supervisor, which reaps orphans, may have been faster.
         with suppress(ChildProcessError):

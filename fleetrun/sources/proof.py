@@ -24,7 +24,7 @@ from fleetrun.run.events import (
     SignalAll,
     Started,
 )
-from fleetrun.run.listeners import Source
+from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ _FIRST_S = 0.3
 _SLOWER = 1.2
 _SLOWEST_S = 2.0
 # So long after the first rank that has its evidence, the others have had their time.
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 # Signals after which the ranks end.
 _ENDING = frozenset((1, 2, 9, 15))
 
@@ -100,7 +100,7 @@ class Proof(Source):
         is_quiet: bool = False,
         width: int | None = None,
         first_s: float = _FIRST_S,
-        patience_s: float = _PATIENCE_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self._plan = plan
         self._say = say
@@ -108,7 +108,7 @@ class Proof(Source):
         self._is_quiet = is_quiet
         self._width = width
         self._first_s = self._pace_s = first_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._waiting: Waiting | None = None
         self._asked: StrategyDocument | None = None
         self._is_ending = False
@@ -140,7 +140,7 @@ class Proof(Source):
         self._declare = declare
         self._look_later()
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Know who runs, and judge when nobody will say more."""
         match happening:
             case Started():
@@ -203,7 +203,7 @@ class Proof(Source):
         trainers = self._trainers.values()
         now = time.monotonic()
         if any(one.is_settled for one in trainers) and self._patient_until is None:
-            self._patient_until = now + self._patience_s
+            self._patient_until = now + self._timeout_s
         if all(one.is_settled for one in trainers):
             self._stop()
             self._judge(is_last=all(one.has_ended for one in trainers))

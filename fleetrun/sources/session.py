@@ -20,8 +20,8 @@ from fleetrun.run.events import (
     SourceFailed,
     signal_name,
 )
-from fleetrun.run.listeners import Source
-from fleetrun.run.policy import PASSED_ON, SESSION
+from fleetrun.run.observers import Source
+from fleetrun.run.policy import FORWARDED, SESSION
 from fleetrun.session.messages import Failure
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class JobSession(Source):
         self._session.audience = self
         self._look()
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Tell the others what they must know of what happens here."""
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
@@ -89,10 +89,10 @@ class JobSession(Source):
             case Exited() | Hung() | Refuted() | SourceFailed():
                 if not isinstance(happening, SourceFailed) or happening.is_required:
                     self._session.failed(self._failure(happening, ""))
-            case Interrupted(signum=signum) if signum not in PASSED_ON:
+            case Interrupted(signum=signum) if signum not in FORWARDED:
                 self._session.failed(self._failure(happening, ""))
-            case Arbitrate(cause=cause, hopeless=hopeless):
-                known = None if isinstance(cause, PeerFailed) else self._failure(cause, hopeless)
+            case Arbitrate(cause=cause, no_retry=no_retry):
+                known = None if isinstance(cause, PeerFailed) else self._failure(cause, no_retry)
                 self._session.stopped(known)
             case Finished(outcome=outcome):
                 last = outcome.cause
@@ -124,32 +124,32 @@ class JobSession(Source):
 
     # What goes out ------------------------------------------------------------------------------
 
-    def _failure(self, cause: Cause, hopeless: str) -> Failure:
+    def _failure(self, cause: Cause, no_retry: str) -> Failure:
         """Return CAUSE as the others shall see it."""
         words, is_victim = "", False
         match cause:
             case Interrupted(signum=signum):
                 what = f"interrupted by {signal_name(signum)}"
                 code = 128 + signum
-                hopeless = hopeless or what
+                no_retry = no_retry or what
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code
                 is_victim = cause.is_victim
-                hopeless = hopeless or cause.hopeless or cause.fault
+                no_retry = no_retry or cause.no_retry or cause.fault
                 words = self._words(cause) if not cause.fault else ""
             case PeerFailed():
                 return Failure(cause.host, cause.what[:_LONGEST], cause.exit_code)
             case _:
                 what, code = cause.describe(), cause.exit_code
                 if not isinstance(cause, Hung):
-                    hopeless = hopeless or what
+                    no_retry = no_retry or what
         return Failure(
             self._host,
             self._hide(what)[:_LONGEST],
             min(max(code, 1), 255),
             self._hide(words)[-_MOST_WORDS:],
             is_victim=is_victim,
-            hopeless=self._hide(hopeless)[:_LONGEST],
+            no_retry=self._hide(no_retry)[:_LONGEST],
         )
 
     def _words(self, exited: Exited) -> str:

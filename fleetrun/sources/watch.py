@@ -24,15 +24,15 @@ from fleetrun.run.events import (
     StacksWanted,
     Started,
 )
-from fleetrun.run.listeners import Source
+from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.stacks import Collection
-    from fleetrun.run.asking import Question
     from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Clock, Comparison
@@ -86,7 +86,7 @@ class Watch(Source):
         say: Callable[[str], None],
         hang_timeout_s: float = 0.0,
         tells_stragglers: bool = True,
-        gpus: Callable[[LaunchPlan], Callable[[], Question] | None] = lambda _: None,
+        gpus: Callable[[LaunchPlan], Callable[[], IsolatedCall] | None] = lambda _: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
         window_s: float = 30.0,
@@ -98,7 +98,7 @@ class Watch(Source):
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
         self._gpus = gpus
         self._driver_s = driver_s
-        self._question: Question | None = None
+        self._question: IsolatedCall | None = None
         # Why the driver is not asked any more.
         self._is_driver_stuck = False
         # Whether the kernel tells what goes over TCP.
@@ -127,7 +127,7 @@ class Watch(Source):
         if self._timeout_s:
             waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Know who runs, and who was asked to end."""
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
@@ -271,7 +271,7 @@ class Watch(Source):
         else:
             self._ask_driver(self._ask_gpus, conclude)
 
-    def _ask_driver(self, ask: Callable[[], Question], conclude: Callable[[], None]) -> None:
+    def _ask_driver(self, ask: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
         """Go on to CONCLUDE unless a GPU computes; what hangs may be the driver itself."""
         try:
             question = self._question = ask()
@@ -319,7 +319,7 @@ class Watch(Source):
         from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
 
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.everybody(), leaders)
+        families = proc.families(proc.all_processes(), leaders)
         traffic = self._traffic()
         links = {
             pid: sockets.inodes(one.pid for one in family) & traffic.keys() if traffic else ()
@@ -374,7 +374,7 @@ class Watch(Source):
                 )
                 return
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.everybody(), leaders)
+        families = proc.families(proc.all_processes(), leaders)
         deadlocked = tuple(
             (self._labels[process], child, str(places.Place((), places.of_child(said, child))))
             for leader, process in leaders.items()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RANKS = (4, 64)
 VICTIM = str(HERE / "victim.py")
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 # What has to be reached.
 FIRST_TERM_S = 0.010
@@ -183,7 +183,7 @@ def _do(fault: Fault, argv: Sequence[str], ranks: int, env: Mapping[str, str]) -
             heard = _hear(ear, exits, {})
             ended = time.monotonic()
             if not select.select([exits], [], [], 0)[0]:
-                raise Failed(f"it did not end within {_PATIENCE_S:g} s")
+                raise Failed(f"it did not end within {_TIMEOUT_S:g} s")
             left = _left(whole[MARK])
         finally:
             launcher.kill()
@@ -204,7 +204,7 @@ def _do(fault: Fault, argv: Sequence[str], ranks: int, env: Mapping[str, str]) -
 def _hear(ear: int, exits: int, wanted: Mapping[str, int]) -> dict[str, list[float]]:
     """Return when ranks said which words, until the launcher ends or each WANTED came so often."""
     heard: dict[str, list[float]] = defaultdict(list)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     rest = b""
     while (left_s := deadline - time.monotonic()) > 0:
         ready = select.select([ear, exits], [], [], left_s)[0]

@@ -39,7 +39,7 @@ PORT = 7100
 VICTIM = str(HERE / "victim.py")
 APART = "unconnected"
 BY_LIST, BY_MASTER = "fleetrun --ips", "fleetrun --master"
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 # What has to be reached.
 TIMES_APART, AFTER_APART_S = 1.25, 0.100
@@ -190,7 +190,7 @@ class Job(NamedTuple):
     hosts: Sequence[lab.Host]
     began: float
 
-    def hear(self, word: str, count: int, give_up_s: float = _PATIENCE_S) -> list[float]:
+    def hear(self, word: str, count: int, give_up_s: float = _TIMEOUT_S) -> list[float]:
         """Return when ranks said WORD, until COUNT have, all launchers ended, or GIVE_UP_S."""
         heard: list[float] = []
         deadline, rest = time.monotonic() + give_up_s, b""
@@ -248,7 +248,7 @@ def _start(launcher: Launcher, number: int) -> Start:
             raise Failed(f"only {len(heard)} of {number} ranks came: {job.last_word()}")
         fcntl.flock(job.lock, fcntl.LOCK_UN)
         for one in job.launchers:
-            if one.wait(_PATIENCE_S):
+            if one.wait(_TIMEOUT_S):
                 raise Failed(f"exit code {one.returncode}: {job.last_word()}")
         return Start(min(heard) - job.began, max(heard) - job.began)
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 WORKER = str(HERE / "worker.py")
 MARK = "BENCH_MARK"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PATIENCE_S = 120
+_TIMEOUT_S = 120
 _SETTLE_S = 0.5
 # How a line of flood.py ends.
 _LINE_END = b" images a second\n"
@@ -165,7 +165,7 @@ def hear(
     output: Path,
 ) -> list[float]:
     """Return the times of COUNT ranks that say WORD."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     heard: list[float] = []
     rest = b""
     while len(heard) < count:
@@ -188,7 +188,7 @@ def _see_exit(launcher: subprocess.Popen[bytes]) -> tuple[float, float, int]:
     """Wait for LAUNCHER; return when it ended, the CPU seconds that were its own, and its code."""
     exits = os.pidfd_open(launcher.pid)
     try:
-        if not select.select([exits], [], [], _PATIENCE_S)[0]:
+        if not select.select([exits], [], [], _TIMEOUT_S)[0]:
             raise Failed("it did not end with its ranks")
         at = time.monotonic()
     finally:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.postmortem.causes import HOPELESS, KNOWN_FAILURES, meaning, recognise
+from fleetrun.postmortem.causes import KNOWN_FAILURES, NOT_RETRYABLE, meaning, recognise
 
 # As Paddle 2.6 and 3.3, Python, NCCL and CUDA print them.
 TEXTS = (
@@ -133,7 +133,7 @@ def test_a_busy_port_is_not_blamed_on_paddles_ports_alone() -> None:
 def test_every_row_is_met_by_a_real_text() -> None:
     assert {known.name for known in KNOWN_FAILURES} == {name for name, _ in TEXTS}
     assert len({known.name for known in KNOWN_FAILURES}) == len(KNOWN_FAILURES)
-    assert {known.name for known in KNOWN_FAILURES} >= HOPELESS
+    assert {known.name for known in KNOWN_FAILURES} >= NOT_RETRYABLE
 
 
 @given(st.text())

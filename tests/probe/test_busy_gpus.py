@@ -9,7 +9,7 @@ from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 from waiting import LONG_S
 
 from fleetrun.probe import nvml
-from fleetrun.run.asking import Answer
+from fleetrun.run.isolation import CallResult
 
 # Two GPUs, the second one busy; a third one has no rates.
 GPUS = (("GPU-a",), ("GPU-b",), ("GPU-c", "MIG-c"))
@@ -42,13 +42,13 @@ def test_gpus_are_numbered_without_those_that_may_not_be_opened() -> None:
 def test_the_answer_comes_from_a_child() -> None:
     lib = FakeNvml(*GPUS, loads=LOADS)
     question = nvml.ask_whether_busy(("1",), lambda: lib)
-    assert question.wait(time.monotonic() + LONG_S) == Answer(value=True)
+    assert question.wait(time.monotonic() + LONG_S) == CallResult(value=True)
 
 
 def test_a_broken_driver_is_no_answer() -> None:
     question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(broken=True))
     answer = question.wait(time.monotonic() + LONG_S)
-    assert answer == Answer(trouble="FakeNvmlError: Driver/library version mismatch")
+    assert answer == CallResult(trouble="FakeNvmlError: Driver/library version mismatch")
     assert issubclass(FakeNvmlError, Exception)
 
 

@@ -50,7 +50,7 @@ def read(
     lib: FakeNvml | None = None,
     environ: Mapping[str, str] | None = None,
     request: Request | None = None,
-    patience_s: float = 10.0,
+    timeout_s: float = 10.0,
 ) -> Facts:
     """Read the machine under ROOT."""
     request = request or a_request()
@@ -60,7 +60,7 @@ def read(
         request.ips,
         root=str(root),
         nvml=no_nvml if lib is None else lambda: lib,
-        patience_s=patience_s,
+        timeout_s=timeout_s,
     )
 
 
@@ -145,7 +145,7 @@ def with_driver(root: Path, gpus: int) -> None:
 def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
     with_driver(root, 2)
     with pytest.raises(EnvironmentFault) as caught:
-        read(root, FakeNvml(init=hang), patience_s=0.2)
+        read(root, FakeNvml(init=hang), timeout_s=0.2)
     said = str(caught.value)
     assert re.search(
         r"driver is stuck: it has not answered within 0.2 s \(process \d+, state", said
@@ -161,7 +161,7 @@ def test_a_mask_is_believed_where_the_driver_does_not_answer(
 ) -> None:
     with_driver(root, 2)
     environ = {"CUDA_VISIBLE_DEVICES": mask}
-    facts = read(root, FakeNvml(init=hang), environ, patience_s=0.2)
+    facts = read(root, FakeNvml(init=hang), environ, timeout_s=0.2)
     assert facts.device_counts == {"gpu": count}
     assert f"CUDA_VISIBLE_DEVICES={mask} is believed" in facts.notes[0]
 
@@ -179,7 +179,7 @@ def test_who_waits_for_a_driver_is_told(root: Path, monkeypatch: pytest.MonkeyPa
     lib = FakeNvml(init=hang)
     with pytest.raises(EnvironmentFault):
         probe.read(
-            a_request(), {}, root=str(root), nvml=lambda: lib, say=said.append, patience_s=0.2
+            a_request(), {}, root=str(root), nvml=lambda: lib, say=said.append, timeout_s=0.2
         )
     assert said == ["Waiting up to 0.2 s for the NVIDIA driver to answer."]
 
@@ -239,7 +239,7 @@ def test_who_uses_a_gpu_is_read(root: Path) -> None:
 
 def mine() -> list[int]:
     """Return the children of this process that live."""
-    return [one.pid for one in proc.everybody() if one.parent == os.getpid()]
+    return [one.pid for one in proc.all_processes() if one.parent == os.getpid()]
 
 
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:

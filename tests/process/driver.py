@@ -24,7 +24,7 @@ from fleetrun.records.folder import Folder
 from fleetrun.run import proc
 from fleetrun.run.events import Exited, Started
 from fleetrun.run.gathering import Gathering
-from fleetrun.run.listeners import Equipment, Sink, Source
+from fleetrun.run.observers import Equipment, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
@@ -53,7 +53,7 @@ class InterruptBetweenDeaths(Sink):
         del waiting
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """Make it happen."""
         match happening:
             case Started(process=process, pid=pid):
@@ -99,7 +99,7 @@ class Hosts(Gathering):
         self._how = wanted.get("gathering", "at once")
         self._from = wanted.get("gathering_from", 0)
         self._folder = Path(wanted["folder"])
-        self.patience_s = wanted.get("patience_s", 600.0)
+        self.timeout_s = wanted.get("timeout_s", 600.0)
         self.progress_s = wanted.get("progress_s", 10.0)
         self._read_fd = -1
 

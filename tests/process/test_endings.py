@@ -16,7 +16,7 @@ from commandline import Command
 from processes import assert_no_survivors
 from waiting import until
 
-from fleetrun.run import afterwards, proc
+from fleetrun.run import notification, proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,14 +119,14 @@ def test_no_secret_is_told_and_the_address_is_one(hook: Hook, tmp_path: Path) ->
 def test_a_command_that_fails_changes_no_exit_code(command: str, tmp_path: Path) -> None:
     ended = Command(tmp_path, "true", f"--on_end={command}").run()
     assert ended.code == 0
-    assert "command of --on_end ended with" in ended.said
+    assert "command of --on_end exited with" in ended.said
 
 
 def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None:
     (port,) = ports.free(1)
     ended = Command(tmp_path, "exit 5", f"--webhook=http://127.0.0.1:{port}/abcdef12").run()
     assert ended.code == 5
-    assert "could not be posted (Connection refused)" in ended.said
+    assert "The webhook failed (Connection refused)" in ended.said
     assert "abcdef12" not in ended.said
 
 
@@ -144,9 +144,9 @@ def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
         pids = tmp_path / "pids"
         command = f"echo $$ >{pids}; sleep 600 & echo $! >>{pids}; wait"
-        afterwards.tell("{}", command=command, url=url, say=said.append, patience_s=0.5)
+        notification.notify("{}", command=command, url=url, say=said.append, timeout_s=0.5)
     assert len(said) == 2
-    assert "no answer in time" in said[0]
+    assert "did not answer in time" in said[0]
     assert "did not end in time" in said[1]
     for pid in pids.read_text().split():
         until(partial(_is_gone, pid))

@@ -109,7 +109,7 @@ def test_term_ends_the_wait_for_hosts_with_143(tmp_path: Path, attempt: int) -> 
 def test_a_job_without_a_plan_ends_with_the_reason(
     tmp_path: Path, how: str, code: int, words: bytes, attempt: int
 ) -> None:
-    one, process = waiting(tmp_path, how, attempt, patience_s=0.2, progress_s=0.05)
+    one, process = waiting(tmp_path, how, attempt, timeout_s=0.2, progress_s=0.05)
     done = one.finish(process)
     assert done.returncode == code, done.stderr
     assert words in done.stderr

@@ -37,4 +37,4 @@ def test_a_rank_that_was_started_by_somebody_who_died_is_known_by_its_environmen
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-            assert children.end(pid).fate.status == signal.SIGKILL
+            assert children.end(pid).status.status == signal.SIGKILL

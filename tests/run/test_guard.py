@@ -19,12 +19,14 @@ def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after
     if gone == 0:
         os._exit(0)
     os.waitpid(gone, 0)
-    hunted: list[str] = []
-    monkeypatch.setattr(guard, "_stand_apart", lambda *_, **__: None)
-    monkeypatch.setattr(guard.Guard, "_hunt", lambda self: hunted.append(self._marker.decode()))
+    killed: list[str] = []
+    monkeypatch.setattr(guard, "_detach", lambda *_, **__: None)
+    monkeypatch.setattr(
+        guard.Guard, "_kill_by_marker", lambda self: killed.append(self._marker.decode())
+    )
     one = guard.Guard("marker", FileLimit(1))
     try:
         one._be_watcher(gone)  # noqa: SLF001 - the moment cannot be hit from outside
     finally:
         one.dismiss()
-    assert hunted == ["marker"]
+    assert killed == ["marker"]

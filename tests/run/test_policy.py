@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LONGEST_WAIT_S = policy.LONGEST_WAIT_S
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 OK = ExitStatus(code=0)
 INT, KILL, TERM, HUP, USR1 = 2, 9, 15, 1, 10
 
@@ -65,7 +65,7 @@ class Job:
         self.rules = rules
         self.now = 0.0
         self.spawns = spawns or (lambda _: True)
-        self.state, actions = policy.begin(self.now, PATIENCE_S)
+        self.state, actions = policy.begin(self.now, TIMEOUT_S)
         self.events: list[Event] = []
         self.done: list[Action] = []
         self.outcome: Outcome | None = None
@@ -78,7 +78,7 @@ class Job:
         todo = list(actions)
         while todo:
             action = todo.pop(0)
-            if not policy.stands(self.state, action):
+            if not policy.is_current(self.state, action):
                 continue
             self.done.append(action)
             match action:
@@ -122,7 +122,7 @@ class Job:
         code: int = 0,
         signum: int | None = None,
         *,
-        hopeless: str = "",
+        no_retry: str = "",
         last_words: str = "",
         step: int | None = None,
         lived_s: float = 0.0,
@@ -137,7 +137,7 @@ class Job:
             self.now,
             100 + process,
             self.state.attempt,
-            hopeless=hopeless,
+            no_retry=no_retry,
             last_words=last_words,
             step=step,
             lived_s=lived_s,
@@ -296,7 +296,7 @@ def test_the_cause_is_found_although_somebody_is_stuck() -> None:
 
 def test_restarts_go_by_the_cause_and_not_by_the_first_end() -> None:
     one = job(2, max_restarts=1)
-    one.facts[1] = {"failed_at": -0.5, "hopeless": "no such module."}
+    one.facts[1] = {"failed_at": -0.5, "no_retry": "no such module."}
     one.exit(0, code=1, also_failed=frozenset({1}))
     one.exit(1, code=5)
     assert (one.verdict().exit_code, one.verdict().given_up) == (5, "no such module.")
@@ -432,10 +432,10 @@ def test_what_cannot_be_started_stops_what_was_and_is_not_tried_again() -> None:
 
 def test_a_signal_overtakes_spawns_that_wait_their_turn() -> None:
     one = job(2)
-    assert policy.stands(one.state, Spawn(1, 0))
+    assert policy.is_current(one.state, Spawn(1, 0))
     one.take(Interrupted(TERM, 0.0))
-    assert not policy.stands(one.state, Spawn(1, 0))
-    assert policy.stands(one.state, SignalAll(TERM))
+    assert not policy.is_current(one.state, Spawn(1, 0))
+    assert policy.is_current(one.state, SignalAll(TERM))
 
 
 def test_restart_waits_until_all_are_dead() -> None:
@@ -475,7 +475,7 @@ def test_s35_a_signal_ends_the_wait_for_another_attempt() -> None:
 
 def test_s54_a_hopeless_failure_is_not_tried_again() -> None:
     one = job(1, max_restarts=2)
-    one.exit(0, code=1, hopeless="no such module.")
+    one.exit(0, code=1, no_retry="no such module.")
     assert one.verdict().exit_code == 1
     assert one.verdict().given_up == "no such module."
 
@@ -692,7 +692,7 @@ def gathering(attempt: int, **rules: float) -> Job:
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_who_does_not_come_in_time_ends_the_job(attempt: int) -> None:
     one = gathering(attempt)
-    one.wait(PATIENCE_S - 1)
+    one.wait(TIMEOUT_S - 1)
     assert one.outcome is None
     one.wait(1)
     assert (one.verdict().exit_code, one.verdict().attempts) == (4, attempt + 1)
@@ -912,13 +912,13 @@ def end(one: Job) -> None:
     if one.state.phase == policy.WAITING:
         one.wait(LONGEST_WAIT_S)
     elif one.state.phase == policy.GATHERING:
-        one.wait(PATIENCE_S)
+        one.wait(TIMEOUT_S)
     elif alive:
         one.exit(alive[0], signum=KILL)
     elif one.state.phase == policy.ARBITRATING:
         one.feed(Arbitrated(one.state.attempt, None, one.now, is_final=True))
     else:
-        assert policy.PEERS in one.state.owed, "nobody is left, and still no end"
+        assert policy.PEERS in one.state.unfinished, "nobody is left, and still no end"
         one.feed(PeersDone(one.now, one.state.attempt))
 
 

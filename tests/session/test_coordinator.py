@@ -96,10 +96,10 @@ class Session:
         return told
 
 
-def failure(number: int, code: int = 7, *, is_victim: bool = False, hopeless: str = "") -> Failure:
+def failure(number: int, code: int = 7, *, is_victim: bool = False, no_retry: str = "") -> Failure:
     """Make the failure of a host's rank."""
     what = f"rank {number} exited with {code}"
-    return Failure(f"node-{number}", what, code, is_victim=is_victim, hopeless=hopeless)
+    return Failure(f"node-{number}", what, code, is_victim=is_victim, no_retry=no_retry)
 
 
 def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_address() -> None:
@@ -178,9 +178,9 @@ def test_two_failures_of_one_attempt_count_once() -> None:
 def test_what_no_attempt_can_mend_is_not_tried_again() -> None:
     one = Session(2, restarts=3)
     one.run(0, 2)
-    one.say(2, Failed(0, failure(2, hopeless="no such module")))
+    one.say(2, Failed(0, failure(2, no_retry="no such module")))
     one.say(0, Stopped(0, None))
-    one.say(2, Stopped(0, failure(2, hopeless="no such module")))
+    one.say(2, Stopped(0, failure(2, no_retry="no such module")))
     assert (one.verdict(0).is_final, one.verdict(0).given_up) == (True, "no such module")
 
 

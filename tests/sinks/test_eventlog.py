@@ -91,7 +91,7 @@ def write(folder: Path) -> list[dict[str, object]]:
     log.prepare()
     log.open(Loop())
     for happening in all_kinds(plan):
-        log.tell(happening)
+        log.on_event(happening)
     log.close()
     return [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
 
@@ -177,7 +177,7 @@ def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     try:
         with pytest.raises(OSError, match=os.strerror(28)):
-            log.tell(Elapsed(1.0))
+            log.on_event(Elapsed(1.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)

@@ -67,7 +67,7 @@ class Noted:
         """Let both ranks start."""
         for place in range(2):
             (self.run / names.log_name(f"workerlog.{place}", attempt)).touch()
-            self.sink.tell(Started(place, f"rank {place}", 1, 0.0, attempt))
+            self.sink.on_event(Started(place, f"rank {place}", 1, 0.0, attempt))
 
     def write(self, name: str, text: bytes, at: float | None = None) -> None:
         """Append TEXT as a rank does; AT is when the file says that it was."""
@@ -118,10 +118,10 @@ def test_looks_are_at_most_ten_a_second(noted: Noted) -> None:
 
 def test_another_attempt_has_logs_of_its_own(noted: Noted) -> None:
     noted.write("workerlog.0", b"first")
-    noted.sink.tell(Gathered(1, noted.plan, 0.0))
+    noted.sink.on_event(Gathered(1, noted.plan, 0.0))
     noted.start(1)
     noted.write("workerlog.0.attempt1", b"again")
-    noted.sink.tell(Finished(Outcome(None), 0.0))
+    noted.sink.on_event(Finished(Outcome(None), 0.0))
     told = noted.told()
     assert told["workerlog.0"].offsets == [5]
     assert told["workerlog.0.attempt1"].offsets == [5]

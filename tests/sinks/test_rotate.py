@@ -75,7 +75,7 @@ class Rank:
         )
         self.rotation.prepare()
         self.rotation.open(self.alarms)
-        self.rotation.tell(Started(0, "rank 0", 1, 0.0))
+        self.rotation.on_event(Started(0, "rank 0", 1, 0.0))
 
     def _follow(self, cut: Cut) -> None:
         self.cuts.append(cut)
@@ -225,8 +225,8 @@ def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) ->
     assert rank.alarms.ring("copy")
     assert Path(f"{rank.path}.part").exists()
     end = Exited(0, "rank 0", ExitStatus(0), 1.0)
-    rank.rotation.tell(end)
-    rank.rotation.tell(Finished(Outcome(None, (end,)), 1.0))
+    rank.rotation.on_event(end)
+    rank.rotation.on_event(Finished(Outcome(None, (end,)), 1.0))
     assert not rank.alarms.ring("copy") or rank.cuts == []
     assert os.listdir(f"{folder}/run") == ["workerlog.0"]  # noqa: PTH208 - names
     assert rank.parts() == [written]
@@ -238,7 +238,7 @@ def test_another_attempt_has_another_file(folder: str) -> None:
     rank.write(first := lines(3000))
     second = Path(f"{rank.path}.attempt1")
     second.write_bytes(lines(9000))
-    rank.rotation.tell(Started(0, "rank 0", 2, 1.0, attempt=1))
+    rank.rotation.on_event(Started(0, "rank 0", 2, 1.0, attempt=1))
     rank.look()
     assert {cut.log for cut in rank.cuts} == {str(second)}
     assert Path(rank.path).read_bytes() == first

@@ -90,7 +90,7 @@ def begin(
     for place, spec in enumerate(made.processes):
         with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as log:  # noqa: PTH123 - as the rank does
             log.write(f"{made.run_dir} rank {place}\n")
-        rundir.tell(Started(place, f"rank {place}", 100 + place, 0.0))
+        rundir.on_event(Started(place, f"rank {place}", 100 + place, 0.0))
     return rundir
 
 
@@ -196,7 +196,7 @@ def test_the_names_of_a_later_launch_stay(tmp_path: Path) -> None:
 def test_another_attempt_has_its_own_log(tmp_path: Path) -> None:
     made = plan(tmp_path, "1")
     rundir = begin(made)
-    rundir.tell(Started(0, "rank 0", 200, 1.0, attempt=1))
+    rundir.on_event(Started(0, "rank 0", 200, 1.0, attempt=1))
     rundir.close()
     assert (tmp_path / "log" / "workerlog.0").readlink().name == "workerlog.0.attempt1"
 

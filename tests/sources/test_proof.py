@@ -139,11 +139,11 @@ class Room:
 
     def exit(self, rank: int, code: int = 0) -> None:
         """Let RANK end."""
-        self.proof.tell(Exited(rank, f"rank {rank}", ExitStatus(code=code), 1.0))
+        self.proof.on_event(Exited(rank, f"rank {rank}", ExitStatus(code=code), 1.0))
 
     def finish(self, cause: Exited | None = None) -> None:
         """Let the job end."""
-        self.proof.tell(Finished(Outcome(cause), 2.0))
+        self.proof.on_event(Finished(Outcome(cause), 2.0))
         self.proof.close()
         self.loop.close()
 
@@ -232,7 +232,7 @@ def test_a_rank_that_never_updated_is_named(tmp_path: Path) -> None:
 
 
 def test_the_others_are_not_waited_for_for_ever(tmp_path: Path) -> None:
-    here = Room(tmp_path, patience_s=0.05)
+    here = Room(tmp_path, timeout_s=0.05)
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
     assert "Rank 1 has left no evidence yet." in here.said[0]
@@ -270,7 +270,7 @@ def test_a_note_that_comes_after_the_table_is_told_by_itself(tmp_path: Path) -> 
 def test_ranks_that_fail_before_any_evidence_get_no_table(tmp_path: Path) -> None:
     here = Room(tmp_path)
     here.exit(0, code=1)
-    here.proof.tell(SignalAll(15))
+    here.proof.on_event(SignalAll(15))
     here.exit(1, code=1)
     here.finish(Exited(0, "rank 0", ExitStatus(code=1), 1.0))
     assert (here.said, here.declared) == ([], [])
@@ -281,9 +281,9 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
     here.exit(0, code=1)
-    here.proof.tell(Gathered(1, here.plan, 1.0))
+    here.proof.on_event(Gathered(1, here.plan, 1.0))
     assert not (tmp_path / "strategy.0.json").exists()
-    here.proof.tell(Started(0, "rank 0", 11, 1.0, attempt=1))
+    here.proof.on_event(Started(0, "rank 0", 11, 1.0, attempt=1))
     here.exit(0)
     assert here.refuted is not None
     assert "left no evidence" in here.refuted.faults[0]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from fleetrun.run.asking import Question
     from fleetrun.run.events import Declared
+    from fleetrun.run.isolation import IsolatedCall
 
 BUSY = "while True: pass"
 IDLE = "import time\ntime.sleep(60)"
@@ -77,7 +77,7 @@ class Room:
             (folder / f"workerlog.{number}").touch()
         self.watch.open(self.loop, self.declared.append)
         for number, child in enumerate(self.children):
-            self.watch.tell(Started(number, f"rank {number}", child.pid, time.monotonic()))
+            self.watch.on_event(Started(number, f"rank {number}", child.pid, time.monotonic()))
 
     def until(self, condition: Callable[[], object], seconds: float = LONG_S) -> None:
         """Turn the loop until CONDITION holds."""
@@ -165,7 +165,7 @@ def test_ranks_that_were_asked_to_end_are_not_watched_until_they_start_again(
     room: Callable[..., Room],
 ) -> None:
     here = room(IDLE, pace_s=0.05, hang_timeout_s=0.2)
-    here.watch.tell(SignalAll(signal.SIGTERM))
+    here.watch.on_event(SignalAll(signal.SIGTERM))
     here.turn_for(0.6)
     assert here.declared == []
 
@@ -180,7 +180,7 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     here.watch._plan = a_plan(tmp_path, 1)._replace(  # noqa: SLF001 - as if it had been planned
         processes=(process._replace(env={"FLEETRUN_HEARTBEAT": str(beat)}),)
     )
-    here.watch.tell(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
+    here.watch.on_event(Started(0, "rank 0", here.children[0].pid, time.monotonic()))
     # Who has reported progress and only spins since then hangs.
     here.until(lambda: here.declared)
     assert isinstance(here.declared[0], Hung)
@@ -194,7 +194,7 @@ def watched(folder: Path, **watch: object) -> Room:
 def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def ask() -> Question:
+    def ask() -> IsolatedCall:
         asked.append(1)
         load = 0 if len(asked) >= 3 else 50
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
@@ -224,9 +224,9 @@ def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> No
 
 
 def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(tmp_path: Path) -> None:
-    asked: list[Question] = []
+    asked: list[IsolatedCall] = []
 
-    def ask() -> Question:
+    def ask() -> IsolatedCall:
         asked.append(nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)))
         return asked[0]
 
@@ -240,7 +240,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(tmp_path: Path
 
 
 def test_where_no_child_can_ask_the_hang_is_declared_all_the_same(tmp_path: Path) -> None:
-    def refuse() -> Question:
+    def refuse() -> IsolatedCall:
         raise OSError(11, "Resource temporarily unavailable")
 
     here = watched(tmp_path, gpus=lambda _: refuse)
@@ -259,7 +259,9 @@ def test_watching_64_quiet_ranks_costs_less_than_a_thousandth_of_a_core(
     # The same child 64 times over: reading it costs the same.
     here = room(IDLE, *[""] * 63, pace_s=0.02)
     for number in range(64):
-        here.watch.tell(Started(number, f"rank {number}", here.children[0].pid, time.monotonic()))
+        here.watch.on_event(
+            Started(number, f"rank {number}", here.children[0].pid, time.monotonic())
+        )
     here.turn_for(0.2)
     before = time.process_time()
     here.turn_for(1.0)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from fleetrun.doctor.facts import Gpu, Gpus, User, Xid
 from fleetrun.probe import files
-from fleetrun.run.asking import Question
+from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 # The driver may have to load first, which takes seconds where nothing keeps it loaded.
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 _DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 _MOST_LOG = 1 << 22
@@ -63,7 +63,7 @@ def library() -> Library:
 
 
 def read(
-    nvml: Callable[[], Library] = library, *, root: str = "/", patience_s: float = PATIENCE_S
+    nvml: Callable[[], Library] = library, *, root: str = "/", timeout_s: float = TIMEOUT_S
 ) -> Gpus:
     """Return what is known of NVIDIA's GPUs; a driver without an answer is left behind."""
     if not any(os.path.exists(os.path.join(root, path)) for path in _DRIVER):
@@ -71,12 +71,12 @@ def read(
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
     try:
-        question = Question(lambda: tuple(survey(nvml())))
+        question = IsolatedCall(lambda: tuple(survey(nvml())))
     except OSError as error:
         return seen._replace(trouble=f"no process can be started: {error.strerror}")
-    answer = question.wait(time.monotonic() + patience_s)
+    answer = question.wait(time.monotonic() + timeout_s)
     if answer is None:
-        why = f"it has not answered within {patience_s:g} s ({question.abandon()})"
+        why = f"it has not answered within {timeout_s:g} s ({question.abandon()})"
         return seen._replace(trouble=why, is_stuck=True)
     if answer.trouble:
         return seen._replace(trouble=answer.trouble)

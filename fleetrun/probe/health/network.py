@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 from fleetrun.doctor.facts import Interface, Lookup, Network, RdmaPort
 from fleetrun.probe import files, tcp
 from fleetrun.probe import network as ways
-from fleetrun.run.asking import Question
+from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 # A resolver asks the next server after 5 s; what takes longer holds every rank up.
-PATIENCE_S = 6.0
+TIMEOUT_S = 6.0
 
 
 def read(
@@ -70,7 +70,7 @@ def _interfaces() -> list[Interface]:
 def lookups(
     names: Sequence[str],
     resolve: Callable[[str], tuple[str, ...]],
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> list[Lookup]:
     """Look NAMES up, each in a process of its own: a resolver may hang."""
 
@@ -82,14 +82,14 @@ def lookups(
 
         return look
 
-    questions = [(name, Question(ask(name))) for name in names]
-    until = time.monotonic() + patience_s
+    questions = [(name, IsolatedCall(ask(name))) for name in names]
+    until = time.monotonic() + timeout_s
     found = []
     for name, question in questions:
         answer = question.wait(until)
         if answer is None:
             question.abandon()
-            found.append(Lookup(name, (), patience_s))
+            found.append(Lookup(name, (), timeout_s))
         elif answer.trouble:
             found.append(Lookup(name, (), 0.0))
         else:

@@ -48,26 +48,26 @@ def meet(
     me: int,
     card: Card,
     *,
-    patience_s: float,
+    timeout_s: float,
     address: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Peer, ...]:
-    """Return what became of meeting the hosts SPOTS, but for ME, within PATIENCE_S seconds.
+    """Return what became of meeting the hosts SPOTS, but for ME, within TIMEOUT_S seconds.
 
     We listen on ADDRESS, or on all. A port that cannot be listened on is left out. SAY gets a line
     about who is waited for when that takes longer than a second.
     """
-    return asyncio.run(_Meeting(spots, me, card, patience_s).hold(address, say))
+    return asyncio.run(_Meeting(spots, me, card, timeout_s).hold(address, say))
 
 
 class _Meeting:
     """One host's part of the meeting."""
 
-    def __init__(self, spots: Sequence[Spot], me: int, card: Card, patience_s: float) -> None:
+    def __init__(self, spots: Sequence[Spot], me: int, card: Card, timeout_s: float) -> None:
         self._spots = spots
         self._me = me
         self._card = card
-        self._until = time.monotonic() + patience_s
+        self._until = time.monotonic() + timeout_s
         # Which hosts have come to which of our ports.
         self._came: set[tuple[int, int]] = set()
         self._everybody_came = asyncio.Event()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Finished
-from fleetrun.run.listeners import Sink
+from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class Metrics(Sink):
         after = min(self._period_s, _SOON_S if self._socket is not None else _AFTER_S)
         waiting.alarm("begin", time.monotonic() + after, self._begin)
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         """End with the job."""
         if isinstance(happening, Finished):
             self._kill()

@@ -43,7 +43,7 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
     for _ in ticks(period_s):
         record = meter.measure()
         if exporter is not None:
-            exporter.tell(meter.run, record)
+            exporter.update(meter.run, record)
         if time.monotonic() >= written_at + period_s * (2 ** (size // _LENGTHY) - 0.5):
             written_at = time.monotonic()
             with suppress(OSError):

@@ -44,7 +44,7 @@ _SYSTEM_COUNTERS: _Rows = (
     ("network_received_bytes", "Received by the host.", "network_received_bytes"),
     ("network_sent_bytes", "Sent by the host.", "network_sent_bytes"),
 )
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 class Exporter:
@@ -68,7 +68,7 @@ class Exporter:
         server.set_app(application)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def tell(self, run: Run, record: MetricsRecord) -> None:
+    def update(self, run: Run, record: MetricsRecord) -> None:
         """Answer with RECORD of RUN from here on."""
         self._newest = run, record
 
@@ -135,7 +135,7 @@ def _ratio(percent: float | None) -> float | None:
 
 class _Handler(WSGIRequestHandler):
     # Who connects and says nothing shall not hold up others for ever.
-    timeout = _PATIENCE_S
+    timeout = _TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the base's
         """Write no line for each request."""

@@ -145,7 +145,7 @@ def test_a_library_that_does_not_fit_says_why(root: Path) -> None:
 
 
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:
-    found = gpus.read(lambda: FakeNvml(init=hang), root=str(root), patience_s=0.2)
+    found = gpus.read(lambda: FakeNvml(init=hang), root=str(root), timeout_s=0.2)
     assert found.is_stuck
 
 

@@ -30,7 +30,7 @@ def test_a_resolver_that_hangs_or_fails_holds_nobody_up() -> None:
             raise OSError
         return ("10.0.0.1",)
 
-    found = network.lookups(["fails", "hangs", "here"], resolve, patience_s=0.5)
+    found = network.lookups(["fails", "hangs", "here"], resolve, timeout_s=0.5)
     assert [(one.name, one.addresses) for one in found[:2]] == [("fails", ()), ("hangs", ())]
     assert found[1].seconds == 0.5
 

@@ -13,16 +13,16 @@ from fleetrun.probe.health import peers
 from fleetrun.probe.health.peers import Spot
 
 CARD = Card("node", "0.1.0", "3.11", "3.3.1", "", "", "")
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def meet_all(spots: list[Spot], patience_s: float = PATIENCE_S) -> list[tuple[Peer, ...]]:
+def meet_all(spots: list[Spot], timeout_s: float = TIMEOUT_S) -> list[tuple[Peer, ...]]:
     """Let every host of SPOTS meet the others."""
     found: dict[int, tuple[Peer, ...]] = {}
 
     def meet(me: int) -> None:
         card = CARD._replace(host=f"node{me}")
-        found[me] = peers.meet(spots, me, card, patience_s=patience_s, address=spots[me].host)
+        found[me] = peers.meet(spots, me, card, timeout_s=timeout_s, address=spots[me].host)
 
     threads = [threading.Thread(target=meet, args=(me,)) for me in range(len(spots))]
     for thread in threads:
@@ -48,7 +48,7 @@ def test_hosts_that_come_meet_on_every_port() -> None:
 def test_a_host_that_does_not_come_refuses() -> None:
     (port,) = ports.free(1)
     spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
-    (peer,) = peers.meet(spots, 0, CARD, patience_s=0.3, address="127.0.0.2")
+    (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.3, address="127.0.0.2")
     assert peer == Peer("127.0.0.3", (Connect(port, "refused"),))
 
 
@@ -67,7 +67,7 @@ def test_what_answers_otherwise_is_a_stranger() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
-        (peer,) = peers.meet(spots, 0, CARD, patience_s=0.5, address="127.0.0.2")
+        (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.5, address="127.0.0.2")
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert peer == Peer("127.0.0.3", (Connect(port, "stranger"),))

@@ -1,4 +1,4 @@
-"""Who hears of a run: sinks pass it on and may fail, sources feed the policy and may not."""
+"""Observers of a run: sinks show or record it and may fail, sources feed the policy."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Loop, Waiting
 
 
-class _Listener:
-    """What sinks and sources have in common; each overrides what it needs."""
+class _Observer:
+    """The common base of sinks and sources; each overrides what it needs."""
 
     def prepare(self) -> None:
-        """Do what must be done before anything starts; FleetrunError means that nothing will."""
+        """Prepare before anything starts; a FleetrunError means that nothing is started."""
 
-    def tell(self, happening: Happening) -> None:
-        """Hear what happened or was done, in order; Finished is the last."""
+    def on_event(self, happening: Happening) -> None:
+        """Handle what happened or was done, in order; Finished is the last."""
 
     def is_busy(self) -> bool:
-        """Whether something is still to be delivered after Finished."""
+        """Whether something is still to be written after Finished."""
         return False
 
     def close(self) -> None:
         """End."""
 
 
-class Sink(_Listener):
-    """Hears of a run and shows it or writes it down. It may fail without hurting the job."""
+class Sink(_Observer):
+    """Observes a run and shows or records it. It may fail without hurting the job."""
 
     def open(self, waiting: Waiting) -> None:
         """Begin, once all processes are started."""
@@ -46,8 +46,8 @@ class Sink(_Listener):
         return False
 
 
-class Source(_Listener):
-    """Hears of a run and feeds the policy. Its own failure is an event, too.
+class Source(_Observer):
+    """Observes a run and feeds the policy. Its own failure is an event, too.
 
     If it `is_required`, that ends the job with its `exit_code`. `without` completes the sentences
     "the job cannot go on ..." and "the job goes on ...".
@@ -63,17 +63,17 @@ class Source(_Listener):
 
 
 class Equipment(NamedTuple):
-    """Who hears of a run, and its run directory."""
+    """The observers of a run, and its run directory."""
 
     sinks: Sequence[Sink]
     sources: Sequence[Source]
     folder: Folder
 
 
-class Listeners:
-    """All sinks and sources of a run, in the order in which they hear of what happens.
+class Observers:
+    """All sinks and sources of a run, in the order in which they are notified.
 
-    DECLARE takes what sources tell. A listener that fails is let go.
+    DECLARE takes what sources declare. An observer that fails is closed.
     """
 
     def __init__(
@@ -84,29 +84,29 @@ class Listeners:
         say: Callable[[str], None],
         declare: Callable[[Declared], None],
     ) -> None:
-        # What a source makes of an exit, the sinks hear after the exit.
+        # Sinks first: they must see an exit before what a source concludes from it.
         self._all: list[Sink | Source] = [*sinks, *sources]
         self._say = say
         self._declare = declare
         self._shares: dict[int, LoopShare] = {}
         # What happened before they were opened; None: they are open.
-        self._untold: list[Happening] | None = []
+        self._undelivered: list[Happening] | None = []
         self._warned: set[str] = set()
 
     def prepare(self) -> None:
-        """Let everybody prepare; FleetrunError means that nothing can be started."""
+        """Prepare all; a FleetrunError means that nothing can be started."""
         for one in self._all:
             one.prepare()
 
     def open(self, loop: Loop) -> None:
-        """Let everybody begin, and tell them what has happened so far."""
-        untold, self._untold = self._untold or [], None
+        """Open all, and notify them of what has happened so far."""
+        undelivered, self._undelivered = self._undelivered or [], None
         for one in list(self._all):
             share = self._shares[id(one)] = LoopShare(loop, partial(self._shielded, one))
             begin = one.open if isinstance(one, Sink) else partial(self._open_source, one)
             self._shielded(one, partial(begin, share))
-        for happening in untold:
-            self.tell(happening)
+        for happening in undelivered:
+            self.on_event(happening)
 
     def _open_source(self, source: Source, waiting: Waiting) -> None:
         def declare(declared: Declared) -> None:
@@ -115,18 +115,18 @@ class Listeners:
 
         source.open(waiting, declare)
 
-    def tell(self, happening: Happening) -> None:
-        """Tell everybody."""
-        if self._untold is not None:
-            # Starting goes first; they hear of it in a moment.
-            self._untold.append(happening)
+    def on_event(self, happening: Happening) -> None:
+        """Notify all."""
+        if self._undelivered is not None:
+            # Starting the ranks goes first; this is delivered by `open`.
+            self._undelivered.append(happening)
             return
         for one in list(self._all):
             if one in self._all:
-                self._shielded(one, partial(one.tell, happening))
+                self._shielded(one, partial(one.on_event, happening))
 
     def is_busy(self) -> bool:
-        """Whether anybody has still something to deliver."""
+        """Whether any still has something to write."""
         return any(one.is_busy() for one in self._all)
 
     def shows(self, process: int) -> bool:
@@ -134,12 +134,12 @@ class Listeners:
         return any(one.shows(process) for one in self._all if isinstance(one, Sink))
 
     def close(self) -> None:
-        """End; who can say something to the user was opened first and is closed last."""
+        """Close all; the one that prints messages was opened first and is closed last."""
         for one in reversed(list(self._all)):
             self._shielded(one, one.close)
 
     def _shielded(self, one: Sink | Source, call: Callable[[], None]) -> None:
-        """Do CALL; a sink that fails in it is not worth a training run, a source is an event."""
+        """Call CALL; an exception closes a sink with a warning, and is an event of a source."""
         try:
             call()
         except Exception as error:  # noqa: BLE001 - as said above
@@ -155,14 +155,14 @@ class Listeners:
                 self._report(one, why)
 
     def _warn(self, sink: Sink, why: str) -> None:
-        """Say that SINK is let go; what one full disk does to several is one warning."""
+        """Warn that SINK has failed; one full disk that fails several sinks is one warning."""
         if why not in self._warned:
             self._warned.add(why)
             self._say(f"{type(sink).__name__} failed ({why}); the job goes on without it.")
 
     def _report(self, source: Source, why: str) -> None:
         """Let the policy decide what the failure of SOURCE means."""
-        # The other hosts shall notice that nobody answers them any more.
+        # The other hosts must notice that this one does not answer any more.
         with suppress(Exception):
             source.close()
         failed = SourceFailed(

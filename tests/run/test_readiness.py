@@ -31,8 +31,8 @@ from fleetrun.run.events import (
     Spawn,
     Started,
 )
-from fleetrun.run.listening import Listening
 from fleetrun.run.loop import Loop
+from fleetrun.run.portwait import PortWait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ def test_what_ends_the_job_ends_the_wait(event: Event) -> None:
     state, done = play(started(0), event, Ready(1, 1.5))
     assert "Spawn 1" not in named(done)
     assert state.cause == event
-    assert not policy.stands(state, Await(1, 0))
+    assert not policy.is_current(state, Await(1, 0))
 
 
 def test_a_server_that_ends_well_does_not_end_the_wait() -> None:
@@ -143,7 +143,7 @@ def test_no_trainer_ever_starts_before_it_may(dice: list[int]) -> None:
         spawns = [action for action in todo if isinstance(action, Spawn)]
         todo.clear()
         for spawn in spawns:
-            if policy.stands(state, spawn):
+            if policy.is_current(state, spawn):
                 assert spawn.process == 0 or spawn.process in allowed
                 alive.add(spawn.process)
                 feed(started(spawn.process))
@@ -180,7 +180,7 @@ def ask(
 ) -> list[str]:
     """Ask GROUPS for SECONDS at most; return what was heard."""
     loop, heard = Loop(), list[str]()
-    asking = Listening(
+    asking = PortWait(
         groups, waiting=loop, is_gone=gone.__contains__, done=lambda: heard.append("done")
     )
     asking.look()

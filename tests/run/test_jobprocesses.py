@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.run.hunt import Process, doomed
+from fleetrun.run.jobprocesses import Process, of_job
 
 
 def process(pid: int, parent: int, session: int, *, is_marked: bool = False) -> Process:
@@ -23,13 +23,13 @@ def test_the_marked_their_sessions_and_their_descendants_die_and_nobody_else() -
         process(30, 1, 30),
         process(31, 30, 30),
     ]
-    found = doomed(everybody, leaders=frozenset({19}), spare=frozenset())
+    found = of_job(everybody, leaders=frozenset({19}), spare=frozenset())
     assert sorted(one.pid for one in found) == [10, 11, 12, 13, 20]
 
 
 def test_the_guard_spares_itself() -> None:
     both = [process(10, 1, 10, is_marked=True), process(40, 10, 40)]
-    found = doomed(both, leaders=frozenset(), spare=frozenset({40}))
+    found = of_job(both, leaders=frozenset(), spare=frozenset({40}))
     assert [one.pid for one in found] == [10]
 
 
@@ -37,5 +37,5 @@ def test_children_of_who_died_while_we_looked_are_found_by_what_was_seen_before(
     # The rank, 10, died with its group; its child 12 has no mark and another parent by now.
     seen = [process(12, 1, 12), process(11, 10, 10, is_marked=True)]
     before = [process(10, 1, 10, is_marked=True), process(12, 10, 12)]
-    found = doomed([*seen, *before], leaders=frozenset(), spare=frozenset())
+    found = of_job([*seen, *before], leaders=frozenset(), spare=frozenset())
     assert sorted(one.pid for one in found) == [10, 11, 12]

@@ -9,8 +9,8 @@ import pytest
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.events import Declared, Elapsed, Happening, Noticed, SourceFailed
-from fleetrun.run.listeners import Listeners, Sink, Source
 from fleetrun.run.loop import Loop
+from fleetrun.run.observers import Observers, Sink, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,15 +26,15 @@ class _Ear(Sink):
     def __init__(self) -> None:
         self.heard: list[Happening] = []
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         self.heard.append(happening)
 
 
 class _Deaf(_Ear):
     """Fails when it is told something."""
 
-    def tell(self, happening: Happening) -> None:
-        super().tell(happening)
+    def on_event(self, happening: Happening) -> None:
+        super().on_event(happening)
         raise OSError(28, "No space left on device")
 
 
@@ -58,9 +58,9 @@ class _Spring(Source):
         os.write(self.pipe[1], b"x")
         self.fail_at("open")
 
-    def tell(self, happening: Happening) -> None:
+    def on_event(self, happening: Happening) -> None:
         self.heard.append(happening)
-        self.fail_at("tell")
+        self.fail_at("on_event")
 
     def close(self) -> None:
         self.is_closed = True
@@ -72,22 +72,22 @@ class _Spring(Source):
 
 
 class _Room:
-    """Listeners with a loop, whose supervisor only writes down what is declared."""
+    """Observers with a loop, whose supervisor only writes down what is declared."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.declared: list[Declared] = []
         self.loop = Loop()
 
-    def open(self, *listeners: Sink | Source) -> Listeners:
-        made = Listeners(
-            [one for one in listeners if isinstance(one, Sink)],
-            [one for one in listeners if isinstance(one, Source)],
+    def open(self, *observers: Sink | Source) -> Observers:
+        made = Observers(
+            [one for one in observers if isinstance(one, Sink)],
+            [one for one in observers if isinstance(one, Source)],
             say=self.said.append,
             declare=self.declared.append,
         )
         made.prepare()
-        made.tell(NEWS)
+        made.on_event(NEWS)
         made.open(self.loop)
         return made
 
@@ -101,32 +101,32 @@ def room() -> Iterator[_Room]:
 
 def test_what_happened_before_they_were_opened_is_told_then(room: _Room) -> None:
     ear, spring = _Ear(), _Spring()
-    listeners = room.open(ear, spring)
-    listeners.tell(NEWS)
+    observers = room.open(ear, spring)
+    observers.on_event(NEWS)
     assert ear.heard == spring.heard == [NEWS, NEWS]
-    assert not listeners.is_busy()
-    assert not listeners.shows(0)
+    assert not observers.is_busy()
+    assert not observers.shows(0)
 
 
 def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     ear, first, second = _Ear(), _Deaf(), _Deaf()
-    listeners = room.open(first, second, ear)
-    listeners.tell(NEWS)
+    observers = room.open(first, second, ear)
+    observers.on_event(NEWS)
     assert [len(one.heard) for one in (ear, first, second)] == [2, 1, 1]
     assert room.said == ["_Deaf failed (No space left on device); the job goes on without it."]
     assert room.declared == []
 
 
-@pytest.mark.parametrize("place", ["open", "tell", "watch", "alarm", "close"])
+@pytest.mark.parametrize("place", ["open", "on_event", "watch", "alarm", "close"])
 def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None:
     spring = _Spring(place)
-    listeners = room.open(spring)
+    observers = room.open(spring)
     for _ in range(2):
         # A source that has failed leaves nothing to wait for.
         room.loop.alarm("turn", 0.0, lambda: None)
         room.loop.turn()
     if place == "close":
-        listeners.close()
+        observers.close()
     (failed,) = room.declared
     assert isinstance(failed, SourceFailed)
     assert (failed.source, failed.is_required, failed.exit_code) == ("the spring", True, 1)
@@ -140,17 +140,19 @@ def test_wherever_a_source_fails_it_is_an_event(room: _Room, place: str) -> None
 
 
 def test_a_source_that_has_failed_hears_and_declares_nothing_more(room: _Room) -> None:
-    spring = _Spring("tell")
-    listeners = room.open(spring)
-    listeners.tell(NEWS)
+    spring = _Spring("on_event")
+    observers = room.open(spring)
+    observers.on_event(NEWS)
     spring.declare(Noticed("stopped", "rank 0 is stopped", 1.0))
     assert spring.heard == [NEWS]
     assert len(room.declared) == 1
 
 
 def test_a_source_that_is_not_needed_is_said_once(room: _Room) -> None:
-    room.open(_Spring("tell", is_required=False))
-    assert room.said == ["The spring failed (RuntimeError('tell')); the job goes on without water."]
+    room.open(_Spring("on_event", is_required=False))
+    assert room.said == [
+        "The spring failed (RuntimeError('on_event')); the job goes on without water."
+    ]
     assert len(room.declared) == 1
 
 

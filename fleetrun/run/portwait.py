@@ -1,4 +1,4 @@
-"""Waits until others listen: asks again and again, without ever blocking."""
+"""Waits until endpoints listen, by repeated non-blocking connection attempts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 _PACE_S = 0.05
-# Who has not come by then takes its time: a slow disk, or a host that is started by hand.
+# After this, try less often: a slow disk, or a host that is started by hand.
 _SLOWER_AFTER_S = 10.0
 _SLOW_PACE_S = 0.5
-# A firewall that drops packets: the kernel alone would ask for two minutes.
+# A firewall may drop packets; the kernel alone would retry for two minutes.
 _UNANSWERED_S = 2.0
 
 Group = tuple["Endpoint", ...]
 
 
-class Listening:
+class PortWait:
     """Waits until one endpoint of each of GROUPS listens, or is gone; then calls DONE once.
 
-    Somebody who listens sees a connection that is closed at once, no more.
+    A listening process sees a connection that is closed at once.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Listening:
 
     @property
     def silent(self) -> tuple[Group, ...]:
-        """The groups of which nobody listens yet."""
+        """The groups of which no endpoint listens yet."""
         return tuple(self._groups)
 
     def look(self) -> None:
-        """Ask all who have not answered; come again soon if there are any."""
+        """Try all endpoints that do not listen yet; try again later if any are left."""
         self._groups = [group for group in self._groups if not self._is_settled(group)]
         if not self._groups:
             self.stop()
@@ -61,14 +61,14 @@ class Listening:
         self._waiting.alarm("listening", now + pace, self.look)
 
     def stop(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self._waiting.alarm("listening", None, self.look)
         for call in self._calls.values():
             call.close()
         self._calls.clear()
 
     def _is_settled(self, group: Group) -> bool:
-        # Who has ended well, a server that was not needed, say, will never listen.
+        # A process that has ended, such as a server that was not needed, will never listen.
         if any(map(self._is_gone, group)):
             return True
         answers = [self._listens(endpoint) for endpoint in group]
@@ -80,7 +80,7 @@ class Listening:
             try:
                 call = _Call(endpoint)
             except OSError:
-                # Nobody there, no way there, or no such name yet.
+                # Connection refused, no route, or no such name yet.
                 return False
         if call.is_answered():
             call.close()
@@ -114,7 +114,7 @@ class _Call:
         if self._events() != select.POLLOUT:
             return False
         try:
-            # A caller that was given the very port that it calls reaches itself.
+            # A socket whose own port is the one it connects to is connected to itself.
             return bool(self._socket.getpeername() != self._socket.getsockname())
         except OSError:
             return False

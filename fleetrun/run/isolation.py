@@ -1,7 +1,7 @@
-"""A question to a driver, asked in a process of its own: one that hangs holds nobody up.
+"""Calls that may hang, such as into a driver, made in a child process with a timeout.
 
-A driver that is stuck keeps whoever asks it inside the kernel, where even SIGKILL may not reach.
-So a child asks, and is left behind if there is no answer in time.
+A stuck driver keeps its caller inside the kernel, where even SIGKILL may not end it.
+So a child makes the call, and is abandoned when the timeout passes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 65536
-# What SIGKILL reaches is gone by then, and so is what has closed its pipe by crashing.
+# A child that SIGKILL can end, or that has crashed, is gone within this time.
 _END_S = 0.1
 
 
-class Answer(NamedTuple):
-    """What the child found out; or, in `trouble`, why it could not."""
+class CallResult(NamedTuple):
+    """What the function returned, or in `trouble` why it did not return."""
 
     value: object = None
     trouble: str = ""
 
 
-class Question:
-    """One question: `ask` runs in a child, and what it returns comes back through `fd`.
+class IsolatedCall:
+    """One call: `ask` runs in a child, and its result comes back through `fd`.
 
-    The answer is made of plain values: numbers, text, None, tuples, lists and dicts of those.
-    Raises OSError when there can be no child.
+    The result is made of plain values: numbers, text, None, tuples, lists and dicts of those.
+    Raises OSError when no child can be started.
     """
 
-    # Whether the child is still there although it was killed.
+    # Whether the child still runs although it was sent SIGKILL.
     is_left = False
 
     def __init__(self, ask: Callable[[], object]) -> None:
@@ -58,14 +58,14 @@ class Question:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(write_fd)
 
-    def read(self) -> Answer | None:
-        """Take what has come through `fd`; the answer once it is whole."""
+    def read(self) -> CallResult | None:
+        """Read what has arrived through `fd`; return the result once it is complete."""
         part = os.read(self.fd, _CHUNK)
         self._parts.append(part)
         return None if part else self._ended()
 
-    def wait(self, until: float) -> Answer | None:
-        """Return the answer; None if it has not come by the moment UNTIL."""
+    def wait(self, until: float) -> CallResult | None:
+        """Return the result; None if it has not arrived by UNTIL (monotonic seconds)."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         while poll.poll(max(0.0, until - time.monotonic()) * 1000):
@@ -76,32 +76,32 @@ class Question:
         return None
 
     def abandon(self) -> str:
-        """Kill the child, without waiting for it; say how it stood."""
-        standing = f"process {self.pid}, {proc.standing(self.pid)}"
+        """Kill the child without waiting for it, and return the state it was in."""
+        standing = f"process {self.pid}, {proc.state_of(self.pid)}"
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._reap(_END_S)
         self.close()
         return f"{standing}, left behind as SIGKILL does not end it" if self.is_left else standing
 
-    def _ended(self) -> Answer:
+    def _ended(self) -> CallResult:
         """Return what the child has written, or how it ended instead."""
         try:
             value = marshal.loads(b"".join(self._parts))  # noqa: S302 - our own child's
         except (EOFError, ValueError, TypeError):
             value = None
-        if isinstance(value, tuple) and len(value) == len(Answer._fields):
+        if isinstance(value, tuple) and len(value) == len(CallResult._fields):
             self._reap(0.0)
-            return Answer(*value)
-        return Answer(trouble=f"the process that asks it {self._reap(_END_S)}")
+            return CallResult(*value)
+        return CallResult(trouble=f"the process that asks it {self._reap(_END_S)}")
 
     def close(self) -> None:
-        """Give the descriptors back, when the answer is there and nobody watches `fd` any more."""
+        """Close the descriptors; nothing may watch `fd` any more."""
         os.close(self._pidfd)
         os.close(self.fd)
 
     def _reap(self, seconds: float) -> str:
-        """Reap the child if it ends within SECONDS; the supervisor does it later otherwise."""
+        """Reap the child if it ends within SECONDS; otherwise the supervisor does it later."""
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         self.is_left = not poll.poll(seconds * 1000) and seconds > 0.0
@@ -115,7 +115,7 @@ class Question:
 
 
 def _be_child(ask: Callable[[], object], write_fd: int) -> None:
-    """Ask, and never return into the launcher's code."""
+    """Call ASK, write its result to WRITE_FD and exit."""
     try:
         launcher = os.getppid()
         for one in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -126,7 +126,7 @@ def _be_child(ask: Callable[[], object], write_fd: int) -> None:
         libc.prctl(libc.PR_SET_NAME, b"fleetrun-asks")
         if os.getppid() != launcher:
             return
-        # Whoever waits for the end of a pipe of the launcher's shall not wait for us.
+        # This child must not keep the launcher's pipes open for their readers.
         os.dup2(write_fd, 3)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in range(3):
@@ -137,7 +137,7 @@ def _be_child(ask: Callable[[], object], write_fd: int) -> None:
         except Exception as error:  # noqa: BLE001 - whatever a library may raise is the answer
             answer = (None, f"{type(error).__name__}: {error}")
         with os.fdopen(3, "wb") as pipe:
-            # The end of the answer is its end, as to end may take a driver long, too.
+            # The reader waits for the end of the pipe, not of the process, which may hang, too.
             pipe.write(marshal.dumps(answer))  # type: ignore[arg-type]
     finally:
         os._exit(0)

@@ -1,6 +1,6 @@
-"""Finding and killing, over all of /proc, what carries a job's marker or descends from such.
+"""Finding all processes of a job in /proc, by the marker in their environment, and killing them.
 
-What the guard is not the parent of, in whatever generation, is found no other way.
+This also finds processes that do not descend from the guard.
 """
 
 # pathlib costs start-up time.
@@ -17,7 +17,7 @@ _PAUSE_MS = 5
 
 
 class Process(NamedTuple):
-    """What /proc says of one process."""
+    """What /proc says about one process."""
 
     pid: int
     parent: int
@@ -27,10 +27,10 @@ class Process(NamedTuple):
     is_marked: bool
 
 
-def doomed(
+def of_job(
     processes: list[Process], leaders: frozenset[int], spare: frozenset[int]
 ) -> list[Process]:
-    """Return the processes of the job: marked, in a session of LEADERS, or born of such."""
+    """Return the processes of the job: marked, in a session of LEADERS, or descendants of such."""
     found = {p.pid: p for p in processes if p.is_marked or p.session in leaders}
     grown = True
     while grown:
@@ -40,16 +40,16 @@ def doomed(
     return [process for pid, process in found.items() if pid not in spare]
 
 
-def hunt(marker: bytes, leaders: frozenset[int], seconds: float, shared: int) -> bool:
-    """Kill every process of the job until none is left; say whether that came true.
+def kill_all(marker: bytes, leaders: frozenset[int], seconds: float, shared: int) -> bool:
+    """Kill every process of the job until none is left; return whether none is left in time.
 
-    Strangers are in the process group SHARED, too.
+    The process group SHARED also has processes of others, so it is never killed as a group.
     """
     deadline = time.monotonic() + seconds
     spare = frozenset((os.getpid(),))
     pause = select.poll()
     while time.monotonic() < deadline:
-        targets = doomed(_look_around(marker, shared), leaders, spare)
+        targets = of_job(_scan(marker, shared), leaders, spare)
         if not targets:
             return True
         for process in targets:
@@ -58,14 +58,14 @@ def hunt(marker: bytes, leaders: frozenset[int], seconds: float, shared: int) ->
     return False
 
 
-def _look_around(marker: bytes, shared: int) -> list[Process]:
+def _scan(marker: bytes, shared: int) -> list[Process]:
     """Read every living process from /proc, and kill those with the marker at once.
 
     The newest come first: a process that forks and exits all the time (a "hopper") has a new
     number by the time that older ones are read.
     """
-    # Who dies with its group before it is read was somebody's parent, and its children are
-    # nobody's by then.
+    # A process that dies with its group before it is read may have had children, whose parent
+    # would not be known then.
     before = [one for pid in _pids() if (one := _read_process(pid, b"")) is not None]
     seen = []
     for pid in _pids():
@@ -79,15 +79,15 @@ def _look_around(marker: bytes, shared: int) -> list[Process]:
 
 
 def _pids() -> list[int]:
-    """Return all processes, the newest first, as far as numbers tell."""
+    """Return all process ids, the highest first, which are usually the newest."""
     return sorted(proc.pids(), reverse=True)
 
 
 def _kill_group(process: Process) -> None:
-    """Kill the process group of a marked process: a fork cannot get away from that.
+    """Kill the process group of a marked process, which a fork cannot escape.
 
-    The group is the job's own, as ranks lead sessions of theirs and groups never span sessions;
-    but for the rank that reads the launcher's terminal.
+    The group is the job's own: each rank leads a session, and a group never spans sessions. The
+    exception is the rank that reads the launcher's terminal.
     """
     if process.group not in {0, os.getpgrp()}:
         try:
@@ -98,7 +98,7 @@ def _kill_group(process: Process) -> None:
 
 
 def _read_process(pid: int, marker: bytes) -> Process | None:
-    """Return how PID is, without a look for a MARKER that is empty; None when it is no more."""
+    """Return the process PID, with its MARKER looked for unless that is empty; None: it is gone."""
     stat = proc.stat(pid)
     if stat is None:
         return None

@@ -1,6 +1,6 @@
-"""Telling others that a job has ended: a command (--on_end) and an address (--webhook).
+"""Notifications of the end of a job: a command (--on_end) and a webhook (--webhook).
 
-Nothing of it changes the exit code, and all of it ends within a bounded time.
+They never change the exit code, and together they take at most TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import urllib.request
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fleetrun.run.asking import Question
+from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# So long both together may take.
-PATIENCE_S = 30.0
-# A reader of ours that takes nothing else has the time to end.
+# The most that both together may take.
+TIMEOUT_S = 30.0
+# Time for the command to end after it was asked to.
 _GRACE_S = 2.0
 
 
-class _Stopped(Exception):  # noqa: N818 - nothing is wrong
-    """Somebody wants us to end."""
+class _Interrupted(Exception):  # noqa: N818 - nothing is wrong
+    """A signal asked the launcher to end."""
 
 
-def tell(
+def notify(
     text: str,
     *,
     command: str | None,
     url: str | None,
     say: Callable[[str], None],
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> None:
-    """Give the JSON object TEXT to the shell COMMAND, as its standard input, and POST it to URL.
+    """Write the JSON object TEXT to the standard input of the shell COMMAND, and POST it to URL.
 
-    SAY gets a line about what did not work. A signal that asks us to end ends the wait.
+    SAY gets a line for each failure. A signal that asks the launcher to end stops the wait.
     """
-    until = time.monotonic() + patience_s
+    until = time.monotonic() + timeout_s
     with _Signals() as signals:
         child = None
         try:
             child = _started(command, text, say) if command else None
             if url:
-                _notify(url, text, until, signals, say)
+                _post_within(url, text, until, signals, say)
             if child is not None:
                 _wait(child, until, signals, say)
-        except _Stopped:
+        except _Interrupted:
             return
         finally:
             if child is not None:
@@ -60,7 +60,7 @@ def tell(
 
 
 class _Signals:
-    """Meanwhile, signals that ask us to end only end a wait; one that comes before it, too."""
+    """Handlers under which a signal only ends the wait, even if it arrived before the wait."""
 
     _WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -74,7 +74,7 @@ class _Signals:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let signals be what they were."""
+        """Restore the previous handlers."""
         signal.set_wakeup_fd(self._wakeup_fd)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
@@ -82,7 +82,7 @@ class _Signals:
         os.close(self._write_fd)
 
     def wait(self, fd: int, until: float) -> bool:
-        """Return whether FD is readable by the moment UNTIL; _Stopped where a signal is faster."""
+        """Return whether FD is readable before UNTIL; raise _Interrupted on a signal."""
         poll = select.poll()
         for each in (fd, self._fd):
             poll.register(each, select.POLLIN)
@@ -90,22 +90,22 @@ class _Signals:
             left_ms = max(until - time.monotonic(), 0.0) * 1000
             ready = {each for each, _ in poll.poll(left_ms)}
             if self._fd in ready and set(os.read(self._fd, 64)) & set(self._WANTED):
-                raise _Stopped
+                raise _Interrupted
             if fd in ready:
                 return True
             if not ready:
                 return False
 
 
-def _notify(
+def _post_within(
     url: str, text: str, until: float, signals: _Signals, say: Callable[[str], None]
 ) -> None:
     """POST TEXT to URL, by the moment UNTIL."""
     left_s = max(until - time.monotonic(), 0.0)
     try:
-        question = Question(lambda: _post(url, text, left_s))
+        question = IsolatedCall(lambda: _post(url, text, left_s))
     except OSError as error:
-        say(f"The end is not posted: no process can be started ({error.strerror}).")
+        say(f"The webhook is not called: no process can be started ({error.strerror}).")
         return
     answer = None
     try:
@@ -117,9 +117,9 @@ def _notify(
         else:
             question.close()
     if answer is None:
-        say("The end could not be posted: no answer in time.")
+        say("The webhook did not answer in time.")
     elif answer.trouble or answer.value:
-        say(f"The end could not be posted ({answer.trouble or answer.value}).")
+        say(f"The webhook failed ({answer.trouble or answer.value}).")
 
 
 def _wait(
@@ -132,13 +132,13 @@ def _wait(
     finally:
         os.close(pidfd)
     if not has_ended:
-        say("The command of --on_end did not end in time, and is stopped.")
+        say("The command of --on_end did not end in time and is stopped.")
     elif child.wait():
-        say(f"The command of --on_end ended with {child.returncode}.")
+        say(f"The command of --on_end exited with {child.returncode}.")
 
 
 def _started(command: str, text: str, say: Callable[[str], None]) -> subprocess.Popen[bytes] | None:
-    """Start COMMAND with TEXT to read; what it prints goes where our own lines go."""
+    """Start COMMAND with TEXT as its standard input and standard error as its output."""
     reader, writer = os.pipe()
     try:
         # It is far smaller than any pipe.
@@ -155,7 +155,7 @@ def _started(command: str, text: str, say: Callable[[str], None]) -> subprocess.
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End CHILD and all of its group, if anything of it is left."""
+    """Kill the process group of CHILD if any of it still runs."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is not None:
             return
@@ -165,8 +165,8 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
             child.wait(_GRACE_S)
 
 
-def _post(url: str, text: str, patience_s: float) -> str:
-    """POST TEXT to URL; return why it was not taken, without a word of the address."""
+def _post(url: str, text: str, timeout_s: float) -> str:
+    """POST TEXT to URL; return why it failed, without any part of the URL, or nothing."""
     request = urllib.request.Request(  # noqa: S310 - the option takes http and https only
         url,
         data=text.encode(),
@@ -174,7 +174,7 @@ def _post(url: str, text: str, patience_s: float) -> str:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=patience_s):  # noqa: S310 - as above
+        with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310 - as above
             return ""
     except urllib.error.HTTPError as error:
         return f"HTTP status {error.code}"
