@@ -28,7 +28,7 @@ from chaos_report import Result, report
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # noqa: E402 - it lives beside the tests
+import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

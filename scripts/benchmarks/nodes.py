@@ -27,7 +27,7 @@ from report import Goal, ms, spread, summary
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab
+import lab  # pyright: ignore[reportMissingImports] - in tests
 
 if TYPE_CHECKING:
     import argparse
