@@ -82,13 +82,15 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:  # noqa: C901 -
     def plan(roster: Roster) -> LaunchPlan:
         return planner.plan(request, facts, share, roster)
 
-    def gathered(say: Callable[[str], None]) -> tuple[Gathering, Session | None]:
+    def gathered(
+        say: Callable[[str], None], hide: Callable[[str], str]
+    ) -> tuple[Gathering, Session | None]:
         if is_alone:
             return AtOnce(lambda attempt: plan(gather(attempt))), None
         from fleetrun.session import joining  # noqa: PLC0415 - only with other hosts
 
         session, gathering = joining.join(
-            request, facts, found, slots, gather=gather, plan=plan, say=say
+            request, facts, found, slots, gather=gather, plan=plan, say=say, hide=hide
         )
         return gathering, session
 
@@ -120,7 +122,9 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
 
 
 def _run(
-    begin: Callable[[Callable[[str], None]], tuple[Gathering, Session | None]],
+    begin: Callable[
+        [Callable[[str], None], Callable[[str], str]], tuple[Gathering, Session | None]
+    ],
     request: Request,
     environ: Mapping[str, str],
     files: FileLimit,
@@ -131,7 +135,7 @@ def _run(
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
     hide = secrets.of_launch(request, environ)
     messages = Messages(is_coloured=is_coloured, hide=hide)
-    gathering, session = begin(messages.say)
+    gathering, session = begin(messages.say, hide)
 
     has_screen = background is None and _has_screen(request, environ)
 

@@ -11,7 +11,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.session import coordinator, member
+from fleetrun.session import coordinator, member, state
 from fleetrun.session.messages import Failure, Offer, Roster, Verdict
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ class World:
         self.coordinator_alive = True
         self.coordinator_timer = 0
         self.launchers = [Launcher(self, i, name=f"host {i}") for i in range(hosts)]
-        self.coordinator = coordinator.begin(terms, self.launchers[0].clock())
+        self.coordinator = state.begin(terms, self.launchers[0].clock())
         self.messages = 0
         self.generations: dict[int, Roster] = {}
 
@@ -253,20 +253,20 @@ class World:
 
     # The coordinator ------------------------------------------------------------------------
 
-    def feed(self, event: coordinator.Event) -> None:
+    def feed(self, event: state.Event) -> None:
         """Let the coordinator take EVENT."""
         if not self.coordinator_alive:
             return
         self.coordinator, actions = coordinator.step(self.coordinator, event)
         for action in actions:
             match action:
-                case coordinator.Send(connections=connections, message=message):
+                case state.Send(connections=connections, message=message):
                     if isinstance(message, Roster):
                         known = self.generations.setdefault(message.generation, message)
                         assert known == message, "the coordinator made two rosters"
                     for number in connections:
                         self.to_member(number, message)
-                case coordinator.Close(connection=connection):
+                case state.Close(connection=connection):
                     wire = self.wires.get(connection)
                     if wire is not None:
                         self.after(0.001, lambda w=wire[0]: self.break_wire(w))  # type: ignore[misc]
@@ -281,7 +281,7 @@ class World:
 
         def elapse() -> None:
             if timer == self.coordinator_timer:
-                self.feed(coordinator.Elapsed(first.clock()))
+                self.feed(state.Elapsed(first.clock()))
 
         self.at(due + 1e-6, elapse)
 
@@ -317,7 +317,7 @@ class World:
 
         def call() -> None:
             self.feed(
-                coordinator.Received(
+                state.Received(
                     wire.number,
                     message,
                     self.launchers[0].clock(),
@@ -380,7 +380,7 @@ class World:
             return
         wire.is_open = False
         _, host = self.wires.pop(wire.number)
-        self.feed(coordinator.Broken(wire.number, self.launchers[0].clock()))
+        self.feed(state.Broken(wire.number, self.launchers[0].clock()))
 
         def notice() -> None:
             if host.wire is wire:

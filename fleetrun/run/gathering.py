@@ -28,6 +28,8 @@ class Gathering:
 
     # The job ends when the plan is not there within this time.
     timeout_s = TIMEOUT_S
+    # Whether other hosts take silence of this launcher for a loss.
+    is_shared = False
     # How often to print what it waits for.
     progress_s = 10.0
 
@@ -42,6 +44,10 @@ class Gathering:
     def missing(self) -> str:
         """Name what the answer waits for."""
         return "the hosts of the job"
+
+    def progress(self, left_s: float) -> str:
+        """Say for whom it waits, up to LEFT_S seconds from now; empty: nothing."""
+        return f"Waiting up to {left_s:.0f} s for {self.missing()}."
 
     def cancel(self) -> None:
         """Stop; the answer is not wanted any more."""
@@ -106,7 +112,9 @@ class Round:
 
     def _remark(self) -> None:
         left = self._until - time.monotonic()
-        self._say(f"Waiting up to {left:.0f} s for {self._gathering.missing()}.")
+        said = self._gathering.progress(left)
+        if said:
+            self._say(said)
         self._remark_later()
 
     def late(self) -> RendezvousError:

@@ -6,13 +6,12 @@ member, every broken connection, and Elapsed at `wake_at`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import RendezvousError
-from fleetrun.session import seating
+from fleetrun.session import admission, seating
 from fleetrun.session.messages import (
     LOST,
-    PROTOCOL,
     Acknowledged,
     Done,
     Entry,
@@ -31,135 +30,30 @@ from fleetrun.session.messages import (
     Verdict,
 )
 from fleetrun.session.seating import Host
+from fleetrun.session.state import (
+    ENDED,
+    FORMING,
+    PREPARING,
+    RUNNING,
+    STOPPING,
+    Broken,
+    Close,
+    Elapsed,
+    Received,
+    Report,
+    Send,
+    to_seated,
+    with_host,
+    without_host,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from fleetrun.session.messages import FromCoordinator, FromMember, Offer
+    from fleetrun.session.messages import FromCoordinator
+    from fleetrun.session.state import Action, Event, State, Step
     from fleetrun.session.terms import Terms
 
-FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
-    "forming",
-    "preparing",
-    "running",
-    "stopping",
-    "ended",
-)
 # Everybody hears who is missing this often, at most.
 _REMARK_S = 1.0
-# Misconfigured hosts try again and again; so many are remembered.
-_REMEMBERED = 16
-# What all of them say fits into one failure's text, which every member takes.
-_LONGEST_REFUSAL = 700
-
-
-class Received(NamedTuple):
-    """A message came in over a connection; `address` is its other end, `own` is ours."""
-
-    connection: int
-    message: FromMember
-    at: float
-    address: str = ""
-    own: str = ""
-    # It is from the launcher in which the coordinator is.
-    is_local: bool = False
-
-
-class Broken(NamedTuple):
-    """A connection is no more."""
-
-    connection: int
-    at: float
-
-
-class Elapsed(NamedTuple):
-    """Time has passed."""
-
-    at: float
-
-
-class Send(NamedTuple):
-    """Send a message over each of some connections."""
-
-    connections: tuple[int, ...]
-    message: FromCoordinator
-
-
-class Close(NamedTuple):
-    """Close a connection, once all is sent."""
-
-    connection: int
-
-
-Event: TypeAlias = Received | Broken | Elapsed
-Action: TypeAlias = Send | Close
-
-
-class Report(NamedTuple):
-    """A failure of this generation, with the moment that counts for who was first."""
-
-    at: float
-    launcher: str
-    failure: Failure
-
-
-class State(NamedTuple):
-    """Where the session stands."""
-
-    terms: Terms
-    began_at: float
-    wake_at: float
-    # When the roster must stand, and how long that is after its beginning.
-    deadline: float
-    timeout_s: float
-    phase: str = FORMING
-    generation: int = 0
-    restarts: int = 0
-    hosts: Mapping[str, Host] = {}
-    connections: Mapping[int, str] = {}
-    # Of this generation, once it stands.
-    roster: Roster | None = None
-    reports: tuple[Report, ...] = ()
-    stop: Stop | None = None
-    # Of the last generation that ended.
-    verdict: Verdict | None = None
-    # No generation begins before: a host that is cut off may still be training.
-    not_before: float = 0.0
-    # Lost launchers: their ranks may live no more, so they never come back.
-    lost: frozenset[str] = frozenset()
-    refused: tuple[str, ...] = ()
-    # Our own address, as the others see it.
-    own: str = ""
-    looked_at: float = 0.0
-    told_at: float = 0.0
-    told: str = ""
-
-    @property
-    def seated(self) -> tuple[str, ...]:
-        """The launchers of this generation's roster."""
-        return () if self.roster is None else tuple(e.launcher for e in self.roster.entries)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody has to hear anything any more."""
-        others = (host for host in self.hosts.values() if not host.is_local)
-        return self.phase == ENDED and not any(True for _ in others)
-
-
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
-
-
-def begin(terms: Terms, at: float) -> State:
-    """Return the state of a session of which nobody is known yet."""
-    return State(
-        terms,
-        at,
-        at + min(terms.look_s, terms.rdzv_timeout_s),
-        at + terms.rdzv_timeout_s,
-        terms.rdzv_timeout_s,
-        looked_at=at,
-        told_at=at,
-    )
 
 
 def step(state: State, event: Event) -> Step:
@@ -185,9 +79,9 @@ def _join(state: State, event: Received) -> Step:
     known = state.hosts.get(join.launcher)
     if known is not None:
         return _rejoin(state, event, join, known)
-    why = _objection(state, event, join)
+    why = admission.objection(state, event, join)
     ended = None if state.phase != ENDED else state.verdict
-    if ended is not None and ended.failure is not None and not _misfit(state, join):
+    if ended is not None and ended.failure is not None and not admission.misfit(state, join):
         late = ended._replace(generation=join.generation)
         return state, (Send((event.connection,), late), Close(event.connection))
     if why:
@@ -201,18 +95,39 @@ def _join(state: State, event: Received) -> Step:
         event.at,
         event.at,
     )
-    rival = _rival(state, host)
-    if rival is not None and rival.connection is not None:
-        return _quarrel(state, event, host, rival)
-    if rival is not None:
+    holder = admission.holder_of(state, host.offer.rank)
+    if holder is not None and holder.connection is not None:
+        return _two_of_one_rank(state, event, host, holder)
+    if holder is not None:
         # It was killed, and somebody has started it again.
-        state = _without(state, rival)
-    state = _with(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
+        state = without_host(state, holder)
+    state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
     if state.phase == FORMING or join.launcher not in state.seated:
         told = Send((event.connection,), Missing(_missing(state), _remarks_for(state, host)))
         return state, (told, *actions)
     return state, actions
+
+
+def _refuse(state: State, event: Received, why: str) -> Step:
+    """Refuse a launcher, and end the job that nobody else can make complete."""
+    join = event.message
+    assert isinstance(join, Join)  # noqa: S101 - see step
+    state, actions = admission.refuse(state, event, why)
+    is_awaited = not state.terms.may_change and admission.is_awaited(state, event.address)
+    if not (is_awaited and admission.misfit(state, join)):
+        return state, actions
+    state, more = _rendezvous_failed(state, admission.line(event, why), event.at)
+    return state, (*actions, *more)
+
+
+def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
+    """End the job of which two hosts, both with its token, want the same place."""
+    who = f"{holder.name}, pid {holder.offer.pid}, and {host.name}, pid {host.offer.pid}"
+    what = f"two launchers have rank {host.offer.rank}: {who}"
+    state, actions = _rendezvous_failed(state, what, event.at)
+    assert state.verdict is not None  # noqa: S101 - just made
+    return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
 
 
 def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
@@ -231,7 +146,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
         is_joined=host.is_joined or is_next,
         offer=join.offer if is_next else host.offer,
     )
-    state = _with(state, host)
+    state = with_host(state, host)
     actions += [Send((event.connection,), message) for message in _owed(state, host, join)]
     state, more = _form(state, event.at)
     return state, (*actions, *more)
@@ -256,70 +171,6 @@ def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
     return owed
 
 
-def _objection(state: State, event: Received, join: Join) -> str:
-    """Say why a launcher cannot take part; nothing if it can."""
-    if join.launcher in state.lost:
-        return "it was silent for too long, and counts as lost"
-    if state.phase == ENDED:
-        return "the job has ended"
-    return "; ".join(_misfit(state, join)) or _no_place(state, event, join.offer)
-
-
-def _misfit(state: State, join: Join) -> list[str]:
-    """Return in what a launcher differs that must not differ."""
-    ours = next((host for host in state.hosts.values() if host.is_local), None)
-    where = "the coordinator" if ours is None else ours.offer.hostname
-    if join.protocol != PROTOCOL:
-        return [f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"]
-    return [] if ours is None else seating.differences(ours.offer, join.offer, where=where)
-
-
-def _no_place(state: State, event: Received, offer: Offer) -> str:
-    """Say why there is no place for a launcher; nothing if there is one."""
-    terms, rank = state.terms, offer.rank
-    if rank is not None and rank >= terms.most:
-        return f"its rank is {rank}, and the job has {terms.most} hosts, 0 to {terms.most - 1}"
-    if (
-        state.phase == FORMING
-        and any(one.offer.rank == rank for one in state.hosts.values())
-        and (rank is not None)
-    ):
-        # Two want the same place, or one was started again.
-        return ""
-    is_closed = state.phase != FORMING and not terms.may_change
-    here = [host.name for host in state.hosts.values() if host.connection is not None]
-    if is_closed or (not event.is_local and len(here) >= terms.most + terms.spares):
-        return f"all hosts of the job are there: {seating.listed(here)}"
-    return ""
-
-
-def _refuse(state: State, event: Received, why: str) -> Step:
-    join = event.message
-    assert isinstance(join, Join)  # noqa: S101 - see step
-    why = why[:_LONGEST_REFUSAL]
-    line = f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
-    if state.phase != ENDED and line not in state.refused:
-        state = state._replace(refused=(*state.refused, line)[-_REMEMBERED:])
-    return state, (Send((event.connection,), Refused(why)), Close(event.connection))
-
-
-def _rival(state: State, host: Host) -> Host | None:
-    """Return the host that has the rank which HOST wants."""
-    if host.offer.rank is None or state.phase != FORMING:
-        return None
-    same = (one for one in state.hosts.values() if one.offer.rank == host.offer.rank)
-    return next(same, None)
-
-
-def _quarrel(state: State, event: Received, host: Host, rival: Host) -> Step:
-    """End the job of which two hosts want the same place."""
-    who = f"{rival.name}, pid {rival.offer.pid}, and {host.name}, pid {host.offer.pid}"
-    what = f"two launchers have rank {host.offer.rank}: {who}"
-    state, actions = _rendezvous_failed(state, what, event.at)
-    assert state.verdict is not None  # noqa: S101 - just made
-    return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
-
-
 # The roster -----------------------------------------------------------------------------------
 
 
@@ -334,13 +185,19 @@ def _form(state: State, at: float) -> Step:
     for order, host in enumerate(chosen):
         hosts[host.launcher] = host._replace(order=order)
     entries = tuple(_entry(state, host) for host in chosen)
-    roster = Roster(state.generation, state.restarts, entries, state.refused)
-    state = state._replace(phase=PREPARING, hosts=hosts, roster=roster)
-    actions: list[Action] = [_to_seated(state, roster)]
+    roster = Roster(state.generation, state.restarts, entries, state.remarks)
+    state = state._replace(
+        phase=PREPARING,
+        hosts=hosts,
+        roster=roster,
+        deadline=at + terms.prepare_s,
+        timeout_s=terms.prepare_s,
+    )
+    actions: list[Action] = [to_seated(state, roster)]
     if not terms.may_change:
         # One that was counted twice: its connection broke, and it came again as another one.
         for host in [host for host in hosts.values() if host.launcher not in state.seated]:
-            state = _without(state, host)
+            state = without_host(state, host)
             if host.connection is not None:
                 actions += [
                     Send((host.connection,), Refused("all hosts of the job are there")),
@@ -382,9 +239,9 @@ def _remarks_for(state: State, host: Host) -> tuple[str, ...]:
     """Return who was refused, and in what HOST differs."""
     ours = next((one for one in state.hosts.values() if one.is_local), None)
     if ours is None or ours is host:
-        return state.refused
+        return state.remarks
     found = seating.remarks(ours.offer, host.offer, where=ours.offer.hostname)
-    return (*state.refused, *(f"{host.name}: {each}" for each in found))
+    return (*state.remarks, *(f"{host.name}: {each}" for each in found))
 
 
 # While it runs --------------------------------------------------------------------------------
@@ -396,7 +253,7 @@ def _received(state: State, event: Received) -> Step:
     if host is None:
         return state, ()
     host = host._replace(heard_at=event.at)
-    state = _with(state, host)
+    state = with_host(state, host)
     match event.message:
         case Heartbeat(number=number):
             return state, (Send((event.connection,), Acknowledged(number)),)
@@ -417,9 +274,9 @@ def _reported(
     """Take what a host of the roster says about this generation."""
     match message:
         case Ready() if state.phase == PREPARING:
-            return _ready(_with(state, host._replace(is_ready=True)))
+            return _ready(with_host(state, host._replace(is_ready=True)))
         case Done() if state.phase == RUNNING:
-            return _done(_with(state, host._replace(is_done=True)), at)
+            return _done(with_host(state, host._replace(is_done=True)), at)
         case Failed(failure=failure):
             return _failed(state, host.launcher, failure, at)
         case Stopped(failure=failure):
@@ -432,7 +289,7 @@ def _ready(state: State) -> Step:
     if not all(state.hosts[one].is_ready for one in state.seated):
         return state, ()
     state = state._replace(phase=RUNNING)
-    return state, (_to_seated(state, Start(state.generation)),)
+    return state, (to_seated(state, Start(state.generation)),)
 
 
 def _done(state: State, at: float) -> Step:
@@ -452,7 +309,7 @@ def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
         return state, ()
     stop = Stop(state.generation, failure)
     state = state._replace(phase=STOPPING, stop=stop)
-    return state, (_to_seated(state, stop),)
+    return state, (to_seated(state, stop),)
 
 
 def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> Step:
@@ -470,7 +327,7 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
         state = state._replace(reports=reports)
     if state.phase != STOPPING:
         return state, actions
-    state = _with(state, host._replace(is_stopped=True))
+    state = with_host(state, host._replace(is_stopped=True))
     state, more = _arbitrate(state, at)
     return state, (*actions, *more)
 
@@ -488,7 +345,7 @@ def _arbitrate(state: State, at: float) -> Step:
     verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
     if is_final:
         return _end(state, verdict, at)
-    told = _to_seated(state, verdict)
+    told = to_seated(state, verdict)
     hosts = {
         one: host._replace(is_joined=False) if one in state.seated else host
         for one, host in state.hosts.items()
@@ -497,7 +354,7 @@ def _arbitrate(state: State, at: float) -> Step:
         one: host._replace(is_ready=False, is_done=False, is_stopped=False)
         for one, host in hosts.items()
     }
-    patience = terms.elastic_timeout_s if terms.is_elastic else terms.rdzv_timeout_s
+    timeout_s = terms.elastic_timeout_s if terms.is_elastic else terms.rdzv_timeout_s
     return state._replace(
         phase=FORMING,
         generation=state.generation + 1,
@@ -507,8 +364,8 @@ def _arbitrate(state: State, at: float) -> Step:
         reports=(),
         stop=None,
         verdict=verdict,
-        deadline=max(at, state.not_before) + patience,
-        timeout_s=patience,
+        deadline=max(at, state.not_before) + timeout_s,
+        timeout_s=timeout_s,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
     ), (told,)
@@ -533,7 +390,7 @@ def _broken(state: State, connection: int, at: float) -> Step:
 
 def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
     """Let a launcher go that says so: at the end, or because it was asked to stop."""
-    state = _without(state, host)
+    state = without_host(state, host)
     closing = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED:
         return state, closing
@@ -592,7 +449,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
     """Go on without HOST, or end."""
     terms = state.terms
     was_seated = host.launcher in state.seated or host.order >= 0
-    state = _without(state, host)
+    state = without_host(state, host)
     closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED or not was_seated:
         return state, closing
@@ -628,13 +485,13 @@ def _wait(state: State, at: float) -> Step:
         who, verb = f"{seating.listed(late)} to get ready", "took too long: not done"
     if at >= state.deadline:
         what = f"{who} {verb} within {state.timeout_s:g} s"
-        return _rendezvous_failed(state, "; ".join((what, *state.refused)), at)
-    told = "\n".join((who, *state.refused))
+        return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
+    told = "\n".join((who, *state.remarks))
     if told == state.told or at < state.told_at + _REMARK_S:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    return state, (Send(everybody, Missing(who, state.refused)),)
+    return state, (Send(everybody, Missing(who, state.remarks)),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:
@@ -647,24 +504,3 @@ def _end(state: State, verdict: Verdict, at: float) -> Step:
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
     state = state._replace(phase=ENDED, verdict=verdict, wake_at=at + state.terms.look_s)
     return state, (Send(everybody, verdict),)
-
-
-# Small things ---------------------------------------------------------------------------------
-
-
-def _with(state: State, host: Host) -> State:
-    state = state._replace(hosts={**state.hosts, host.launcher: host})
-    if host.connection is None or state.connections.get(host.connection) == host.launcher:
-        return state
-    return state._replace(connections={**state.connections, host.connection: host.launcher})
-
-
-def _without(state: State, host: Host) -> State:
-    hosts = {one: each for one, each in state.hosts.items() if one != host.launcher}
-    connections = {c: who for c, who in state.connections.items() if who != host.launcher}
-    return state._replace(hosts=hosts, connections=connections)
-
-
-def _to_seated(state: State, message: FromCoordinator) -> Send:
-    hosts: Sequence[Host] = [state.hosts[one] for one in state.seated if one in state.hosts]
-    return Send(tuple(h.connection for h in hosts if h.connection is not None), message)

@@ -92,6 +92,11 @@ class Dialer:
             for (_, why), targets in alike.items()
         )
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether somebody who was called may answer any moment."""
+        return bool(self._attempts or self._queue)
+
     def begin(self) -> None:
         """Call; after a connection was lost, call again. What is under way begins anew."""
         self.close()

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.loop import Loop, nothing
-from fleetrun.session import coordinator, member, messages
+from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.authentication import Key
+from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
 # The connection of the coordinator's own launcher, which is none.
 _OWN = 0
+# So many lines are said about callers that were refused, and about launchers that do not fit: the
+# coordinator tells of each address only some.
+_MOST_STRANGERS, _MOST_REMARKS = 32, 64
 # How long others may take to hear how a rendezvous has ended.
 _FAREWELL_S = 2.0
 
@@ -92,12 +96,15 @@ class Session:
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._connection: Connection | None = None
-        self._callers: dict[int, Connection] = {}
-        self._numbers = _OWN
-        self._coordinator: coordinator.State | None = None
+        self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
+        self._coordinator: state.State | None = None
         self._member: member.State | None = None
         self._missing: Missing | None = None
+        # What was said of the session already, and of which addresses that a caller was refused.
         self._said: set[str] = set()
+        self._strangers: set[str] = set()
+        # What is said on a connection that comes after this launcher has left.
+        self._last_words: tuple[FromMember, ...] = ()
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
@@ -120,7 +127,7 @@ class Session:
             meeting.terms, self.launcher, meeting.host, now, is_local=is_local
         )
         if self._listener is not None:
-            self._coordinator = coordinator.begin(meeting.terms, now)
+            self._coordinator = state.begin(meeting.terms, now)
             self._listener.open(self._relay)
             self._do(partial(self._feed, member.Connected(now)))
             self._set_alarms()
@@ -141,7 +148,7 @@ class Session:
             meeting.ports,
             key=self._key,
             codec=self._codec,
-            opened=self._called,
+            opened=self._callers.take,
             refused=self._turned_away,
             allowed=meeting.allowed,
         )
@@ -164,6 +171,8 @@ class Session:
             return False
         if self._coordinator is not None:
             return not self._coordinator.is_over
+        if self._last_words and self._dialer is not None and self._dialer.is_calling:
+            return True
         return self._connection is not None and self._connection.is_open
 
     def quit(self, failure: Failure | None) -> None:
@@ -174,8 +183,11 @@ class Session:
         if self._member is not None and self._member.phase == member.ENDED:
             self._tell(messages.Leave(None))
         else:
+            if not self.is_connected and self._member is not None:
+                self._last_words = member.last_words(self._member, failure)
             self._feed(member.Quit(failure, time.monotonic()))
-        if self._dialer is not None:
+        # Who is just being connected would else wait in vain for this host.
+        if self._dialer is not None and not self._last_words:
             self._dialer.close()
         if self._connection is not None:
             self._connection.finish()
@@ -202,9 +214,7 @@ class Session:
             self._dialer.close()
         if self._connection is not None:
             self._connection.close()
-        for caller in self._callers.values():
-            caller.close()
-        self._callers.clear()
+        self._callers.close()
 
     # What this launcher says --------------------------------------------------------------------
 
@@ -245,42 +255,29 @@ class Session:
 
     # The wire -----------------------------------------------------------------------------------
 
-    def _called(self, caller: Connection) -> None:
-        """Take a launcher's call."""
-        self._numbers += 1
-        number = self._numbers
-        self._callers[number] = caller
-        caller.heard = partial(self._caller_says, number)
-        caller.lost = partial(self._caller_lost, number)
-
-    def _caller_says(self, number: int, message: tuple[object, ...]) -> None:
-        caller = self._callers.get(number)
-        if caller is None:
-            return
-        if not isinstance(message, messages.FROM_MEMBER):
-            caller.close()
-            self._caller_lost(number, "")
-            return
-        said = message
-        received = coordinator.Received(
-            number, said, time.monotonic(), caller.address, caller.local_address
-        )
+    def _caller_said(self, number: int, caller: Connection, message: FromMember) -> None:
+        now = time.monotonic()
+        received = state.Received(number, message, now, caller.address, caller.local_address)
         self._do(partial(self._feed_coordinator, received))
 
-    def _caller_lost(self, number: int, _why: str) -> None:
-        if self._callers.pop(number, None) is not None:
-            broken = coordinator.Broken(number, time.monotonic())
-            self._do(partial(self._feed_coordinator, broken))
+    def _caller_lost(self, number: int) -> None:
+        self._do(partial(self._feed_coordinator, state.Broken(number, time.monotonic())))
 
     def _turned_away(self, address: str, why: str) -> None:
         """Say once of each address that somebody was turned away."""
-        if address not in self._said and len(self._said) < _REMEMBERED:
-            self._said.add(address)
+        if address not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
+            self._strangers.add(address)
             self._say(f"A caller from {address} was turned away: {why}.")
 
     def _answered(self, connection: Connection) -> None:
         """Take the connection to the coordinator."""
         self._connection = connection
+        if self._last_words:
+            for message in self._last_words:
+                connection.send(message)
+            connection.lost = self._lose
+            connection.finish()
+            return
         connection.heard = self._hear
         connection.lost = self._lose
         self._event(member.Connected(time.monotonic()))
@@ -328,7 +325,7 @@ class Session:
         self._event(member.Elapsed(time.monotonic()))
 
     def _coordinator_elapsed(self) -> None:
-        elapsed = coordinator.Elapsed(time.monotonic())
+        elapsed = state.Elapsed(time.monotonic())
         self._do(partial(self._feed_coordinator, elapsed))
 
     def _feed(self, event: member.Event) -> None:
@@ -364,39 +361,37 @@ class Session:
     def _show(self, missing: Missing) -> None:
         self._missing = missing
         for remark in missing.remarks:
-            if remark not in self._said and len(self._said) < _REMEMBERED:
-                self._said.add(remark)
-                self._say(f"{remark}.")
+            self.shown(remark)
+
+    def shown(self, remark: str) -> None:
+        """Say REMARK about the hosts of the job, once."""
+        if remark not in self._said and len(self._said) < _MOST_REMARKS:
+            self._said.add(remark)
+            self._say(f"{remark}.")
 
     def _tell(self, message: FromMember) -> None:
         if self._coordinator is not None:
             now, host = time.monotonic(), self._meeting.host
-            received = coordinator.Received(_OWN, message, now, host, is_local=True)
+            received = state.Received(_OWN, message, now, host, is_local=True)
             self._todo.append(partial(self._feed_coordinator, received))
         elif self._connection is not None:
             self._connection.send(message)
 
-    def _feed_coordinator(self, event: coordinator.Event) -> None:
+    def _feed_coordinator(self, event: state.Event) -> None:
         if self._coordinator is None:
             return
         self._coordinator, actions = coordinator.step(self._coordinator, event)
         for action in actions:
             match action:
-                case coordinator.Send(connections=connections, message=message):
+                case state.Send(connections=connections, message=message):
                     for number in connections:
                         self._send(number, message)
-                case coordinator.Close(connection=connection):
-                    caller = self._callers.get(connection)
-                    if caller is not None:
-                        caller.finish()
+                case state.Close(connection=connection):
+                    self._callers.finish(connection)
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         if number == _OWN:
             heard = member.Heard(message, time.monotonic())
             self._todo.append(partial(self._feed, heard))
-        elif number in self._callers:
-            self._callers[number].send(message)
-
-
-# So many lines about strangers and others that do not fit.
-_REMEMBERED = 32
+        else:
+            self._callers.send(number, message)

@@ -47,10 +47,12 @@ def join(
     gather: Callable[[int], Roster],
     plan: Callable[[Roster], LaunchPlan],
     say: Callable[[str], None],
+    hide: Callable[[str], str],
 ) -> tuple[Session, Rendezvous]:
     """Return the session of the job, and the gathering that joins it.
 
     GATHER holds what this host brings into an attempt; PLAN makes the plan of a whole roster.
+    HIDE takes secrets out of what the other hosts are told.
     """
     fault: FleetrunError | None = None
     first: Roster | None = None
@@ -99,7 +101,8 @@ def join(
         offer=offer,
         bare=bare,
         plan=make,
-        timeout_s=request.rdzv_timeout_s,
+        hide=hide,
+        terms=meeting.terms,
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
@@ -129,6 +132,7 @@ def _place(found: Found, request: Request, facts: Facts) -> int:
 def _meeting(request: Request, facts: Facts, found: Found, slots: Slots, place: int) -> Meeting:
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
+    token = facts.environ.get(TOKEN) or None
     count = len(found.hosts) if point is None else int(request.nnodes)
     terms = Terms(
         count,
@@ -137,8 +141,9 @@ def _meeting(request: Request, facts: Facts, found: Found, slots: Slots, place: 
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
+        addresses=_known_addresses(found.hosts, facts) if point is None else (),
+        has_token=token is not None,
     )
-    token = facts.environ.get(TOKEN) or None
     if point is not None:
         is_ours = hosts.ours(point.host, facts)
         return Meeting(
@@ -184,15 +189,22 @@ def _address(host: str, facts: Facts) -> str:
 
 def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
     """Return the addresses of the hosts NAMES; None where some are not known."""
-    allowed: set[str] = set()
-    for name in names:
+    known = _known_addresses(names, facts)
+    for name, found in zip(names, known, strict=True):
+        if not found and (hosts.is_loopback(name) or not hosts.ours(name, facts)):
+            return None
+    return frozenset(address for found in known for address in found)
+
+
+def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...], ...]:
+    """Return from where each of the hosts NAMES calls; none where that is not known."""
+
+    def of(name: str) -> tuple[str, ...]:
         if hosts.is_loopback(name):
-            return None
-        found = (name,) if hosts.is_address(name) else facts.resolved.get(name, ())
-        if not found and not hosts.ours(name, facts):
-            return None
-        allowed.update(found)
-    return frozenset(allowed)
+            return ()
+        return (name,) if hosts.is_address(name) else tuple(facts.resolved.get(name, ()))
+
+    return tuple(map(of, names))
 
 
 def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int) -> Offer:

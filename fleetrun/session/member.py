@@ -241,6 +241,13 @@ def _say(state: State, message: FromMember, *more: Action) -> Step:
     return state, (*said, *more)
 
 
+def last_words(state: State, failure: Failure | None) -> tuple[FromMember, ...]:
+    """Return what a launcher that leaves says on a connection that comes after that."""
+    if state.offer is None or state.phase != JOINING:
+        return ()
+    return Join(PROTOCOL, state.launcher, state.generation, state.offer), Leave(failure)
+
+
 # The connection -------------------------------------------------------------------------------
 
 

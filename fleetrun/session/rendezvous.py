@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import Roster, Verdict
+    from fleetrun.session.terms import Terms
 
     class Settled(Protocol):
         """Who wants to know that the first rendezvous is over."""
@@ -37,9 +38,11 @@ class Rendezvous(Gathering):
     """Plans each generation together with the other hosts.
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
-    no offer, BARE is what the host joins with, to tell the others why. SETTLED hears how the first
-    rendezvous has ended.
+    no offer, BARE is what the host joins with, to tell the others why; HIDE takes secrets out.
+    SETTLED hears how the first rendezvous has ended.
     """
+
+    is_shared = True
 
     def __init__(
         self,
@@ -48,15 +51,19 @@ class Rendezvous(Gathering):
         offer: Callable[[int], Offer],
         bare: Offer,
         plan: Callable[[int, Roster], LaunchPlan],
-        timeout_s: float,
+        hide: Callable[[str], str],
+        terms: Terms,
         settled: Settled | None = None,
     ) -> None:
-        self.timeout_s = timeout_s + _LAST_S
+        self._rdzv_timeout_s = terms.rdzv_timeout_s
+        self._prepare_s = terms.prepare_s
+        # The coordinator has the first word on who is late.
+        self.timeout_s = self._rdzv_timeout_s + self._prepare_s + _LAST_S
         self._session = session
         self._offer = offer
         self._bare = bare
         self._make = plan
-        self._timeout_s = timeout_s
+        self._hide = hide
         self._settled = settled
         self._attempt = 0
         self._fault: FleetrunError | None = None
@@ -70,8 +77,7 @@ class Rendezvous(Gathering):
         self._session.audience = self
         if not attempt:
             self._session.open(waiting)
-        until = time.monotonic() + self._timeout_s
-        waiting.alarm("unanswered", until, self._unanswered)
+        self._wait(self._rdzv_timeout_s)
         try:
             offer = self._offer(attempt)
         except FleetrunError as error:
@@ -79,6 +85,15 @@ class Rendezvous(Gathering):
             self._fault, offer = error, self._bare
             self._tell(error, time.monotonic() + _TELL_S)
         self._session.offer(offer)
+
+    def _wait(self, seconds: float) -> None:
+        """Give up after so many SECONDS from now."""
+        self._until = time.monotonic() + seconds
+        self._waiting.alarm("unanswered", self._until, self._unanswered)
+
+    def progress(self, left_s: float) -> str:  # noqa: ARG002 - that is for planning, too
+        """Say for whom it waits, and up to when."""
+        return super().progress(self._until - time.monotonic())
 
     def _tell(self, fault: FleetrunError, until: float) -> None:
         """End with FAULT once the coordinator has heard of it, or is not to be found."""
@@ -114,7 +129,7 @@ class Rendezvous(Gathering):
 
     def _unanswered(self) -> None:
         """Give up: at once without a coordinator, else when it says nothing."""
-        waited = f"{self._timeout_s:g} s"
+        waited = f"{self._rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
                 RendezvousError(_sentence(f"{self.missing()} did not answer within {waited}."))
@@ -135,7 +150,7 @@ class Rendezvous(Gathering):
     def _refuse(self, error: FleetrunError) -> None:
         self._settle(has_begun=False)
         where = "" if isinstance(error, RendezvousError) else self._bare.named()
-        self._session.quit(Failure(where, _told(error), error.exit_code))
+        self._session.quit(Failure(where, self._told(error), error.exit_code))
 
         def reply() -> None:
             if not self._attempt and not self._is_over:
@@ -150,6 +165,7 @@ class Rendezvous(Gathering):
     def plan(self, roster: Roster) -> None:
         """Plan for ROSTER, and say whether that is possible."""
         fault = self._fault
+        self._wait(self._prepare_s + _LATER_S)
         if fault is None:
             try:
                 self._planned = self._make(self._attempt, roster)
@@ -157,9 +173,13 @@ class Rendezvous(Gathering):
                 fault = error
         failure = None
         if fault is not None:
-            why = _told(fault)
+            why = self._told(fault)
             failure = Failure(self._bare.named(), why, fault.exit_code, no_retry=why)
         self._session.planned(failure)
+
+    def _told(self, error: FleetrunError) -> str:
+        """Return ERROR as the other hosts may hear it."""
+        return self._hide(str(error))[:_LONGEST].rstrip(".")
 
     def run(self) -> None:
         """Answer: all hosts are ready."""
@@ -191,10 +211,6 @@ _INTERRUPTED = 143
 
 # What a message may have is more; a list of all hosts may be more than that.
 _LONGEST = 8000
-
-
-def _told(error: FleetrunError) -> str:
-    return str(error)[:_LONGEST].rstrip(".")
 
 
 def _sentence(words: str) -> str:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 _FENCE_S = 2.0
 # A connection that breaks is made again: a firewall that resets for 3 s is no lost host.
 _REJOIN_S = 4.5
+# Planning takes milliseconds, on a host that has much to do seconds.
+_PREPARE_S = 60.0
 
 
 class Terms(NamedTuple):
@@ -16,6 +18,10 @@ class Terms(NamedTuple):
     most: int
     # The hosts in the order of their ranks, where they are known by name.
     names: tuple[str, ...] = ()
+    # What each of them is known to call from; empty: anything.
+    addresses: tuple[tuple[str, ...], ...] = ()
+    # Whether all who join have proved that they know a secret of this job.
+    has_token: bool = False
     max_restarts: int = 0
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
@@ -32,6 +38,11 @@ class Terms(NamedTuple):
     def may_change(self) -> bool:
         """Whether a host that is lost can be done without, or another one take its place."""
         return self.is_elastic or self.spares > 0
+
+    @property
+    def prepare_s(self) -> float:
+        """How long hosts may take to plan a generation, once its roster stands."""
+        return _PREPARE_S
 
     @property
     def heartbeat_s(self) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fleetrun.session import coordinator
+from fleetrun.session import coordinator, state
 from fleetrun.session.codec import Codec
-from fleetrun.session.coordinator import Broken, Elapsed, Received, Send
 from fleetrun.session.messages import (
     MESSAGES,
     PROTOCOL,
@@ -27,19 +26,36 @@ from fleetrun.session.messages import (
     Stopped,
     Verdict,
 )
+from fleetrun.session.state import Broken, Elapsed, Received, Send
 from fleetrun.session.terms import Terms
 
 
 class Session:
     """A coordinator, and what it has sent to each connection; the first is its own launcher's."""
 
-    def __init__(self, hosts: int, *, restarts: int = 0, least: int = 0) -> None:
-        terms = Terms(least or hosts, hosts, max_restarts=restarts, rdzv_timeout_s=60.0)
+    def __init__(
+        self,
+        hosts: int,
+        *,
+        restarts: int = 0,
+        least: int = 0,
+        has_token: bool = False,
+        names: tuple[str, ...] = (),
+    ) -> None:
+        terms = Terms(
+            least or hosts,
+            hosts,
+            names,
+            max_restarts=restarts,
+            rdzv_timeout_s=60.0,
+            addresses=tuple((name,) for name in names),
+            has_token=has_token,
+        )
         self.now = 100.0
-        self.state = coordinator.begin(terms, self.now)
+        self.state = state.begin(terms, self.now)
         self.sent: dict[int, list[FromCoordinator]] = {}
 
-    def feed(self, event: coordinator.Event) -> None:
+    def feed(self, event: state.Event) -> None:
         """Take an event and keep what is sent."""
         self.state, actions = coordinator.step(self.state, event)
         for action in actions:
@@ -73,7 +89,7 @@ class Session:
             self.join(number)
         for number in numbers:
             self.say(number, Ready(self.generation))
-        assert self.state.phase == coordinator.RUNNING
+        assert self.state.phase == state.RUNNING
 
     def wait(self, seconds: float, *alive: int) -> None:
         """Let time pass, while the hosts ALIVE show that they are there."""
@@ -210,7 +226,7 @@ def test_three_seconds_without_a_word_are_no_loss() -> None:
     one.run(0, 2)
     one.wait(3.0, 0)
     one.wait(20.0, 0, 2)
-    assert one.state.phase == coordinator.RUNNING
+    assert one.state.phase == state.RUNNING
 
 
 def test_a_lost_launcher_never_comes_back() -> None:
@@ -231,7 +247,7 @@ def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
         one.say(number, Stopped(0, None))
     for number in (0, 3):
         one.join(number)
-    assert one.state.phase == coordinator.FORMING
+    assert one.state.phase == state.FORMING
     one.wait(6.0, 0, 3)
     assert one.now > lost_at + 10.0
     roster = one.state.roster
@@ -249,7 +265,7 @@ def test_one_host_more_than_wanted_is_refused() -> None:
     refused = one.last(3)
     assert isinstance(refused, Refused)
     assert "all hosts of the job are there" in refused.why
-    assert one.state.phase == coordinator.RUNNING
+    assert one.state.phase == state.RUNNING
 
 
 def test_who_is_configured_otherwise_is_refused_and_named_to_the_others() -> None:
@@ -283,8 +299,8 @@ def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> Non
             assert codec.read(codec.write(message)) == message
 
 
-def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
-    one = Session(3)
+def test_two_hosts_of_one_rank_that_know_the_token_end_the_job_for_all() -> None:
+    one = Session(3, has_token=True)
     one.join(0)
     one.join(2, rank=1)
     one.join(3, rank=1)
@@ -294,6 +310,67 @@ def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
         assert told.exit_code == 4
         assert "node-2" in told.what
         assert "node-3" in told.what
+
+
+def test_without_a_token_the_second_of_one_rank_is_refused_and_named_everywhere() -> None:
+    one = Session(3)
+    one.join(0)
+    one.join(2, rank=1)
+    one.join(3, rank=1)
+    refused = one.last(3)
+    assert isinstance(refused, Refused)
+    assert "the same rank as 10.0.0.2 (node-2), pid 7: 1" in refused.why
+    assert one.state.phase == state.FORMING
+    one.wait(2.0, 0, 2)
+    for number in (0, 2):
+        missing = one.last(number)
+        assert isinstance(missing, Missing)
+        assert "10.0.0.3 (node-3) cannot take part" in missing.remarks[0]
+    one.join(4, rank=2)
+    assert isinstance(one.last(2), Roster)
+
+
+def test_a_listed_host_that_is_configured_otherwise_ends_the_job_at_once() -> None:
+    one = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
+    one.join(0, rank=0)
+    one.join(2, rank=1)
+    one.join(3, rank=2, mode="rpc")
+    for number in (0, 2):
+        told = one.verdict(number).failure
+        assert told is not None
+        assert told.exit_code == 4
+        assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
+
+
+def test_a_misfit_from_elsewhere_or_beside_a_host_that_is_there_ends_nothing() -> None:
+    one = Session(3, names=("10.0.0.0", "10.0.0.2", "10.0.0.3"))
+    one.join(0, rank=0)
+    one.join(2, rank=1)
+    one.join(9, rank=2, mode="rpc")
+    one.join(2, name="a second one on node-2", rank=2, mode="rpc")
+    assert one.state.phase == state.FORMING
+
+
+def test_planning_has_a_time_of_its_own_after_the_last_host_came() -> None:
+    one = Session(2)
+    one.join(0)
+    one.wait(59.5, 0)
+    one.join(2)
+    one.say(0, Ready(0))
+    one.wait(20.0, 0, 2)
+    one.say(2, Ready(0))
+    assert one.last(2) == Start(0)
+
+
+def test_who_is_refused_again_and_again_drives_out_but_its_own_lines() -> None:
+    one = Session(3)
+    one.join(0)
+    one.join(2, mode="rpc")
+    for number in range(100):
+        one.join(9, name=f"stranger {number}", mode=f"mode {number}")
+    lines = one.state.remarks
+    assert lines[0].startswith("10.0.0.2 (node-2) cannot take part")
+    assert len(lines) == 4
 
 
 def test_a_launcher_that_was_started_again_takes_its_own_place() -> None:

@@ -7,14 +7,29 @@ from typing import TYPE_CHECKING, cast
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.loop import Loop
 from fleetrun.session.codec import Codec
-from fleetrun.session.messages import MESSAGES, Failure, Leave, Offer, Roster, Stopped
+from fleetrun.session.messages import MESSAGES, Failure, Leave, Offer, Roster, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
+from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fleetrun.model import LaunchPlan
     from fleetrun.session.driver import Session
 
 BARE = Offer("10.0.0.1", "node-1", 7, (), ())
+
+
+def rendezvous(told: Told, plan: Callable[[int, Roster], LaunchPlan]) -> Rendezvous:
+    """Make the gathering of a host that offers nothing, with the session TOLD."""
+    return Rendezvous(
+        cast("Session", told),
+        offer=lambda _: BARE,
+        bare=BARE,
+        plan=plan,
+        hide=lambda text: text.replace("hunter2", "***"),
+        terms=Terms(2, 2),
+    )
 
 
 class Told:
@@ -36,14 +51,28 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
     told, codec, loop = Told(), Codec(MESSAGES), Loop()
-    rendezvous = Rendezvous(
-        cast("Session", told), offer=lambda _: BARE, bare=BARE, plan=plan, timeout_s=60.0
-    )
-    rendezvous.begin(0, loop, lambda _: None)
-    rendezvous.plan(Roster(0, 0, ()))
+    gathering = rendezvous(told, plan)
+    gathering.begin(0, loop, lambda _: None)
+    gathering.plan(Roster(0, 0, ()))
     loop.close()
     (failure,) = told.failures
     assert failure is not None
     assert failure.what.startswith("None of node, node,")
     for message in (Stopped(0, failure), Leave(failure)):
         assert codec.read(codec.write(message)) == message
+
+
+def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
+    def plan(_attempt: int, _roster: Roster) -> LaunchPlan:
+        raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
+
+    told, loop = Told(), Loop()
+    gathering = rendezvous(told, plan)
+    gathering.begin(0, loop, lambda _: None)
+    gathering.plan(Roster(0, 0, ()))
+    gathering.conclude(Verdict(0, "", Failure("node-1", "failed", 3), is_final=True))
+    loop.close()
+    assert [failure and failure.what for failure in told.failures] == [
+        "--env=DB_PASSWORD=*** is wrong",
+        "Failed (on node-1)",
+    ]

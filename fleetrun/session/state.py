@@ -1,0 +1,169 @@
+"""Where the coordinator of a session stands: its state, what can happen, and what it then does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.session.messages import (
+        Failure,
+        FromCoordinator,
+        FromMember,
+        Roster,
+        Stop,
+        Verdict,
+    )
+    from fleetrun.session.seating import Host
+    from fleetrun.session.terms import Terms
+
+FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
+    "forming",
+    "preparing",
+    "running",
+    "stopping",
+    "ended",
+)
+
+
+class Received(NamedTuple):
+    """A message came in over a connection; `address` is its other end, `own` is ours."""
+
+    connection: int
+    message: FromMember
+    at: float
+    address: str = ""
+    own: str = ""
+    # It is from the launcher in which the coordinator is.
+    is_local: bool = False
+
+
+class Broken(NamedTuple):
+    """A connection is no more."""
+
+    connection: int
+    at: float
+
+
+class Elapsed(NamedTuple):
+    """Time has passed."""
+
+    at: float
+
+
+class Send(NamedTuple):
+    """Send a message over each of some connections."""
+
+    connections: tuple[int, ...]
+    message: FromCoordinator
+
+
+class Close(NamedTuple):
+    """Close a connection, once all is sent."""
+
+    connection: int
+
+
+Event: TypeAlias = Received | Broken | Elapsed
+Action: TypeAlias = Send | Close
+
+
+class Report(NamedTuple):
+    """A failure of this generation, with the moment that counts for who was first."""
+
+    at: float
+    launcher: str
+    failure: Failure
+
+
+class Refusal(NamedTuple):
+    """Who called from where and cannot take part, as a line for the others."""
+
+    address: str
+    line: str
+
+
+class State(NamedTuple):
+    """Where the session stands."""
+
+    terms: Terms
+    began_at: float
+    wake_at: float
+    # When the roster must stand, and how long that is after its beginning.
+    deadline: float
+    timeout_s: float
+    phase: str = FORMING
+    generation: int = 0
+    restarts: int = 0
+    hosts: Mapping[str, Host] = {}
+    connections: Mapping[int, str] = {}
+    # Of this generation, once it stands.
+    roster: Roster | None = None
+    reports: tuple[Report, ...] = ()
+    stop: Stop | None = None
+    # Of the last generation that ended.
+    verdict: Verdict | None = None
+    # No generation begins before: a host that is cut off may still be training.
+    not_before: float = 0.0
+    # Lost launchers: their ranks may live no more, so they never come back.
+    lost: frozenset[str] = frozenset()
+    refused: tuple[Refusal, ...] = ()
+    # Our own address, as the others see it.
+    own: str = ""
+    looked_at: float = 0.0
+    told_at: float = 0.0
+    told: str = ""
+
+    @property
+    def seated(self) -> tuple[str, ...]:
+        """The launchers of this generation's roster."""
+        return () if self.roster is None else tuple(e.launcher for e in self.roster.entries)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What everybody shall know about those who cannot take part."""
+        return tuple(one.line for one in self.refused)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody has to hear anything any more."""
+        others = (host for host in self.hosts.values() if not host.is_local)
+        return self.phase == ENDED and not any(True for _ in others)
+
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def begin(terms: Terms, at: float) -> State:
+    """Return the state of a session of which nobody is known yet."""
+    return State(
+        terms,
+        at,
+        at + min(terms.look_s, terms.rdzv_timeout_s),
+        at + terms.rdzv_timeout_s,
+        terms.rdzv_timeout_s,
+        looked_at=at,
+        told_at=at,
+    )
+
+
+def with_host(state: State, host: Host) -> State:
+    """Return STATE with HOST as it is now."""
+    state = state._replace(hosts={**state.hosts, host.launcher: host})
+    if host.connection is None or state.connections.get(host.connection) == host.launcher:
+        return state
+    return state._replace(connections={**state.connections, host.connection: host.launcher})
+
+
+def without_host(state: State, host: Host) -> State:
+    """Return STATE without HOST and its connections."""
+    hosts = {one: each for one, each in state.hosts.items() if one != host.launcher}
+    connections = {c: who for c, who in state.connections.items() if who != host.launcher}
+    return state._replace(hosts=hosts, connections=connections)
+
+
+def to_seated(state: State, message: FromCoordinator) -> Send:
+    """Return what sends MESSAGE to all hosts of the roster that are connected."""
+    hosts: Sequence[Host] = [state.hosts[one] for one in state.seated if one in state.hosts]
+    return Send(tuple(h.connection for h in hosts if h.connection is not None), message)
