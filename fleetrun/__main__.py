@@ -39,4 +39,8 @@ def _is_watched() -> bool:
 
 
 if __name__ == "__main__":
+    # With -m the current folder is the first place of modules, and a json.py there would be
+    # Python's: the scripts of the user are the ranks' business.
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
     run()

@@ -39,7 +39,7 @@ def _attach(word: str | None, *, lines: int) -> int:
             f"attach: {job.name} has just ended; its logs are in {job.run_dir}."
         ) from None
     with open(console(job), "rb", buffering=0) as file:  # noqa: PTH123 - a path of /proc
-        start = _last(file.fileno(), lines)
+        start = last(file.fileno(), lines)
         os.lseek(file.fileno(), start, os.SEEK_SET)
         has_ended = False
         while True:
@@ -81,16 +81,25 @@ def console(job: Job) -> str:
     return f"{job.run_dir}/{logs[0]}"
 
 
-def _last(fd: int, lines: int) -> int:
-    """Return where the last LINES lines of the file FD begin."""
-    end = os.fstat(fd).st_size
-    tail = b""
-    while end and tail.count(b"\n") <= lines:
-        begin = max(0, end - _CHUNK)
-        tail = os.pread(fd, end - begin, begin) + tail
-        end = begin
-    kept = tail.split(b"\n")[-lines - 1 :] if lines else [b""]
-    return os.fstat(fd).st_size - len(b"\n".join(kept))
+def last(fd: int, lines: int) -> int:
+    """Return where the last LINES lines of the file FD begin, and one that has no end yet.
+
+    It reads no further back than that, and holds one piece of the file at a time.
+    """
+    at = os.fstat(fd).st_size
+    if not lines:
+        return at
+    # That end of a line, counted from the last one, is before them.
+    wanted = lines + 1
+    while at:
+        begin = max(0, at - _CHUNK)
+        piece = os.pread(fd, at - begin, begin)
+        ends = piece.count(b"\n")
+        if ends >= wanted:
+            return begin + len(piece) - len(piece.split(b"\n", ends - wanted + 1)[-1])
+        wanted -= ends
+        at = begin
+    return 0
 
 
 command = click.Command(

@@ -28,7 +28,7 @@ _AGAIN_S = 0.1
 @click.command(
     "stop",
     help="Ask a job to stop, as SIGTERM does, and wait until nothing of it runs here. "
-    "JOB is its process id or name in `fleetrun ps`; without it, the only job there is.",
+    "JOB is its process id or name in `fleetrun ps`; without it, the only one with a launcher.",
 )
 @click.option("--now", "is_now", is_flag=True, help="Kill its processes without --grace.")
 @click.option("--all", "is_all", is_flag=True, help="All jobs of this user on this host.")
@@ -38,7 +38,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     found = jobs.find()
     if is_all and word is not None:
         raise UsageError("stop: give a JOB or --all, not both.")
-    chosen = found if is_all else (ps.one(word, found, "stop"),)
+    chosen = found if is_all else (meant(word, found),)
     # All are asked before one is waited for.
     asked = [(job, _ask(job)) for job in chosen]
     for job, pidfd in asked:
@@ -46,6 +46,21 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     if not chosen:
         _say("no job of yours runs on this host.")
     return 0
+
+
+def meant(word: str | None, found: tuple[Job, ...]) -> Job:
+    """Return the job of FOUND that WORD means; what a killed launcher left behind has to be named.
+
+    Its processes are killed without grace, and a shell that was opened in a job is one of them.
+    """
+    running = tuple(job for job in found if job.launcher is not None)
+    if word is not None or running or not found:
+        return ps.one(word, running if word is None else found, "stop")
+    listed = ", ".join(job.name for job in found)
+    raise UsageError(
+        f"stop: no job of yours runs on this host, but processes of {listed} are left, whose "
+        "launcher was killed: name it, or --all, to kill them."
+    )
 
 
 def _ask(job: Job) -> int | None:

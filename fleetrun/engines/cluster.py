@@ -16,6 +16,8 @@ from fleetrun.options import Given
 # Jobs that share a host count from different ports, so that hosts need not ask each other: each
 # has this many, above what services use and below Kubernetes' NodePorts (30000).
 _FIRST_PORT, _LAST_PORT, _PORTS = 10240, 29999, 128
+# Steps of a job and those of the next jobs, which have the next numbers, are to differ.
+_STRIDE = 37
 # Two numbers of hosts with a colon are shorter.
 _LONGEST = 40
 
@@ -39,7 +41,7 @@ def givens(
         given += _given("ips", ",".join(found.hosts), found.hosts_from)
         if found.node is not None:
             given += _given("host", found.hosts[found.node], found.node_from)
-        if found.job is not None and (port := first_port(found.job.value)) is not None:
+        if (port := _port(found)) is not None:
             given += _given("start_port", str(port), found.job)
     elif not found.hosts:
         if found.nnodes is not None and found.nnodes > 1:
@@ -49,16 +51,21 @@ def givens(
     return tuple(one for one in given if not _is_said(said[one.option.name]))
 
 
-def first_port(job: str) -> int | None:
-    """Return where the ports of JOB begin, by its number; None where it has none.
+def _port(found: Detected) -> int | None:
+    return None if found.job is None else first_port(found.job.value, found.step)
 
-    >>> first_port("4711.server"), first_port("4712"), first_port("train")
-    (21888, 22016, None)
+
+def first_port(job: str, step: int = 0) -> int | None:
+    """Return where the ports of a STEP of JOB begin, by its number; None where it has none.
+
+    >>> first_port("4711.server"), first_port("4712"), first_port("4712", 1), first_port("train")
+    (21888, 22016, 26752, None)
     """
     digits = job[: len(job) - len(job.lstrip("0123456789"))]
     if not digits:
         return None
-    return _FIRST_PORT + int(digits) % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
+    number = int(digits) + step * _STRIDE
+    return _FIRST_PORT + number % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
 
 
 def is_left_out(said: Mapping[str, Given]) -> bool:

@@ -42,6 +42,8 @@ class Row(NamedTuple):
     is_alone: bool = False
     # The job's number, which tells its ports from those of other jobs of the host.
     job: tuple[str, ...] = ()
+    # That of the step within the job: steps may share a host, too.
+    step: tuple[str, ...] = ()
     # How to start one fleetrun on each host; "" where every host has one anyway.
     spread: str = ""
     # Which of our modules reads what it says; "": this one.
@@ -80,6 +82,7 @@ TABLE = (
         tasks=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         rank=("SLURM_PROCID",),
         job=("SLURM_JOB_ID",),
+        step=("SLURM_STEP_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
     ),
     Row(
@@ -158,7 +161,7 @@ VARIABLES = frozenset(
     for names in (
         row.marks,
         tuple(name for name, _ in row.hosts),
-        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.rank, row.job),
+        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.rank, row.job, row.step),
     )
     for name in names
 )
@@ -200,6 +203,7 @@ class Detected(NamedTuple):
     # How to start one on each host.
     spread: str = ""
     job: Said | None = None
+    step: int = 0
 
 
 def rows(environ: Mapping[str, str]) -> tuple[Row, ...]:
@@ -217,7 +221,9 @@ def read(rows: Sequence[Row], environ: Mapping[str, str], text: Callable[[str], 
     Raises EnvironmentFault where a variable is not what its engine writes, or contradicts another.
     """
     first = rows[0]
-    found = Detected(first.engine, spread=first.spread)
+    # Below an mpirun the hosts see different steps, or none.
+    step = _first(environ, first.step)
+    found = Detected(first.engine, spread=first.spread, step=_number(step) if step else 0)
     # mpirun names no hosts, but may run in an allocation of an engine that does.
     for row in rows if first.tasks and not first.hosts else rows[:1]:
         found = _with_hosts(found, row, environ, text)

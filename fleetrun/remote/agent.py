@@ -75,14 +75,15 @@ def address(environ: Mapping[str, str]) -> str:
 class _Input:
     """The head's lines; `is_over` once there will be no more of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
         self._lines: list[bytes] = []
         self._rest = b""
         self.is_over = False
 
     def read(self) -> list[bytes]:
-        """Return the lines that have come; waits if none has."""
-        part = b"" if self._lines else os.read(0, _CHUNK)
+        """Return the lines that have come; waits if none has, but not for ever."""
+        part = b"" if self._lines else _part(self.silence_s)
         self.is_over = not part and not self._lines
         *lines, self._rest = (self._rest + part).split(b"\n")
         found, self._lines = self._lines + lines, []
@@ -103,9 +104,23 @@ class _Input:
         return bool(self._lines)
 
 
-def main() -> int:
-    """Serve the head, and return the launcher's exit code."""
-    head = _Input()
+def _part(silence_s: float) -> bytes:
+    """Return what the head has said; nothing if it is gone, or silent for SILENCE_S seconds."""
+    is_heard = bool(select.select([0], [], [], silence_s)[0])
+    return os.read(0, _CHUNK) if is_heard else b""
+
+
+def run(silence_s: float = protocol.SILENCE_S) -> None:
+    """Serve the head, and end with the launcher's exit code.
+
+    It counts as gone after SILENCE_S seconds without a word of it.
+    """
+    # Not os._exit: the launcher has written all there is, and nothing else runs here.
+    sys.exit(_serve(silence_s))
+
+
+def _serve(silence_s: float) -> int:
+    head = _Input(silence_s)
     begin = head.line()
     if begin is None:
         return _UNUSED
@@ -121,10 +136,10 @@ def main() -> int:
     order = head.line()
     if order is None or found.fault:
         return _UNUSED
-    return run(protocol.words(order), asked.cwd, environ, head)
+    return _launch(protocol.words(order), asked.cwd, environ, head)
 
 
-def run(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input) -> int:
+def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input) -> int:
     """Run the launcher with WORDS in CWD until it ends; HEAD may end it."""
     parent = os.getpid()
 
@@ -135,7 +150,7 @@ def run(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Inp
             os._exit(1)
 
     child = subprocess.Popen(  # noqa: S603 - what the head asks for; there are no threads
-        [sys.executable, "-m", "fleetrun", *words],
+        [sys.executable, "-c", protocol.start("launcher"), *words],
         cwd=cwd,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
@@ -149,7 +164,7 @@ def run(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Inp
         if head.has_lines:
             is_asked = _obey(head.read(), pidfd, is_asked=is_asked, is_over=False)
         watched = [pidfd] if head.is_over else [pidfd, 0]
-        ready, _, _ = select.select(watched, [], [], None if head.is_over else protocol.SILENCE_S)
+        ready, _, _ = select.select(watched, [], [], None if head.is_over else head.silence_s)
         if pidfd in ready:
             break
         orders = head.read() if ready else []
@@ -168,8 +183,3 @@ def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> 
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         return True
     return is_asked
-
-
-if __name__ == "__main__":
-    # Not os._exit: the launcher has written all there is, and nothing else runs here.
-    sys.exit(main())

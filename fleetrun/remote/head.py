@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -24,8 +23,10 @@ from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.variables import JOB, TOKEN
 from fleetrun.remote import protocol
+from fleetrun.remote.connection import FILES, Connection
 from fleetrun.remote.outlets import Outlets
-from fleetrun.run.loop import WRITABLE, Loop
+from fleetrun.run.descriptors import FileLimit
+from fleetrun.run.loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
     from fleetrun.plan.hostfile import Listed
     from fleetrun.remote.protocol import Answer
 
-# It never waits for a password, notices a lost network, and opens no terminal, at whose end
-# processes would get signals that they do not expect.
-OPTIONS = (
-    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
-    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
-)
 # What ssh exits with by its own fault, ssh(1).
 _SSH = 255
 # How long a host may take to answer, from the start of its ssh on.
@@ -50,6 +45,8 @@ _CHUNK = 1 << 16
 _NOT_BEGUN = (2, 3, 4)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
+# How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.
+_CLOSING_S = 10.0
 # Options that are the head's own; the rest is for each launcher.
 _OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
 # Options that each launcher is given by the head.
@@ -118,8 +115,11 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     asked = protocol.Inquiry(
         current_folder(), request.script.form, request.script.target, _environ(environ)
     )
-    head = Head([_Remote(host, ssh) for host in hosts], request, asked)
-    return head.run()
+    files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
+    try:
+        return Head([Connection(host, ssh) for host in hosts], request, asked).run()
+    finally:
+        files.restore()
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -150,92 +150,20 @@ def words(request: Request, host: Listed, addresses: Sequence[str], me: int) -> 
     return (*found, "--", *request.typed[at:])
 
 
-class _Remote:
-    """One host, and the ssh to it."""
-
-    def __init__(self, host: Listed, ssh: Sequence[str]) -> None:
-        self.host = host
-        command = f"exec {shlex.quote(sys.executable)} -m fleetrun.remote.agent"
-        self._argv = [*ssh, *OPTIONS, host.target, command]
-        self.answer: Answer | None = None
-        self.code: int | None = None
-        self.said = b""
-        self.wanted = b""
-        self.is_open = False
-        self.pidfd = -1
-
-    def start(self, loop: Loop, asked: protocol.Inquiry) -> None:
-        """Start the ssh, and let it ask what was ASKED."""
-        self._loop = loop
-        self.process = subprocess.Popen(  # noqa: S603 - what the user names as ssh
-            self._argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C is for the head, which tells them.
-            start_new_session=True,
-        )
-        try:
-            self.pidfd = os.pidfd_open(self.process.pid)
-        except OSError:
-            self.process.kill()
-            self.process.wait()
-            raise
-        self.is_open = True
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None  # noqa: S101 - all are pipes
-            os.set_blocking(stream.fileno(), False)
-        self.say(protocol.line(asked))
-
-    def say(self, line: bytes) -> None:
-        """Send LINE; what does not fit into the pipe goes later."""
-        if not self.is_open:
-            return
-        waiting = bool(self.wanted)
-        self.wanted += line
-        if not waiting:
-            self._write()
-
-    def _write(self) -> None:
-        stdin = self.process.stdin
-        assert stdin is not None  # noqa: S101 - see start
-        try:
-            self.wanted = self.wanted[os.write(stdin.fileno(), self.wanted) :]
-        except BlockingIOError:
-            pass
-        except OSError:
-            # Its end will be heard of.
-            self.wanted = b""
-        if self.wanted:
-            self._loop.watch(stdin.fileno(), self._write, WRITABLE)
-        else:
-            self._loop.unwatch(stdin.fileno())
-
-    def hang_up(self) -> None:
-        """End its input, which ends whatever runs there."""
-        if self.is_open and self.process.stdin is not None:
-            self.is_open = False
-            self._loop.unwatch(self.process.stdin.fileno())
-            self.process.stdin.close()
-
-    @property
-    def streams(self) -> tuple[int, int]:
-        """Its standard output and error."""
-        out, err = self.process.stdout, self.process.stderr
-        assert out is not None  # noqa: S101 - see start
-        assert err is not None  # noqa: S101 - see start
-        return out.fileno(), err.fileno()
-
-
 class Head:
     """The loop over all REMOTES of a job."""
 
     def __init__(
-        self, remotes: Sequence[_Remote], request: Request, asked: protocol.Inquiry
+        self,
+        remotes: Sequence[Connection],
+        request: Request,
+        asked: protocol.Inquiry,
+        closing_s: float = _CLOSING_S,
     ) -> None:
         self._remotes = remotes
         self._request = request
         self._asked = asked
+        self._closing_s = closing_s
         self._loop = Loop()
         self._outlets = Outlets(self._loop)
         self._unstarted = list(remotes)
@@ -255,12 +183,14 @@ class Head:
         try:
             self._connect()
             self._go_if_all_answered()
+            self._beat()
             while self._unstarted or any(one.code is None for one in self._remotes):
                 self._loop.turn()
             self._outlets.drain()
         finally:
             for one in self._remotes:
-                one.hang_up()
+                one.close()
+            self._loop.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_fd)
@@ -280,7 +210,7 @@ class Head:
             try:
                 one.start(self._loop, self._asked)
             except OSError as error:
-                one.said = f"it cannot be started here ({error.strerror})".encode()
+                one.note(f"it cannot be started here ({error.strerror})".encode())
                 one.code = _SSH
                 continue
             self._connecting += 1
@@ -291,12 +221,11 @@ class Head:
             at = time.monotonic() + _CHECK_S
             self._loop.alarm(one, at, lambda one=one: self._give_up(one))  # type: ignore[misc]
 
-    def _give_up(self, one: _Remote) -> None:
-        if one.answer is None and one.code is None:
-            one.said += f"no answer within {_CHECK_S:g} s".encode()
-            one.process.kill()
+    def _give_up(self, one: Connection) -> None:
+        if one.answer is None:
+            one.give_up(f"it gave no answer within {_CHECK_S:g} s.")
 
-    def _read_out(self, one: _Remote) -> None:
+    def _read_out(self, one: Connection) -> None:
         out, _ = one.streams
         part = _part(out)
         if not part:
@@ -306,19 +235,13 @@ class Head:
             if one is self._remotes[0] or self._request.tee:
                 self._outlets.put(1, part, out, lambda: self._read_out(one))
         elif one.answer is None:
-            one.said += part
-            *lines, _ = one.said.split(b"\n")
-            for line in lines:
-                if line.startswith(protocol.MARK):
-                    self._answered(one, line[len(protocol.MARK) :])
-                    break
+            one.hear(part)
+            if one.answer is not None:
+                self._answered(one)
+            elif one.fault:
+                self._loop.unwatch(out)
 
-    def _answered(self, one: _Remote, text: bytes) -> None:
-        try:
-            one.answer = protocol.answer(text)
-        except ValueError:
-            one.answer = protocol.Answer(fault="another fleetrun answers there.")
-        one.said = b""
+    def _answered(self, one: Connection) -> None:
         self._loop.alarm(one, None, _no_call)
         self._connecting -= 1
         self._connect()
@@ -331,7 +254,8 @@ class Head:
         if any(one.answer is None and one.code is None for one in self._remotes):
             return
         answers = {one.host.name: _heard(one) for one in self._remotes}
-        found = protocol.faults(answers, time.time())
+        skews = {one.host.name: one.skew_s for one in self._remotes}
+        found = protocol.faults(answers, skews)
         if found:
             self._code = EnvironmentFault.exit_code
             width = max(len(name) for name, _ in found)
@@ -344,39 +268,36 @@ class Head:
         self._is_going = True
         for me, one in enumerate(self._remotes):
             one.say(protocol.line(words(self._request, one.host, addresses, me)))
-        self._beat()
 
     # Running ------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         for one in self._remotes:
-            one.say(b"\n")
+            one.beat()
         self._loop.alarm("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
 
-    def _read_err(self, one: _Remote) -> None:
+    def _read_err(self, one: Connection) -> None:
         _, err = one.streams
         part = _part(err)
         if not part:
             self._loop.unwatch(err)
-        one.said += part
         if not self._is_going:
+            one.note(part)
             return
-        *lines, one.said = one.said.split(b"\n")
-        if not part and one.said:
-            lines, one.said = [*lines, one.said], b""
+        lines = one.lines(part)
         name = one.host.name.encode()
         shown = b"".join(b"[" + name + b"] " + line + b"\n" for line in lines)
         if shown:
             self._outlets.put(2, shown, err if part else -1, lambda: self._read_err(one))
 
-    def _ended(self, one: _Remote) -> None:
+    def _ended(self, one: Connection) -> None:
         """Hear that the connection to a host has ended; the first bad end is that of the job."""
         self._loop.unwatch(one.pidfd)
         self._loop.alarm(one, None, _no_call)
         one.hang_up()
         # What it said last is still in the pipes.
         for read, fd in zip((self._read_out, self._read_err), one.streams, strict=True):
-            while _has_more(fd):
+            while not one.fault and _has_more(fd):
                 read(one)
             self._loop.unwatch(fd)
         status = one.process.wait()
@@ -390,7 +311,7 @@ class Head:
         elif one.code and self._code is None:
             self._code = one.code
             if status < 0:
-                self._say(f"The connection to {one.host.name} was lost: {_why(one)}")
+                self._say(f"The connection to {one.host.name} was lost: {one.why()}")
             elif one.code == _SSH:
                 # A rank may have ended with it, too: sys.exit(-1).
                 self._say(
@@ -398,11 +319,10 @@ class Head:
                     "what the job ended with there."
                 )
             if one.code in _NOT_BEGUN:
-                self._hang_up(but=one)
+                self._hang_up()
             else:
                 # The launchers tell each other, and stop their ranks with grace.
-                at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
-                self._loop.alarm("timeout", at, lambda: self._hang_up(but=one))
+                self._hang_up_later()
 
     def _interrupted(self, fd: int) -> None:
         """Pass on what was asked of the head: the first time to stop, then to kill."""
@@ -413,24 +333,37 @@ class Head:
             if not self._is_going:
                 self._hang_up()
                 for one in self._remotes:
-                    if one.pidfd >= 0 and one.code is None:
-                        one.process.kill()
+                    one.give_up("interrupted")
+            elif self._signals == 1:
+                self._hang_up_later()
             for one in self._remotes:
                 one.say(protocol.STOP if self._signals == 1 else protocol.NOW)
 
-    def _hang_up(self, but: _Remote | None = None) -> None:
+    def _hang_up_later(self) -> None:
+        at = time.monotonic() + self._request.grace_s + _TIMEOUT_S
+        self._loop.alarm("timeout", at, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """End every connection, at the latest a while after what runs there has been told."""
         self._unstarted.clear()
+        grace_s = self._request.grace_s if self._is_going else 0.0
+        at = time.monotonic() + grace_s + self._closing_s
         for one in self._remotes:
             if one.pidfd < 0:
                 one.code = _SSH
-            elif one is not but:
+            elif one.is_running:
                 one.hang_up()
+                self._loop.alarm(one, at, lambda one=one: self._cut(one))  # type: ignore[misc]
+
+    def _cut(self, one: Connection) -> None:
+        self._say(f"ssh to {one.host.name} does not end by itself, and is killed.")
+        one.give_up("its ssh did not end")
 
     def _say(self, text: str) -> None:
         self._outlets.put(2, f"fleetrun: {visible(text)}\n".encode(), -1, _no_call)
 
 
-def _address(one: _Remote) -> str:
+def _address(one: Connection) -> str:
     """Return where the other hosts reach this one: as listed, if that is an address."""
     name = one.host.name
     if one.answer is None or not one.answer.address or name.replace(".", "").isdigit():
@@ -438,21 +371,11 @@ def _address(one: _Remote) -> str:
     return one.answer.address
 
 
-def _heard(one: _Remote) -> Answer:
+def _heard(one: Connection) -> Answer:
     """Return what this host has answered; a fault if it has not, or is gone since."""
     if one.answer is None or (one.code is not None and not one.answer.fault):
-        return protocol.Answer(fault=_why(one))
+        return protocol.Answer(fault=one.why())
     return one.answer
-
-
-def _why(one: _Remote) -> str:
-    """Return the last that ssh, or what it has started, said before it ended without an answer."""
-    lines = [line.strip() for line in one.said.decode(errors="replace").splitlines()]
-    said = next((line for line in reversed(lines) if line), "")
-    if "No module named" in said:
-        return f"fleetrun is not installed there for {sys.executable} ({said})."
-    said = said.removeprefix("ssh: ")
-    return f"ssh: {said or f'it ended with exit code {one.code}'}"
 
 
 def _part(fd: int) -> bytes:

@@ -12,11 +12,26 @@ from typing import NamedTuple
 
 VERSION = 1
 MARK = b"fleetrun-agent "
+_MAINS = {"agent": "fleetrun.remote.agent", "launcher": "fleetrun.__main__"}
 STOP, NOW = b"stop\n", b"now\n"
 # The head is heard from so often, or counts as lost.
 HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 # Clocks that differ more make logs hard to compare.
 _SKEW_S = 5.0
+
+
+def start(what: str) -> str:
+    """Return the code for `python -c` that runs the agent or a launcher: WHAT.
+
+    With -m the folder it is in would count as a place of modules, and a json.py there as Python's;
+    -P is not older than Python 3.11.
+
+    >>> start("launcher").rpartition("; ")[2]
+    'run()'
+    """
+    return (
+        f"import sys; sys.path[:] = filter(None, sys.path); from {_MAINS[what]} import run; run()"
+    )
 
 
 class Inquiry(NamedTuple):
@@ -85,8 +100,24 @@ def words(text: bytes) -> tuple[str, ...]:
     return tuple(found)
 
 
-def faults(answers: Mapping[str, Answer], now: float) -> tuple[tuple[str, str], ...]:
-    """Return all that is wrong, a host and a sentence each; the first host is the measure."""
+def skew(time: float, asked_at: float, heard_at: float) -> float:
+    """Return by how many seconds at least a clock that said TIME differs from the one here.
+
+    It was asked after ASKED_AT and heard at HEARD_AT, by the clock here: 0.0 if between these.
+
+    >>> skew(8.0, 10.0, 20.0), skew(12.0, 10.0, 20.0), skew(21.0, 10.0, 20.0)
+    (-2.0, 0.0, 1.0)
+    """
+    return min(time - asked_at, 0.0) or max(time - heard_at, 0.0)
+
+
+def faults(
+    answers: Mapping[str, Answer], skews: Mapping[str, float]
+) -> tuple[tuple[str, str], ...]:
+    """Return all that is wrong, a host and a sentence each; the first host is the measure.
+
+    SKEWS are by how many seconds the hosts' clocks differ from the one here.
+    """
     found: list[tuple[str, str]] = []
     first = next((name for name, one in answers.items() if not one.fault), None)
     for name, one in answers.items():
@@ -106,8 +137,8 @@ def faults(answers: Mapping[str, Answer], now: float) -> tuple[tuple[str, str], 
                 found.append((name, sentence))
         if one.digest != like.digest:
             found.append((name, f"the script is another than on {first}."))
-        if abs(one.time - now) > _SKEW_S:
-            found.append((name, f"its clock differs by {one.time - now:+.0f} s from the one here."))
+        if abs(skews[name]) > _SKEW_S:
+            found.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
     return tuple(found)
 
 

@@ -29,10 +29,19 @@ def hold_standard() -> None:
 class FileLimit:
     """RLIMIT_NOFILE, raised for the launcher as far as PROCESSES and HOSTS need; not for ranks.
 
-    Raises EnvironmentFault where the hard limit is too low.
+    A process needs EACH files; WHAT names them all where they are no ranks. Raises EnvironmentFault
+    where that is more than may be had.
     """
 
-    def __init__(self, processes: int, hosts: int = 1) -> None:
+    def __init__(
+        self,
+        processes: int,
+        hosts: int = 1,
+        *,
+        each: int = _EACH,
+        what: str = "processes on one host",
+    ) -> None:
+        self._each, self._what = each, what
         self._before: tuple[int, int] | None = None
         self._raised: tuple[int, int] | None = None
         self._others = _OWN + len(os.listdir("/proc/self/fd"))
@@ -43,10 +52,10 @@ class FileLimit:
     def hold(self, processes: int) -> None:
         """Raise the limit as far as PROCESSES may need, if it is lower."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = processes * _EACH + self._others
+        needed = processes * self._each + self._others
         if resource.RLIM_INFINITY != hard < needed:
             raise EnvironmentFault(
-                f"{processes} processes on one host need {needed} open files, and {hard} are "
+                f"{processes} {self._what} need {needed} open files, and {hard} are "
                 "allowed: raise the hard limit (`ulimit -Hn`)."
             )
         wanted = needed + self._wished

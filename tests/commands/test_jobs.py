@@ -7,20 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import ROOT, Command
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import assert_no_survivors
 from waiting import LONG_S, until
 
-from fleetrun.commands import attach, ps
+from fleetrun.commands import attach, ps, stop
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.probe import jobs
 from fleetrun.probe.jobs import About, Job
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
 
@@ -202,6 +203,29 @@ JOBS = (
 )
 
 
+@given(st.lists(st.sampled_from([b"", b"x", b"x" * 70000]), max_size=5), st.integers(0, 7))
+def test_the_last_lines_begin_where_reading_all_of_them_says(
+    parts: list[bytes], lines: int
+) -> None:
+    text = b"\n".join(parts)
+    with tempfile.TemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        kept = text.split(b"\n")[-lines - 1 :] if lines else [b""]
+        assert text[attach.last(file.fileno(), lines) :] == b"\n".join(kept)
+
+
+def test_a_console_without_an_end_of_a_line_is_read_once(tmp_path: Path) -> None:
+    # What is read twice for each piece would take minutes; this is a hole, and read at once.
+    path = tmp_path / "console"
+    path.touch()
+    os.truncate(path, 1 << 28)
+    with path.open("rb") as file:
+        before = int(Path("/proc/self/io").read_text().split()[1])
+        assert attach.last(file.fileno(), 100) == 0
+        assert int(Path("/proc/self/io").read_text().split()[1]) - before < 2 << 28
+
+
 def test_a_job_whose_folder_is_gone_has_no_console() -> None:
     with pytest.raises(EnvironmentFault, match=r"/nowhere cannot be read \(No such file"):
         attach.console(JOBS[2])
@@ -230,6 +254,15 @@ def test_a_word_that_may_mean_several_is_refused_with_their_numbers() -> None:
         ps.one(None, JOBS, "stop")
     with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host"):
         ps.one(None, (), "stop")
+
+
+def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> None:
+    assert stop.meant(None, JOBS[1:]) == JOBS[1]
+    assert stop.meant("20250103", JOBS) == JOBS[2]
+    with pytest.raises(UsageError, match=r"processes of 20250103T000000Z-b-13 are left, .*name it"):
+        stop.meant(None, JOBS[2:])
+    with pytest.raises(UsageError, match=r"^stop: no job of yours runs on this host; `fleetrun"):
+        stop.meant(None, ())
 
 
 def test_a_row_says_which_host_and_attempt() -> None:

@@ -44,6 +44,16 @@ def test_a_step_asks_for_what_the_list_of_its_hosts_asks_for() -> None:
     assert sources["start_port"] == "$SLURM_JOB_ID"
 
 
+def test_steps_of_a_job_have_ports_of_their_own_and_so_have_the_next_jobs() -> None:
+    steps = [resolve({**STEP, "SLURM_STEP_ID": str(step)}).start_port for step in range(4)]
+    jobs = [resolve({**STEP, "SLURM_JOB_ID": str(job)}).start_port for job in range(78, 108)]
+    assert len(set(steps + jobs)) == 34
+    # Open MPI's daemons are a step on all hosts but the first.
+    in_step = {"SLURM_STEP_ID": "0", "SLURM_NODEID": "1", **MPI, **BATCH}
+    with_step = resolve({**in_step, "SLURM_STEP_ID": "3"}, "--host=n1")
+    assert with_step.start_port == resolve(in_step, "--host=n1").start_port
+
+
 def test_a_host_by_itself_is_asked_for_with_one_node() -> None:
     for environ in (STEP, BATCH, {**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}):
         found = resolve(environ, "--nnodes=1")

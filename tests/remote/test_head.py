@@ -16,11 +16,12 @@ import pytest
 from commandline import ROOT, Command
 from ports import free
 from processes import MARKER
-from waiting import until
+from waiting import LONG_S, until
 
 from fleetrun import argv, cli, request
 from fleetrun.plan.hostfile import Listed
-from fleetrun.remote import agent, head
+from fleetrun.remote import agent, head, protocol
+from fleetrun.remote.connection import Connection
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
@@ -194,13 +195,13 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
 
 
 def test_an_agent_that_hears_nothing_does_nothing() -> None:
-    run = [sys.executable, "-m", "fleetrun.remote.agent"]
+    run = [sys.executable, "-c", protocol.start("agent")]
     done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_an_agent_of_another_version_says_so_and_quotes_nothing() -> None:
-    run = [sys.executable, "-m", "fleetrun.remote.agent"]
+    run = [sys.executable, "-c", protocol.start("agent")]
     asked = b'{"version": 0, "environ": {"FLEETRUN_TOKEN": "hunter2"}}\n'
     done = subprocess.run(run, input=asked, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -240,15 +241,92 @@ def test_a_host_that_is_gone_before_all_have_answered_is_named_and_nothing_start
     assert not (tmp_path / "started").exists()
 
 
+def instead_of_ssh(folder: Path, script: str, name: str = "instead") -> str:
+    """Return the option for a program that does SCRIPT where ssh would connect."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nfor command; do :; done\n{script}\n")
+    path.chmod(0o755)
+    return f"--ssh={path}"
+
+
+@pytest.mark.parametrize("endless", ["yes", "tr '\\0' x < /dev/zero", "yes >&2"])
+def test_a_host_that_prints_without_end_before_it_answers_is_named(
+    tmp_path: Path, endless: str
+) -> None:
+    command = Command(tmp_path, "touch started", ranks=1)
+    endless = f"{endless} & PID=$!; trap 'kill $PID' TERM; wait" if ">&2" in endless else endless
+    ssh = instead_of_ssh(tmp_path, f"exec {endless}" if "trap" not in endless else endless)
+    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 3
+    (fault, end) = ended.said.splitlines()
+    said = "fleetrun: 127.0.0.1  it prints without end before fleetrun can answer: see what its "
+    assert fault == f"{said}shell does at a start, as in ~/.bashrc."
+    assert end == "fleetrun: Nothing was started."
+
+
+def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The first host cannot take part, and the way to the second is stuck.
+    ssh = instead_of_ssh(
+        tmp_path,
+        'case "$*" in *" 127.0.0.1 "*) echo no >&2; exit 255;; esac\n'
+        'sh -c "$command" < /dev/null; exec sleep 1000',
+    )
+    wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
+    asked = protocol.Inquiry(str(tmp_path), "file", "t.py", {})
+    remotes = [Connection(host, [ssh[6:]]) for host in head.listed(wanted)]
+    remotes[1].answer = protocol.Answer()
+    assert head.Head(remotes, wanted, asked, closing_s=0.0).run() == 3
+    said = capfd.readouterr().err
+    assert "fleetrun: 127.0.0.1  ssh: no\n" in said
+    assert "fleetrun: ssh to 127.0.0.2 does not end by itself, and is killed.\n" in said
+    assert remotes[1].process.returncode == -signal.SIGKILL
+
+
+def test_an_agent_whose_head_falls_silent_before_the_word_to_go_ends() -> None:
+    code = protocol.start("agent").replace("run()", "run(0.0)")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.wait(LONG_S) == 0
+
+
+def test_files_of_the_folder_are_not_taken_for_pythons_own_modules(tmp_path: Path) -> None:
+    for name in ("json", "subprocess", "select", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
+    command = Command(tmp_path, "touch started", ranks=1)
+    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
+    command.argv[1:3] = ["-c", protocol.start("launcher")]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 0, ended.said
+    assert (tmp_path / "started").exists()
+
+
+def test_more_hosts_than_open_files_are_allowed_raise_the_limit_or_are_a_sentence(
+    tmp_path: Path,
+) -> None:
+    hosts = ",".join(f"127.0.0.{one}" for one in range(1, 41))
+    ssh = instead_of_ssh(tmp_path, "echo no >&2; exit 255")
+    command = Command(tmp_path, "true", ranks=1)
+    command.argv[-1:-1] = [f"--hosts={hosts}", ssh]
+    ended = command.finish(command.start(["prlimit", "--nofile=40:4096"]))
+    assert ended.code == 3
+    assert ended.said.count("  ssh: no\n") == 40
+    ended = command.finish(command.start(["prlimit", "--nofile=100:100"]))
+    assert ended.code == 3
+    assert "fleetrun: 40 hosts by ssh need " in ended.said
+
+
 def test_a_job_that_ends_with_sshs_own_exit_code_is_not_called_a_lost_connection(
     tmp_path: Path,
 ) -> None:
     # sys.exit(-1) is 255, too.
-    ssh = tmp_path / "plain"
-    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
-    ssh.chmod(0o755)
+    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
     command = Command(tmp_path, "exit 255", ranks=1)
-    command.argv[-1:-1] = ["--hosts=127.0.0.1", f"--ssh={ssh}"]
+    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
     ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
     assert ended.code == 255
     assert "ssh to 127.0.0.1 ended with 255: the connection was lost, or that is what" in ended.said

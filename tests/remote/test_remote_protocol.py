@@ -44,13 +44,14 @@ def test_what_is_no_answer_is_refused(text: bytes) -> None:
         protocol.answer(text)
 
 
-WELL = Answer(fleetrun="0.1.0", python="3.11.7", paddle="3.3.1", digest="aa", time=100.0)
+WELL = Answer(fleetrun="0.1.0", python="3.11.7", paddle="3.3.1", digest="aa")
+NONE = dict.fromkeys("abc", 0.0)
 
 
 def test_hosts_that_are_alike_are_well() -> None:
     # A patch level of Python and a second of the clock make no difference.
-    answers = {"a": WELL, "b": WELL._replace(python="3.11.9", time=101.0, address="10.0.0.2")}
-    assert protocol.faults(answers, 99.0) == ()
+    answers = {"a": WELL, "b": WELL._replace(python="3.11.9", address="10.0.0.2")}
+    assert protocol.faults(answers, {"a": 1.0, "b": -1.0}) == ()
 
 
 @pytest.mark.parametrize(
@@ -61,12 +62,20 @@ def test_hosts_that_are_alike_are_well() -> None:
         ({"paddle": ""}, "Paddle is not there, and on a 3.3.1."),
         ({"python": "3.10.1"}, "Python is 3.10, and on a 3.11."),
         ({"digest": "bb"}, "the script is another than on a."),
-        ({"time": 40.0}, "its clock differs by -60 s from the one here."),
     ],
 )
 def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None:
     answers = {"a": WELL, "b": WELL._replace(**other), "c": WELL}
-    assert protocol.faults(answers, 100.0) == (("b", said),)
+    assert protocol.faults(answers, NONE) == (("b", said),)
+
+
+def test_a_clock_that_differs_is_told() -> None:
+    said = "its clock differs by -60 s from the one here."
+    assert protocol.faults({"a": WELL, "b": WELL}, {"a": 0.0, "b": -60.0}) == (("b", said),)
+
+
+def test_a_host_that_answered_long_before_the_last_one_has_no_other_clock_for_that() -> None:
+    assert protocol.skew(100.0, asked_at=99.0, heard_at=101.0) == 0.0
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
@@ -75,4 +84,4 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "b": WELL,
         "c": WELL._replace(fleetrun="0.2.0", digest="bb"),
     }
-    assert [name for name, _ in protocol.faults(answers, 100.0)] == ["a", "c", "c"]
+    assert [name for name, _ in protocol.faults(answers, NONE)] == ["a", "c", "c"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from fleetrun import argv, configfile, suggestions, yamlfile
+from fleetrun import argv, configfile, options, suggestions, yamlfile
 from fleetrun.errors import UsageError
 from fleetrun.plan import arguments
 
@@ -25,7 +26,8 @@ _OURS = (
 class QueueCommand(click.Command):
     """A queue's command: own options, then `--`, then the words of `fleetrun` on each host.
 
-    What is not typed comes from `submit:` of the config file.
+    What is not typed comes from `submit:` of the config file, which --config names, before `--` or
+    behind it; the launch reads the rest of it.
     """
 
     def make_context(
@@ -39,8 +41,40 @@ class QueueCommand(click.Command):
         at = args.index("--") if "--" in args else len(args)
         # Help is not refused because of a file.
         if not {"-h", "--help"} & set(args[:at]):
-            extra["default_map"] = site(configfile.DEFAULT, self)
+            extra["default_map"] = site(self._config(args[:at], args[at + 1 :]), self)
         return super().make_context(info_name, args, parent, **extra)
+
+    def _config(self, own: Sequence[str], theirs: Sequence[str]) -> str | None:
+        """Return the file that --config names among our OWN words or the launch's, THEIRS."""
+        given = argv.scan(theirs).settings
+        launch = [one.raw for one in given if one.option.name == "config" and one.raw]
+        named = [*_values("--config", own)[-1:], *launch[-1:]]
+        if len(named) > 1:
+            raise UsageError(
+                f"submit {self.name}: --config={named[0]} and, after --, --config={named[1]}: give "
+                "one of them."
+            )
+        return named[0] if named else None
+
+
+def _values(flag: str, words: Sequence[str]) -> list[str]:
+    """Return the values of FLAG among WORDS, which click has not read yet.
+
+    >>> _values("--config", ["--config", "a", "--nodes=2", "--config=b", "--config"])
+    ['a', 'b']
+    """
+    pairs = itertools.pairwise(words)
+    return [
+        word.partition("=")[2] if "=" in word else after
+        for word, after in [*pairs, *((word, "") for word in words[-1:] if "=" in word)]
+        if word == flag or word.startswith(f"{flag}=")
+    ]
+
+
+def config() -> click.Option:
+    """Return the option that names the config file; `launch` hands it on."""
+    row = options.find("config")
+    return click.Option([row.flag], metavar=row.metavar, help="The config file.")
 
 
 def words() -> click.Argument:
@@ -48,14 +82,17 @@ def words() -> click.Argument:
     return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- WORDS...")
 
 
-def launch(given: Sequence[str], what: str) -> argv.ParsedCommand:
-    """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there."""
+def launch(given: Sequence[str], what: str, config: object = None) -> argv.ParsedCommand:
+    """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there.
+
+    They begin with CONFIG, the config file, where it was named before them.
+    """
     if not given:
         raise UsageError(
             f"{what}: nothing to run: write `fleetrun {what} [its options] -- [fleetrun's "
             "options] train.py [its arguments]`."
         )
-    parsed = argv.split(given)
+    parsed = argv.split(given if config is None else (f"--config={config}", *given))
     for one in parsed.settings:
         if one.option.name in _OURS:
             raise UsageError(f"{what}: {one.typed} is what the queue says; leave it out.")
@@ -78,12 +115,13 @@ def plain(what: str, option: str, text: str) -> str:
     return text
 
 
-def site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
-    """Return the settings for COMMAND in the file PATH: `submit:`, its name, options as lines.
+def site(named: str | None, command: click.Command) -> Mapping[str, str | list[str]]:
+    """Return the settings for COMMAND in the file NAMED: `submit:`, its name, options as lines.
 
-    Raises UsageError as file:line.
+    None is fleetrun.yaml, if it is there. Raises UsageError as file:line.
     """
-    if not os.path.exists(path):  # noqa: PTH110 - as in the whole package
+    path = named or configfile.DEFAULT
+    if named is None and not os.path.exists(path):  # noqa: PTH110 - as in the whole package
         return {}
     from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - only with a file
 
@@ -102,7 +140,7 @@ def site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
     for key, value in node.value:
         where = f"{path}:{key.start_mark.line + 1}"
         param = known.get(str(key.value).replace("-", "_"))
-        if param is None or param.name is None or param.name == "dry_run":
+        if param is None or param.name in {None, "dry_run", "config"}:
             meant = suggestions.ending(str(key.value), list(known), "see its --help.")
             raise UsageError(f"{where}: no such option of {command.name}: {key.value}{meant}")
         if isinstance(value, ScalarNode):

@@ -231,7 +231,7 @@ def apply(written: str) -> int:
 
 
 def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: object) -> int:
-    parsed = common.launch(words, WHAT)
+    parsed = common.launch(words, WHAT, fields["config"])
     if common.shown(parsed.words) != parsed.words:
         raise UsageError(
             f"{WHAT}: a word after -- is a secret, which all who may see the job would read: let "
@@ -320,6 +320,7 @@ command = common.QueueCommand(
         common.repeatable("volume", "Mount a claim (repeatable).", "CLAIM=/PATH"),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),
+        common.config(),
         common.words(),
     ],
 )

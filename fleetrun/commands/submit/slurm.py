@@ -111,7 +111,7 @@ def submit(text: str) -> int:
 
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
-    parsed = common.launch(words, WHAT)
+    parsed = common.launch(words, WHAT, fields["config"])
     single = ("name", "memory", "time", "partition", "account", "signal")
     texts = {
         field: common.plain(WHAT, field, str(value))
@@ -185,6 +185,7 @@ command = common.QueueCommand(
         click.Option(["--no-kill"], is_flag=True, help="Keep the job when a host is lost."),
         parser.option("python", "text", "Python on the hosts; this one.", metavar="PATH"),
         click.Option(["--dry-run"], is_flag=True, help="Print the script."),
+        common.config(),
         common.words(),
     ],
 )

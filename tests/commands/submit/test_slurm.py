@@ -129,6 +129,36 @@ def test_the_sites_settings_come_from_the_config_file(
 
 
 @pytest.mark.parametrize(
+    ("own", "theirs"), [(("--config=site.yaml",), ()), ((), ("--config", "site.yaml"))]
+)
+def test_another_config_file_counts_for_the_queue_and_for_the_launch(
+    own: tuple[str, ...],
+    theirs: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "fleetrun.yaml").write_text("submit:\n  slurm:\n    partition: wrong\n")
+    (tmp_path / "site.yaml").write_text("submit:\n  slurm:\n    partition: right\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["submit", "slurm", "--dry-run", *own, "--", *theirs, "train.py"]
+    assert cli.main(words, environ={}) == 0
+    text = capsys.readouterr().out
+    assert "#SBATCH --partition=right\n" in text
+    assert f"fleetrun {' '.join((*own, *theirs))} train.py" in text
+
+
+def test_config_files_before_and_after_the_dashes_are_one_too_many(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["submit", "slurm", "--config=a.yaml", "--", "--config=b.yaml", "train.py"]
+    assert cli.main(words, environ={}) == 2
+    assert "--config=a.yaml and, after --, --config=b.yaml: give one" in capsys.readouterr().err
+    assert cli.main(["submit", "slurm", "--config=no.yaml", "--", "t.py"], environ={}) == 2
+    assert "no.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         (

@@ -1,0 +1,190 @@
+"""One host of a job by ssh: the ssh to it, what it has said, and what it is still to be told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.remote import protocol
+from fleetrun.run.loop import WRITABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.plan.hostfile import Listed
+    from fleetrun.remote.protocol import Answer
+    from fleetrun.run.loop import Loop
+
+# It never waits for a password, notices a lost network, and opens no terminal, at whose end
+# processes would get signals that they do not expect.
+OPTIONS = (
+    *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+)
+# So many files of ours are open for each: three pipes, and the handle of the process.
+FILES = 4
+# A login shell may greet, but not print for ever: bytes before the answer, that included.
+_MOST_CHATTER = 1 << 20
+# Of what is no answer, and of a line that does not end, so many bytes are kept.
+_KEPT = 1 << 16
+
+
+class Connection:
+    """One host, and the ssh to it."""
+
+    def __init__(self, host: Listed, ssh: Sequence[str]) -> None:
+        self.host = host
+        command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(protocol.start('agent'))}"
+        self._argv = [*ssh, *OPTIONS, host.target, command]
+        self.answer: Answer | None = None
+        self.code: int | None = None
+        # Why it cannot take part, where we are the ones who say so.
+        self.fault = ""
+        # By how many seconds its clock differs from the one here.
+        self.skew_s = 0.0
+        self.is_open = False
+        self.pidfd = -1
+        self._said = b""
+        self._line = b""
+        self._chatter = 0
+        self._wanted = b""
+
+    def start(self, loop: Loop, asked: protocol.Inquiry) -> None:
+        """Start the ssh, and let it ask what was ASKED."""
+        self._loop = loop
+        self._asked_at = time.time()
+        self.process = subprocess.Popen(  # noqa: S603 - what the user names as ssh
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for the head, which tells them.
+            start_new_session=True,
+        )
+        try:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        except OSError:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self.is_open = True
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None  # noqa: S101 - all are pipes
+            os.set_blocking(stream.fileno(), False)
+        self.say(protocol.line(asked))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its ssh has been started and has not ended."""
+        return self.pidfd >= 0 and self.code is None
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """Its standard output and error."""
+        out, err = self.process.stdout, self.process.stderr
+        assert out is not None  # noqa: S101 - see start
+        assert err is not None  # noqa: S101 - see start
+        return out.fileno(), err.fileno()
+
+    # What it is told ----------------------------------------------------------------------------
+
+    def say(self, line: bytes) -> None:
+        """Send LINE; what does not fit into the pipe goes later."""
+        if not self.is_open:
+            return
+        waiting = bool(self._wanted)
+        self._wanted += line
+        if not waiting:
+            self._write()
+
+    def beat(self) -> None:
+        """Show that the head is there, unless that is still to be sent."""
+        if not self._wanted:
+            self.say(b"\n")
+
+    def _write(self) -> None:
+        stdin = self.process.stdin
+        assert stdin is not None  # noqa: S101 - see start
+        try:
+            self._wanted = self._wanted[os.write(stdin.fileno(), self._wanted) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # Its end will be heard of.
+            self._wanted = b""
+        if self._wanted:
+            self._loop.watch(stdin.fileno(), self._write, WRITABLE)
+        else:
+            self._loop.unwatch(stdin.fileno())
+
+    def hang_up(self) -> None:
+        """End its input, which ends whatever runs there."""
+        if self.is_open and self.process.stdin is not None:
+            self.is_open = False
+            self._loop.unwatch(self.process.stdin.fileno())
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        """Close all that is open of it."""
+        self.hang_up()
+        for stream in (self.process.stdout, self.process.stderr) if self.pidfd >= 0 else ():
+            assert stream is not None  # noqa: S101 - see start
+            stream.close()
+
+    def give_up(self, fault: str) -> None:
+        """Kill its ssh, because of FAULT."""
+        if self.is_running:
+            self.fault = fault
+            self.process.kill()
+
+    # What it says -------------------------------------------------------------------------------
+
+    def hear(self, part: bytes) -> None:
+        """Take PART of its output for the answer, or for what comes before that."""
+        *lines, self._line = (self._line + part).split(b"\n")
+        for line in lines:
+            if line.startswith(protocol.MARK):
+                self._said = self._line = b""
+                try:
+                    self.answer = protocol.answer(line[len(protocol.MARK) :])
+                    self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
+                except ValueError:
+                    self.answer = protocol.Answer(fault="another fleetrun answers there.")
+                return
+        self.note(b"\n".join((*lines, b"")))
+        if len(self._line) > _MOST_CHATTER:
+            self.note(self._line)
+            self._line = b""
+
+    def note(self, part: bytes) -> None:
+        """Keep PART, as it may say why there is no answer."""
+        self._said = (self._said + part)[-_KEPT:]
+        self._chatter += len(part)
+        if self._chatter > _MOST_CHATTER and self.answer is None:
+            self.give_up(
+                "it prints without end before fleetrun can answer: see what its shell does at a "
+                "start, as in ~/.bashrc."
+            )
+
+    def lines(self, part: bytes) -> list[bytes]:
+        """Return the lines that PART of its errors ends; an empty part ends the last one."""
+        *lines, self._said = (self._said + part).split(b"\n")
+        if self._said and (not part or len(self._said) > _KEPT):
+            lines, self._said = [*lines, self._said], b""
+        return lines
+
+    def why(self) -> str:
+        """Return why there is no answer: the last that ssh, or what it has started, said."""
+        if self.fault:
+            return self.fault
+        text = (self._said + self._line).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines()]
+        said = next((line for line in reversed(lines) if line), "")
+        if "No module named" in said:
+            return f"fleetrun is not installed there for {sys.executable} ({said})."
+        said = said.removeprefix("ssh: ")
+        return f"ssh: {said or f'it ended with exit code {self.code}'}"
