@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Helpers beside the tests (waiting.py, processes.py) are plain modules.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from examples import FEW, MANY, USUAL
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,9 +25,11 @@ if TYPE_CHECKING:
 # new ones: FLEETRUN_TEST_EXPLORE=1.
 # However long an example takes: a machine that is busy with other things is no failure.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", patient, derandomize=True)
-settings.register_profile("explore", patient, derandomize=False)
-settings.load_profile("explore" if os.environ.get("FLEETRUN_TEST_EXPLORE") else "same")
+settings.register_profile("same", patient, derandomize=True, max_examples=USUAL)
+settings.register_profile("few", patient, derandomize=True, max_examples=FEW)
+settings.register_profile("long", patient, derandomize=True, max_examples=MANY)
+settings.register_profile("explore", patient, derandomize=False, max_examples=MANY)
+settings.load_profile("same")
 
 # In the background of a script (`.ci/run &`) they are ignored, and so they would be by launchers.
 for _signum, _usual in (
@@ -35,9 +42,6 @@ for _signum, _usual in (
 # Programs for ranks: they import Paddle.
 collect_ignore = ["warm", "train/models"]
 
-# Helpers beside the tests (waiting.py, processes.py) are plain modules.
-sys.path.insert(0, str(Path(__file__).parent))
-
 _PREFIXES = (
     *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "TRAINER_", "POD_", "DISTRIBUTED_"),
     *("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "LSB_", "PBS_", "JOB_", "PE_HOSTFILE"),
@@ -48,6 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Give what takes too long for every run a word of its own."""
     parser.addoption("--gpu", action="store_true", help="the tests that need a GPU, too")
     parser.addoption("--long", action="store_true", help="also the tests that are marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples are tried, before the tests are read."""
+    if os.environ.get("FLEETRUN_TEST_EXPLORE"):
+        settings.load_profile("explore")
+    elif config.getoption("--long"):
+        settings.load_profile("long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

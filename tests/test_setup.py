@@ -195,7 +195,7 @@ class Machine:
         (folder / "bin").mkdir()
         for name in ("python3", "nvidia-smi", "apt-get", "id", "ldconfig"):
             program = folder / "bin" / name
-            program.write_text(f"#!{sys.executable}\n{FAKE}")
+            program.write_text(f"#!{sys.executable} -IS\n{FAKE}")
             program.chmod(0o755)
         for name in _TOOLS.split():
             found = shutil.which(name)

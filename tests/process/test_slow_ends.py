@@ -130,9 +130,15 @@ def test_s16_who_does_not_end_in_time_is_judged_by_its_exception(
 
 
 def test_s16_a_thread_that_keeps_the_rank_alive_does_not_hide_its_exception(tmp_path: Path) -> None:
-    fail = (
-        "threading.Thread(target=time.sleep, args=(60,)).start(); link.close(); raise KeyError(1)"
-    )
+    fail = """
+    def linger():
+        # Until its exception is told, it has not failed.
+        threading.main_thread().join()
+        link.close()
+        time.sleep(60)
+    threading.Thread(target=linger).start()
+    raise KeyError(1)
+"""
     script = JOB.format(fail=fail, teardown=0, lose=VICTIMS["words of a victim"])
     job = Command.python(tmp_path, script, "--grace=1")
     ended = job.run()

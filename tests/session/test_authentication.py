@@ -6,7 +6,8 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.session.authentication import (
@@ -122,7 +123,7 @@ def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
         seals(other)[1].take(first)
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(st.binary(max_size=60), st.data())
 def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.DataObject) -> None:
     caller, listener = meet(KEY, KEY)
@@ -133,7 +134,7 @@ def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.Data
         seals(listener)[1].take(bytes(sealed))
 
 
-@settings(max_examples=600)
+@examples(150)
 @given(st.lists(st.binary(max_size=100), max_size=3), st.booleans())
 def test_no_bytes_are_a_handshake(payloads: list[bytes], is_caller: bool) -> None:  # noqa: FBT001 - drawn
     end = Handshake(KEY, is_caller=is_caller)
@@ -154,7 +155,7 @@ introductions: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=600)
+@examples(150)
 @given(st.lists(introductions, max_size=3), st.booleans())
 def test_who_does_not_know_the_key_gets_nowhere(
     values: list[dict[str, object]],

@@ -4,7 +4,8 @@ import json
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from wire import CODEC, End, Hello, Part
 
@@ -51,21 +52,21 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
     assert found == payloads
 
 
-@settings(max_examples=800)
+@examples(150)
 @given(st.binary(max_size=200))
 def test_no_bytes_are_more_than_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
         CODEC.read(payload)
 
 
-@settings(max_examples=1000)
+@examples(150)
 @given(anything)
 def test_no_json_is_more_than_malformed(value: object) -> None:
     with pytest.raises(Malformed):
         CODEC.read(json.dumps(value).encode())
 
 
-@settings(max_examples=800)
+@examples(150)
 @given(messages, st.data())
 def test_a_field_that_is_replaced_fits_or_is_malformed(
     message: Hello | End, data: st.DataObject
@@ -81,7 +82,7 @@ def test_a_field_that_is_replaced_fits_or_is_malformed(
     assert CODEC.read(CODEC.write(found)) == found
 
 
-@settings(max_examples=800)
+@examples(150)
 @given(messages, st.data())
 def test_a_byte_that_is_changed_gives_a_message_or_malformed(
     message: Hello | End, data: st.DataObject

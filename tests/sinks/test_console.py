@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.sinks.console import Feed
@@ -171,7 +172,7 @@ PIECES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@examples(80)
 @given(pieces=PIECES)
 def test_every_line_on_the_screen_has_the_prefix_of_who_wrote_it(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[tuple[int, bytes, bool]]

@@ -1,0 +1,16 @@
+"""How many examples a property test tries: some in every run, many in a long one."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# Of a test that says nothing else. FEW is for a second run on another Python, which looks for what
+# is different there.
+USUAL = 50
+FEW = 10
+MANY = 1000
+
+
+def examples(number: int) -> settings:
+    """Return the settings of a test that tries NUMBER where others try the usual number."""
+    return settings(max_examples=max(1, number * settings().max_examples // USUAL))
