@@ -221,6 +221,7 @@ def shell_of(name: str) -> str:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bash", "zsh"])
 def test_a_real_shell_completes(name: str, installed: Path) -> None:
     program = shell_of(name)
@@ -266,6 +267,7 @@ def test_a_real_shell_completes(name: str, installed: Path) -> None:
         os.close(leader)
 
 
+@pytest.mark.slow
 def test_a_real_fish_completes(installed: Path) -> None:
     program = shell_of("fish")
     asked = "; ".join(f"complete -C '{typed}'; echo END" for typed in TYPED)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FLEETRUN = [sys.executable, "-m", "fleetrun"]
 HAS_FAKETIME = shutil.which("faketime") is not None
@@ -239,7 +241,6 @@ def test_preflight_lets_a_job_run_that_is_well(tmp_path: Path) -> None:
     assert (tmp_path / "started.1").exists()
 
 
-@pytest.mark.slow
 def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
     done = run(tmp_path, "--json", "--allreduce", seconds=TRAINING_S)
     (found,) = findings(done, "allreduce")
@@ -252,7 +253,6 @@ def test_a_real_allreduce_is_right_and_measured(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_an_allreduce_that_fails_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "paddle"
     broken.mkdir()

@@ -23,6 +23,8 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.probe import jobs
 from fleetrun.probe.jobs import About, Job
 
+pytestmark = pytest.mark.slow
+
 HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 secret = 6 * 7 + rank
 open(f"passed{rank}", "w").close()

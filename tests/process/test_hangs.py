@@ -18,6 +18,8 @@ from waiting import LONG_S, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 # Rank 1 waits for an event in `load_batch`, the others for a lock in `meet`.
 DEADLOCK = """
 import threading

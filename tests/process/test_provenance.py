@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import LONG_S, until
 
+pytestmark = pytest.mark.slow
+
 SECRETS = {
     "HF_TOKEN": "hush-token",
     "DB_PASSWORD": "hush-password",

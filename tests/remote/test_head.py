@@ -26,6 +26,8 @@ from fleetrun.remote.connection import Connection
 if TYPE_CHECKING:
     from fleetrun.model import Request
 
+pytestmark = pytest.mark.slow
+
 # Two hosts on loopback, each with an address to itself.
 HOSTS = "127.0.0.1,127.0.0.2"
 HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from commandline import Ended
 
+pytestmark = pytest.mark.slow
+
 # What a server does: listen, and say so.
 LISTEN = (
     "import os, pathlib, signal, socket; "

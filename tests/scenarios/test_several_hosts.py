@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from commandline import Ended
 
+pytestmark = pytest.mark.slow
+
 IPS = "--ips=127.0.0.1,127.0.0.2"
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 TRAIN = """
 step = 0
 while not os.path.exists("go"):

@@ -21,6 +21,8 @@ from fleetrun.records import names
 if TYPE_CHECKING:
     from terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 LOGS = [sys.executable, "-m", "fleetrun", "logs"]
 # Ranks speak in turns, each when the other's line has been noted.
 TURNS = """

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from terminals import Terminal
 
+pytestmark = pytest.mark.slow
+
 TOP = [sys.executable, "-m", "fleetrun", "top"]
 # Trains until it may end; rank 1 of some tests ends badly.
 TRAIN = """

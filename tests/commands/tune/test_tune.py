@@ -9,11 +9,14 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
 import yaml
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S
 
 from fleetrun.commands.tune import trials
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 # Larger buckets are faster, those of 64 MB fit nowhere; the times are made up, so none is spent.

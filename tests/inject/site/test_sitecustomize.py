@@ -8,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import fleetrun
 
 SITE = str(Path(fleetrun.__file__).parent / "inject" / "site")
@@ -172,6 +174,7 @@ def test_what_cannot_be_put_into_a_paddle_is_said_and_the_import_goes_on(tmp_pat
     assert text.count("\n") == 2
 
 
+@pytest.mark.slow
 def test_the_tests_can_be_collected_where_the_system_has_a_sitecustomize(tmp_path: Path) -> None:
     # Debian's and Ubuntu's Pythons do, and it is loaded before pytest meets ours.
     (tmp_path / "sitecustomize.py").write_text("")

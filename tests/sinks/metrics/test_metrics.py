@@ -23,6 +23,8 @@ from fleetrun.sinks.metrics import Metrics
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 # Works a little, and writes scalars as TensorBoard's writer does.
 TRAIN = """
 os.makedirs("scalars", exist_ok=True)
