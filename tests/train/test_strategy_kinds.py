@@ -5,76 +5,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import subprocess
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import train_kinds
+from train_kinds import launch
 from training import PYTHONS
-from waiting import TRAINING_S
-from warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 pytestmark = pytest.mark.train
 
-SCRIPT = Path(__file__).parent / "models" / "kinds.py"
 # What Paddle's own reducer refuses, leaves out or gets wrong, and the kind that it is equal to.
 TWINS = {"reentrant": "recomputed", "strided": "straight", "thawed": "refrozen"}
 MERGE = "strategy: {gradient_merge: true, gradient_merge_configs: {k_steps: 4, avg: true}}"
-
-
-class Launch(NamedTuple):
-    """What the ranks of one launch reported, and what the launcher said."""
-
-    reports: list[dict[str, Any]]
-    said: str
-
-
-def launch(
-    python: Path,
-    folder: Path,
-    *words: str | Path,
-    strategy: str = "",
-    nranks: int = 2,
-    accumulate: int = 4,
-) -> Launch:
-    """Train on NRANKS with the YAML STRATEGY; WORDS are the script's."""
-    # Paddle's own reducer; but fleet's groups over gloo, which Paddle connects through one store,
-    # are kept apart: else they hardly ever connect, a dozen in one process.
-    asked: list[str | Path] = ["--check_ranks=-1"]
-    if strategy:
-        (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
-        asked = ["--strategy", folder / "strategy.yaml", "--strategy_strict"]
-        asked += ["--merge_tail=drop" if "--resume" in words else "--merge_tail=step"]
-    done = subprocess.run(
-        [
-            *(python, "-m", "fleetrun", f"--nproc_per_node={nranks}", *asked),
-            *(SCRIPT, f"--accumulate={accumulate}", *words),
-        ],
-        cwd=folder,
-        env={
-            **{name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"},
-            **warm(python),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "OUTPUT": str(folder / "report"),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
-    return Launch(reports, done.stdout)
 
 
 @pytest.fixture(scope="module", params=PYTHONS)
@@ -83,9 +31,26 @@ def python(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(python: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Train every kind with Paddle's own data parallel."""
-    return launch(python, tmp_path_factory.mktemp("plain")).reports
+def trained(python: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Train every kind with Paddle's own data parallel, and the sample in one process, too."""
+    words = f"--alone={','.join(sample(python))}"
+    return launch(python, tmp_path_factory.mktemp("plain"), words).reports
+
+
+@pytest.fixture(scope="module")
+def plain(trained: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what became of the kinds that Paddle's own data parallel trains."""
+    return [
+        {name: found for name, found in report.items() if not name.startswith("alone ")}
+        for report in trained
+    ]
+
+
+def sample(python: Path) -> list[str]:
+    """Return some of the kinds that one process trains alone, too; others with each Paddle."""
+    first = list(PYTHONS.values()).index(python)
+    names = train_kinds.names()
+    return [*names[:1], *names[1 + first :: 4], *train_kinds.draws(range(first, 10, 2))]
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +151,23 @@ def test_a_training_is_resumed_between_rounds_and_a_rest_is_dropped(
 
 
 def test_buckets_and_fused_optimizers_give_every_kind_the_weights_of_paddles_own(
-    python: Path, plain: list[dict[str, Any]], tmp_path: Path
+    python: Path,
+    plain: list[dict[str, Any]],
+    trained: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
-    words = f"--kinds={','.join([*kinds(plain), *TWINS])}"
+    chosen = sample(python)
+    words = f"--kinds={','.join([*kinds(plain), *TWINS, *chosen])}"
     strategy = """
 strategy: {fuse_grad_size_in_num: 3}
 build_strategy: {fuse_all_optimizer_ops: true}
 """
     ranks = launch(python, tmp_path, words, strategy=strategy).reports
+    # These Paddle's own reducer cannot train: they are compared with one process.
+    train_kinds.assert_as_alone(trained[0], ranks, chosen)
+    ranks = [
+        {name: found for name, found in report.items() if name not in chosen} for report in ranks
+    ]
     assert ranks[0].keys() == {*plain[0], *TWINS}
     assert_same(plain, ranks)
     for name, found in ranks[0].items():

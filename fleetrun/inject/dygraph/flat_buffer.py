@@ -77,6 +77,11 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
 
     with paddle.no_grad():
         gradients = [contiguous_gradient(parameter) for parameter in parameters]
+        for parameter, gradient in zip(parameters, gradients):
+            if gradient is not None:
+                # `clear_grad` marks it as empty until this rank computes it: the next one would
+                # replace it, and what the other ranks give it now would be lost.
+                tensors.keep_memory(parameter)
         if len(gradients) == 1 and gradients[0] is not None:
             return gradients[0], []
         dtype = _common_dtype(parameters, gradients)

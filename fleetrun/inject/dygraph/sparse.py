@@ -23,6 +23,7 @@ def average(parameter: Any, group: Any, nranks: int) -> int:
         if gradient is not None and not gradient.is_selected_rows():
             # The weight of the sparse layer is also used elsewhere.
             gradient = contiguous_gradient(parameter)
+            tensors.keep_memory(parameter)
             gradient.scale_(1.0 / nranks)
             group.all_reduce(gradient, ReduceOp.SUM, True).wait()
             return 1

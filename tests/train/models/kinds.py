@@ -10,6 +10,10 @@ import json
 import os
 from pathlib import Path
 
+import architectures  # type: ignore[import-not-found, unused-ignore]
+import drawn  # type: ignore[import-not-found, unused-ignore]
+import learning  # type: ignore[import-not-found, unused-ignore]
+import loops  # type: ignore[import-not-found, unused-ignore]
 import paddle
 import shapes  # type: ignore[import-not-found, unused-ignore]
 import stepping  # type: ignore[import-not-found, unused-ignore]
@@ -37,8 +41,27 @@ MORE = {
     "reentrant": lambda: shapes.recomputed("reentrant", reentrant=True),
     "strided": lambda: shapes.straight("strided", transposes=True),
     "thawed": lambda: shapes.refrozen("thawed", begins_frozen=True),
+    # The gradient of a weight is a bucket by itself where buckets are small.
+    "in_turns": shapes.in_turns,
+    # Those that one process can train alone, too.
+    **architectures.KINDS,
+    **loops.KINDS,
 }
-chosen = options.kinds.split(",") if options.kinds else KINDS
-for name in chosen:
-    {**KINDS, **MORE}[name]()
+
+
+def train(name: str) -> None:
+    """Train the kind NAME, which may be one that is drawn: drawn-SEED."""
+    what, _, seed = name.partition("-")
+    if seed:
+        getattr(drawn, what)(int(seed))
+    else:
+        {**KINDS, **MORE}[name]()
+
+
+for name in options.kinds.split(",") if options.kinds else KINDS:
+    train(name)
+if rank == 0:
+    with learning.one_process():
+        for name in filter(None, options.alone.split(",")):
+            train(name)
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))

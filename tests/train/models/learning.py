@@ -23,6 +23,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--accumulate", type=int, required=True)
 parser.add_argument("--divide", type=int)
 parser.add_argument("--kinds", default="")
+# Kinds that one process trains by itself, with the batches of all ranks.
+parser.add_argument("--alone", default="")
 parser.add_argument("--checkpoint", type=Path, default=Path())
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
@@ -44,6 +46,28 @@ def words(count: int) -> Iterator[Any]:
     for _ in range(UPDATES * MICRO):
         rows = numbers.randint(0, count, (ROWS, 5))
         yield paddle.to_tensor(np.split(rows, world)[rank])
+
+
+def parallel(net: Any, **arguments: Any) -> Any:  # noqa: ANN401 - a layer
+    """Return NET as a data-parallel model, or as it is where one process trains alone."""
+    if world > 1:
+        return paddle.DataParallel(net, **arguments)
+    # What scripts call besides.
+    net.__dict__["no_sync"] = contextlib.nullcontext
+    return net
+
+
+@contextlib.contextmanager
+def one_process() -> Iterator[None]:
+    """Let rank 0 train alone; what it reports then goes by other names."""
+    global rank, world, report  # noqa: PLW0603 - what a kind is told
+    kept = rank, world, report
+    rank, world, report = 0, 1, {}
+    try:
+        yield
+    finally:
+        alone, (rank, world, report) = report, kept
+        report |= {f"alone {name}": found for name, found in alone.items()}
 
 
 def mlp(width: int = 8) -> Any:  # noqa: ANN401 - a layer
@@ -91,7 +115,7 @@ def learn(
     **arguments: Any,  # noqa: ANN401 - of DataParallel
 ) -> None:
     """Train NET as any script would; BEFORE each micro-step, and AFTER each step of OPTIMIZER."""
-    model = paddle.DataParallel(net, **arguments)
+    model = parallel(net, **arguments)
     steps = accumulate * options.accumulate
     meter = Meter()
     rate = optimizer._learning_rate  # noqa: SLF001 - public in one Paddle only

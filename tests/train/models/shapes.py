@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import learning  # type: ignore[import-not-found, unused-ignore]
 import paddle
 from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from learning import (  # type: ignore[import-not-found, unused-ignore]
@@ -226,3 +227,36 @@ def two() -> None:
                 optimizer.step()
                 optimizer.clear_grad()
     say("two", [first, second], meter)
+
+
+class InTurns(Sometimes):
+    """Four gradients, of which that of the layer for some rows comes last."""
+
+    def __init__(self) -> None:
+        nn.Layer.__init__(self)
+        self.at_times = nn.Linear(6, 6, bias_attr=False)
+        self.always, self.last = nn.Linear(6, 6), nn.Linear(6, 6, bias_attr=False)
+
+
+def in_turns() -> None:
+    """One rank has the gradient of a layer in a micro-step, and the other one in the next.
+
+    `clear_grad` sets it to zero in between, which marks it as empty until its rank adds to it. In
+    buckets of three it is alone in one.
+    """
+    paddle.seed(5)
+    net = InTurns()
+    numbers = iter(range(UPDATES * MICRO))
+
+    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+        # The rows that one process sees have both halves.
+        number = next(numbers)
+        halves = [batch] if learning.world > 1 else list(paddle.split(batch, 2))
+        parts = [
+            (model(half, number % 2 == (learning.rank + place) % 2) ** 2).mean() / len(halves)
+            for place, half in enumerate(halves)
+        ]
+        return sum(parts[1:], parts[0])
+
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("in_turns", net, optimizer, batches(6), loss, find_unused_parameters=True)

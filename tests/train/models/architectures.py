@@ -1,0 +1,538 @@
+"""More kinds of model, which one process can train alone, too: see `kinds.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import learning  # type: ignore[import-not-found, unused-ignore]
+import paddle
+from learning import (  # type: ignore[import-not-found, unused-ignore]
+    MICRO,
+    UPDATES,
+    batches,
+    learn,
+    words,
+)
+from paddle import nn
+from paddle.nn import functional
+from paddle.optimizer import SGD, Adam, Momentum
+
+
+def trained(net: Any, shape: tuple[int, ...] = (6,), **more: Any) -> None:
+    """Train NET, named after its class, with Momentum and batches of SHAPE."""
+    name = type(net).__name__.lower()
+    learn(name, net, Momentum(0.05, parameters=net.parameters()), batches(*shape), **more)
+
+
+def seeded(kind: Any) -> Any:
+    paddle.seed(5)
+    return kind()
+
+
+class Lora(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Frozen layers with adapters of rank two, which are used transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        for each in self.parameters():
+            each.stop_gradient = True
+        self.down, self.up = self.create_parameter([2, 6]), self.create_parameter([8, 2])
+
+    def forward(self, x: Any) -> Any:
+        return self.last(paddle.tanh(self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)))
+
+
+class Upsampled(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Convolves down and up again, with a way around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2D(1, 4, 3, stride=2, padding=1)
+        self.deep = nn.Conv2D(4, 4, 3, padding=1, groups=4)
+        self.up = nn.Conv2DTranspose(4, 2, 2, stride=2)
+        self.last = nn.Conv2D(3, 1, 1)
+
+    def forward(self, x: Any) -> Any:
+        deep = functional.relu(self.deep(self.down(x)))
+        return self.last(paddle.concat([x, self.up(deep)], 1))
+
+
+class Heads(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Attention of weights with three axes, by einsum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (self.create_parameter([8, 2, 4]) for _ in range(3))
+        self.out = self.create_parameter([2, 4, 8])
+
+    def forward(self, x: Any) -> Any:
+        by_head: list[Any] = [
+            paddle.einsum("bsi,ihd->bhsd", x, each) for each in (self.query, self.key, self.value)
+        ]
+        scores: Any = functional.softmax(by_head[0] @ by_head[1].transpose([0, 1, 3, 2]) / 2.0)
+        mixed: Any = paddle.einsum("bhst,bhtd->bshd", scores, by_head[2])
+        return paddle.einsum("bshd,hdo->bso", mixed, self.out)
+
+
+class Recurrent(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Two layers in both directions, and a cell that is unrolled by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.LSTM(4, 3, num_layers=2, direction="bidirect")
+        self.gated, self.cell = nn.GRU(6, 5), nn.SimpleRNNCell(5, 4)
+
+    def forward(self, x: Any) -> Any:
+        hidden, _ = self.gated(self.both(x)[0])
+        out = state = None
+        for step in range(hidden.shape[1]):
+            out, state = self.cell(hidden[:, step], state)
+        return out
+
+
+class Normed(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Weights that are computed from others before each use, and norms of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spectral = nn.utils.spectral_norm(nn.Linear(6, 8), n_power_iterations=2)
+        self.scaled = nn.utils.weight_norm(nn.Linear(8, 8))
+        self.by_row, self.by_group = nn.LayerNorm(8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.by_group(self.by_row(self.scaled(paddle.tanh(self.spectral(x)))))
+
+
+class Powers(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Small parameters of all kinds: one number, one for each channel, a bilinear form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope, self.form = nn.PReLU(4), nn.Bilinear(6, 6, 4)
+        self.temperature = self.create_parameter(
+            [1], default_initializer=nn.initializer.Constant(0.5)
+        )
+        self.several = nn.ParameterList([self.create_parameter([4]) for _ in range(3)])
+
+    def forward(self, x: Any) -> Any:
+        out = self.slope(self.form(x, x)) * paddle.exp(self.temperature)
+        for each in self.several:
+            out = out * (1.0 + each)
+        return out
+
+
+class Experts(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Lets each row choose one of four experts; some rank may choose one not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(6, 4)
+        self.experts = nn.LayerList([nn.Linear(6, 6) for _ in range(4)])
+
+    def forward(self, x: Any) -> Any:
+        shares = functional.softmax(self.gate(x))
+        best = shares.argmax(-1)
+        out = paddle.zeros_like(x)
+        for place, expert in enumerate(self.experts):
+            rows = (best == place).nonzero().flatten()
+            if rows.shape[0]:
+                some = (
+                    expert(x.index_select(rows)) * shares.index_select(rows)[:, place : place + 1]
+                )
+                out = paddle.scatter(out, rows, some, overwrite=False)
+        return out
+
+
+class Weighing(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Computes the weights of a layer by another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = self.create_parameter([6, 3])
+        self.maker = nn.Linear(3, 4)
+
+    def forward(self, x: Any) -> Any:
+        return paddle.tanh(x @ self.maker(self.codes))
+
+
+class Twofold(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Goes through the same layers twice, and returns a dictionary of which a part is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.idle = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, *, x: Any) -> dict[str, Any]:
+        one, other = self.body(x), self.body(paddle.flip(x, [1]))
+        return {"likeness": (one * other).sum(-1), "head": [self.head(one)], "idle": self.idle(one)}
+
+
+class Mixed(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Parameters of two dtypes, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.middle = nn.ParameterList(
+            [self.create_parameter([6, 6], dtype="float64") for _ in range(2)]
+        )
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x).astype("float64")
+        for each in self.middle:
+            x = paddle.tanh(x @ each)
+        return self.last(x.astype("float32"))
+
+
+class Both:
+    """An optimizer for each dtype: Paddle's know one only."""
+
+    _learning_rate = 0.1
+
+    def __init__(self, *optimizers: Any) -> None:
+        self._optimizers = optimizers
+
+    def step(self) -> None:
+        for each in self._optimizers:
+            each.step()
+
+    def clear_grad(self) -> None:
+        for each in self._optimizers:
+            each.clear_grad()
+
+
+class Uneven(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """One weight that is larger than all others together, between small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.LayerList([nn.Linear(6, 6) for _ in range(4)])
+        self.large = nn.Linear(6, 500, bias_attr=False)
+
+    def forward(self, x: Any) -> Any:
+        for each in list(self.small)[:2]:
+            x = paddle.tanh(each(x))
+        wide = self.large(x)
+        for each in list(self.small)[2:]:
+            x = x + each(x)
+        return paddle.concat([x, wide * 0.1], -1)
+
+
+class Reversed(paddle.autograd.PyLayer):  # type: ignore[misc, unused-ignore]
+    """Hands its gradient back with the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any) -> Any:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *args: Any) -> Any:
+        gradient = args[0]
+        x, scale = ctx.saved_tensor()
+        return -gradient * scale, (gradient * x).sum(0)
+
+
+class Adversary(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Reverses gradients in an operator of the script's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.label, self.domain = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(6, 2)
+        self.scale = self.create_parameter([6], default_initializer=nn.initializer.Constant(0.5))
+
+    def forward(self, x: Any) -> Any:
+        hidden = paddle.tanh(self.body(x))
+        apply: Any = Reversed.apply
+        return self.label(hidden) + self.domain(apply(hidden, self.scale))
+
+
+class Rounded(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Rounds its weights as quantisation does, and lets gradients pass; 8-bit ones are frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 2)
+        table = paddle.arange(16, dtype="int32").reshape([8, 2])
+        self.frozen = paddle.create_parameter([8, 2], "float32")
+        self.frozen.stop_gradient = True
+        self.register_buffer("table", table.astype("int8"))
+
+    def forward(self, x: Any) -> Any:
+        weight: Any = self.first.weight
+        rounded = weight + ((weight * 16).round() / 16 - weight).detach()
+        hidden = x @ rounded + self.first.bias
+        return self.last(hidden) + hidden @ (self.table.astype("float32") / 16)
+
+
+class Frequencies(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Multiplies frequencies: complex numbers in between, and parameters that are real."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.imaginary = self.create_parameter([5]), self.create_parameter([5])
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Any) -> Any:
+        spectrum: Any = paddle.fft.rfft(x)
+        return self.last(paddle.fft.irfft(spectrum * paddle.complex(self.real, self.imaginary)))
+
+
+class Hooked(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Hooks of the script's own, on parameters, on what is in between and on layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        weight: Any = self.first.weight
+        weight.register_hook(lambda gradient: gradient * 0.5)
+        register: Any = self.first.register_forward_post_hook
+        register(lambda _layer, _inputs, out: out * 2.0)
+
+    def forward(self, x: Any) -> Any:
+        hidden = paddle.tanh(self.first(x))
+        hidden.register_hook(lambda gradient: gradient * paddle.to_tensor([0.2, 0, 1, 1, 2, 1]))
+        return self.last(hidden)
+
+
+class Losing(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Is its own loss, of several terms that are weighed by parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.weights = self.create_parameter([2], is_bias=True)
+
+    def forward(self, x: Any) -> Any:
+        out = self.body(x)
+        terms = paddle.stack([(out**2).mean(), (out - x).abs().mean()])
+        return (terms * paddle.exp(-self.weights) + self.weights).sum()
+
+
+class Ordered(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Sorts, takes the largest, cuts and puts together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(5, 2)
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        top: Any = paddle.topk(hidden, 3)[0]
+        ordered: Any = paddle.sort(hidden, axis=-1)
+        return self.last(paddle.concat([top, ordered[:, :2]], -1))
+
+
+class Padded(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Adds up words, of which one counts nothing; and uses the table as a dense weight, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 6, padding_idx=0)
+        self.order, self.last = nn.Embedding(5, 6, sparse=True), nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        bag = self.table(x).sum(1) + self.order(paddle.arange(5)).mean(0)
+        table: Any = self.table.weight
+        return self.last(bag) + (table**2).mean()
+
+
+class Deepened(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Leaves out layers in some steps, the same on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.LayerList([nn.Linear(6, 6) for _ in range(3)])
+        self.step = 0
+
+    def forward(self, x: Any) -> Any:
+        # It is made of micro-steps that are alike in each update.
+        for place, block in enumerate(self.blocks):
+            if place == 0 or (self.step // MICRO + place) % 2:
+                x = x + paddle.tanh(block(x))
+        self.step += 1
+        return x
+
+
+class Solved(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Looks for a fixed point with the same weight, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        state = paddle.zeros_like(x)
+        for _ in range(6):
+            state = paddle.tanh(0.5 * self.inner(state) + x)
+        return self.outer(state)
+
+
+class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Takes a step of learning within its forward, through which gradients go: one for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([6, 6])
+        self.rate = self.create_parameter([1], default_initializer=nn.initializer.Constant(0.1))
+
+    def forward(self, x: Any) -> Any:
+        weights = paddle.tile(self.weight.unsqueeze(0), [x.shape[0], 1, 1])
+        inner = ((x.unsqueeze(1) @ weights) ** 2).mean([1, 2]).sum()
+        slope: Any = paddle.grad(inner, weights, create_graph=True)
+        return (x.unsqueeze(1) @ (weights - self.rate * slope[0])).squeeze(1)
+
+
+def lora() -> None:
+    trained(seeded(Lora))
+
+
+def upsampled() -> None:
+    trained(seeded(Upsampled), (1, 8, 8))
+
+
+def heads() -> None:
+    trained(seeded(Heads), (5, 8))
+
+
+def recurrent() -> None:
+    trained(seeded(Recurrent), (5, 4))
+
+
+def normed() -> None:
+    trained(seeded(Normed))
+
+
+def powers() -> None:
+    trained(seeded(Powers))
+
+
+def experts() -> None:
+    trained(seeded(Experts), find_unused_parameters=True)
+
+
+def weighing() -> None:
+    trained(seeded(Weighing))
+
+
+def twofold() -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        out = model(x=batch)
+        return out["likeness"].mean() + (out["head"][0] ** 2).mean()
+
+    trained(seeded(Twofold), loss=loss, find_unused_parameters=True)
+
+
+def mixed() -> None:
+    net = seeded(Mixed)
+    wide = list(net.middle)
+    narrow = [*net.first.parameters(), *net.last.parameters()]
+    both = Both(*(Momentum(0.1, parameters=each) for each in (wide, narrow)))
+    learn("mixed", net, both, batches(6))
+
+
+def uneven() -> None:
+    trained(seeded(Uneven))
+
+
+def adversary() -> None:
+    trained(seeded(Adversary))
+
+
+def rounded() -> None:
+    trained(seeded(Rounded))
+
+
+def frequencies() -> None:
+    trained(seeded(Frequencies), (8,))
+
+
+def hooked() -> None:
+    trained(seeded(Hooked))
+
+
+def losing() -> None:
+    trained(seeded(Losing), loss=lambda model, batch: model(batch))
+
+
+def ordered() -> None:
+    trained(seeded(Ordered))
+
+
+def padded() -> None:
+    net = seeded(Padded)
+    learn("padded", net, SGD(0.1, parameters=net.parameters()), words(20))
+
+
+def deepened() -> None:
+    trained(seeded(Deepened), find_unused_parameters=True)
+
+
+def solved() -> None:
+    trained(seeded(Solved))
+
+
+def adapting() -> None:
+    trained(seeded(Adapting))
+
+
+def each_rank() -> None:
+    """Each rank has an expert of its own, which the others do not average."""
+    paddle.seed(5)
+    shared = nn.Linear(6, 6)
+    own = [nn.Linear(6, 3) for _ in range(2)]
+    for expert in own:
+        for each in expert.parameters():
+            each.no_sync = True
+
+    class Part(nn.Layer):  # type: ignore[misc, unused-ignore]
+        """The shared layer, and the experts of these ranks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = shared
+            self.own = nn.LayerList(
+                own if learning.world == 1 else [own[learning.rank]],
+            )
+
+        def forward(self, x: Any) -> Any:
+            parts = paddle.split(paddle.tanh(self.shared(x)), len(self.own))
+            return paddle.concat([one(each) for one, each in zip(self.own, parts, strict=True)])
+
+    net = Part()
+    # The mean of a rank's rows makes gradients as many times larger as there are ranks.
+    rate = 0.1 if learning.world == 1 else 0.1 / learning.world
+    parts: list[Any] = [
+        {"params": shared.parameters()},
+        {"params": net.own.parameters(), "learning_rate": rate / 0.1},
+    ]
+    learn("each_rank", net, SGD(0.1, parameters=parts), batches(6, updates=UPDATES))
+    found = learning.weights(shared)
+    learning.report["each_rank"]["weights"] = found
+    experts = learning.weights(net.own)
+    half = len(experts) // 2
+    learning.report["each_rank"]["own"] = (
+        [experts[:half], experts[half:]] if learning.world == 1 else experts
+    )
+
+
+def late_adam() -> None:
+    """Train a copy of a net that was trained before, with its hooks and buffers."""
+    import copy  # noqa: PLC0415 - for this kind only
+
+    net = seeded(Normed)
+    learn("late_adam", net, SGD(0.05, parameters=net.parameters()), batches(6))
+    other = copy.deepcopy(net)
+    optimizer = Adam(0.01, parameters=other.parameters(), epsilon=1e-3)
+    learn("late_adam", other, optimizer, batches(6))
+
+
+KINDS = {
+    each.__name__: each
+    for each in (
+        *(lora, upsampled, heads, recurrent, normed, powers, experts, weighing, twofold, mixed),
+        *(uneven, adversary, rounded, frequencies, hooked, losing, ordered, padded, deepened),
+        *(solved, adapting, each_rank, late_adam),
+    )
+}

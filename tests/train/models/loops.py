@@ -1,0 +1,588 @@
+"""More kinds of loop, which one process can run alone, too: see `kinds.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import learning  # type: ignore[import-not-found, unused-ignore]
+import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from learning import (  # type: ignore[import-not-found, unused-ignore]
+    MICRO,
+    batches,
+    learn,
+    mlp,
+    options,
+    parallel,
+    say,
+)
+from paddle import nn
+from paddle.optimizer import SGD, Adam, AdamW, Momentum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def share(value: Any) -> Any:
+    """Return what a micro-step adds to the loss of an update."""
+    return value / options.accumulate
+
+
+def is_due(number: int) -> bool:
+    """Whether the script updates after the micro-step NUMBER."""
+    return bool((number + 1) % options.accumulate == 0)
+
+
+def square(out: Any) -> Any:
+    return (out**2).mean()
+
+
+def step(*optimizers: Any) -> None:
+    for each in optimizers:
+        each.step()
+        each.clear_grad()
+
+
+def alternating() -> None:
+    """Update one half of a model, and then the other."""
+    net = mlp()
+    model = parallel(net)
+    halves = [net[0].parameters(), [*net[2].parameters(), *net[4].parameters()]]
+    optimizers: list[Any] = [
+        Momentum(0.1, parameters=halves[0]),
+        Adam(0.01, parameters=halves[1], epsilon=1e-3),
+    ]
+    for number, batch in enumerate(batches(6, updates=4)):
+        share(square(model(batch))).backward()
+        if is_due(number):
+            optimizers[number // MICRO % 2].step()
+            for each in optimizers:
+                each.clear_grad()
+    say("alternating", [net], Meter())
+
+
+def grown() -> None:
+    """Add a layer after some updates, with a model and an optimizer of its own."""
+    net = mlp()
+    optimizer: Any = Momentum(0.1, parameters=net.parameters())
+    learn("grown", net, optimizer, batches(6))
+    net.add_sublayer("more", nn.Linear(2, 3))
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("grown", net, optimizer, batches(6))
+
+
+def folds() -> None:
+    """Train afresh on each part of the data."""
+    nets = []
+    for left_out in range(3):
+        net = mlp()
+        nets.append(net)
+        model = parallel(net)
+        optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
+        for number, batch in enumerate(batches(6)):
+            if number // MICRO == left_out:
+                continue
+            share(square(model(batch))).backward()
+            if is_due(number):
+                step(optimizer)
+        del model, optimizer
+    say("folds", nets, Meter())
+
+
+def retained() -> None:
+    """Go back twice through the same graph."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.05, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        value = share(square(model(batch)))
+        value.backward(retain_graph=True)
+        (value * 0.5).backward()
+        if is_due(number):
+            step(optimizer)
+    say("retained", [net], Meter())
+
+
+def losses() -> None:
+    """Go back from two losses of two forwards, and from two of one."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = AdamW(0.01, parameters=net.parameters(), epsilon=1e-3, weight_decay=0.1)
+    for number, batch in enumerate(batches(6)):
+        share(square(model(batch))).backward()
+        out = model(batch * 0.5)
+        both: list[Any] = [share(square(out)), share(out.abs().mean())]
+        paddle.autograd.backward(both)
+        if is_due(number):
+            step(optimizer)
+    say("losses", [net], Meter())
+
+
+def critic() -> None:
+    """Train a critic, whose weights are clipped, twice as often as a maker."""
+    maker, judge = mlp(4), nn.Linear(2, 1)
+    models = parallel(maker), parallel(judge)
+    optimizers = [SGD(0.05, parameters=each.parameters()) for each in (maker, judge)]
+    for number, batch in enumerate(batches(6, updates=4)):
+        real = batch[:, :2]
+        value = models[1](models[0](batch).detach()).mean() - models[1](real).mean()
+        share(value).backward()
+        if is_due(number):
+            step(optimizers[1])
+            with paddle.no_grad():
+                for each in judge.parameters():
+                    each.set_value(each.clip(-0.3, 0.3))
+        if number // MICRO % 2 == 1:
+            share(-models[1](models[0](batch)).mean()).backward()
+            if is_due(number):
+                step(optimizers[0])
+                optimizers[1].clear_grad()
+    say("critic", [maker, judge], Meter())
+
+
+def early() -> None:
+    """Clear before backward, as most examples of adversaries do; the judge gets a penalty."""
+    maker, judge = mlp(4), nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
+    models = parallel(maker), parallel(judge)
+    optimizers = [SGD(0.05, parameters=each.parameters()) for each in (maker, judge)]
+    for number, batch in enumerate(batches(6)):
+        if number % options.accumulate == 0:
+            optimizers[1].clear_grad()
+        made, real = models[0](batch).detach(), batch[:, 2:4]
+        between: Any = 0.5 * made + 0.5 * real
+        between.stop_gradient = False
+        slope: Any = paddle.grad(models[1](between).sum(), between, create_graph=True)
+        value = models[1](made).mean() - models[1](real).mean() + square(slope[0])
+        share(value).backward()
+        if is_due(number):
+            optimizers[1].step()
+            optimizers[0].clear_grad()
+            optimizers[1].clear_grad()
+            (-models[1](models[0](batch)).mean()).backward()
+            optimizers[0].step()
+    say("early", [maker, judge], Meter())
+
+
+def skipped() -> None:
+    """Leave batches out after their backward, on all ranks alike."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6, updates=4)):
+        share(square(model(batch))).backward()
+        if number == 2 * MICRO - 1:
+            # All of this update's.
+            optimizer.clear_grad()
+            continue
+        if is_due(number):
+            step(optimizer)
+    say("skipped", [net], Meter())
+
+
+def settings() -> None:
+    """Rates, decays and clipping that each parameter has by itself."""
+    paddle.seed(5)
+    first = nn.Linear(
+        *(6, 8),
+        weight_attr=paddle.ParamAttr(
+            learning_rate=0.5, regularizer=paddle.regularizer.L1Decay(0.01)
+        ),
+        bias_attr=paddle.ParamAttr(need_clip=False, regularizer=paddle.regularizer.L2Decay(0.1)),
+    )
+    net = nn.Sequential(first, nn.Tanh(), nn.Linear(8, 2))
+    clip = nn.ClipGradByGlobalNorm(0.05)
+    rate = paddle.optimizer.lr.OneCycleLR(0.2, total_steps=6)
+    optimizer = Momentum(rate, parameters=net.parameters(), weight_decay=0.01, grad_clip=clip)
+    learn("settings", net, optimizer, batches(6))
+
+
+def clips() -> None:
+    """Clip by the norm of each gradient, and by value."""
+    nets = []
+    for kind in (nn.ClipGradByNorm(0.02), nn.ClipGradByValue(0.005)):
+        net = mlp()
+        nets.append(net)
+        optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3, grad_clip=kind)
+        learn("clips", net, optimizer, batches(6))
+    say("clips", nets, Meter())
+
+
+def plateau() -> None:
+    """Let the mean loss of all ranks set the rate."""
+    net = mlp()
+    model = parallel(net)
+    rate = paddle.optimizer.lr.ReduceOnPlateau(0.1, factor=0.5, patience=0, threshold=1.0)
+    optimizer = Momentum(rate, parameters=net.parameters())
+    total = 0.0
+    for number, batch in enumerate(batches(6)):
+        value = square(model(batch))
+        seen = value.detach().clone()
+        if learning.world > 1:
+            # The script's own communication, between forward and backward.
+            paddle.distributed.all_reduce(seen)
+        total += float(seen) / learning.world
+        share(value).backward()
+        if is_due(number):
+            step(optimizer)
+        if (number + 1) % MICRO == 0:
+            rate.step(total)
+            total = 0.0
+    say("plateau", [net], Meter())
+
+
+def smoothed() -> None:
+    """Keep a moving average of the weights, and learn to do as it does."""
+    net, teacher = mlp(), mlp()
+    teacher.set_state_dict(net.state_dict())
+    for each in teacher.parameters():
+        each.stop_gradient = True
+    optimizer = SGD(0.1, parameters=net.parameters())
+
+    def loss(model: Any, batch: Any) -> Any:
+        with paddle.no_grad():
+            target = teacher(batch + 0.1)
+        return ((model(batch) - target) ** 2).mean() + 0.1 * square(model(batch * 2))
+
+    def follow() -> None:
+        with paddle.no_grad():
+            for own, other in zip(teacher.parameters(), net.parameters(), strict=True):
+                own.set_value(0.9 * own + 0.1 * other)
+
+    learn("smoothed", net, optimizer, batches(6), loss, after=follow)
+    learning.report["smoothed"]["weights"] += learning.weights(teacher)
+
+
+def by_hand() -> None:
+    """Update without an optimizer."""
+    net = mlp()
+    model = parallel(net)
+    for number, batch in enumerate(batches(6)):
+        share(square(model(batch))).backward()
+        if is_due(number):
+            with paddle.no_grad():
+                for each in net.parameters():
+                    each.set_value(each - 0.1 * each.grad)
+                    each.clear_gradient()
+    say("by_hand", [net], Meter())
+
+
+def minimized() -> None:
+    """Let the optimizer's older method step."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        value = share(square(model(batch)))
+        value.backward()
+        if is_due(number):
+            optimizer.minimize(value)
+            net.clear_gradients()
+    say("minimized", [net], Meter())
+
+
+def sharpness() -> None:
+    """Step from where the loss is larger: two backwards for each update."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    parts: list[Any] = []
+    for number, batch in enumerate(batches(6)):
+        parts.append(batch)
+        if not is_due(number):
+            continue
+        for each in parts:
+            share(square(model(each))).backward()
+        with paddle.no_grad():
+            moves = [0.05 * parameter.grad for parameter in net.parameters()]
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter.set_value(parameter + move)
+        optimizer.clear_grad()
+        for each in parts:
+            share(square(model(each))).backward()
+        with paddle.no_grad():
+            for parameter, move in zip(net.parameters(), moves, strict=True):
+                parameter.set_value(parameter - move)
+        step(optimizer)
+        parts = []
+    say("sharpness", [net], Meter())
+
+
+def projected() -> None:
+    """Put the gradients of two losses together, so that neither works against the other."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = SGD(0.1, parameters=net.parameters())
+    parts: list[Any] = []
+    for number, batch in enumerate(batches(6)):
+        parts.append(batch)
+        if not is_due(number):
+            continue
+        kept: list[list[Any]] = []
+        for shift in (0.0, 0.5):
+            for each in parts:
+                share(square(model(each) - shift)).backward()
+            kept.append([parameter.grad.clone() for parameter in net.parameters()])
+            optimizer.clear_grad(set_to_zero=shift == 0.0)
+        with paddle.no_grad():
+            for parameter, one, other in zip(net.parameters(), *kept, strict=True):
+                against: Any = paddle.clip((one * other).sum() / square(other) / other.size, max=0)
+                parameter.grad = one - against * other + other
+        step(optimizer)
+        parts = []
+    say("projected", [net], Meter())
+
+
+def chained() -> None:
+    """Send the output of a parallel model into another one."""
+    first, last = mlp(), nn.Linear(2, 3)
+    models = parallel(first), parallel(last)
+    parts: list[Any] = [*first.parameters(), *last.parameters()]
+    optimizer = Momentum(0.1, parameters=parts, grad_clip=nn.ClipGradByGlobalNorm(0.1))
+    for number, batch in enumerate(batches(6)):
+        share(square(models[1](paddle.tanh(models[0](batch))))).backward()
+        if is_due(number):
+            step(optimizer)
+    say("chained", [first, last], Meter())
+
+
+def evaluated() -> None:
+    """Look at outputs between the steps: without gradients, and with graphs that are dropped."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        value = square(model(batch))
+        model.eval()
+        with paddle.no_grad():
+            model(batch)
+        model(batch * 2.0)
+        model.train()
+        share(value).backward()
+        if is_due(number):
+            step(optimizer)
+    say("evaluated", [net], Meter())
+
+
+def tried_again() -> None:
+    """Go on after a forward that fails, and after a backward that does."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+
+    def fail(_gradient: Any) -> None:
+        message = "on purpose"
+        raise RuntimeError(message)
+
+    for number, batch in enumerate(batches(6)):
+        if number == MICRO:
+            with contextlib.suppress(ValueError):
+                model(batch[:, :3])
+            with contextlib.suppress(Exception):
+                # Before there is any gradient.
+                out = model(batch)
+                out.register_hook(fail)
+                square(out).backward()
+        share(square(model(batch))).backward()
+        if is_due(number):
+            step(optimizer)
+    say("tried_again", [net], Meter())
+
+
+def truncated() -> None:
+    """Carry the state of a sequence from batch to batch, without its graph."""
+    paddle.seed(5)
+    cell, last = nn.GRUCell(6, 5), nn.Linear(5, 2)
+    net = nn.Sequential(cell, last)
+
+    class Step(nn.Layer):  # type: ignore[misc, unused-ignore]
+        """One step of the sequence."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = net
+
+        def forward(self, x: Any, state: Any) -> Any:
+            out, state = cell(x, state)
+            return last(out), state
+
+    model = parallel(Step())
+    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
+    state: Any = None
+    for number, batch in enumerate(batches(6)):
+        out, state = model(batch, state)
+        share(square(out)).backward()
+        state = state.detach()
+        if is_due(number):
+            step(optimizer)
+    say("truncated", [net], Meter())
+
+
+def reloaded() -> None:
+    """Go back to what was saved in the middle."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Adam(0.01, parameters=net.parameters(), epsilon=1e-3)
+    saved: Any = None
+    for number, batch in enumerate(batches(6, updates=4)):
+        if number == MICRO:
+            saved = [
+                {name: each.clone() for name, each in model.state_dict().items()},
+                {
+                    name: each.clone() if isinstance(each, paddle.Tensor) else each
+                    for name, each in optimizer.state_dict().items()
+                },
+            ]
+        if number == 2 * MICRO:
+            model.set_state_dict(saved[0])
+            optimizer.set_state_dict(saved[1])
+        share(square(model(batch))).backward()
+        if is_due(number):
+            step(optimizer)
+    say("reloaded", [net], Meter())
+
+
+def in_one_vector() -> None:
+    """Put all parameters into one tensor, and back."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = SGD(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        share(square(model(batch))).backward()
+        if is_due(number):
+            step(optimizer)
+            with paddle.no_grad():
+                vector: Any = nn.utils.parameters_to_vector(net.parameters())
+                nn.utils.vector_to_parameters(vector * 0.9, net.parameters())
+    say("in_one_vector", [net], Meter())
+
+
+def many() -> None:
+    """Optimizers that no other kind has."""
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("Lamb", {"lamb_weight_decay": 0.01, "epsilon": 1e-3}),
+        ("NAdam", {"epsilon": 1e-3}),
+        ("RAdam", {"epsilon": 1e-3}),
+        ("ASGD", {"batch_num": 2}),
+    ]
+    nets = []
+    for name, arguments in kinds:
+        kind = getattr(paddle.optimizer, name, None)
+        if kind is not None:
+            nets.append(mlp())
+            optimizer = kind(0.01, parameters=nets[-1].parameters(), **arguments)
+            learn("many", nets[-1], optimizer, batches(6))
+    lars = getattr(paddle.incubate.optimizer, "LarsMomentumOptimizer", None)
+    if lars is not None:
+        nets.append(mlp())
+        learn("many", nets[-1], lars(0.1, 0.9, parameter_list=nets[-1].parameters()), batches(6))
+    say("many", nets, Meter())
+
+
+def sizes_of_its_own() -> None:
+    """Tell DataParallel about buckets, and count micro-steps by its context."""
+    net = mlp()
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    data: Iterator[Any] = batches(6)
+    sizes: Any = {"comm_buffer_size": 1, "last_comm_buffer_size": 1}
+    learn("sizes_of_its_own", net, optimizer, data, no_sync=True, **sizes)
+
+
+def compiled_in_part() -> None:
+    """Compile one layer of several, and recompute another."""
+    recompute: Any = paddle.distributed.fleet.utils.recompute
+    net = mlp()
+    inner = paddle.jit.to_static(net[2])
+
+    def loss(model: Any, batch: Any) -> Any:
+        return square(model(batch))
+
+    class Whole(nn.Layer):  # type: ignore[misc, unused-ignore]
+        """Its parts in turn."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = net
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.inner(net[1](net[0](x)))
+            return recompute(net[4], net[3](hidden), use_reentrant=False, preserve_rng_state=False)
+
+    whole = Whole()
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    learn("compiled_in_part", whole, optimizer, batches(6), loss)
+
+
+def unscaled() -> None:
+    """Scale each loss by hand, and the gradients back where they are, under autocast."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    for number, batch in enumerate(batches(6)):
+        with paddle.amp.auto_cast(level="O1", enable=False):
+            value = square(model(batch))
+        (share(value) * 512.0).backward()
+        if is_due(number):
+            with paddle.no_grad():
+                for each in net.parameters():
+                    each.grad.scale_(1 / 512.0)
+            step(optimizer)
+    say("unscaled", [net], Meter())
+
+
+def replaced_at_the_end() -> None:
+    """Replace each gradient when backward ends, as fp32 copies of master gradients are."""
+    core: Any = paddle.base.core
+    if not hasattr(core.eager, "_add_backward_final_hook"):
+        add = None
+    else:
+        add = core.eager._add_backward_final_hook  # noqa: SLF001 - as amp.decorate does
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+
+    def replace() -> None:
+        for each in net.parameters():
+            if each.grad is not None:
+                each.grad = each.grad.clone()
+
+    for number, batch in enumerate(batches(6)):
+        value = share(square(model(batch)))
+        if add is not None:
+            add(replace)
+        value.backward()
+        if is_due(number):
+            step(optimizer)
+    say("replaced_at_the_end", [net], Meter())
+
+
+def thinned() -> None:
+    """Zero part of the weights and of their gradients, which stay zero."""
+    net = mlp()
+    model = parallel(net)
+    optimizer = Momentum(0.1, parameters=net.parameters())
+    masks = [(paddle.arange(each.size) % 3 != 0).reshape(each.shape) for each in net.parameters()]
+    masks = [each.astype("float32") for each in masks]
+    for number, batch in enumerate(batches(6)):
+        share(square(model(batch))).backward()
+        if is_due(number):
+            with paddle.no_grad():
+                for each, mask in zip(net.parameters(), masks, strict=True):
+                    each.grad.multiply_(mask)
+            step(optimizer)
+            with paddle.no_grad():
+                for each, mask in zip(net.parameters(), masks, strict=True):
+                    each.multiply_(mask)
+    say("thinned", [net], Meter())
+
+
+KINDS = {
+    each.__name__: each
+    for each in (
+        *(alternating, grown, folds, retained, losses, critic, early, skipped, settings, clips),
+        *(plateau, smoothed, by_hand, minimized, sharpness, projected, chained, evaluated),
+        *(tried_again, truncated, reloaded, in_one_vector, many, sizes_of_its_own),
+        *(compiled_in_part, unscaled, replaced_at_the_end, thinned),
+    )
+}

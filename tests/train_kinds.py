@@ -1,0 +1,98 @@
+"""Launches of train/models/kinds.py, which trains models of many kinds one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from waiting import TRAINING_S
+from warming import warm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MODELS = Path(__file__).parent / "train" / "models"
+SCRIPT = MODELS / "kinds.py"
+
+
+class Launch(NamedTuple):
+    """What the ranks of one launch reported, and what the launcher said."""
+
+    reports: list[dict[str, Any]]
+    said: str
+
+
+def launch(
+    python: Path,
+    folder: Path,
+    *words: str | Path,
+    strategy: str = "",
+    nranks: int = 2,
+    accumulate: int = 4,
+    is_strict: bool = True,
+) -> Launch:
+    """Train on NRANKS with the YAML STRATEGY; WORDS are the script's.
+
+    IS_STRICT: what has no effect fails the launch.
+    """
+    # Paddle's own reducer; but fleet's groups over gloo, which Paddle connects through one store,
+    # are kept apart: else they hardly ever connect, a dozen in one process.
+    asked: list[str | Path] = ["--check_ranks=-1"]
+    if strategy:
+        (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
+        asked = ["--strategy", folder / "strategy.yaml", *["--strategy_strict"] * is_strict]
+        asked += ["--merge_tail=drop" if "--resume" in words else "--merge_tail=step"]
+    done = subprocess.run(
+        [
+            *(python, "-m", "fleetrun", f"--nproc_per_node={nranks}", *asked),
+            *(SCRIPT, f"--accumulate={accumulate}", *words),
+        ],
+        cwd=folder,
+        env={
+            **{name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"},
+            **warm(python),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "OUTPUT": str(folder / "report"),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINING_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
+    return Launch(reports, done.stdout)
+
+
+def names() -> list[str]:
+    """Return the kinds that one process can train alone, too, in a fixed order."""
+    found = ["in_turns"]
+    for part in ("architectures", "loops"):
+        text = (MODELS / f"{part}.py").read_text(encoding="utf-8")
+        listed = re.findall(r"\*\(([^)]*)\)", text[text.index("KINDS = {") :])
+        found += re.findall(r"\w+", " ".join(listed))
+    return found
+
+
+def draws(seeds: Iterable[int]) -> list[str]:
+    """Return the names of the trainings that SEEDS draw."""
+    return [f"drawn-{seed}" for seed in seeds]
+
+
+def assert_as_alone(alone: dict[str, Any], ranks: list[dict[str, Any]], kinds: list[str]) -> None:
+    """Compare KINDS on all RANKS with what one process got ALONE from the batches of all."""
+    for name in kinds:
+        expected = alone[f"alone {name}"]
+        for rank, report in enumerate(ranks):
+            assert report[name]["weights"] == pytest.approx(expected["weights"], abs=2e-6), name
+            assert report[name]["weights"] == ranks[0][name]["weights"], (rank, name)
+            if "own" in expected:
+                assert report[name]["own"] == pytest.approx(expected["own"][rank], abs=2e-6), name
