@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fleetrun import options
 from fleetrun.errors import UsageError
 from fleetrun.model import Script
-from fleetrun.options import Given, Option
+from fleetrun.options import Option, RawOption
 
 # Fewer letters are more likely a slip than an abbreviation.
 _SHORTEST_PREFIX = 4
@@ -21,7 +21,7 @@ _LONG_DASHES = ("\u2013", "\u2014", "\u2212")
 class ParsedCommand(NamedTuple):
     """What was typed: our options in order, and the script with its arguments untouched."""
 
-    settings: tuple[Given, ...]
+    settings: tuple[RawOption, ...]
     script: Script | None
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -31,17 +31,17 @@ class ParsedCommand(NamedTuple):
         return any(given.option.name == name for given in self.settings)
 
 
-class Head(NamedTuple):
+class ParsedOptions(NamedTuple):
     """Return the part of a command line that is ours.
 
     `script_at` is where the script starts (None: there is none yet); `pending` is a last option
     that still lacks its value.
     """
 
-    settings: tuple[Given, ...]
+    settings: tuple[RawOption, ...]
     notes: tuple[str, ...]
     script_at: int | None
-    pending: Given | None = None
+    pending: RawOption | None = None
 
 
 def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedCommand:
@@ -68,19 +68,21 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     return ParsedCommand(head.settings, script, head.notes, tuple(words))
 
 
-def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Head:
+def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedOptions:
     """Read our options at the head of WORDS, as far as they go."""
     names = options.by_name(table)
-    settings: list[Given] = []
+    settings: list[RawOption] = []
     notes: list[str] = []
     at = 0
     while at < len(words):
         word = words[at]
         if word == "--":
             after = at + 1
-            return Head(tuple(settings), tuple(notes), after if after < len(words) else None)
+            return ParsedOptions(
+                tuple(settings), tuple(notes), after if after < len(words) else None
+            )
         if not word.startswith("-") or word == "-m":
-            return Head(tuple(settings), tuple(notes), at)
+            return ParsedOptions(tuple(settings), tuple(notes), at)
         at += 1
         typed, equals, raw = word.partition("=")
         value = raw if equals or at == len(words) else words[at]
@@ -90,19 +92,19 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Head:
                 raw = words[at]
                 at += 1
             elif option.bare is None:
-                pending = Given(option, "", typed)
+                pending = RawOption(option, "", typed)
                 if at == len(words):
-                    return Head(tuple(settings), tuple(notes), None, pending)
+                    return ParsedOptions(tuple(settings), tuple(notes), None, pending)
                 raise UsageError(
                     f"{typed} needs a value, and {words[at]} looks like an option: "
                     f"write {typed}=VALUE."
                 )
             else:
                 raw = option.bare
-        settings.append(Given(option, raw, typed))
+        settings.append(RawOption(option, raw, typed))
         if option.name in _ENDING:
             break
-    return Head(tuple(settings), tuple(notes), None)
+    return ParsedOptions(tuple(settings), tuple(notes), None)
 
 
 def mistaken_script(parsed: ParsedCommand) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import engines, modes, planner, probe
 from fleetrun.doctor import findings, gpus, machine, network, peers, software, transfers
-from fleetrun.doctor.facts import Card, Transfer, Transfers
+from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan import hosts, secrets
@@ -38,14 +38,14 @@ _LAST_WORDS = 3
 _PREFLIGHT_S = 20.0
 
 
-class Report(NamedTuple):
+class Checkup(NamedTuple):
     """What a check-up found, and the allreduces that it measured."""
 
     findings: tuple[Finding, ...]
     measured: Transfers | None = None
 
 
-class _Job(NamedTuple):
+class _JobChecks(NamedTuple):
     """What the job would be here: its roster, the ranks of this host, and the way to the others."""
 
     roster: Roster | None = None
@@ -63,7 +63,7 @@ def examine(
     timeout_s: float,
     allreduce: bool = False,
     say: Callable[[str], None] | None = None,
-) -> Report:
+) -> Checkup:
     """Check this host for the job of REQUEST; with other hosts, wait TIMEOUT_S seconds for theirs.
 
     SAY gets a line about what takes longer than a second. UsageError if the request itself makes no
@@ -95,7 +95,7 @@ def examine(
     if len(members) > 1:
         card = _card(net.hostname, programs, cards)
         address = members[me].host if hosts.is_loopback(members[me].host) else None
-        spots = [meeting.Spot(each.host, each.ports) for each in members]
+        spots = [meeting.HostPorts(each.host, each.ports) for each in members]
         met = meeting.meet(spots, me, card, timeout_s=timeout_s, address=address, say=say)
         found += peers.judge(met, card)
     measured = None
@@ -104,7 +104,7 @@ def examine(
             say("Measuring allreduces: ranks import Paddle, which takes some seconds.")
         measured = _allreduce(request, job, environ)
         found += transfers.judge(measured, cards)
-    return Report(tuple(found), measured)
+    return Checkup(tuple(found), measured)
 
 
 def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
@@ -128,7 +128,7 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     if sys.stderr is not None:
         for one in shown:
             seen = one.seen.removesuffix(".")
-            told = f"{one.check}: {seen}; {one.means}; fix: {one.mend}"
+            told = f"{one.check}: {seen}; {one.means}; fix: {one.fix}"
             print(f"fleetrun: {one.level}: {visible(hide(told))}", file=sys.stderr, flush=True)
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
@@ -138,11 +138,11 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
         )
 
 
-def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _Job:
+def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobChecks:
     """Return what the job would be here; what keeps it from being planned is a finding."""
     if cards.is_stuck:
         # Whoever asks it again waits again; that it is stuck is a finding already.
-        return _Job()
+        return _JobChecks()
     dry = request._replace(dry_run="table")
     try:
         found = engines.find(request, environ, planner.places(request))
@@ -158,13 +158,13 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _Job:
     except EnvironmentFault as fault:
         words = str(fault)
         means = "a launch of this command line ends with that sentence"
-        return _Job(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
+        return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
     devices = [device for rank in ranks for device in rank.devices]
     several = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
     count = f"{len(plan.ranks)} process{'es' * (len(plan.ranks) > 1)}"
     seen = f"{count}{several}, {len(plan.processes)} here"
-    return _Job(
+    return _JobChecks(
         roster=roster,
         ranks=len(plan.processes),
         gpus=tuple(device.id for device in devices if device.kind == "gpu"),
@@ -204,10 +204,10 @@ def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
     return found
 
 
-def _card(hostname: str, programs: Software, cards: Gpus) -> Card:
+def _card(hostname: str, programs: Software, cards: Gpus) -> HostDescription:
     """Return what other hosts are told of this one."""
     build = programs.build
-    return Card(
+    return HostDescription(
         host=hostname,
         fleetrun=programs.fleetrun,
         python=programs.python_version,
@@ -218,7 +218,7 @@ def _card(hostname: str, programs: Software, cards: Gpus) -> Card:
     )
 
 
-def _allreduce(request: Request, job: _Job, environ: Mapping[str, str]) -> Transfers:
+def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) -> Transfers:
     """Let two ranks here, or one on each of the hosts, sum numbers; return what they measured."""
     ranks = 2 if job.roster is None else max(len(job.roster.members), 2)
     backend = "nccl" if job.gpus else "gloo"

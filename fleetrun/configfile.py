@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options, yamlfile
 from fleetrun.errors import UsageError
-from fleetrun.options import Given, Option
+from fleetrun.options import Option, RawOption
 
 if TYPE_CHECKING:
     from yaml import Node
@@ -20,7 +20,7 @@ class Config(NamedTuple):
     """A config file: where it is, and what each of its lines says."""
 
     path: str
-    settings: tuple[Given, ...]
+    settings: tuple[RawOption, ...]
 
 
 def named(parsed: argv.ParsedCommand) -> str | None:
@@ -43,7 +43,7 @@ def read(path: str) -> Config:
     return Config(path, tuple(_read_entries(root.value, path)))
 
 
-def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[Given]:
+def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[RawOption]:
     """Read each line of the file as what it says about one option."""
     names = options.by_name()
     lines: dict[str, int] = {}
@@ -62,7 +62,7 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
             raise UsageError(f"{where}: {typed} was already said in line {lines[option.target]}.")
         lines[option.target] = line
         for raw, at in _read_values(option, node, where):
-            given = Given(option, raw, typed, f"{path}:{at}")
+            given = RawOption(option, raw, typed, f"{path}:{at}")
             if option.status == "works":
                 given.value()
             # No argument or path can hold one; of variables request says so.

@@ -15,15 +15,15 @@ from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.gathering import AtOnce
 from fleetrun.run.observers import Equipment
 from fleetrun.run.supervisor import Supervisor
+from fleetrun.sinks.closing import EndingSink
 from fleetrun.sinks.console import Console
-from fleetrun.sinks.ending import EndingSink
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
-from fleetrun.sinks.manifest import Manifest
-from fleetrun.sinks.messages import Messages
+from fleetrun.sinks.manifestfile import ManifestFile
 from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
+from fleetrun.sinks.stderr import Messages
 from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _run(
             rundir,
             *([] if background is None else [background.sink(folder, messages.say)]),
             EventLog(plan, folder, hide),
-            Manifest(plan, request, environ, folder, hide),
+            ManifestFile(plan, request, environ, folder, hide),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
             times,
@@ -187,7 +187,7 @@ def _run(
                 say=messages.say,
                 # A rank that a debugger holds lets the others wait.
                 hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
-                tells_stragglers=request.debug is None,
+                reports_stragglers=request.debug is None,
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages),
@@ -250,7 +250,7 @@ def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
 
 def _screen(folder: Folder, messages: Messages) -> tuple[Sink, ...]:
     """Return what shows the job on the whole terminal."""
-    from fleetrun.sinks.screen import Screen  # noqa: PLC0415 - only with --ui
+    from fleetrun.sinks.ui import Screen  # noqa: PLC0415 - only with --ui
 
     return (Screen(folder.path, messages),)
 
@@ -271,7 +271,7 @@ def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink
 def _rotation(
     plan: LaunchPlan,
     request: Request,
-    hearers: Sequence[Callable[[Cut], None]],
+    observers: Sequence[Callable[[Cut], None]],
     messages: Messages,
 ) -> tuple[Sink, ...]:
     """Return what cuts logs that grow too long, if that is wanted."""
@@ -280,7 +280,7 @@ def _rotation(
     from fleetrun.sinks.rotate import Rotation  # noqa: PLC0415 - off by default
 
     def follow(cut: Cut) -> None:
-        for hear in hearers:
+        for hear in observers:
             hear(cut)
 
     rotation = Rotation(

@@ -15,7 +15,7 @@ from fleetrun import __version__, argv, configfile, options
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 from fleetrun.plan import secrets
 from fleetrun.plan.arguments import Hidden
 from fleetrun.records import names, variables
@@ -51,7 +51,7 @@ class Replay(NamedTuple):
     layers: Mapping[str, Layer]
 
 
-class _Manifest(NamedTuple):
+class _Replay(NamedTuple):
     """What of the file matters here."""
 
     path: str
@@ -119,7 +119,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 
 def _words(
-    found: _Manifest,
+    found: _Replay,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -154,12 +154,12 @@ def _plea(written: str, variable: str) -> str:
     return f"{written} is secret, so its value was not written down: export it first as {variable}"
 
 
-def _pair_names(settings: Sequence[Given]) -> set[str]:
+def _pair_names(settings: Sequence[RawOption]) -> set[str]:
     return {given.raw.partition("=")[0] for given in settings if given.option.kind == "pairs"}
 
 
 def _config(
-    found: _Manifest,
+    found: _Replay,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -179,12 +179,12 @@ def _config(
             if value is None and variable not in given_now:
                 missing.append(_plea(f"{source}: {text}", variable))
             raw = f"{variable}={value or ''}"
-        lines.append(Given(options.find(name), raw, name, source))
+        lines.append(RawOption(options.find(name), raw, name, source))
     return configfile.Config(found.config, tuple(lines))
 
 
 def _layers(
-    found: _Manifest,
+    found: _Replay,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -214,7 +214,7 @@ def _layers(
 # -- the environment ------------------------------------------------------------------------------
 
 
-def _environ(found: _Manifest, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
+def _environ(found: _Replay, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
     """Return ENVIRON with the variables that count as they were when FOUND was written."""
     made = {name: value for name, value in environ.items() if not is_remembered(name)}
     made |= found.values
@@ -228,7 +228,7 @@ def _environ(found: _Manifest, environ: Mapping[str, str], missing: list[str]) -
     return made
 
 
-def _notes(found: _Manifest, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
+def _notes(found: _Replay, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
     """Say in which way this is not the same launch as that of FOUND."""
     notes = []
     if differing:
@@ -258,7 +258,7 @@ def _notes(found: _Manifest, environ: Mapping[str, str], differing: Sequence[str
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> _Manifest:
+def _read(path: str) -> _Replay:
     """Read the file at PATH; UsageError in one sentence if it is no manifest of ours."""
     # Only this option pays for json.
     import json  # noqa: PLC0415
@@ -293,7 +293,7 @@ def _refuse(path: str, why: str) -> NoReturn:
     )
 
 
-def _parse(path: str, document: "dict[str, object]") -> _Manifest:
+def _parse(path: str, document: "dict[str, object]") -> _Replay:
     """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
     environment = _of(document, "environment", dict)
     values = _of(environment, "values", dict)
@@ -306,7 +306,7 @@ def _parse(path: str, document: "dict[str, object]") -> _Manifest:
         Layer(_of(each, "name", str), tuple(_knob(knob) for knob in _of(each, "knobs", list)))
         for each in strategies
     ]
-    return _Manifest(
+    return _Replay(
         path,
         _of(_of(document, "versions", dict), "fleetrun", str),
         command,

@@ -99,7 +99,7 @@ class Option(NamedTuple):
         return raw.strip().lower() in _OFF
 
 
-class Given(NamedTuple):
+class RawOption(NamedTuple):
     """An option with the text someone gave it, and where: `typed` is how it was written there."""
 
     option: Option

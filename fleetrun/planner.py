@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from fleetrun.model import Facts, Knob, RankSpec, Request, Roster, Strategy
     from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Layout, Places, Slots
-    from fleetrun.strategy.resolve import Topology
+    from fleetrun.plan.layout import Layout, ModeHosts, Slots
+    from fleetrun.strategy.resolve import HostTopology
 
 # File names end at 255 bytes; time, process id and node need some of them.
 _LONGEST_JOB = 100
 
 
-def places(request: Request) -> Places:
+def places(request: Request) -> ModeHosts:
     """Return what the options of REQUEST's mode say about hosts."""
     return modes.BY_WORD[request.run_mode].rules.places(request)
 
@@ -203,7 +203,7 @@ def _check_ranks(request: Request, option: str, words: Sequence[str], layout: La
         )
 
 
-def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, Topology | None]:
+def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTopology | None]:
     """Return the request's strategy as it is for the trainers of LAYOUT, and where those are."""
     if request.strategy is None:
         return None, None
@@ -224,7 +224,10 @@ def _asked(strategy: Strategy | None) -> Mapping[str, Knob]:
 
 
 def _files(
-    env: environment.Environment, strategy: Strategy | None, ranks: Topology | None, run_dir: str
+    env: environment.Environment,
+    strategy: Strategy | None,
+    ranks: HostTopology | None,
+    run_dir: str,
 ) -> Mapping[str, str]:
     """Return the files of ENV, and the one that tells the training processes of STRATEGY."""
     if strategy is None or ranks is None:

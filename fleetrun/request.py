@@ -8,7 +8,7 @@ from fleetrun import argv, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
-from fleetrun.options import Given, Option, Value
+from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import secrets
 from fleetrun.plan.hosts import in_paddlecloud, meeting_point
 
@@ -50,11 +50,11 @@ _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
-class Chosen(NamedTuple):
+class ResolvedOption(NamedTuple):
     """One field of the request: its value, and who gave it."""
 
     value: Value
-    given: Given
+    given: RawOption
 
     def of(self, kind: "type[Kind]") -> "Kind | None":
         """Return the value if it is of KIND."""
@@ -195,7 +195,7 @@ def _targets() -> dict[str, Option]:
     return found
 
 
-def _is_blank(given: Given, notes: list[str]) -> bool:
+def _is_blank(given: RawOption, notes: list[str]) -> bool:
     """Whether GIVEN is an empty text, as `--ips=$UNSET` leaves it; says so in NOTES."""
     blank = given.option.kind in ("text", "list") and not given.raw.strip()
     if blank:
@@ -203,7 +203,7 @@ def _is_blank(given: Given, notes: list[str]) -> bool:
     return blank
 
 
-def _variables(environ: Mapping[str, str]) -> tuple[Given, ...]:
+def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
     """Read what ENVIRON says; the first of an option's variables counts."""
     ignored = _JOB_OF_RANK if any(mark in environ for mark in _RANK_MARKS) else ()
     found = []
@@ -211,12 +211,12 @@ def _variables(environ: Mapping[str, str]) -> tuple[Given, ...]:
         for name in option.env:
             raw = environ.get(name, "")
             if raw.strip() and name not in ignored:
-                found.append(Given(option, raw, f"${name}", f"${name}"))
+                found.append(RawOption(option, raw, f"${name}", f"${name}"))
                 break
     return tuple(found)
 
 
-def _answer_for_others(given: Iterable[Given], notes: list[str]) -> None:
+def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:
     """Refuse what belongs to a later version, and say what has no effect."""
     for each in given:
         option = each.option
@@ -228,25 +228,27 @@ def _answer_for_others(given: Iterable[Given], notes: list[str]) -> None:
         notes.append(f"{each.typed} has no effect: {option.reason}")
 
 
-def _about(target: str, tier: Iterable[Given]) -> list[Given]:
+def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
     """Return what TIER says about TARGET."""
     return [given for given in tier if given.option.target == target]
 
 
-def _choose(option: Option, tiers: Sequence[Sequence[Given]], notes: list[str]) -> Chosen:
+def _choose(
+    option: Option, tiers: Sequence[Sequence[RawOption]], notes: list[str]
+) -> ResolvedOption:
     """Choose the last word of the highest of TIERS, or else OPTION's default."""
     typed, variables, filed = tiers
     said = typed or variables or filed
     if not said:
-        default = Given(option, option.default or "", option.flag, "default")
-        return Chosen(None if option.default is None else default.value(), default)
-    found = Chosen(said[-1].value(), said[-1])
+        default = RawOption(option, option.default or "", option.flag, "default")
+        return ResolvedOption(None if option.default is None else default.value(), default)
+    found = ResolvedOption(said[-1].value(), said[-1])
     if typed:
         notes.extend(_contradicted(found, variables))
     return found
 
 
-def _contradicted(found: Chosen, variables: Iterable[Given]) -> Iterable[str]:
+def _contradicted(found: ResolvedOption, variables: Iterable[RawOption]) -> Iterable[str]:
     """Remark on each variable that says otherwise; Paddle would have listened to it."""
     for variable in variables:
         try:
@@ -261,7 +263,7 @@ def _contradicted(found: Chosen, variables: Iterable[Given]) -> Iterable[str]:
 
 
 def _take_detected(
-    chosen: dict[str, Chosen],
+    chosen: dict[str, ResolvedOption],
     detect: "Callable[[], Detected] | None",
     environ: Mapping[str, str],
     notes: list[str],
@@ -276,7 +278,7 @@ def _take_detected(
         return
     is_dry = chosen["dry_run"].value is not None
     for given in cluster.givens(said, detect(), notes, is_dry=is_dry):
-        chosen[given.option.target] = Chosen(given.value(), given)
+        chosen[given.option.target] = ResolvedOption(given.value(), given)
 
 
 # -- single options ----------------------------------------------------------------------------
@@ -290,7 +292,7 @@ class Hosts(NamedTuple):
     rank: int | None
 
 
-def _hosts(chosen: Mapping[str, Chosen], notes: list[str], *, is_cloud: bool) -> Hosts:
+def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
     """Return the hosts of the job; UsageError where the options contradict each other."""
     listed = chosen["ips"].value
     ips = listed if isinstance(listed, tuple) else ()
@@ -318,7 +320,7 @@ def _hosts(chosen: Mapping[str, Chosen], notes: list[str], *, is_cloud: bool) ->
     return Hosts(ips, str(count), _rank(chosen["rank"], notes, is_alone=is_alone))
 
 
-def _check_meeting(master: Chosen, nnodes: Given) -> None:
+def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
     """Complain where several hosts that nobody names have no place to meet."""
     text = master.of(str)
     if text is None:
@@ -337,7 +339,7 @@ def _check_meeting(master: Chosen, nnodes: Given) -> None:
         )
 
 
-def _count(given: Given) -> int:
+def _count(given: RawOption) -> int:
     """Return the number of hosts; UsageError for a range of them, which is an elastic job."""
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
@@ -351,7 +353,7 @@ def _count(given: Given) -> int:
     return int(low)
 
 
-def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
+def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:
     """Return our host's place as the user says it, if there is more than one place."""
     rank = found.of(int)
     if rank is None or rank < 0:
@@ -361,7 +363,7 @@ def _rank(found: Chosen, notes: list[str], *, is_alone: bool) -> int | None:
     return None if is_alone else rank
 
 
-def _address(found: Chosen) -> str | None:
+def _address(found: ResolvedOption) -> str | None:
     """Return the address that is told of the end; UsageError if it is none, which is not shown."""
     address = (found.of(str) or "").strip()
     scheme, _, rest = address.partition("://")
@@ -372,7 +374,9 @@ def _address(found: Chosen) -> str | None:
     return address or None
 
 
-def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list[str]) -> Chosen:
+def _run_mode(
+    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
+) -> ResolvedOption:
     """Return the mode of the job, which other options may imply; the script's words never do."""
     found = chosen["run_mode"]
     for mode in modes.MODES:
@@ -394,30 +398,30 @@ def _run_mode(chosen: dict[str, Chosen], environ: Mapping[str, str], notes: list
 
 
 def _settled(
-    found: Chosen,
+    found: ResolvedOption,
     mode: modes.Mode,
-    asking: Sequence[Chosen],
-    chosen: dict[str, Chosen],
+    asking: Sequence[ResolvedOption],
+    chosen: dict[str, ResolvedOption],
     notes: list[str],
-) -> Chosen:
+) -> ResolvedOption:
     """Return who wins where --run_mode (FOUND) says another mode than MODE, that of ASKING."""
     strength = _strength(found)
-    rival = max(asking, key=_strength)
-    if _strength(rival) > strength:
+    other = max(asking, key=_strength)
+    if _strength(other) > strength:
         notes.append(
-            f"{rival.given.typed} wins over {found.given.typed}={found.given.raw}: "
+            f"{other.given.typed} wins over {found.given.typed}={found.given.raw}: "
             f"it asks for {_what(mode)}."
         )
-        return _implied(found, mode.name, rival.given.typed)
-    if _strength(rival) == strength:
+        return _implied(found, mode.name, other.given.typed)
+    if _strength(other) == strength:
         raise UsageError(
             found.given.blame(
-                f"{rival.given.typed} asks for {_what(mode)}; leave one of the two out."
+                f"{other.given.typed} asks for {_what(mode)}; leave one of the two out."
             )
         )
     for each in asking:
         notes.append(f"{each.given.typed} has no effect: {found.given.typed}={found.value}.")
-        chosen[each.given.option.target] = Chosen(None, each.given)
+        chosen[each.given.option.target] = ResolvedOption(None, each.given)
     return found
 
 
@@ -426,23 +430,23 @@ def _what(mode: modes.Mode) -> str:
     return mode.name if mode.feature is None else mode.feature.name
 
 
-def _asks(found: Chosen) -> bool:
+def _asks(found: ResolvedOption) -> bool:
     """Whether FOUND asks for anybody; heterogeneous trainers are counted in a text."""
     return bool(found.value) and not found.given.option.asks_for_nothing(found.given.raw)
 
 
-def _strength(found: Chosen) -> int:
+def _strength(found: ResolvedOption) -> int:
     """Return how high FOUND's source stands: command line > environment > file."""
     source = found.given.source
     return 2 if source == "command line" else int(source.startswith("$"))
 
 
-def _implied(found: Chosen, mode: str, by: str) -> Chosen:
+def _implied(found: ResolvedOption, mode: str, by: str) -> ResolvedOption:
     """Return MODE in place of FOUND, for the reason BY."""
-    return Chosen(mode, found.given._replace(raw=mode, source=by))
+    return ResolvedOption(mode, found.given._replace(raw=mode, source=by))
 
 
-def _job_id(found: Chosen) -> str:
+def _job_id(found: ResolvedOption) -> str:
     """Return the job's name, which becomes part of a folder's name."""
     name = (found.of(str) or "").strip()
     if not name.isprintable() or set(name) & set("/ ") or name.startswith("."):
@@ -452,16 +456,16 @@ def _job_id(found: Chosen) -> str:
     return name
 
 
-def _ranks(found: Chosen) -> str | None:
+def _ranks(found: ResolvedOption) -> str | None:
     """Return ranks, ranges written out: all, or numbers with commas.
 
-    >>> _ranks(Chosen(("0-2", "5"), Given(options.find("tee"), "0-2,5", "--tee")))
+    >>> _ranks(ResolvedOption(("0-2", "5"), RawOption(options.find("tee"), "0-2,5", "--tee")))
     '0,1,2,5'
     """
     return _rank_list(found, found.value) if isinstance(found.value, tuple) else None
 
 
-def _rank_list(found: Chosen, parts: tuple[str, ...]) -> str:
+def _rank_list(found: ResolvedOption, parts: tuple[str, ...]) -> str:
     """Return the ranks that PARTS, of what was FOUND, name, as above."""
     if parts == ("all",):
         return "all"
@@ -477,10 +481,10 @@ def _rank_list(found: Chosen, parts: tuple[str, ...]) -> str:
     return ",".join(map(str, dict.fromkeys(ranks)))
 
 
-def _wrap(found: Chosen) -> str | None:
+def _wrap(found: ResolvedOption) -> str | None:
     """Return ranks, as above, and the command that stands before theirs.
 
-    >>> _wrap(Chosen("0-1:nsys  profile", Given(options.find("wrap"), "", "--wrap")))
+    >>> _wrap(ResolvedOption("0-1:nsys  profile", RawOption(options.find("wrap"), "", "--wrap")))
     '0,1: nsys profile'
     """
     text = (found.of(str) or "").strip()
@@ -499,7 +503,7 @@ def _wrap(found: Chosen) -> str | None:
     return f"{_rank_list(found, parts)}: {shlex.join(words)}"
 
 
-def _reader(found: Chosen) -> str | None:
+def _reader(found: ResolvedOption) -> str | None:
     """Return the rank that reads our standard input, or `none`."""
     word = (found.of(str) or "").strip().lower()
     if not word:
@@ -509,10 +513,11 @@ def _reader(found: Chosen) -> str | None:
     return word if word == "none" else str(int(word))
 
 
-def _size(found: Chosen) -> int:
+def _size(found: ResolvedOption) -> int:
     """Return a number of bytes; units are powers of 1024.
 
-    >>> _size(Chosen("1.5G", Given(options.find("log_max_size"), "1.5G", "--log_max_size")))
+    >>> raw = RawOption(options.find("log_max_size"), "1.5G", "--log_max_size")
+    >>> _size(ResolvedOption("1.5G", raw))
     1610612736
     """
     text = (found.of(str) or "").strip().upper().removesuffix("B").removesuffix("I")
@@ -528,7 +533,7 @@ def _size(found: Chosen) -> int:
     return size
 
 
-def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, str]]:
+def _pairs(name: str, tiers: Iterable[Iterable[RawOption]]) -> dict[str, tuple[str, str]]:
     """Collect each variable of --env or --nccl: its value and its source; a later tier wins."""
     found: dict[str, tuple[str, str]] = {}
     for tier in tiers:
@@ -548,8 +553,8 @@ def _pairs(name: str, tiers: Iterable[Iterable[Given]]) -> dict[str, tuple[str, 
 
 
 def _strategy(
-    chosen: Mapping[str, Chosen],
-    tiers: Sequence[Sequence[Given]],
+    chosen: Mapping[str, ResolvedOption],
+    tiers: Sequence[Sequence[RawOption]],
     layers: Mapping[str, Layer],
     notes: list[str],
 ) -> tuple[Strategy | None, Sequence[Setting]]:
@@ -568,19 +573,19 @@ def _strategy(
         )
         return None, (Setting("strategy", "None", "default"),)
     # Only those who have a strategy pay for it.
-    from fleetrun.strategy import asked  # noqa: PLC0415
+    from fleetrun.strategy import requested  # noqa: PLC0415
 
-    named = asked.names(given)
-    found = asked.strategy(named, sets, layers)
+    named = requested.names(given)
+    found = requested.strategy(named, sets, layers)
     notes.extend(found.notes)
-    strategy = asked.settle(
+    strategy = requested.settle(
         found,
         mode=chosen["strategy_mode"].of(str) or "defaults",
         is_strict=chosen["strategy_strict"].value is True,
         check_ranks=check_ranks,
         merge_tail=chosen["merge_tail"].of(str) or "drop",
     )
-    lines = asked.settings(named, sets)
+    lines = requested.settings(named, sets)
     return strategy, [Setting(n, secrets.redact(n.rpartition(".")[2], v), s) for n, v, s in lines]
 
 
@@ -605,7 +610,7 @@ def _inherited(environ: Mapping[str, str]) -> Iterable[str]:
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _setting(found: Chosen) -> Setting:
+def _setting(found: ResolvedOption) -> Setting:
     """Show FOUND as a line of the settings."""
     value = found.value
     if isinstance(value, bool):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.probe.nvml import Memory, PciInfo, Process, Rates
+    from fleetrun.probe.nvml import GpuProcess, Memory, PciInfo, Rates
 
 
 class Bus(NamedTuple):
@@ -120,7 +120,7 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
         return Bytes(*self._use(handle)[:2])
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[Process]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[GpuProcess]:
         return [Holder(pid) for pid in self._use(handle)[2]]
 
     def _use(self, handle: object) -> tuple[int, int, tuple[int, ...]]:

@@ -123,7 +123,7 @@ PURE_MODULES = (
     "fleetrun.session.state",
     "fleetrun.session.terms",
     "fleetrun.strategy.fields",
-    "fleetrun.strategy.page",
+    "fleetrun.strategy.explanation",
     "fleetrun.strategy.resolve",
     "fleetrun.strategy.document",
     "fleetrun.strategy.reach",

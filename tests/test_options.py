@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun import options
-from fleetrun.options import Given, Option
+from fleetrun.options import Option, RawOption
 
 # Every flag of Paddle's launchers: fleetrun 3.3, the older module it falls back to, 2.0, 1.8.
 _PADDLE_FLAGS = """
@@ -164,12 +164,12 @@ def test_what_asks_for_nothing_is_known(raw: str) -> None:
 
 def test_blame_says_where_a_value_came_from() -> None:
     option = options.find("nproc_per_node")
-    assert Given(option, "x", "--nproc").blame("no.") == "--nproc=x: no."
+    assert RawOption(option, "x", "--nproc").blame("no.") == "--nproc=x: no."
     assert (
-        Given(option, "x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
+        RawOption(option, "x", "$PADDLE_NPROC_PER_NODE", "$PADDLE_NPROC_PER_NODE").blame("no.")
         == "--nproc_per_node=x (from $PADDLE_NPROC_PER_NODE): no."
     )
     assert (
-        Given(option, "x", "nproc-per-node", "a.yaml:3").blame("no.")
+        RawOption(option, "x", "nproc-per-node", "a.yaml:3").blame("no.")
         == "a.yaml:3: nproc-per-node=x: no."
     )

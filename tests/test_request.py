@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetrun import argv, configfile, options, request
 from fleetrun.errors import UsageError
 from fleetrun.model import Setting
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 from fleetrun.plan import secrets
 
 if TYPE_CHECKING:
@@ -633,4 +633,4 @@ def test_a_command_without_script_cannot_be_resolved() -> None:
 
 def test_a_given_value_knows_its_source() -> None:
     option = options.find("gpus")
-    assert Given(option, "0", "--gpus").source == "command line"
+    assert RawOption(option, "0", "--gpus").source == "command line"

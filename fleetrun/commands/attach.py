@@ -17,7 +17,7 @@ from fleetrun.probe import jobs
 from fleetrun.records import names
 
 if TYPE_CHECKING:
-    from fleetrun.probe.jobs import Job
+    from fleetrun.probe.jobs import RunningJob
 
 _CHUNK = 1 << 16
 # So often is looked for more; the end of the job is noticed at once.
@@ -54,7 +54,7 @@ def _attach(word: str | None, *, lines: int) -> int:
     return _LOST if end is None else end[0]
 
 
-def console(job: Job) -> str:
+def console(job: RunningJob) -> str:
     """Return the file that holds the console of JOB; a terminal's text is nobody's, so a log's."""
     own = f"{job.run_dir}/{names.CONSOLE}"
     if os.path.exists(own):  # noqa: PTH110 - as in the whole package

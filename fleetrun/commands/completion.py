@@ -184,7 +184,7 @@ def _launch(
         head = argv.scan(words, table)
     except UsageError:
         # A slip earlier in the line is no reason to fall silent; running it will tell.
-        head = argv.Head((), (), None)
+        head = argv.ParsedOptions((), (), None)
     if head.script_at is not None or words[-1:] == ["--"]:
         return None
     if head.pending is not None:

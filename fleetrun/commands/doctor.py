@@ -12,7 +12,7 @@ import click
 
 from fleetrun import argv, checkup, colors, configfile, request
 from fleetrun.commands import parser, tables
-from fleetrun.doctor import findings, page
+from fleetrun.doctor import findings, output
 from fleetrun.plan import secrets
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
@@ -31,17 +31,17 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     # Processes, variables and paths are quoted.
     hide = secrets.of_launch(wanted._replace(typed=tuple(words)), os.environ)
     shown = tuple(
-        one._replace(seen=visible(hide(one.seen)), mend=visible(hide(one.mend)))
+        one._replace(seen=visible(hide(one.seen)), fix=visible(hide(one.fix)))
         for one in report.findings
     )
     code = findings.exit_code(shown)
     if own["json"]:
-        document = page.document(os.uname().nodename, shown, report.measured)
+        document = output.document(os.uname().nodename, shown, report.measured)
         put(json.dumps(document, indent=2) + "\n")
         return code
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     is_coloured = colors.is_wanted(wanted.color, os.environ, is_terminal=is_terminal)
-    put(page.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
+    put(output.text(shown, report.measured, width=tables.width(), is_coloured=is_coloured))
     return code
 
 

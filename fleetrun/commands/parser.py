@@ -10,7 +10,7 @@ import click
 from fleetrun import argv, colors, options, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 from fleetrun.printing import put
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Typed(click.ParamType):  # type: ignore[type-arg]  # click 8.1 takes none
             problem = str(error)
         if isinstance(param, click.Argument):
             raise UsageError(f"{_where(ctx)}{value}: {problem}")
-        raise UsageError(Given(self.row, str(value), self.row.flag).blame(problem))
+        raise UsageError(RawOption(self.row, str(value), self.row.flag).blame(problem))
 
     def shell_complete(
         self,
@@ -91,7 +91,7 @@ def color(text: str) -> click.Option:
     return option("color", "choice", text, default=colors.AUTO, words=words)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A command of several views, which suggests the one that was meant."""
 
     def resolve_command(
@@ -108,7 +108,7 @@ class Group(click.Group):
 class Launch(NamedTuple):
     """A launch's command line: its options with values, and the script with its arguments."""
 
-    options: tuple[Given, ...]
+    options: tuple[RawOption, ...]
     # With the `--` before it, if there was one: what comes after it may look like an option.
     script: tuple[str, ...]
 
@@ -138,7 +138,7 @@ class LaunchCommand(click.Command):
         return super().parse_args(ctx, [word for one in ours for word in _for_click(one)])
 
 
-def _for_click(given: Given) -> tuple[str, ...]:
+def _for_click(given: RawOption) -> tuple[str, ...]:
     """Return GIVEN as click reads it: a flag has no value there."""
     if given.option.kind != "flag":
         return (f"{given.option.flag}={given.raw}",)

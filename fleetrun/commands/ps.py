@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-    from fleetrun.probe.jobs import About, Job
+    from fleetrun.probe.jobs import JobRecords, RunningJob
 
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "COMMAND", "FOLDER")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -54,7 +54,7 @@ def command(words: tuple[str, ...], *, is_json: bool) -> int:
     return put(tables.layout(rows, heads=HEADS, numbers=1, width=tables.width()) + "\n")
 
 
-def row(job: Job, about: About, now: float) -> list[str]:
+def row(job: RunningJob, about: JobRecords, now: float) -> list[str]:
     """Return JOB's line of the table, at the time NOW."""
     alive = len(jobs.running(job))
     processes = f"{alive} of {about.wanted}" if about.wanted else str(alive)
@@ -73,7 +73,7 @@ def row(job: Job, about: About, now: float) -> list[str]:
     return [visible(cell) for cell in cells]
 
 
-def record(job: Job, about: About) -> dict[str, Any]:
+def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
     """Return what is known of JOB, for programs."""
     return {
         "job": about.job_id,
@@ -107,7 +107,7 @@ def duration(seconds: float) -> str:
     return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
 
 
-def one(word: str | None, found: Sequence[Job], what: str) -> Job:
+def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
     """Return the one of FOUND that WORD means, for the command WHAT; UsageError if none or many."""
     meant = tuple(found) if word is None else jobs.named(found, word)
     if len(meant) == 1:

@@ -18,7 +18,7 @@ from fleetrun.probe import jobs
 from fleetrun.records.variables import JOB
 
 if TYPE_CHECKING:
-    from fleetrun.probe.jobs import Job
+    from fleetrun.probe.jobs import RunningJob
 
 # What a launcher left behind that was killed does not die later than this.
 _SWEEP_S = 30.0
@@ -48,7 +48,7 @@ def command(word: str | None, *, is_now: bool, is_all: bool) -> int:
     return 0
 
 
-def meant(word: str | None, found: tuple[Job, ...]) -> Job:
+def meant(word: str | None, found: tuple[RunningJob, ...]) -> RunningJob:
     """Return the job of FOUND that WORD means; what a killed launcher left behind has to be named.
 
     Its processes are killed without grace, and a shell that was opened in a job is one of them.
@@ -63,7 +63,7 @@ def meant(word: str | None, found: tuple[Job, ...]) -> Job:
     )
 
 
-def _ask(job: Job) -> int | None:
+def _ask(job: RunningJob) -> int | None:
     """Send the launcher of JOB SIGTERM, and return what becomes readable when it has ended."""
     if job.launcher is None:
         return None
@@ -84,7 +84,7 @@ def _send(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
 
 
-def _wait(job: Job, pidfd: int | None, *, is_now: bool) -> None:
+def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
     """Wait until nothing of JOB is left, and say how it has ended."""
     if pidfd is not None:
         # Asked again, a launcher kills at once; two signals that wait for it are one.

@@ -17,7 +17,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import secrets
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.printing import put
-from fleetrun.strategy import fields, load, page, schema, verdicts
+from fleetrun.strategy import explanation, fields, load, schema, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ def _names(
     return values.files(incomplete) + values.among(dict.fromkeys(names), incomplete)
 
 
-@click.group("strategy", cls=parser.Group, no_args_is_help=False)
+@click.group("strategy", cls=parser.CommandGroup, no_args_is_help=False)
 def command() -> None:
     """Look at strategies: what --strategy turns on in a script that knows nothing of it."""
 
@@ -147,8 +147,10 @@ def listed_fields(width: int = 0) -> str:
         rows: list[tuple[str, str, str]] = []
         for field in fields.TABLE:
             if field.section == section:
-                rows.append((field.name, page.kind(field), schema.describe(field)))
-                rows += [(f"  {k.name}", page.kind(k), schema.describe(k)) for k in field.keys]
+                rows.append((field.name, explanation.kind(field), schema.describe(field)))
+                rows += [
+                    (f"  {k.name}", explanation.kind(k), schema.describe(k)) for k in field.keys
+                ]
         heads = ("field", "value", "meaning")
         lines += [f"Fields of {section}", tables.layout(rows, heads=heads, indent=2, width=width)]
         lines.append("")
@@ -175,18 +177,18 @@ def shown(name: str) -> str:
     if name in load.PRESETS:
         return _text(load.preset_path(name))
     if name in fields.VARIABLE_SECTIONS:
-        return page.variables(name)
+        return explanation.variables(name)
     section, dot, rest = name.partition(".")
     if dot and section in fields.VARIABLE_SECTIONS:
-        return page.variables(section)
+        return explanation.variables(section)
     for kind, prefix in fields.PREFIXES.items():
         if prefix and name.startswith(prefix):
-            return page.variables(kind)
+            return explanation.variables(kind)
     found = _fields(rest if dot and section in fields.FIELD_SECTIONS else name)
     if not found:
         return _text(load.find(name))
     presets = {preset: load.read(preset) for preset in load.PRESETS}
-    return "\n".join(page.page(field, presets) for field in found)
+    return "\n".join(explanation.page(field, presets) for field in found)
 
 
 def _fields(name: str) -> list[fields.Field]:
@@ -287,9 +289,9 @@ def _explained(
         value = secrets.redact(name, str(knob.value))
         return [(f"{name}: {value}", "set", "everywhere", "in every rank; what is exported wins")]
     is_part = "." in knob.name
-    named = name if is_part else f"{name}: {page.written(knob.value)}"
+    named = name if is_part else f"{name}: {explanation.written(knob.value)}"
     field = fields.find(section, name)
-    outcomes = page.outcomes(field, places, is_off=knob.value is False and not is_part)
+    outcomes = explanation.outcomes(field, places, is_off=knob.value is False and not is_part)
     return [
         ("" if place else named, verdict.status, where, verdict.reason)
         for place, (verdict, where) in enumerate(outcomes.items())

@@ -16,8 +16,8 @@ class Room(NamedTuple):
     refusal: str = ""
 
 
-class Limits(NamedTuple):
-    """Limits of processes (`ulimit`): soft and hard; None: unlimited."""
+class ResourceLimits(NamedTuple):
+    """ResourceLimits of processes (`ulimit`): soft and hard; None: unlimited."""
 
     open_files: tuple[int | None, int | None]
     processes: tuple[int | None, int | None]
@@ -29,7 +29,7 @@ class Limits(NamedTuple):
     is_root: bool
 
 
-class Group(NamedTuple):
+class CgroupLimits(NamedTuple):
     """The limits of our control group and all above it; None: none."""
 
     memory_bytes: int | None
@@ -42,7 +42,7 @@ class Group(NamedTuple):
     kills: int
 
 
-class Clock(NamedTuple):
+class ClockOffset(NamedTuple):
     """The wall clock against another one: seconds that ours is ahead of it.
 
     `other` says what was compared with; empty where there was nothing.
@@ -59,9 +59,9 @@ class Machine(NamedTuple):
 
     shm: Room
     logs: Room
-    limits: Limits
-    group: Group
-    clock: Clock
+    limits: ResourceLimits
+    group: CgroupLimits
+    clock: ClockOffset
     cpus: int
     memory_bytes: int
     # Why GCC's OpenMP library cannot be loaded; empty: it can.
@@ -190,7 +190,7 @@ class RdmaPort(NamedTuple):
     rate: str
 
 
-class Lookup(NamedTuple):
+class NameLookup(NamedTuple):
     """What a host's name resolved to, and how long that took."""
 
     name: str
@@ -204,7 +204,7 @@ class Network(NamedTuple):
     hostname: str
     interfaces: tuple[Interface, ...]
     # Our own name first.
-    lookups: tuple[Lookup, ...]
+    lookups: tuple[NameLookup, ...]
     rdma: tuple[RdmaPort, ...]
     # What NCCL_SOCKET_IFNAME says, and the interface on the way to the other hosts.
     asked_interface: str
@@ -227,7 +227,7 @@ class Connect(NamedTuple):
     text: str = ""
 
 
-class Card(NamedTuple):
+class HostDescription(NamedTuple):
     """What hosts tell each other when they meet."""
 
     host: str
@@ -244,7 +244,7 @@ class Peer(NamedTuple):
 
     host: str
     connects: tuple[Connect, ...]
-    card: Card | None = None
+    card: HostDescription | None = None
     # Seconds that its clock is ahead of ours, and how far that may be off.
     ahead_s: float = 0.0
     accuracy_s: float = 0.0

@@ -16,14 +16,14 @@ UNFIT = 3
 class Finding(NamedTuple):
     """One judgement: `check` names what was looked at, `seen` says what was found there.
 
-    `means` is what it does to a job, and `mend` a command; both are empty where all is well.
+    `means` is what it does to a job, and `fix` a command; both are empty where all is well.
     """
 
     check: str
     level: str
     seen: str
     means: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 def ok(check: str, seen: str) -> Finding:
@@ -31,14 +31,14 @@ def ok(check: str, seen: str) -> Finding:
     return Finding(check, OK, seen)
 
 
-def warning(check: str, seen: str, means: str, mend: str) -> Finding:
+def warning(check: str, seen: str, means: str, fix: str) -> Finding:
     """Return that a job may run, but worse than it could."""
-    return Finding(check, WARNING, seen, means, mend)
+    return Finding(check, WARNING, seen, means, fix)
 
 
-def error(check: str, seen: str, means: str, mend: str) -> Finding:
+def error(check: str, seen: str, means: str, fix: str) -> Finding:
     """Return that a job will not run, or not to its end."""
-    return Finding(check, ERROR, seen, means, mend)
+    return Finding(check, ERROR, seen, means, fix)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

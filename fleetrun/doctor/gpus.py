@@ -222,11 +222,11 @@ def _log(found: Gpus) -> Iterator[Finding]:
         kinds.setdefault((xid.number, xid.bus), []).append(xid)
     for (number, bus), rows in kinds.items():
         seen = f"Xid {number} of the GPU at {bus}, {len(rows)} times since the kernel's log began"
-        mend = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
+        fix = "dmesg | grep -i xid  # NVIDIA's list of Xid errors says what each is"
         if number in _GRAVE_XIDS:
             means = "that GPU may need a reset or be broken"
-            yield error("Xid errors", seen, means, mend)
+            yield error("Xid errors", seen, means, fix)
         else:
-            yield warning("Xid errors", seen, "most often a program's fault, not the GPU's", mend)
+            yield warning("Xid errors", seen, "most often a program's fault, not the GPU's", fix)
     if not kinds:
         yield ok("Xid errors", "none in the kernel's log")

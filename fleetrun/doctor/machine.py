@@ -9,7 +9,7 @@ from fleetrun.doctor.findings import Finding, error, ok, size, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fleetrun.doctor.facts import Group, Limits, Machine, Room
+    from fleetrun.doctor.facts import CgroupLimits, Machine, ResourceLimits, Room
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # What Docker gives by default is 64 MiB, in which the workers of one DataLoader die of SIGBUS.
@@ -44,33 +44,33 @@ def _shm(shm: Room) -> Finding:
     check = "shared memory"
     seen = f"{shm.path} has {size(shm.free)} free of {size(shm.total)}"
     means = "DataLoader workers and NCCL exchange data there, and die of SIGBUS when it is full"
-    mend = (
+    fix = (
         "ls -l /dev/shm  # remove what is left over; `mount -o remount,size=16G /dev/shm`, "
         "or in Docker --shm-size=16g"
     )
     if shm.refusal:
-        return error(check, f"{shm.path} cannot be written ({shm.refusal}; {seen})", means, mend)
+        return error(check, f"{shm.path} cannot be written ({shm.refusal}; {seen})", means, fix)
     if shm.free < SHM_FULL:
-        return error(check, seen, means, mend)
+        return error(check, seen, means, fix)
     if shm.free < SHM_TIGHT:
-        return warning(check, seen, means, mend)
+        return warning(check, seen, means, fix)
     return ok(check, seen)
 
 
 def _logs(logs: Room) -> Finding:
     check = "disk for logs"
     seen = f"{logs.path} has {size(logs.free)} free of {size(logs.total)}"
-    mend = f"df -h {logs.path}  # make room, or give another --log_dir"
+    fix = f"df -h {logs.path}  # make room, or give another --log_dir"
     if logs.refusal:
         means = "no rank could write its log"
-        return error(check, f"{logs.path} cannot be written ({logs.refusal})", means, mend)
+        return error(check, f"{logs.path} cannot be written ({logs.refusal})", means, fix)
     if logs.free < LOGS_FULL:
-        return error(check, seen, "the logs of the ranks will be cut off soon", mend)
+        return error(check, seen, "the logs of the ranks will be cut off soon", fix)
     if logs.inodes is not None and logs.inodes < INODES_FEW:
         few = f"{logs.path} has room for {logs.inodes} more files"
         return warning(check, few, "new logs and checkpoints may not be made", f"df -i {logs.path}")
     if logs.free < LOGS_TIGHT:
-        return warning(check, seen, "logs and checkpoints may not fit", mend)
+        return warning(check, seen, "logs and checkpoints may not fit", fix)
     return ok(check, seen)
 
 
@@ -85,7 +85,7 @@ def _libgomp(trouble: str) -> Finding:
     return ok("OpenMP", "libgomp.so.1 can be loaded")
 
 
-def _open_files(limits: Limits, ranks: int) -> Finding:
+def _open_files(limits: ResourceLimits, ranks: int) -> Finding:
     check = "open files"
     soft, hard = limits.open_files
     seen = f"`ulimit -n` is {_limit(soft)}, and may be raised to {_limit(hard)}"
@@ -98,7 +98,7 @@ def _open_files(limits: Limits, ranks: int) -> Finding:
     return ok(check, seen)
 
 
-def _processes(limits: Limits, group: Group, ranks: int) -> Finding:
+def _processes(limits: ResourceLimits, group: CgroupLimits, ranks: int) -> Finding:
     check = "processes"
     wanted = _BASE_THREADS + THREADS_PER_RANK * ranks
     means = f"{_ranks(ranks)} may have {wanted} threads; one that cannot start ends the job"
@@ -116,7 +116,7 @@ def _processes(limits: Limits, group: Group, ranks: int) -> Finding:
     return ok(check, f"room for the {wanted} threads that {_ranks(ranks)} may have")
 
 
-def _memory_limits(limits: Limits, *, has_rdma: bool) -> Iterator[Finding]:
+def _memory_limits(limits: ResourceLimits, *, has_rdma: bool) -> Iterator[Finding]:
     virtual = limits.virtual_bytes[0]
     if virtual is not None:
         yield warning(
@@ -149,12 +149,12 @@ def _memory(machine: Machine, ranks: int) -> Finding:
         seen += f", of which {size(max(free, 0))} is free"
     if group.kills:
         seen += f"; the kernel has killed {group.kills} of its processes"
-    mend = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
+    fix = "docker run --memory=...  # or memory.max; or fewer ranks: --nproc_per_node"
     if free < wanted:
         means = f"{_ranks(ranks)} may take {size(wanted)} before they load anything"
-        return warning(check, seen, means, mend)
+        return warning(check, seen, means, fix)
     if group.kills:
-        return warning(check, seen, "the memory of the control group has been too small", mend)
+        return warning(check, seen, "the memory of the control group has been too small", fix)
     return ok(check, seen)
 
 

@@ -10,7 +10,7 @@ from fleetrun.doctor.findings import Finding, error, ok, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fleetrun.doctor.facts import Interface, Lookup, Network
+    from fleetrun.doctor.facts import Interface, NameLookup, Network
 
 _SLOW_LOOKUP_S = 1.0
 # Bridges and tunnels of containers and virtual machines, and radio.
@@ -29,14 +29,14 @@ def judge(network: Network) -> Iterator[Finding]:
 
 def _names(network: Network) -> Iterator[Finding]:
     own, *others = network.lookups
-    mend = f"echo '<address> {own.name}' >> /etc/hosts  # or ask who runs DNS"
+    fix = f"echo '<address> {own.name}' >> /etc/hosts  # or ask who runs DNS"
     slow = _slow(own)
     if slow is not None:
         yield slow
     elif not own.addresses:
         means = "programs that look their own host up fail, or wait"
         seen = f"this host is called {own.name}, which nobody can resolve"
-        yield warning("own name", seen, means, mend)
+        yield warning("own name", seen, means, fix)
     else:
         yield ok("own name", f"{own.name} is {', '.join(own.addresses)}")
     for one in others:
@@ -54,7 +54,7 @@ def _names(network: Network) -> Iterator[Finding]:
             yield ok("host name", f"{one.name} is {', '.join(one.addresses)}")
 
 
-def _slow(lookup: Lookup) -> Finding | None:
+def _slow(lookup: NameLookup) -> Finding | None:
     if lookup.seconds < _SLOW_LOOKUP_S:
         return None
     return warning(

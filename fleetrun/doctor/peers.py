@@ -9,7 +9,7 @@ from fleetrun.doctor.findings import Finding, error, ok, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fleetrun.doctor.facts import Card, Connect, Peer
+    from fleetrun.doctor.facts import Connect, HostDescription, Peer
 
 # Certificates, file times and the order of lines in logs survive less.
 CLOCK_S = 1.0
@@ -24,7 +24,7 @@ _ALIKE = (
 )
 
 
-def judge(peers: Sequence[Peer], own: Card) -> Iterator[Finding]:
+def judge(peers: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
     """Yield what PEERS and OWN mean for a job of all of them."""
     for peer in peers:
         yield from _connections(peer)
@@ -85,7 +85,7 @@ def _clock(peer: Peer) -> Iterator[Finding]:
         yield ok("clock", f"that of {peer.host} is synchronised with ours")
 
 
-def _versions(met: Sequence[Peer], own: Card) -> Iterator[Finding]:
+def _versions(met: Sequence[Peer], own: HostDescription) -> Iterator[Finding]:
     is_alike = True
     for name, means, is_grave in _ALIKE:
         mine = getattr(own, name)

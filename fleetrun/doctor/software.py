@@ -143,12 +143,12 @@ def _driver(build: Build, driver: str, cuda: tuple[int, int]) -> Finding:
     wanted = version(build.cuda)
     newest = f"{cuda[0]}.{cuda[1]}"
     seen = f"driver {driver} runs CUDA up to {newest}, Paddle was built with {build.cuda}"
-    mend = f"install a newer driver, or a Paddle for CUDA {newest}: {_INSTALL}"
+    fix = f"install a newer driver, or a Paddle for CUDA {newest}: {_INSTALL}"
     if wanted[0] > cuda[0]:
-        return error(check, seen, "Paddle finds no usable GPU", mend)
+        return error(check, seen, "Paddle finds no usable GPU", fix)
     if wanted > cuda:
         means = "it runs by CUDA's minor version compatibility; what is compiled later may not"
-        return warning(check, seen, means, mend)
+        return warning(check, seen, means, fix)
     return ok(check, seen)
 
 

@@ -10,7 +10,7 @@ from fleetrun.engines.ports import GuessedPorts, HeldPorts
 if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.layout import Places, Slots
+    from fleetrun.plan.layout import ModeHosts, Slots
 
 
 class Engine(Protocol):
@@ -33,15 +33,15 @@ class Maker(Protocol):
 
     @abstractmethod
     def find(
-        self, request: "Request", environ: Mapping[str, str], places: "Places"
+        self, request: "Request", environ: Mapping[str, str], places: "ModeHosts"
     ) -> tuple[str, ...] | None:
         """Return the hosts that are known by name; None where this engine is not the one."""
 
     # The class of the engine, made of what was found and where ports come from.
-    Engine: "Callable[[Found, Ports], Engine]"
+    Engine: "Callable[[SelectedEngine, Ports], Engine]"
 
 
-class Row(NamedTuple):
+class EngineRow(NamedTuple):
     """A row of the table: the engine is asked only where all VARIABLES are set."""
 
     file: str
@@ -50,15 +50,15 @@ class Row(NamedTuple):
 
 # The first one that finds its hosts is the engine of the job.
 ENGINES = (
-    Row("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
-    Row("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
-    Row("fleetrun.engines.static"),
-    Row("fleetrun.engines.meeting"),
-    Row("fleetrun.engines.local"),
+    EngineRow("fleetrun.engines.role", ("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST")),
+    EngineRow("fleetrun.engines.paddlecloud", ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID")),
+    EngineRow("fleetrun.engines.static"),
+    EngineRow("fleetrun.engines.meeting"),
+    EngineRow("fleetrun.engines.local"),
 )
 
 
-class Found(NamedTuple):
+class SelectedEngine(NamedTuple):
     """The engine of a job, and what it knows before this host is looked at.
 
     `hosts` are those that are known by name. `places` is what the mode's options say.
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
     maker: Maker
     hosts: tuple[str, ...]
-    places: "Places"
+    places: "ModeHosts"
     dry: bool
 
     def engine(self, pid: int, attempt: int = 0) -> Engine:
@@ -78,7 +78,7 @@ class Found(NamedTuple):
         return self.maker.Engine(self, GuessedPorts(seed) if self.dry else HeldPorts(seed))
 
 
-def find(request: "Request", environ: Mapping[str, str], places: "Places") -> Found:
+def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
     """Return the engine of the job that REQUEST asks for, by what it and ENVIRON say."""
     from importlib import import_module  # noqa: PLC0415 - so it is asked for in one place only
 
@@ -87,6 +87,6 @@ def find(request: "Request", environ: Mapping[str, str], places: "Places") -> Fo
             maker = cast("Maker", import_module(row.file))
             hosts = maker.find(request, environ, places)
             if hosts is not None:
-                return Found(maker, hosts, places, dry=request.dry_run is not None)
+                return SelectedEngine(maker, hosts, places, dry=request.dry_run is not None)
     message = "the last engine takes every job"
     raise AssertionError(message)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from fleetrun import options
 from fleetrun.engines import detect
-from fleetrun.engines.detect import Detected, Said
+from fleetrun.engines.detect import Detected, SourcedValue
 from fleetrun.errors import UsageError
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 
 # Jobs that share a host count from different ports, so that hosts need not ask each other: each
 # has this many, above what services use and below Kubernetes' NodePorts (30000).
@@ -23,8 +23,8 @@ _LONGEST = 40
 
 
 def givens(
-    said: Mapping[str, Given], found: Detected, notes: list[str], *, is_dry: bool
-) -> tuple[Given, ...]:
+    said: Mapping[str, RawOption], found: Detected, notes: list[str], *, is_dry: bool
+) -> tuple[RawOption, ...]:
     """Return the options that FOUND stands for, beside those that are SAID; remarks go to NOTES.
 
     Raises UsageError where FOUND contradicts what is said, or has started too many or too few.
@@ -35,7 +35,7 @@ def givens(
     _check(said, found)
     if _is_said(said["ips"]):
         return ()
-    given: list[Given] = []
+    given: list[RawOption] = []
     if len(found.hosts) > 1:
         notes.append(f"{found.engine} names the hosts: {found.hosts_from}.")
         given += _given("ips", ",".join(found.hosts), found.hosts_from)
@@ -68,7 +68,7 @@ def first_port(job: str, step: int = 0) -> int | None:
     return _FIRST_PORT + number % ((_LAST_PORT - _FIRST_PORT) // _PORTS) * _PORTS
 
 
-def is_left_out(said: Mapping[str, Given]) -> bool:
+def is_left_out(said: Mapping[str, RawOption]) -> bool:
     """Whether the engine is not asked: the job is of one host, or lists its processes."""
     nnodes, ips = said["nnodes"], said["ips"]
     if _is_said(nnodes) and nnodes.raw.strip() == "1":
@@ -78,7 +78,7 @@ def is_left_out(said: Mapping[str, Given]) -> bool:
     return _is_said(said["servers"]) or _is_said(said["trainers"])
 
 
-def _check(said: Mapping[str, Given], found: Detected) -> None:
+def _check(said: Mapping[str, RawOption], found: Detected) -> None:
     """Refuse what is SAID of the hosts where FOUND says otherwise."""
     if found.nnodes is not None:
         gives = f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from})"
@@ -108,16 +108,16 @@ def _allows(raw: str, count: int) -> bool:
     return int(low) <= count <= int(high if colon else low)
 
 
-def _is_said(given: Given) -> bool:
+def _is_said(given: RawOption) -> bool:
     return given.source != "default" and bool(given.raw.strip())
 
 
-def _listed(given: Given) -> list[str]:
+def _listed(given: RawOption) -> list[str]:
     return given.raw.replace(",", " ").split()
 
 
-def _given(name: str, raw: str, said: Said | None) -> list[Given]:
+def _given(name: str, raw: str, said: SourcedValue | None) -> list[RawOption]:
     """Return the option NAME as SAID stands for it."""
     option = options.find(name)
     source = f"${said.source}" if said else "default"
-    return [Given(option, raw, option.flag, source)]
+    return [RawOption(option, raw, option.flag, source)]

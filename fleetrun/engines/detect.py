@@ -19,7 +19,7 @@ _DIGITS = 6
 _NO_STEPS = ("4294967290", "4294967291", "4294967292")
 
 
-class Row(NamedTuple):
+class ClusterRow(NamedTuple):
     """One engine: it is the one where all of MARKS are set; of other fields the first set counts.
 
     `source` is the page that says what the variables mean.
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 # The first row that fits is what has started us; hosts that it does not name, a later row may.
 TABLE = (
-    Row(
+    ClusterRow(
         "Open MPI",
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         # 4 and 5 alike; neither names the hosts.
@@ -62,7 +62,7 @@ TABLE = (
         rank=("OMPI_COMM_WORLD_RANK",),
         spread="mpirun -N 1 fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "MPICH",
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
         # Hydra, that of Intel MPI too, sets them in its proxy (src/pm/hydra, pmip_cb.c).
@@ -72,7 +72,7 @@ TABLE = (
         rank=("PMI_RANK",),
         spread="mpirun -ppn 1 fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "Slurm",
         ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"),
         "slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
@@ -85,7 +85,7 @@ TABLE = (
         step=("SLURM_STEP_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "Slurm",
         ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
         # salloc's shell and sbatch's script: one process, on the first host or on none.
@@ -96,14 +96,14 @@ TABLE = (
         job=("SLURM_JOB_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "Kubernetes",
         ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"),
         # An Indexed Job; who writes it says where the pods meet.
         "kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode",
         node=("JOB_COMPLETION_INDEX",),
     ),
-    Row(
+    ClusterRow(
         "PaddleCloud",
         ("PADDLE_TRAINERS", "PADDLE_TRAINER_ID", "POD_IP"),
         # Its PaddleJob.
@@ -112,7 +112,7 @@ TABLE = (
         node=("PADDLE_TRAINER_ID",),
         reader="fleetrun.engines.paddlecloud, and fleetrun.engines.role with servers",
     ),
-    Row(
+    ClusterRow(
         "Kubeflow",
         ("PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_JOB_ID"),
         # Its PaddleJob: PADDLE_MASTER says where to meet, nothing gives the place.
@@ -121,7 +121,7 @@ TABLE = (
         nnodes=("PADDLE_NNODES",),
         reader="fleetrun.options",
     ),
-    Row(
+    ClusterRow(
         "LSF",
         ("LSB_JOBID", "LSB_MCPU_HOSTS"),
         "ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution",
@@ -133,7 +133,7 @@ TABLE = (
         job=("LSB_JOBID",),
         spread="blaunch -z HOSTS fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "PBS",
         ("PBS_JOBID", "PBS_NODEFILE"),
         # OpenPBS, PBS Professional and Torque: qsub(1B), "Environment Variables".
@@ -142,7 +142,7 @@ TABLE = (
         job=("PBS_JOBID",),
         spread="pbsdsh -- fleetrun ...",
     ),
-    Row(
+    ClusterRow(
         "Grid Engine",
         ("JOB_ID", "PE_HOSTFILE"),
         # sge_pe(5), "pe_hostfile": host, slots, queue, processors.
@@ -167,7 +167,7 @@ VARIABLES = frozenset(
 )
 
 
-class Said(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value, and the variable that it was read from."""
 
     value: str
@@ -176,7 +176,7 @@ class Said(NamedTuple):
     def __str__(self) -> str:
         """NAME=VALUE, a long value cut.
 
-        >>> str(Said("n[1-2]", "SLURM_JOB_NODELIST"))
+        >>> str(SourcedValue("n[1-2]", "SLURM_JOB_NODELIST"))
         'SLURM_JOB_NODELIST=n[1-2]'
         """
         most = 80
@@ -190,23 +190,23 @@ class Detected(NamedTuple):
     engine: str
     # In the order of the hosts' places.
     hosts: tuple[str, ...] = ()
-    hosts_from: Said | None = None
+    hosts_from: SourcedValue | None = None
     nnodes: int | None = None
-    nnodes_from: Said | None = None
+    nnodes_from: SourcedValue | None = None
     node: int | None = None
-    node_from: Said | None = None
+    node_from: SourcedValue | None = None
     # How many fleetruns the engine has started, in the job and on this host.
     launchers: int | None = None
-    launchers_from: Said | None = None
+    launchers_from: SourcedValue | None = None
     here: int | None = None
-    here_from: Said | None = None
+    here_from: SourcedValue | None = None
     # How to start one on each host.
     spread: str = ""
-    job: Said | None = None
+    job: SourcedValue | None = None
     step: int = 0
 
 
-def rows(environ: Mapping[str, str]) -> tuple[Row, ...]:
+def rows(environ: Mapping[str, str]) -> tuple[ClusterRow, ...]:
     """Return the engines that ENVIRON speaks of, the one first that has started us."""
     # A rank is part of a job that is known.
     if environ.get(JOB):
@@ -215,7 +215,9 @@ def rows(environ: Mapping[str, str]) -> tuple[Row, ...]:
     return () if found and found[0].reader else found
 
 
-def read(rows: Sequence[Row], environ: Mapping[str, str], text: Callable[[str], str]) -> Detected:
+def read(
+    rows: Sequence[ClusterRow], environ: Mapping[str, str], text: Callable[[str], str]
+) -> Detected:
     """Return what the engines ROWS say; TEXT returns the text of a file.
 
     Raises EnvironmentFault where a variable is not what its engine writes, or contradicts another.
@@ -230,7 +232,7 @@ def read(rows: Sequence[Row], environ: Mapping[str, str], text: Callable[[str], 
     return _checked(_with_launchers(_with_numbers(found, first, environ), first, environ))
 
 
-def _fits(row: Row, environ: Mapping[str, str]) -> bool:
+def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
     """Say whether ROW is an engine that we are in."""
     if not all(environ.get(name, "").strip() for name in row.marks):
         return False
@@ -238,7 +240,7 @@ def _fits(row: Row, environ: Mapping[str, str]) -> bool:
 
 
 def _with_hosts(
-    found: Detected, row: Row, environ: Mapping[str, str], text: Callable[[str], str]
+    found: Detected, row: ClusterRow, environ: Mapping[str, str], text: Callable[[str], str]
 ) -> Detected:
     """Complete FOUND with the hosts that ROW names."""
     found = found._replace(job=found.job or _first(environ, row.job))
@@ -251,7 +253,7 @@ def _with_hosts(
     return found
 
 
-def _names(said: Said, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
+def _names(said: SourcedValue, form: str, text: Callable[[str], str]) -> tuple[str, ...]:
     """Return the hosts that SAID names in FORM, each once, in the order of their first slot."""
     if form == "file":
         try:
@@ -273,7 +275,7 @@ def _names(said: Said, form: str, text: Callable[[str], str]) -> tuple[str, ...]
     return tuple(dict.fromkeys(names))
 
 
-def _with_numbers(found: Detected, row: Row, environ: Mapping[str, str]) -> Detected:
+def _with_numbers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
     """Complete FOUND with the number of hosts and our place among them, as ROW has them."""
     counted = _first(environ, row.nnodes)
     if counted is not None:
@@ -290,7 +292,7 @@ def _with_numbers(found: Detected, row: Row, environ: Mapping[str, str]) -> Dete
     return found
 
 
-def _with_launchers(found: Detected, row: Row, environ: Mapping[str, str]) -> Detected:
+def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]) -> Detected:
     """Complete FOUND with how many processes ROW's engine has started."""
     if row.is_alone:
         return found._replace(launchers=1, here=1)
@@ -339,15 +341,15 @@ def _hosts(count: int) -> str:
     return f"{count} host{'s' * (count != 1)}"
 
 
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> Said | None:
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> SourcedValue | None:
     """Return the first of NAMES that is set."""
     for name in names:
         if environ.get(name, "").strip():
-            return Said(environ[name].strip(), name)
+            return SourcedValue(environ[name].strip(), name)
     return None
 
 
-def _number(said: Said, least: int = 0) -> int:
+def _number(said: SourcedValue, least: int = 0) -> int:
     """Return the number that SAID is; EnvironmentFault if it is none."""
     text = said.value
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS) or int(text) < least:

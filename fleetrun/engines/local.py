@@ -11,16 +11,16 @@ from fleetrun.plan import hosts, layout, origin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request
-    from fleetrun.plan.layout import Places, Slots
+    from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "local"
 LOOPBACK = "127.0.0.1"
 
 
-def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...]:
+def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...]:
     """Return the one host that is named, if any; UsageError for several that nobody names."""
     if request.nnodes != "1":
         raise UsageError(
@@ -50,7 +50,7 @@ def alone(
 class Engine:
     """The engine of a job on one host."""
 
-    def __init__(self, found: Found, ports: Ports) -> None:
+    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
         self._found = found
         self._ports = ports
 
@@ -69,7 +69,7 @@ class Engine:
         if names:
             _, notes = hosts.place(names, request, facts, options=options, dry=dry)
             return names[0], notes
-        if request.host is None or hosts.ours(request.host, facts):
+        if request.host is None or hosts.is_own(request.host, facts):
             return request.host or LOOPBACK, ()
         stranger = origin.option(request, "host")
         return LOOPBACK, (f"{stranger} is no address of this host: the ranks use {LOOPBACK}.",)

@@ -10,15 +10,17 @@ from fleetrun.plan import hosts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request, Roster
-    from fleetrun.plan.layout import Places, Slots
+    from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "master"
 
 
-def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+def find(
+    request: Request, _environ: Mapping[str, str], places: ModeHosts
+) -> tuple[str, ...] | None:
     """Return no host, as none is known by name; None where they do not meet at --master."""
     is_meeting = hosts.meets_at(request) is not None and not places.hosts
     return () if is_meeting else None
@@ -27,7 +29,7 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
 class Engine:
     """The engine of a job whose hosts meet: it gathers what this one brings along."""
 
-    def __init__(self, found: Found, ports: Ports) -> None:
+    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
         self._found = found
         self._ports = ports
 

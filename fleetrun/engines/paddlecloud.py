@@ -8,10 +8,10 @@ from fleetrun.engines import static
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, Request
 from fleetrun.plan import hosts, layout, origin
-from fleetrun.plan.layout import Places, Slots
+from fleetrun.plan.layout import ModeHosts, Slots
 
 if TYPE_CHECKING:
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Roster
 
@@ -36,7 +36,7 @@ class Cloud(NamedTuple):
     endpoints: tuple[Endpoint, ...] = ()
 
 
-def find(request: Request, environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...] | None:
     """Return the hosts where the variables name several.
 
     As in Paddle they win over --ips, unless PADDLE_LAUNCH_WITH_ARGS=1.
@@ -52,7 +52,7 @@ def find(request: Request, environ: Mapping[str, str], places: Places) -> tuple[
 class Engine:
     """The engine of a job whose hosts, and our place among them, PaddleCloud knows."""
 
-    def __init__(self, _found: "Found", ports: "Ports") -> None:
+    def __init__(self, _found: "SelectedEngine", ports: "Ports") -> None:
         self._ports = ports
 
     def gather(self, request: Request, facts: "Facts", slots: Slots) -> "Roster":

@@ -15,10 +15,10 @@ from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request
-    from fleetrun.plan.layout import Places, Slots
+    from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "cloud"
 
@@ -31,7 +31,9 @@ _ROLES = {
 }
 
 
-def find(_request: Request, environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+def find(
+    _request: Request, environ: Mapping[str, str], places: ModeHosts
+) -> tuple[str, ...] | None:
     """Return no names where the job has roles that no option gives: the process is told them."""
     if not (places.has_roles and places.is_open):
         return None
@@ -42,7 +44,7 @@ def find(_request: Request, environ: Mapping[str, str], places: Places) -> tuple
 class Engine:
     """The engine of a host with a single process, of which the cluster has decided everything."""
 
-    def __init__(self, _found: Found, _ports: Ports) -> None:
+    def __init__(self, _found: SelectedEngine, _ports: Ports) -> None:
         """Need neither names nor ports."""
 
     def gather(self, _request: Request, facts: Facts, _slots: Slots) -> Roster:

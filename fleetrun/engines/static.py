@@ -11,15 +11,17 @@ from fleetrun.plan import hosts, layout
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Request
-    from fleetrun.plan.layout import Places, Slots
+    from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "static"
 
 
-def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple[str, ...] | None:
+def find(
+    request: Request, _environ: Mapping[str, str], places: ModeHosts
+) -> tuple[str, ...] | None:
     """Return the hosts where several are named."""
     names = places.hosts or hosts.listed(request)
     return names if len(names) > 1 else None
@@ -28,7 +30,7 @@ def find(request: Request, _environ: Mapping[str, str], places: Places) -> tuple
 class Engine:
     """The engine of a job whose hosts are listed."""
 
-    def __init__(self, found: Found, ports: Ports) -> None:
+    def __init__(self, found: SelectedEngine, ports: Ports) -> None:
         self._found = found
         self._ports = ports
 

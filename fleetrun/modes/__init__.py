@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.devices import Share
-    from fleetrun.plan.layout import Layout, Places, Slots
+    from fleetrun.plan.layout import Layout, ModeHosts, Slots
 
 
-class Rules(Protocol):
+class ModeRules(Protocol):
     """What the file of a mode offers."""
 
     @abstractmethod
-    def places(self, request: "Request") -> "Places":
+    def places(self, request: "Request") -> "ModeHosts":
         """Return what REQUEST says about hosts."""
 
     @abstractmethod
@@ -50,11 +50,11 @@ class Mode(NamedTuple):
     is_uniform: bool = True
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> ModeRules:
         """The mode's file, imported only when it is wanted."""
         from importlib import import_module  # noqa: PLC0415 - the table is read without it
 
-        return cast("Rules", import_module(self.file))
+        return cast("ModeRules", import_module(self.file))
 
 
 MODES = (

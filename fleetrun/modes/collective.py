@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.model import Endpoint, RankSpec
-from fleetrun.plan.layout import TRAINER, Layout, LocalProcess, Places, Slot, Slots
+from fleetrun.plan.layout import TRAINER, Layout, LocalProcess, ModeHosts, Slot, Slots
 
 if TYPE_CHECKING:
     from fleetrun.model import Device, Facts, Request, Roster
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 FIRST_PORT = 6070
 
 
-def places(_request: Request) -> Places:
+def places(_request: Request) -> ModeHosts:
     """Return that no option of this mode names hosts."""
-    return Places()
+    return ModeHosts()
 
 
 def slots(_request: Request, share: Share) -> Slots:

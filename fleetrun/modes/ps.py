@@ -18,7 +18,7 @@ from fleetrun.plan.layout import (
     TRAINER,
     Layout,
     LocalProcess,
-    Places,
+    ModeHosts,
     Slots,
 )
 from fleetrun.plan.masks import MASKS
@@ -62,10 +62,10 @@ class Ranks(NamedTuple):
         return tuple(endpoint for endpoint, own in pairs if own == stage)
 
 
-def places(request: Request) -> Places:
+def places(request: Request) -> ModeHosts:
     """Return the hosts of the lists of servers and trainers."""
     if not any(getattr(request, name) for name in modes.BY_WORD["ps"].options):
-        return Places(has_roles=True, is_open=True)
+        return ModeHosts(has_roles=True, is_open=True)
     named = roles.roles(request).slots.hosts
     if named and request.nnodes not in {"1", str(len(named))}:
         raise UsageError(
@@ -73,7 +73,7 @@ def places(request: Request) -> Places:
             f"{len(named)} host{'s' * (len(named) > 1)}; leave --nnodes out."
         )
     given = [name for name in ("servers", "trainers", "heter_workers") if getattr(request, name)]
-    return Places(named, tuple(given) if named else (), has_roles=True)
+    return ModeHosts(named, tuple(given) if named else (), has_roles=True)
 
 
 def slots(request: Request, share: Share) -> Slots:

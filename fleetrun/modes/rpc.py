@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.modes import collective
-from fleetrun.plan.layout import Layout, LocalProcess, Places, Slots
+from fleetrun.plan.layout import Layout, LocalProcess, ModeHosts, Slots
 
 if TYPE_CHECKING:
     from fleetrun.model import Facts, Request, Roster
     from fleetrun.plan.devices import Share
 
 
-def places(_request: Request) -> Places:
+def places(_request: Request) -> ModeHosts:
     """Return that no option of this mode names hosts."""
-    return Places()
+    return ModeHosts()
 
 
 def slots(request: Request, share: Share) -> Slots:

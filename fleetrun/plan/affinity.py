@@ -32,26 +32,30 @@ def bind(how: str, processors: "Processors", groups: "Sequence[tuple[Device, ...
     room: dict[int, int] = {}
     for node, core in cores:
         room[node] = room.get(node, 0) + len(core)
-    homes, notes = _homes(how, groups, processors.near, room)
-    if homes is None and how == "numa":
-        homes = _dealt(len(groups), room)
+    numa_nodes, notes = _numa_nodes(how, groups, processors.near, room)
+    if numa_nodes is None and how == "numa":
+        numa_nodes = _dealt(len(groups), room)
     masks: list[Mask] = [()] * len(groups)
     threads = [1] * len(groups)
-    for home in sorted(set(homes)) if homes else [None]:
-        tenants = [rank for rank in range(len(groups)) if homes is None or homes[rank] == home]
-        ours = [core for node, core in cores if home is None or node == home]
-        shares = _split(ours, len(tenants))
+    for numa_node in sorted(set(numa_nodes)) if numa_nodes else [None]:
+        tenants = [
+            rank
+            for rank in range(len(groups))
+            if numa_nodes is None or numa_nodes[rank] == numa_node
+        ]
+        usable = [core for node, core in cores if numa_node is None or node == numa_node]
+        shares = _split(usable, len(tenants))
         for rank, mask in zip(tenants, shares, strict=True):
             masks[rank] = mask
             threads[rank] = len(mask)
-        cpus = sum(len(core) for core in ours)
+        cpus = sum(len(core) for core in usable)
         if len(tenants) > cpus:
             for rank in tenants:
                 threads[rank] = 1
-            where = "" if home is None or len(room) == 1 else f" of NUMA node {home}"
+            where = "" if numa_node is None or len(room) == 1 else f" of NUMA node {numa_node}"
             said = f"{len(tenants)} processes share {_counted(cpus)}{where}"
             notes += (f"--bind={how}: {said}, which are too few for one each.",)
-    return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, homes, room)))
+    return Binding(tuple(masks), tuple(threads), (*notes, *_left_over(how, numa_nodes, room)))
 
 
 def with_threads(
@@ -82,7 +86,7 @@ def listed(cpus: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def _homes(
+def _numa_nodes(
     how: str,
     groups: "Sequence[tuple[Device, ...]]",
     near: Mapping[str, int],
@@ -93,17 +97,17 @@ def _homes(
         return None, ()
     # A rank with devices on two nodes is driven from the first one.
     found = [_near(group[0], near) for group in groups]
-    homes = [node for node in found if node is not None]
+    numa_nodes = [node for node in found if node is not None]
     otherwise = f"--bind={how} shares the CPUs out in the order of ranks: "
-    if len(homes) < len(found):
+    if len(numa_nodes) < len(found):
         return None, (f"{otherwise}nobody tells which NUMA node each device is near.",)
-    missing = sorted({node for node in homes if node not in room})
+    missing = sorted({node for node in numa_nodes if node not in room})
     if missing:
         return None, (f"{otherwise}NUMA node {missing[0]} has none of those we may use.",)
-    crowded = any(homes.count(node) > room[node] for node in homes)
+    crowded = any(numa_nodes.count(node) > room[node] for node in numa_nodes)
     if crowded and how == "cores" and len(groups) <= sum(room.values()):
         return None, (f"{otherwise}near the devices there are too few for one each.",)
-    return homes, ()
+    return numa_nodes, ()
 
 
 def _near(device: "Device", near: Mapping[str, int]) -> int | None:
@@ -147,9 +151,11 @@ def _split(cores: Sequence[Mask], ranks: int) -> list[Mask]:
     return [tuple(sorted(cpu for piece in block for cpu in piece)) for block in blocks]
 
 
-def _left_over(how: str, homes: Sequence[int] | None, room: Mapping[int, int]) -> tuple[str, ...]:
+def _left_over(
+    how: str, numa_nodes: Sequence[int] | None, room: Mapping[int, int]
+) -> tuple[str, ...]:
     """Say which NUMA nodes nobody lives on."""
-    empty = [node for node in sorted(room) if homes is not None and node not in homes]
+    empty = [node for node in sorted(room) if numa_nodes is not None and node not in numa_nodes]
     return tuple(
         f"--bind={how}: no process is on NUMA node {node}, so {_counted(room[node])} stay free."
         for node in empty

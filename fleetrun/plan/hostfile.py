@@ -11,7 +11,7 @@ from fleetrun.errors import UsageError
 _MOST_SLOTS = 4096
 
 
-class Listed(NamedTuple):
+class HostEntry(NamedTuple):
     """One host: `target` is what ssh is given, `name` the same without a user.
 
     `slots` is how many ranks it gets, `devices` which; None and () where nobody says.
@@ -27,12 +27,12 @@ class Listed(NamedTuple):
         return self.target.rpartition("@")[2]
 
 
-def parse(text: str, option: str = "--hosts") -> tuple[Listed, ...]:
+def parse(text: str, option: str = "--hosts") -> tuple[HostEntry, ...]:
     """Return the hosts that TEXT lists: NAME or NAME:SLOTS, with commas; UsageError for a slip.
 
     >>> parse("a:8, me@b:8,c")
-    (Listed(target='a', slots=8, devices=()), Listed(target='me@b', slots=8, devices=()), \
-Listed(target='c', slots=None, devices=()))
+    (HostEntry(target='a', slots=8, devices=()), HostEntry(target='me@b', slots=8, devices=()), \
+HostEntry(target='c', slots=None, devices=()))
     """
     found = []
     for word in text.split(","):
@@ -41,12 +41,12 @@ Listed(target='c', slots=None, devices=()))
     return _distinct(found, f"{option}={text}")
 
 
-def read(text: str, path: str) -> tuple[Listed, ...]:
+def read(text: str, path: str) -> tuple[HostEntry, ...]:
     """Return the hosts of the file PATH with TEXT: `NAME [slots=N]` a line, # begins a comment.
 
     As DeepSpeed's and MPI's. Raises UsageError as file:line.
     """
-    found: list[Listed] = []
+    found: list[HostEntry] = []
     names: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -69,7 +69,9 @@ def read(text: str, path: str) -> tuple[Listed, ...]:
     return tuple(found)
 
 
-def chosen(hosts: Sequence[Listed], include: str | None, exclude: str | None) -> tuple[Listed, ...]:
+def chosen(
+    hosts: Sequence[HostEntry], include: str | None, exclude: str | None
+) -> tuple[HostEntry, ...]:
     """Return those of HOSTS that INCLUDE names, or EXCLUDE does not: `a@b:0,2`, as in DeepSpeed.
 
     `@` parts hosts, and numbers after a colon are the devices of one.
@@ -113,7 +115,7 @@ def _filter(text: str, where: str, known: Iterable[str]) -> dict[str, tuple[int,
     return found
 
 
-def _only(host: Listed, devices: tuple[int, ...], option: str) -> Listed:
+def _only(host: HostEntry, devices: tuple[int, ...], option: str) -> HostEntry:
     """Return HOST with DEVICES alone."""
     if host.slots is not None and any(one >= host.slots for one in devices):
         raise UsageError(
@@ -123,26 +125,26 @@ def _only(host: Listed, devices: tuple[int, ...], option: str) -> Listed:
     return host._replace(slots=len(devices), devices=devices)
 
 
-def _slots(host: Listed, option: str) -> int:
+def _slots(host: HostEntry, option: str) -> int:
     if host.slots is None:
         raise UsageError(f"{option}: nobody says how many slots {host.name} has; write slots=N.")
     return host.slots
 
 
-def _host(target: str, slots: str | None, where: str) -> Listed:
+def _host(target: str, slots: str | None, where: str) -> HostEntry:
     """Return one host, checked; WHERE is who says so."""
     user, at, name = target.rpartition("@")
     # What begins with a hyphen would be an option to ssh.
     if not name or (at and not user) or target.startswith("-") or not _is_plain(target):
         raise UsageError(f"{where}: {target or 'an empty name'} is no host's name or address.")
     if slots is None:
-        return Listed(target)
+        return HostEntry(target)
     if not _is_number(slots) or not 0 < int(slots) <= _MOST_SLOTS:
         raise UsageError(f"{where}: {slots or 'nothing'} is no number of slots, 1 or more.")
-    return Listed(target, int(slots))
+    return HostEntry(target, int(slots))
 
 
-def _distinct(hosts: Sequence[Listed], where: str) -> tuple[Listed, ...]:
+def _distinct(hosts: Sequence[HostEntry], where: str) -> tuple[HostEntry, ...]:
     counts = Counter(host.name for host in hosts)
     for name, count in counts.items():
         if count > 1:

@@ -117,7 +117,7 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
-def ours(name: str, facts: Facts) -> bool:
+def is_own(name: str, facts: Facts) -> bool:
     """Say whether NAME is an address or a name of this host."""
     if is_loopback(name) or name == facts.hostname:
         return True
@@ -137,7 +137,7 @@ def place(
 
     A dry run may be done from anywhere: there a stranger looks through the first host's eyes.
     """
-    mine = [index for index, name in enumerate(names) if ours(name, facts)]
+    mine = [index for index, name in enumerate(names) if is_own(name, facts)]
     notes: tuple[str, ...] = ()
     option = " and ".join(origin.option(request, name) for name in options or ("ips",))
     meant = [

@@ -15,7 +15,7 @@ LAST_PORT = 65535
 SESSION_PORTS = range(96, 100)
 
 
-class Places(NamedTuple):
+class ModeHosts(NamedTuple):
     """What the options of a mode say about hosts, before the devices are known."""
 
     # The hosts that the options name, in order, and those options.

@@ -14,7 +14,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.postmortem import causes, lastwords
+from fleetrun.postmortem import causes, lastlines
 from fleetrun.records import names, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
 from fleetrun.records.heartbeat import read_step
@@ -58,7 +58,7 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
 
 def prospects(plan: LaunchPlan, exited: Exited) -> Exited:
     """Return EXITED with what tells whether another attempt can end better."""
-    return _with_words(exited, lastwords.last_lines(_log(plan, exited)))
+    return _with_words(exited, lastlines.last_lines(_log(plan, exited)))
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
@@ -72,8 +72,8 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     else:
         late_s = _SEEN_AFTER_S if exited.status.signum in _OWN_SIGNALS else 0.0
         exited = exited._replace(failed_at=exited.at - late_s)
-    words = lastwords.last_lines(_log(plan, exited)) if with_log else []
-    said = words if lastwords.explains(words) else words[-_LAST:]
+    words = lastlines.last_lines(_log(plan, exited)) if with_log else []
+    said = words if lastlines.explains(words) else words[-_LAST:]
     if error is not None:
         said = [f"{error.kind}: {error.message}", error.stack]
     is_victim = causes.is_of_victim("\n".join(said))
@@ -89,7 +89,7 @@ def _with_words(exited: Exited, words: list[str]) -> Exited:
 
 
 def _log(plan: LaunchPlan, exited: Exited) -> str:
-    return lastwords.tail(names.log_path(plan, plan.processes[exited.process], exited.attempt))
+    return lastlines.tail(names.log_path(plan, plan.processes[exited.process], exited.attempt))
 
 
 def _read(path: str, attempt: int) -> ErrorReport | None:

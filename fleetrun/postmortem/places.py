@@ -38,7 +38,7 @@ class Frame(NamedTuple):
 Stack = tuple[Frame, ...]
 
 
-class Place(NamedTuple):
+class StackGroup(NamedTuple):
     """Where some ranks stand: innermost frame first. All of them are on the same lines."""
 
     ranks: tuple[int, ...]
@@ -58,10 +58,10 @@ class Place(NamedTuple):
         return str(inner) if users is inner else f"{inner}, called from {users}"
 
 
-class Finding(NamedTuple):
+class StackComparison(NamedTuple):
     """Every place, the emptiest first, and the ranks that do not stand where most do."""
 
-    places: tuple[Place, ...]
+    places: tuple[StackGroup, ...]
     odd: tuple[int, ...]
 
 
@@ -117,11 +117,11 @@ def _frame(line: str) -> Frame | None:
     return Frame(function, file, int(number))
 
 
-def compare(stacks: Mapping[int, Stack]) -> Finding:
+def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     """Find out which ranks stand elsewhere; nobody does where there is no majority to leave."""
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
-        return Finding((), ())
+        return StackComparison((), ())
     # What is told is always each rank's own line: ranks in different calls of one function are
     # just what is looked for. Who is odd goes by lines, too, as the users' own ones, and only
     # where no majority stands on the same ones by the function.
@@ -131,21 +131,21 @@ def compare(stacks: Mapping[int, Stack]) -> Finding:
         if 2 * len(groups[-1].ranks) > len(known):
             # Whose stack cannot be had is not odd for that.
             odd = [rank for group in groups[:-1] for rank in group.ranks]
-            return Finding(places, tuple(sorted(odd)))
+            return StackComparison(places, tuple(sorted(odd)))
     # Two ranks, say: who waits for the other is not the one to look at.
     absent = [place for place in places if not place.is_meeting]
     if 0 < len(absent) < len(places):
         odd = [rank for place in absent for rank in place.ranks]
         if 2 * len(odd) <= len(known):
-            return Finding(places, tuple(sorted(odd)))
-    return Finding(places, ())
+            return StackComparison(places, tuple(sorted(odd)))
+    return StackComparison(places, ())
 
 
-def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[Place, ...]:
+def _places(stacks: Mapping[int, Stack], key: Callable[[Stack], object]) -> tuple[StackGroup, ...]:
     groups: dict[object, list[int]] = {}
     for rank in sorted(stacks):
         groups.setdefault(key(stacks[rank]), []).append(rank)
-    found = [Place(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
+    found = [StackGroup(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
     return tuple(sorted(found, key=lambda place: (len(place.ranks), place.ranks)))
 
 

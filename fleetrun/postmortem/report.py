@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.postmortem.findings import Culprit, Findings, Victim
+    from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
     from fleetrun.run.children import Leftover
     from fleetrun.run.events import Outcome
 
@@ -41,7 +41,7 @@ _FORK = (
 
 
 def verdict(
-    outcome: Outcome, findings: Findings, labels: Sequence[str], shown: AbstractSet[int]
+    outcome: Outcome, findings: Investigation, labels: Sequence[str], shown: AbstractSet[int]
 ) -> str:
     """Return the report; what processes in SHOWN wrote is on the user's screen already."""
     lines = []

@@ -40,7 +40,7 @@ _MOST_CHILDREN = 32
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 
 
-class Target(NamedTuple):
+class StackTarget(NamedTuple):
     """A rank to ask: the leader of its processes, and the file for what it answers."""
 
     process: int
@@ -63,7 +63,7 @@ class Collection:
 
     def __init__(
         self,
-        targets: Sequence[Target],
+        targets: Sequence[StackTarget],
         *,
         reason: str,
         waiting: Waiting,
@@ -115,7 +115,9 @@ class Collection:
 class _Asking:
     """One rank being asked: by py-spy, then by signal, child after child."""
 
-    def __init__(self, target: Target, family: Sequence[proc.Stat], collection: Collection) -> None:
+    def __init__(
+        self, target: StackTarget, family: Sequence[proc.Stat], collection: Collection
+    ) -> None:
         self.target = target
         self._collection = collection
         # Parents are older than their children.

@@ -78,9 +78,9 @@ def read(
         where = () if meeting is None else (meeting.host,)
         names = where if request.host is None else (request.host, *where)
     if request.network is not None or not all(map(hosts.is_loopback, names)):
-        from fleetrun.probe import network  # noqa: PLC0415 - only where there may be other hosts
+        from fleetrun.probe import addresses  # noqa: PLC0415 - only where there may be other hosts
 
-        facts = network.with_network(facts, names, request, root)
+        facts = addresses.with_network(facts, names, request, root)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, timeout_s=timeout_s)
@@ -93,9 +93,9 @@ def read(
 
         facts = rocm.with_gpus(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
-        from fleetrun.probe import network  # noqa: PLC0415 - only where GPUs are
+        from fleetrun.probe import addresses  # noqa: PLC0415 - only where GPUs are
 
-        hcas, rdma = network.rdma(root)
+        hcas, rdma = addresses.rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
         from fleetrun.probe import processors  # noqa: PLC0415 - only for those who bind

@@ -21,10 +21,10 @@ from fleetrun.run import itself, libc
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetrun.probe.nvml import Memory, Meter
+    from fleetrun.probe.nvml import Memory, MeterLibrary
 
 
-def read(lib: Meter, handles: list[tuple[int, object]]) -> list[GpuUsage]:
+def read(lib: MeterLibrary, handles: list[tuple[int, object]]) -> list[GpuUsage]:
     """Return how the GPUs of HANDLES are."""
 
     def ask(question: Callable[[], float]) -> float | None:
@@ -61,7 +61,7 @@ def read(lib: Meter, handles: list[tuple[int, object]]) -> list[GpuUsage]:
     return found
 
 
-def opened(lib: Meter) -> list[tuple[int, object]]:
+def opened(lib: MeterLibrary) -> list[tuple[int, object]]:
     """Return the GPUs that can be asked, numbered as `fleetrun --gpus` numbers them."""
     lib.nvmlInit()
     found: list[tuple[int, object]] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PID_DIGITS = 7
 
 
-class Job(NamedTuple):
+class RunningJob(NamedTuple):
     """A job: `name` is that of its run directory.
 
     `launcher` is the process that supervises it; None: it was killed, and what it had started is
@@ -37,7 +37,7 @@ class Job(NamedTuple):
     processes: tuple[int, ...]
 
 
-class About(NamedTuple):
+class JobRecords(NamedTuple):
     """What the records of a job say of it; empty where they are not written yet."""
 
     job_id: str = ""
@@ -54,7 +54,7 @@ class About(NamedTuple):
     attempt: int = 0
 
 
-def find() -> tuple[Job, ...]:
+def find() -> tuple[RunningJob, ...]:
     """Return the jobs of this user on this host, the oldest first."""
     launchers: dict[str, list[int]] = {}
     marked: dict[str, list[int]] = {}
@@ -71,20 +71,22 @@ def find() -> tuple[Job, ...]:
             marked.setdefault(name, []).append(pid)
             folders.setdefault(name, environ.get(RUN_DIR, ""))
     return tuple(
-        Job(name, folders[name], _first(launchers.get(name, ())), tuple(marked.get(name, ())))
+        RunningJob(
+            name, folders[name], _first(launchers.get(name, ())), tuple(marked.get(name, ()))
+        )
         for name in sorted(folders)
     )
 
 
-def about(job: Job) -> About:
+def about(job: RunningJob) -> JobRecords:
     """Return what the records of JOB say."""
     # The plan is written a moment after the start.
     commands = (proc.command(pid) for pid in running(job)[:1])
-    found = About(argv=tuple(commands))
+    found = JobRecords(argv=tuple(commands))
     plan = planfile.read(f"{job.run_dir}/{names.PLAN}")
     if plan is not None:
         first = plan.processes[0].argv if plan.processes else ()
-        found = About(plan.job_id, plan.mode, plan.nodes, plan.node_rank, plan.cwd, first)
+        found = JobRecords(plan.job_id, plan.mode, plan.nodes, plan.node_rank, plan.cwd, first)
     for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
         if event.event == "launched":
             wanted = event.more.get("processes")
@@ -98,7 +100,7 @@ def about(job: Job) -> About:
     return found
 
 
-def end(job: Job) -> tuple[int, str] | None:
+def end(job: RunningJob) -> tuple[int, str] | None:
     """Return the exit code and the verdict with which JOB has ended; None: nobody wrote it down."""
     for event in eventfile.read(f"{job.run_dir}/{names.EVENTS}"):
         if event.event == "finished":
@@ -108,12 +110,12 @@ def end(job: Job) -> tuple[int, str] | None:
     return None
 
 
-def running(job: Job) -> tuple[int, ...]:
+def running(job: RunningJob) -> tuple[int, ...]:
     """Return the processes of JOB that it has started itself: ranks, servers."""
     return tuple(pid for pid in job.processes if _is_leader(pid, job))
 
 
-def named(jobs: Sequence[Job], word: str) -> tuple[Job, ...]:
+def named(jobs: Sequence[RunningJob], word: str) -> tuple[RunningJob, ...]:
     """Return those of JOBS that WORD means: a process id, a job's id, a name or its beginning.
 
     `default` is any job of that name; `20250102T030405Z-default-4711` is one.
@@ -177,7 +179,7 @@ def _first(holders: Sequence[int]) -> int | None:
     return None
 
 
-def _is_leader(pid: int, job: Job) -> bool:
+def _is_leader(pid: int, job: RunningJob) -> bool:
     """Whether no process of JOB has started PID."""
     stat = proc.stat(pid)
     return stat is not None and stat.parent not in job.processes and stat.session in {pid, 0}

@@ -12,7 +12,7 @@ from fleetrun.run.isolation import IsolatedCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    # GPUs as `Gpu` has them, those that are barred, those that are lost.
+    # GPUs as `NvmlGpu` has them, those that are barred, those that are lost.
     _Numbered = tuple[tuple[int, str], ...]
     _Uses = dict[str, tuple[int, int, tuple[int, ...]]]
     _Found = tuple[tuple[tuple[str, tuple[str, ...], str, _Uses], ...], _Numbered, _Numbered]
@@ -41,7 +41,7 @@ class Memory(Protocol):
     def total(self) -> int: ...  # noqa: D102
 
 
-class Process(Protocol):
+class GpuProcess(Protocol):
     """A process that computes on a GPU."""
 
     @property
@@ -63,7 +63,7 @@ class Nvml(Protocol):
         self,
         handle: object,
         /,
-    ) -> Sequence[Process]: ...
+    ) -> Sequence[GpuProcess]: ...
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
     def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
         self,
@@ -87,7 +87,7 @@ class Rates(Protocol):
     def gpu(self) -> int: ...  # noqa: D102
 
 
-class Meter(Protocol):
+class MeterLibrary(Protocol):
     """The part of pynvml that tells what GPUs do."""
 
     @property
@@ -124,15 +124,15 @@ def utilization_module() -> Utilization:
     return lib
 
 
-def meter_module() -> Meter:
+def meter_module() -> MeterLibrary:
     """Return the real NVML for what GPUs use."""
     import pynvml  # noqa: PLC0415 - as above
 
-    lib: Meter = pynvml  # pyright: ignore[reportAssignmentType]
+    lib: MeterLibrary = pynvml  # pyright: ignore[reportAssignmentType]
     return lib
 
 
-class Gpu(NamedTuple):
+class NvmlGpu(NamedTuple):
     """A GPU that can be used: its UUID, those of its MIG instances, where it is plugged in.
 
     `uses` says by UUID how many bytes of its memory, or of its instances', are used, of how many,
@@ -151,14 +151,14 @@ class Survey(NamedTuple):
     `trouble` says why there is no answer; `is_stuck` that the driver may never give one.
     """
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[NvmlGpu, ...] = ()
     barred: tuple[tuple[int, str], ...] = ()
     lost: tuple[tuple[int, str], ...] = ()
     trouble: str = ""
     is_stuck: bool = False
 
 
-class Inquiry:
+class DriverQuery:
     """A survey on its way: the driver is asked from here on, and `result` waits for the answer."""
 
     def __init__(self, nvml: Callable[[], Nvml] = pynvml_module, *, wants_bus: bool) -> None:
@@ -184,7 +184,7 @@ class Inquiry:
         if answer.trouble:
             return Survey(trouble=answer.trouble)
         gpus, barred, lost = cast("_Found", answer.value)
-        return Survey(tuple(Gpu(*gpu) for gpu in gpus), barred, lost)
+        return Survey(tuple(NvmlGpu(*gpu) for gpu in gpus), barred, lost)
 
 
 def survey(lib: Nvml, *, wants_bus: bool) -> _Found:

@@ -32,7 +32,7 @@ _WORDS = 3
 _NOTES = re.compile(rb"(?:^-?\d{1,18} \d{1,9} \d{1,18}\n){1,50000}", re.MULTILINE)
 
 
-class Cut(NamedTuple):
+class CutRange(NamedTuple):
     """What a log had before `offset` is in its newest archive and those before it."""
 
     offset: int
@@ -45,7 +45,7 @@ class LogTimes(NamedTuple):
     # Milliseconds since 1970.
     at_ms: list[int]
     offsets: list[int]
-    cuts: list[Cut]
+    cuts: list[CutRange]
 
     def offset_at(self, at_ms: float) -> int:
         """Return where what was written at AT_MS or later begins.
@@ -157,7 +157,7 @@ class Notes:
             elif words[0] == b"/" and words[1] in self._numbered:
                 offset = _number(words[2])
                 if offset is not None:
-                    self._numbered[words[1]].cuts.append(Cut(offset, words[3:] == [b"1"]))
+                    self._numbered[words[1]].cuts.append(CutRange(offset, words[3:] == [b"1"]))
 
 
 def _number(word: bytes) -> int | None:

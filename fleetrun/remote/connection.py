@@ -15,7 +15,7 @@ from fleetrun.run.loop import WRITABLE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.plan.hostfile import Listed
+    from fleetrun.plan.hostfile import HostEntry
     from fleetrun.remote.protocol import Answer
     from fleetrun.run.loop import Loop
 
@@ -36,7 +36,7 @@ _KEPT = 1 << 16
 class Connection:
     """One host, and the ssh to it."""
 
-    def __init__(self, host: Listed, ssh: Sequence[str]) -> None:
+    def __init__(self, host: HostEntry, ssh: Sequence[str]) -> None:
         self.host = host
         command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(protocol.start('agent'))}"
         self._argv = [*ssh, *OPTIONS, host.target, command]

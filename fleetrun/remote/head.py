@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fleetrun.model import Request
-    from fleetrun.plan.hostfile import Listed
+    from fleetrun.plan.hostfile import HostEntry
     from fleetrun.remote.protocol import Answer
 
 # What ssh exits with by its own fault, ssh(1).
@@ -56,7 +56,7 @@ _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
 _SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
 
 
-def listed(request: Request) -> tuple[Listed, ...]:
+def listed(request: Request) -> tuple[HostEntry, ...]:
     """Return the hosts that REQUEST names, those that are left out apart."""
     if request.hosts and request.hostfile:
         raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
@@ -132,7 +132,7 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def words(request: Request, host: Listed, addresses: Sequence[str], me: int) -> tuple[str, ...]:
+def words(request: Request, host: HostEntry, addresses: Sequence[str], me: int) -> tuple[str, ...]:
     """Return the words of the launcher on HOST, number ME of those at ADDRESSES."""
     given = argv.scan(request.typed)
     names = {one.option.name for one in given.settings}
@@ -176,10 +176,10 @@ class Head:
     def run(self) -> int:
         """Run until nothing is left anywhere, and return the exit code."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        previous_fd = signal.set_wakeup_fd(theirs)
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous_fd = signal.set_wakeup_fd(write_fd)
         previous = {one: signal.signal(one, _nothing) for one in caught}
-        self._loop.watch(ours, lambda: self._interrupted(ours))
+        self._loop.watch(read_fd, lambda: self._interrupted(read_fd))
         try:
             self._connect()
             self._go_if_all_answered()
@@ -194,8 +194,8 @@ class Head:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(previous_fd)
-            os.close(ours)
-            os.close(theirs)
+            os.close(read_fd)
+            os.close(write_fd)
         return self._code or 0
 
     # Checking -----------------------------------------------------------------------------------

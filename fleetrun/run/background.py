@@ -38,7 +38,7 @@ class Background:
 
     def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
         """Return the sink that moves the console into FOLDER and ends the foreground process."""
-        return _Leave(self, folder, say)
+        return _ForegroundExit(self, folder, say)
 
     def keep(self, folder: Folder) -> None:
         """Move the console file into FOLDER; open descriptors stay valid."""
@@ -53,7 +53,7 @@ class Background:
             self._ready = -1
 
 
-class _Leave(Sink):
+class _ForegroundExit(Sink):
     """Ends the foreground process when all processes are started."""
 
     def __init__(self, background: Background, folder: Folder, say: Callable[[str], None]) -> None:
@@ -95,19 +95,19 @@ def begin(log_dir: str) -> Background | int:
             f"The console cannot be written to {log_dir} ({error.strerror}): make room or choose "
             "another folder with --log_dir."
         ) from None
-    ours, theirs = map(_above, os.pipe())
+    read_fd, write_fd = map(_above, os.pipe())
     child = os.fork()
     if child:
-        os.close(theirs)
-        return _watch(child, ours, file, console)
-    os.close(ours)
+        os.close(write_fd)
+        return _watch(child, read_fd, file, console)
+    os.close(read_fd)
     os.setsid()
     null = _above(os.open(os.devnull, os.O_RDONLY))
     for source, target in ((null, 0), (file, 1), (file, 2)):
         os.dup2(source, target, inheritable=True)
     os.close(null)
     os.close(file)
-    return Background(console, theirs)
+    return Background(console, write_fd)
 
 
 def _above(fd: int) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fleetrun.run.children import Ended, Order, Swept
     from fleetrun.run.descriptors import FileLimit
-    from fleetrun.run.terminal import Settings
+    from fleetrun.run.terminal import TerminalSettings
 
 # A process that does not die waits for a device; the guard gives up on it after this.
 _SECONDS = 30.0
@@ -57,9 +57,11 @@ class _GuardLost(Exception):  # noqa: N818 - it is what happened to the guard
 class Guard:
     """The launcher's end of the connection to the guard process."""
 
-    def __init__(self, marker: str, files: FileLimit, settings: Settings | None = None) -> None:
+    def __init__(
+        self, marker: str, files: FileLimit, settings: TerminalSettings | None = None
+    ) -> None:
         self._files = files
-        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._socket, guard_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._marker = os.fsencode(marker)
         self._is_dismissed = False
         self._watcher: int | None = None
@@ -68,9 +70,9 @@ class Guard:
         self._shared = os.getpgrp()
         launcher = os.getpid()
         try:
-            self.pid = _fork(lambda: self._be_guard(launcher, theirs))
+            self.pid = _fork(lambda: self._be_guard(launcher, guard_socket))
         finally:
-            theirs.close()
+            guard_socket.close()
         self._socket.setblocking(False)  # noqa: FBT003 - socket has it so
         self._has_ended = False
 

@@ -16,7 +16,7 @@ from fleetrun.run import proc
 _PAUSE_MS = 5
 
 
-class Process(NamedTuple):
+class ProcessEntry(NamedTuple):
     """What /proc says about one process."""
 
     pid: int
@@ -28,8 +28,8 @@ class Process(NamedTuple):
 
 
 def of_job(
-    processes: list[Process], leaders: frozenset[int], spare: frozenset[int]
-) -> list[Process]:
+    processes: list[ProcessEntry], leaders: frozenset[int], spare: frozenset[int]
+) -> list[ProcessEntry]:
     """Return the processes of the job: marked, in a session of LEADERS, or descendants of such."""
     found = {p.pid: p for p in processes if p.is_marked or p.session in leaders}
     grown = True
@@ -58,7 +58,7 @@ def kill_all(marker: bytes, leaders: frozenset[int], seconds: float, shared: int
     return False
 
 
-def _scan(marker: bytes, shared: int) -> list[Process]:
+def _scan(marker: bytes, shared: int) -> list[ProcessEntry]:
     """Read every living process from /proc, and kill those with the marker at once.
 
     The newest come first: a process that forks and exits all the time (a "hopper") has a new
@@ -83,7 +83,7 @@ def _pids() -> list[int]:
     return sorted(proc.pids(), reverse=True)
 
 
-def _kill_group(process: Process) -> None:
+def _kill_group(process: ProcessEntry) -> None:
     """Kill the process group of a marked process, which a fork cannot escape.
 
     The group is the job's own: each rank leads a session, and a group never spans sessions. The
@@ -97,13 +97,13 @@ def _kill_group(process: Process) -> None:
             return
 
 
-def _read_process(pid: int, marker: bytes) -> Process | None:
+def _read_process(pid: int, marker: bytes) -> ProcessEntry | None:
     """Return the process PID, with its MARKER looked for unless that is empty; None: it is gone."""
     stat = proc.stat(pid)
     if stat is None:
         return None
     environ = b"\0" + proc.content(f"/proc/{pid}/environ") if marker else b""
-    return Process(
+    return ProcessEntry(
         pid=pid,
         parent=stat.parent,
         group=stat.group,
@@ -113,7 +113,7 @@ def _read_process(pid: int, marker: bytes) -> Process | None:
     )
 
 
-def _kill(process: Process) -> None:
+def _kill(process: ProcessEntry) -> None:
     """Kill exactly the process that was seen, not a later one with its number."""
     try:
         pidfd = os.pidfd_open(process.pid)

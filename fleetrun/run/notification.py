@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 _GRACE_S = 2.0
 
 
-class _Interrupted(Exception):  # noqa: N818 - nothing is wrong
+class _SignalArrived(Exception):  # noqa: N818 - nothing is wrong
     """A signal asked the launcher to end."""
 
 
@@ -44,7 +44,7 @@ def notify(
     SAY gets a line for each failure. A signal that asks the launcher to end stops the wait.
     """
     until = time.monotonic() + timeout_s
-    with _Signals() as signals:
+    with _WaitSignals() as signals:
         child = None
         try:
             child = _started(command, text, say) if command else None
@@ -52,19 +52,19 @@ def notify(
                 _post_within(url, text, until, signals, say)
             if child is not None:
                 _wait(child, until, signals, say)
-        except _Interrupted:
+        except _SignalArrived:
             return
         finally:
             if child is not None:
                 _stop(child)
 
 
-class _Signals:
+class _WaitSignals:
     """Handlers under which a signal only ends the wait, even if it arrived before the wait."""
 
     _WANTED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __enter__(self) -> _Signals:  # noqa: PYI034 - typing.Self is Python 3.11's
+    def __enter__(self) -> _WaitSignals:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Begin."""
         self._fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before = {
@@ -82,7 +82,7 @@ class _Signals:
         os.close(self._write_fd)
 
     def wait(self, fd: int, until: float) -> bool:
-        """Return whether FD is readable before UNTIL; raise _Interrupted on a signal."""
+        """Return whether FD is readable before UNTIL; raise _SignalArrived on a signal."""
         poll = select.poll()
         for each in (fd, self._fd):
             poll.register(each, select.POLLIN)
@@ -90,7 +90,7 @@ class _Signals:
             left_ms = max(until - time.monotonic(), 0.0) * 1000
             ready = {each for each, _ in poll.poll(left_ms)}
             if self._fd in ready and set(os.read(self._fd, 64)) & set(self._WANTED):
-                raise _Interrupted
+                raise _SignalArrived
             if fd in ready:
                 return True
             if not ready:
@@ -98,7 +98,7 @@ class _Signals:
 
 
 def _post_within(
-    url: str, text: str, until: float, signals: _Signals, say: Callable[[str], None]
+    url: str, text: str, until: float, signals: _WaitSignals, say: Callable[[str], None]
 ) -> None:
     """POST TEXT to URL, by the moment UNTIL."""
     left_s = max(until - time.monotonic(), 0.0)
@@ -123,7 +123,7 @@ def _post_within(
 
 
 def _wait(
-    child: subprocess.Popen[bytes], until: float, signals: _Signals, say: Callable[[str], None]
+    child: subprocess.Popen[bytes], until: float, signals: _WaitSignals, say: Callable[[str], None]
 ) -> None:
     """Wait for the end of the command, by the moment UNTIL."""
     pidfd = os.pidfd_open(child.pid)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from fleetrun.model import LaunchPlan
-    from fleetrun.postmortem.findings import Findings
+    from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.observers import Equipment
@@ -100,7 +100,7 @@ class Supervisor:
         self._files = files or descriptors.FileLimit(0)
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
-        self._settings: terminal.Settings | None = None
+        self._settings: terminal.TerminalSettings | None = None
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
         self._observers = Observers((), (), say=say, declare=self._declare)
@@ -170,9 +170,9 @@ class Supervisor:
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
         self._observers.open(self._loop)
-        from fleetrun.postmortem import evidence  # noqa: PLC0415 - starting goes first
+        from fleetrun.postmortem import kernelfacts  # noqa: PLC0415 - starting goes first
 
-        self._baseline = evidence.baseline(began)
+        self._baseline = kernelfacts.baseline(began)
         while self._outcome is None:
             self._loop.turn()
             # The actions for the events of this turn are performed before the next wait.
@@ -229,7 +229,7 @@ class Supervisor:
         self._plan, self._rules, self._has_plan = planned, planned.rules, True
         self._labels = [names.label(spec) for spec in planned.processes]
         if self._stdin.is_terminal and self._terminal is None:
-            self._settings = self._settings or terminal.Settings()
+            self._settings = self._settings or terminal.TerminalSettings()
             self._terminal = TerminalSignals()
             self._loop.watch(self._terminal.fd, self._on_signals)
         return Gathered(attempt, planned, time.monotonic())
@@ -245,7 +245,7 @@ class Supervisor:
         _enter(plan.cwd)
         own = plan.processes[0].env.get(variables.JOB) if plan.processes else None
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
-        self._settings = terminal.Settings() if self._stdin.is_terminal else None
+        self._settings = terminal.TerminalSettings() if self._stdin.is_terminal else None
         try:
             self._guard = Guard(f"{variables.JOB}={self._marker}", self._files, self._settings)
         except OSError as error:
@@ -264,19 +264,19 @@ class Supervisor:
             who = f"{self._labels[index]}, pid {one.pid}"
             self._say(f"{who}, is still there: {proc.state_of(one.pid)}.")
 
-    def _investigate(self, outcome: Outcome) -> Findings:
+    def _investigate(self, outcome: Outcome) -> Investigation:
         """Find out what happened, and write it to report.json."""
-        from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import investigation  # noqa: PLC0415 - only after a failure
 
         if not self._has_plan:
-            return findings.Findings()
+            return investigation.Investigation()
         try:
-            found = findings.investigate(self._plan, outcome, self._baseline)
+            found = investigation.investigate(self._plan, outcome, self._baseline)
         except Exception as error:  # noqa: BLE001 - the verdict must come, whatever /proc holds
             self._say(f"The cause could not be examined ({error!r}).")
-            found = findings.Findings()
+            found = investigation.Investigation()
         try:
-            findings.write(self._folder, self._plan, outcome, found, self._hide)
+            investigation.write(self._folder, self._plan, outcome, found, self._hide)
         except OSError as error:
             self._say(f"{names.REPORT} could not be written ({error.strerror}).")
         return found
@@ -336,8 +336,8 @@ class Supervisor:
 
     def _reap_orphans(self) -> None:
         # Only the launcher's own children, unless the guard was killed.
-        ours = {one.pid for one in self._workers.values()}
-        children.reap_orphans(ours | (self._guard.pids if self._has_guard else set()))
+        own = {one.pid for one in self._workers.values()}
+        children.reap_orphans(own | (self._guard.pids if self._has_guard else set()))
 
     def _on_exit(self, one: worker.Worker) -> None:
         self._loop.unwatch(one.pidfd)

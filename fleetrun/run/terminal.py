@@ -77,7 +77,7 @@ def is_own() -> bool:
     return _is_inherited() and os.isatty(0) and is_foreground()
 
 
-class Settings:
+class TerminalSettings:
     """The terminal's settings, restored after a process that has changed them was killed."""
 
     def __init__(self) -> None:

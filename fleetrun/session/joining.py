@@ -23,7 +23,7 @@ from fleetrun.session.terms import Terms
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.engines import Found
+    from fleetrun.engines import SelectedEngine
     from fleetrun.model import Facts, LaunchPlan, Request
     from fleetrun.plan.layout import Slots
     from fleetrun.session import messages
@@ -41,7 +41,7 @@ _NAME_BYTES = 8
 def join(
     request: Request,
     facts: Facts,
-    found: Found,
+    found: SelectedEngine,
     slots: Slots,
     *,
     gather: Callable[[int], Roster],
@@ -119,7 +119,7 @@ def _roster(agreed: messages.Roster, launcher: str, attempt: int, local: Roster)
     )
 
 
-def _place(found: Found, request: Request, facts: Facts) -> int:
+def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
     """Return our place among hosts that are known by name."""
     if not found.hosts:
         return 0
@@ -129,7 +129,9 @@ def _place(found: Found, request: Request, facts: Facts) -> int:
     return hosts.place(found.hosts, request, facts, options=found.places.options)[0]
 
 
-def _meeting(request: Request, facts: Facts, found: Found, slots: Slots, place: int) -> Meeting:
+def _meeting(
+    request: Request, facts: Facts, found: SelectedEngine, slots: Slots, place: int
+) -> Meeting:
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
     token = facts.environ.get(TOKEN) or None
@@ -145,7 +147,7 @@ def _meeting(request: Request, facts: Facts, found: Found, slots: Slots, place: 
         has_token=token is not None,
     )
     if point is not None:
-        is_ours = hosts.ours(point.host, facts)
+        is_ours = hosts.is_own(point.host, facts)
         return Meeting(
             terms,
             point.host,
@@ -191,7 +193,7 @@ def _listed(names: Sequence[str], facts: Facts) -> frozenset[str] | None:
     """Return the addresses of the hosts NAMES; None where some are not known."""
     known = _known_addresses(names, facts)
     for name, found in zip(names, known, strict=True):
-        if not found and (hosts.is_loopback(name) or not hosts.ours(name, facts)):
+        if not found and (hosts.is_loopback(name) or not hosts.is_own(name, facts)):
             return None
     return frozenset(address for found in known for address in found)
 
@@ -207,7 +209,7 @@ def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...
     return tuple(map(of, names))
 
 
-def _bare(request: Request, facts: Facts, slots: Slots, found: Found, place: int) -> Offer:
+def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, place: int) -> Offer:
     """Return what is known of this host before it holds any port."""
     strategy = "" if request.strategy is None else request.strategy.digest
     mode = planner.mode(request)

@@ -107,7 +107,7 @@ def parse(output: str) -> Revision | None:
     )
 
 
-class Question:
+class GitStatus:
     """One `git status` that runs beside everything else; ANSWER gets what it said, if anything."""
 
     def __init__(

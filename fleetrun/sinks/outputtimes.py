@@ -37,7 +37,7 @@ _REST = 200
 _LENGTHY = 64 * 1024 * 1024
 
 
-class _Log:
+class _WatchedLog:
     """A log that may grow: its number, its path, and how much was written to it in all."""
 
     __slots__ = ("base", "moved", "number", "offset", "path")
@@ -64,7 +64,7 @@ class OutputTimes(Sink):
         self._looked_at_ms = 0
         self._count = 0
         # Those of this attempt: what a process leaves behind may still write when it has ended.
-        self._logs: dict[str, _Log] = {}
+        self._logs: dict[str, _WatchedLog] = {}
 
     def open(self, waiting: Waiting) -> None:
         """Begin the file, and to look."""
@@ -81,7 +81,7 @@ class OutputTimes(Sink):
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
             path = names.log_path(self._plan, spec, happening.attempt)
-            log = self._logs[path] = _Log(self._count, path)
+            log = self._logs[path] = _WatchedLog(self._count, path)
             self._count += 1
             self._write(outputtimes.named(log.number, os.path.basename(path)))  # noqa: PTH119
         elif isinstance(happening, Gathered) and happening.attempt:

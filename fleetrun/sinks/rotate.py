@@ -58,7 +58,7 @@ class Cut(NamedTuple):
     kept: int
 
 
-class _Log:
+class _RotatedLog:
     """One file that is written, and the copy of its beginning that is being made."""
 
     def __init__(self, path: str, name: str) -> None:
@@ -174,8 +174,8 @@ class Rotation(Sink):
         self._follow = follow
         self._pace_s = pace_s
         self._can_collapse = False
-        self._logs: dict[int, _Log] = {}
-        self._queue: deque[_Log] = deque()
+        self._logs: dict[int, _RotatedLog] = {}
+        self._queue: deque[_RotatedLog] = deque()
         self._has_complained = False
         self._is_over = False
 
@@ -203,7 +203,7 @@ class Rotation(Sink):
             self._drop(happening.process)
             path = log_path(self._plan, spec, happening.attempt)
             try:
-                self._logs[happening.process] = _Log(path, label(spec))
+                self._logs[happening.process] = _RotatedLog(path, label(spec))
             except OSError as error:
                 self._complain(label(spec), error)
         elif isinstance(happening, Gathered):
@@ -242,7 +242,7 @@ class Rotation(Sink):
         if self._queue:
             self._waiting.alarm("copy", now, self._copy)
 
-    def _enlist(self, log: _Log) -> None:
+    def _enlist(self, log: _RotatedLog) -> None:
         if log.is_over(self._max_bytes):
             log.start()
             self._queue.append(log)
@@ -262,13 +262,13 @@ class Rotation(Sink):
         if self._queue:
             self._waiting.alarm("copy", time.monotonic(), self._copy)
 
-    def _cut(self, log: _Log) -> None:
+    def _cut(self, log: _RotatedLog) -> None:
         length = log.finish(self._files, can_collapse=self._can_collapse)
         self._follow(Cut(log.path, f"{log.path}.1", length, self._can_collapse, self._files))
         # It may have been more than one archive holds.
         self._enlist(log)
 
-    def _fail(self, log: _Log, error: OSError) -> None:
+    def _fail(self, log: _RotatedLog, error: OSError) -> None:
         log.abandon()
         log.quiet_until = time.monotonic() + _AGAIN_S
         self._complain(log.name, error)

@@ -22,7 +22,7 @@ _TICK_S = 0.015
 NO_TRAFFIC: Mapping[int, int] = {}
 
 
-class Signs(NamedTuple):
+class Sample(NamedTuple):
     """What costs nothing to see of one rank: its leader, its log and its heartbeat file.
 
     `beat` changes with each heartbeat, and is 0 before the first one of this attempt.
@@ -34,7 +34,7 @@ class Signs(NamedTuple):
     beat: int
 
 
-class Depth(NamedTuple):
+class DeepSample(NamedTuple):
     """What it takes a look at all processes to see of one rank."""
 
     # Processor time of each process of the rank.
@@ -49,7 +49,7 @@ class Depth(NamedTuple):
     traffic: Mapping[int, int] = NO_TRAFFIC
 
 
-class Clock:
+class IdleClock:
     """Measures how long no rank has shown any life.
 
     A heartbeat, many bytes to a disk or a wait for one are always life. Output, few bytes to a
@@ -63,8 +63,8 @@ class Clock:
         self._timeout_s = timeout_s
         self._since = 0.0
         self._at: float | None = None
-        self._signs: Mapping[int, Signs] = {}
-        self._depths: Mapping[int, Depth] | None = None
+        self._signs: Mapping[int, Sample] = {}
+        self._depths: Mapping[int, DeepSample] | None = None
         self._depths_at = 0.0
         self._has_compared = False
 
@@ -82,7 +82,7 @@ class Clock:
         """Return for how long nothing has happened."""
         return at - self._since
 
-    def look(self, signs: Mapping[int, Signs], at: float) -> bool:
+    def look(self, signs: Mapping[int, Sample], at: float) -> bool:
         """Take what is cheap to see; return whether a closer look is wanted."""
         before, before_at = self._signs, self._at
         self._signs, self._at = signs, at
@@ -105,7 +105,7 @@ class Clock:
         self.revive(at)
         return False
 
-    def look_closer(self, depths: Mapping[int, Depth], at: float) -> None:
+    def look_closer(self, depths: Mapping[int, DeepSample], at: float) -> None:
         """Take what `look` wanted."""
         before, before_at = self._depths, self._depths_at
         self._depths, self._depths_at = depths, at

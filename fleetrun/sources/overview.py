@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
 
 # How each status is said in a sentence about a knob.
-_SAID = {
+_STATUS_TEXT = {
     EFFECTIVE: "is in effect",
     "no_effect": "has no effect",
     "refused": "is refused",
@@ -27,15 +27,17 @@ _SAID = {
 _CONFIGS = "_configs"
 
 
-def judge(asked: StrategyDocument, heard: Mapping[str, RankEvidence | None], at: float) -> Judged:
+def judge(
+    asked: StrategyDocument, evidence_of: Mapping[str, RankEvidence | None], at: float
+) -> Judged:
     """Return what became of each field in the ranks whose labels HEARD has, rank by rank.
 
     Ranks that say the same share a verdict; the first one of each field is that of the first rank.
     """
-    silent = tuple(who for who, one in heard.items() if one is None or not one.is_complete)
+    silent = tuple(who for who, one in evidence_of.items() if one is None or not one.is_complete)
     found: dict[tuple[str, ...], list[str]] = {}
     first: dict[tuple[str, ...], FieldEvidence] = {}
-    for who, one in heard.items():
+    for who, one in evidence_of.items():
         if one is None or (who in silent and not one.fields):
             continue
         for knob in _rows(asked, one):
@@ -50,7 +52,9 @@ def judge(asked: StrategyDocument, heard: Mapping[str, RankEvidence | None], at:
     ]
     order = {name: place for place, name in enumerate(dict.fromkeys(one.name for one in verdicts))}
     verdicts.sort(key=lambda one: order[one.name])
-    compared = [one.ranks_equal for one in heard.values() if one and one.ranks_equal is not None]
+    compared = [
+        one.ranks_equal for one in evidence_of.values() if one and one.ranks_equal is not None
+    ]
     return Judged(tuple(verdicts), at, silent, all(compared) if compared else None)
 
 
@@ -95,4 +99,4 @@ def in_words(one: Verdict) -> str:
     """
     # Not what was counted, which tells nothing where there is no effect.
     why = f": {one.why.rstrip('.')}" if one.why else ""
-    return f"{one.name} {_SAID[one.status]}{why}"
+    return f"{one.name} {_STATUS_TEXT[one.status]}{why}"

@@ -37,13 +37,13 @@ _MEBIBYTE = 2**20
 
 def table(
     asked: StrategyDocument,
-    heard: Mapping[str, RankEvidence | None],
+    evidence_of: Mapping[str, RankEvidence | None],
     judged: Judged,
     silence: Mapping[str, str],
     width: int,
 ) -> str:
     """Return the overview, within WIDTH columns where words allow; 0: no limit."""
-    witnesses = [one for one in heard.values() if one is not None]
+    witnesses = [one for one in evidence_of.values() if one is not None]
     where = next((one.where for one in witnesses if one.where), "")
     origin = f"Strategy {', '.join(asked.sources)}" if asked.sources else "Strategy"
     if not judged.verdicts and not asked.sources:
@@ -56,7 +56,7 @@ def table(
         _difference(one, main[one.name]) for one in judged.verdicts if main[one.name] is not one
     ]
     remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
-    remarks += _told(heard, [one.disagreements for one in witnesses])
+    remarks += _told(evidence_of, [one.disagreements for one in witnesses])
     if judged.ranks_equal is not None:
         after = max((one.compared_after or 0 for one in witnesses), default=0)
         when = f" after update {after}" if after else ""
@@ -69,7 +69,7 @@ def table(
     explained = {one.name for one in shown if "auto: " in one.why}
     remarks += [f"{name}: {why}" for name, why in asked.reasons if name not in explained]
     remarks += [f"Environment: {one}" for one in asked.environment]
-    remarks += notes(heard)
+    remarks += notes(evidence_of)
     room = width - len(_GAP) if width else 0
     # The console puts its name before the first line.
     first, *more = wrapped(title, width - len("fleetrun: ") if width else 0)
@@ -201,14 +201,16 @@ def _difference(one: Verdict, main: Verdict) -> str:
     return f"{who}: {in_words(one)}."
 
 
-def notes(heard: Mapping[str, RankEvidence | None]) -> list[str]:
+def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:
     """Return what the ranks have noted, each sentence once."""
-    return _told(heard, [one.notes for one in heard.values() if one is not None])
+    return _told(evidence_of, [one.notes for one in evidence_of.values() if one is not None])
 
 
-def _told(heard: Mapping[str, RankEvidence | None], said: Sequence[tuple[str, ...]]) -> list[str]:
+def _told(
+    evidence_of: Mapping[str, RankEvidence | None], said: Sequence[tuple[str, ...]]
+) -> list[str]:
     """Return each sentence once, with those who say it if not all do."""
-    who = [label for label, one in heard.items() if one is not None]
+    who = [label for label, one in evidence_of.items() if one is not None]
     by: dict[str, list[str]] = {}
     for label, sentences in zip(who, said, strict=True):
         for sentence in sentences:

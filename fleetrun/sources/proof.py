@@ -241,15 +241,15 @@ class Proof(Source):
         """Tell what is known, if it is not what was told before."""
         from fleetrun.sources import overview, overview_table  # noqa: PLC0415 - only with a strategy
 
-        heard = {one.name: one.evidence for one in self._trainers.values()}
-        judged = overview.judge(asked, heard, time.monotonic())
+        evidence_of = {one.name: one.evidence for one in self._trainers.values()}
+        judged = overview.judge(asked, evidence_of, time.monotonic())
         silence = self._silence()
         # Numbers grow with every update; only another answer is news.
         gist = (
             tuple(one._replace(why="") for one in judged.verdicts),
             tuple((who, silence[who]) for who in judged.silent),
             judged.ranks_equal,
-            tuple(one.disagreements if one else () for one in heard.values()),
+            tuple(one.disagreements if one else () for one in evidence_of.values()),
         )
         if gist != self._shown:
             self._shown = gist
@@ -259,12 +259,12 @@ class Proof(Source):
             )
             if not (self._is_quiet and is_fine):
                 width = self._columns()
-                self._show_lines(overview_table.table(asked, heard, judged, silence, width))
+                self._show_lines(overview_table.table(asked, evidence_of, judged, silence, width))
         elif not self._is_quiet:
-            for note in overview_table.notes(heard):
+            for note in overview_table.notes(evidence_of):
                 if note not in self._noted:
                     self._say(f"Strategy: {note}")
-        self._noted = frozenset(overview_table.notes(heard))
+        self._noted = frozenset(overview_table.notes(evidence_of))
         return judged
 
     def _silence(self) -> dict[str, str]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _REMARK_S = 5.0
 # Of the last lines of a rank, so many characters are told to the other hosts.
-_MOST_WORDS = 8000
+_MOST_CHARACTERS = 8000
 _LONGEST = 2000
 
 
@@ -147,15 +147,15 @@ class JobSession(Source):
             self._host,
             self._hide(what)[:_LONGEST],
             min(max(code, 1), 255),
-            self._hide(words)[-_MOST_WORDS:],
+            self._hide(words)[-_MOST_CHARACTERS:],
             is_victim=is_victim,
             no_retry=self._hide(no_retry)[:_LONGEST],
         )
 
     def _words(self, exited: Exited) -> str:
-        from fleetrun.postmortem import findings  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import investigation  # noqa: PLC0415 - only after a failure
 
-        words, _, _ = findings.last_words(self._plan, exited)
+        words, _, _ = investigation.last_lines_of(self._plan, exited)
         return "\n".join(words)
 
     # What comes in ------------------------------------------------------------------------------

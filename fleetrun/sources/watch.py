@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.sources import hang
-    from fleetrun.sources.hang import Clock, Comparison
+    from fleetrun.sources.hang import Comparison, IdleClock
 
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
@@ -85,7 +85,7 @@ class Watch(Source):
         *,
         say: Callable[[str], None],
         hang_timeout_s: float = 0.0,
-        tells_stragglers: bool = True,
+        reports_stragglers: bool = True,
         gpus: Callable[[LaunchPlan], Callable[[], IsolatedCall] | None] = lambda _: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
@@ -93,7 +93,7 @@ class Watch(Source):
     ) -> None:
         self._say = say
         self._timeout_s = hang_timeout_s
-        self._tells_stragglers = tells_stragglers
+        self._reports_stragglers = reports_stragglers
         if hang_timeout_s:
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
         self._gpus = gpus
@@ -111,9 +111,9 @@ class Watch(Source):
         # then it may have beaten, and never do so again.
         self._since_ns = 0
         self._is_ending = False
-        self._clock: Clock | None = None
+        self._clock: IdleClock | None = None
         self._comparison: Comparison | None = None
-        self._told_stopped: frozenset[int] = frozenset()
+        self._reported_stopped: frozenset[int] = frozenset()
         self._collection: Collection | None = None
 
     # The supervisor's side ----------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Watch(Source):
 
     def _begin_again(self) -> None:
         self._is_ending = False
-        self._told_stopped = frozenset()
+        self._reported_stopped = frozenset()
         if self._clock is not None:
             self._clock.restart(time.monotonic())
         if self._comparison is not None:
@@ -195,23 +195,25 @@ class Watch(Source):
             self._comparison = hang.Comparison(self._pace_s, self._window_s)
         seen = {process: proc.stat(rank.pid) for process, rank in self._ranks.items()}
         states = {process: one.state for process, one in seen.items() if one is not None}
-        self._tell_stopped(frozenset(hang.stopped(states)), states, now)
+        self._report_stopped(frozenset(hang.stopped(states)), states, now)
         cpu_s = {
             process: one.cpu_s
             for process, one in seen.items()
             if one is not None and self._is_trainer(process)
         }
-        lag = None if self._told_stopped else self._comparison.see(cpu_s, now)
-        if lag is not None and self._tells_stragglers:
+        lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
+        if lag is not None and self._reports_stragglers:
             self._notice("straggler", _lag_in_words(lag, self._labels), lag.ranks, now)
 
     def _is_trainer(self, process: int) -> bool:
         rank = self._plan.processes[process].rank
         return rank is not None and rank.role == "TRAINER"
 
-    def _tell_stopped(self, stopped: frozenset[int], states: Mapping[int, str], at: float) -> None:
+    def _report_stopped(
+        self, stopped: frozenset[int], states: Mapping[int, str], at: float
+    ) -> None:
         """Say once who is stopped, and once that it goes on."""
-        for process in sorted(stopped - self._told_stopped):
+        for process in sorted(stopped - self._reported_stopped):
             pid = self._ranks[process].pid
             why = (
                 "is held by a debugger (t)"
@@ -219,11 +221,11 @@ class Watch(Source):
                 else f"is stopped (T); `kill -CONT {pid}` lets it go on"
             )
             self._notice("stopped", f"{self._labels[process]}, pid {pid}, {why}.", (process,), at)
-        for process in sorted((self._told_stopped - stopped) & self._ranks.keys()):
+        for process in sorted((self._reported_stopped - stopped) & self._ranks.keys()):
             self._notice("continued", f"{self._labels[process]} goes on.", (process,), at)
-        if stopped != self._told_stopped and self._comparison is not None:
+        if stopped != self._reported_stopped and self._comparison is not None:
             self._comparison.restart()
-        self._told_stopped = stopped
+        self._reported_stopped = stopped
 
     def _notice(self, what: str, text: str, processes: tuple[int, ...], at: float) -> None:
         self._say(text[:1].upper() + text[1:])
@@ -238,21 +240,21 @@ class Watch(Source):
 
         now = time.monotonic()
         if self._clock is None:
-            self._clock = hang.Clock(self._timeout_s)
+            self._clock = hang.IdleClock(self._timeout_s)
         self._waiting.alarm("hang", now + self._clock.period_s, self._look_for_hang)
         if self._question is not None:
             return
         if self._is_ending or self._collection is not None or not self._ranks:
             self._clock.revive(now)
             return
-        signs: dict[int, hang.Signs] = {}
+        signs: dict[int, hang.Sample] = {}
         for process, rank in self._ranks.items():
             one = proc.stat(rank.pid)
             if one is not None:
                 beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-                signs[process] = hang.Signs(one.state, one.cpu_s, rank.output(), beat)
+                signs[process] = hang.Sample(one.state, one.cpu_s, rank.output(), beat)
         states = {process: one.state for process, one in signs.items()}
-        self._tell_stopped(frozenset(hang.stopped(states)), states, now)
+        self._report_stopped(frozenset(hang.stopped(states)), states, now)
         if not self._clock.look(signs, now):
             return
         self._clock.look_closer(self._depths(), now)
@@ -314,7 +316,7 @@ class Watch(Source):
         self._waiting.alarm("driver", None, self._look_for_hang)
         return question.abandon()
 
-    def _depths(self) -> dict[int, hang.Depth]:
+    def _depths(self) -> dict[int, hang.DeepSample]:
         from fleetrun.run import proc  # noqa: PLC0415 - see _look
         from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
 
@@ -326,7 +328,7 @@ class Watch(Source):
             for pid, family in families.items()
         }
         return {
-            leaders[pid]: hang.Depth(
+            leaders[pid]: hang.DeepSample(
                 cpu_s={one.pid: one.cpu_s for one in family},
                 written=sum(proc.written(one.pid) for one in family),
                 is_in_disk_wait=any(one.state == "D" for one in family),
@@ -353,7 +355,7 @@ class Watch(Source):
             return hang.NO_TRAFFIC
 
     def _conclude(
-        self, texts: dict[int, str], before: Mapping[int, hang.Signs], silence_s: float
+        self, texts: dict[int, str], before: Mapping[int, hang.Sample], silence_s: float
     ) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
         from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
@@ -376,7 +378,7 @@ class Watch(Source):
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.all_processes(), leaders)
         deadlocked = tuple(
-            (self._labels[process], child, str(places.Place((), places.of_child(said, child))))
+            (self._labels[process], child, str(places.StackGroup((), places.of_child(said, child))))
             for leader, process in leaders.items()
             for said in [texts.get(process, "")]
             for child in deadlocks.forked(families[leader])
@@ -405,7 +407,7 @@ class Watch(Source):
         if self._collection is not None or not self._ranks:
             return
         targets = [
-            stacks.Target(process, self._labels[process], rank.pid, self._stacks_path(process))
+            stacks.StackTarget(process, self._labels[process], rank.pid, self._stacks_path(process))
             for process, rank in sorted(self._ranks.items())
         ]
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fleetrun.model import Knob, Strategy
-    from fleetrun.strategy.resolve import Topology
+    from fleetrun.strategy.resolve import HostTopology
 
 
-def text(strategy: Strategy, ranks: Topology, environment: Mapping[str, str]) -> str:
+def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]) -> str:
     """Return the document of STRATEGY for RANKS; ENVIRONMENT is what its variables came to."""
     import json  # noqa: PLC0415 - only those who have a strategy pay for it
 
@@ -80,7 +80,7 @@ def known(asked: Mapping[str, object]) -> dict[str, dict[str, list[dict[str, obj
     return found
 
 
-def _line(row: verdicts.Row) -> dict[str, object]:
+def _line(row: verdicts.VerdictRow) -> dict[str, object]:
     """Return ROW as JSON: what stands for all is left out, and a status is one word."""
     said: dict[str, object] = {k: v for k, v in row._asdict().items() if v and k != "names"}
     said["status"] = row.status.replace(" ", "_")

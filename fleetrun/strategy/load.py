@@ -36,7 +36,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _NOTHING = "null"
 
 
-class Asked(NamedTuple):
+class UnplacedStrategy(NamedTuple):
     """A strategy as the user has it, before its place is known; and remarks about it."""
 
     strategy: Strategy
@@ -125,7 +125,7 @@ def parse_set(text: str) -> Knob:
     return Knob(field.section, field.name, _converted(field, value, where), SET)
 
 
-def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> Asked:
+def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrategy:
     """Put LAYERS over each other, later ones and then SETS winning, part by part."""
     last: dict[tuple[str, str], Knob] = {}
     for knob in (*(knob for layer in layers for knob in layer.knobs), *sets):
@@ -135,7 +135,7 @@ def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> Asked:
         raise refusal
     sources = [layer.name for layer in layers] + [SET] * bool(sets)
     asked = Strategy(tuple(sources), knobs, digest(knobs), layers=tuple(layers))
-    return Asked(asked, tuple(_remarks(last)))
+    return UnplacedStrategy(asked, tuple(_remarks(last)))
 
 
 def digest(knobs: Iterable[Knob]) -> str:

@@ -13,7 +13,7 @@ _GROUP = "hierarchical_allreduce_inter_nranks"
 _COMMUNICATORS = "nccl_comm_num"
 
 
-class Topology(NamedTuple):
+class HostTopology(NamedTuple):
     """How many ranks each host has, in the order of the hosts."""
 
     ranks: tuple[int, ...]
@@ -32,22 +32,22 @@ class Topology(NamedTuple):
     def group(self) -> int:
         """The largest number of ranks of which no group of neighbours is on two hosts.
 
-        >>> Topology((8, 8)).group, Topology((4, 2)).group
+        >>> HostTopology((8, 8)).group, HostTopology((4, 2)).group
         (8, 2)
         """
         return math.gcd(*self.ranks) or 1
 
 
-def topology(nodes: Sequence[int]) -> Topology:
+def topology(nodes: Sequence[int]) -> HostTopology:
     """Return the topology of ranks on NODES, the place of each rank's host.
 
     >>> topology([0, 0, 1, 1])
-    Topology(ranks=(2, 2))
+    HostTopology(ranks=(2, 2))
     """
-    return Topology(tuple(nodes.count(node) for node in dict.fromkeys(nodes)) or (1,))
+    return HostTopology(tuple(nodes.count(node) for node in dict.fromkeys(nodes)) or (1,))
 
 
-def resolve(strategy: Strategy, ranks: Topology) -> Strategy:
+def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
     """Return STRATEGY with every auto decided that RANKS decide, each with its reason."""
     values = {(knob.section, knob.name): knob.value for knob in strategy.knobs}
     knobs = [_resolved(knob, ranks, values) for knob in strategy.knobs]
@@ -60,7 +60,7 @@ def resolve(strategy: Strategy, ranks: Topology) -> Strategy:
     return strategy._replace(knobs=tuple(knobs))
 
 
-def _resolved(knob: Knob, ranks: Topology, values: dict[tuple[str, str], KnobValue]) -> Knob:
+def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], KnobValue]) -> Knob:
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
     hosts = _hosts(ranks)
@@ -87,15 +87,15 @@ def _resolved(knob: Knob, ranks: Topology, values: dict[tuple[str, str], KnobVal
     return knob._replace(value=value, reason=f"auto: {reason}")
 
 
-def _communicators(ranks: Topology) -> int:
+def _communicators(ranks: HostTopology) -> int:
     return 1 if ranks.nnodes == 1 else 2
 
 
-def _group(ranks: Topology) -> tuple[int, str]:
+def _group(ranks: HostTopology) -> tuple[int, str]:
     if len(set(ranks.ranks)) == 1:
         return ranks.group, f"the {ranks.group} ranks of each host"
     return ranks.group, f"hosts have {', '.join(map(str, ranks.ranks))} ranks"
 
 
-def _hosts(ranks: Topology) -> str:
+def _hosts(ranks: HostTopology) -> str:
     return "1 host" if ranks.nnodes == 1 else f"{ranks.nnodes} hosts"

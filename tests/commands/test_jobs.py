@@ -21,7 +21,7 @@ from waiting import LONG_S, until
 from fleetrun.commands import attach, ps, stop
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.probe import jobs
-from fleetrun.probe.jobs import About, Job
+from fleetrun.probe.jobs import JobRecords, RunningJob
 
 pytestmark = pytest.mark.slow
 
@@ -199,9 +199,9 @@ def test_a_job_that_does_not_run_is_a_usage_error(what: str) -> None:
 
 
 JOBS = (
-    Job("20250101T000000Z-a-11", "/nowhere", 11, ()),
-    Job("20250102T000000Z-a-12", "/nowhere", 12, ()),
-    Job("20250103T000000Z-b-13", "/nowhere", None, ()),
+    RunningJob("20250101T000000Z-a-11", "/nowhere", 11, ()),
+    RunningJob("20250102T000000Z-a-12", "/nowhere", 12, ()),
+    RunningJob("20250103T000000Z-b-13", "/nowhere", None, ()),
 )
 
 
@@ -268,7 +268,7 @@ def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> Non
 
 
 def test_a_row_says_which_host_and_attempt() -> None:
-    about = About("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
+    about = JobRecords("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
     assert ps.row(JOBS[2], about, now=190.0) == [
         *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "train.py", "/work"),
     ]

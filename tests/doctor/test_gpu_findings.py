@@ -83,7 +83,7 @@ def test_what_is_not_well_is_the_one_finding(
     assert (found.check, found.level) == (check, level)
     assert said in found.seen
     assert found.means
-    assert found.mend
+    assert found.fix
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.doctor import machine
-from fleetrun.doctor.facts import Clock, Group, Limits, Machine, Room
+from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
 
 GIB = 1 << 30
 ROOM = Room("/dev/shm", 16 * GIB, 16 * GIB, 1 << 20)  # noqa: S108 - only its name
-LIMITS = Limits((65536, 65536), (None, None), (None, None), (None, None), 100, is_root=False)
-GROUP = Group(None, 0, None, None, 0, 0)
+LIMITS = ResourceLimits(
+    (65536, 65536), (None, None), (None, None), (None, None), 100, is_root=False
+)
+GROUP = CgroupLimits(None, 0, None, None, 0, 0)
 WELL = Machine(
     shm=ROOM,
     logs=ROOM._replace(path="/work/log"),
     limits=LIMITS,
     group=GROUP,
-    clock=Clock(0.0, "/work/log", is_synchronised=True),
+    clock=ClockOffset(0.0, "/work/log", is_synchronised=True),
     cpus=16,
     memory_bytes=64 * GIB,
     libgomp="",
@@ -37,7 +39,7 @@ def judged(
 def test_a_host_that_is_well_has_nothing_to_mend() -> None:
     found = judged(WELL, has_peers=True, has_rdma=True)
     assert {one.level for one in found} == {OK}
-    assert not any(one.mend or one.means for one in found)
+    assert not any(one.fix or one.means for one in found)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_host_that_is_well_has_nothing_to_mend() -> None:
         ({"memory_bytes": GIB}, "memory", WARNING),
         ({"group": GROUP._replace(cpus=1.5)}, "CPUs", WARNING),
         ({"cpus": 2}, "CPUs", WARNING),
-        ({"clock": Clock(-7.5, "/work/log", is_synchronised=True)}, "clock", WARNING),
+        ({"clock": ClockOffset(-7.5, "/work/log", is_synchronised=True)}, "clock", WARNING),
     ],
 )
 def test_what_is_not_well_is_the_one_finding(
@@ -70,7 +72,7 @@ def test_what_is_not_well_is_the_one_finding(
     (found,) = [one for one in judged(WELL._replace(**changed)) if one.level != OK]
     assert (found.check, found.level) == (check, level)
     assert found.means
-    assert found.mend
+    assert found.fix
 
 
 def test_root_is_not_held_by_the_limit_of_processes() -> None:
@@ -86,7 +88,7 @@ def test_locked_memory_matters_only_with_infiniband() -> None:
 
 
 def test_an_undisciplined_clock_matters_only_with_other_hosts() -> None:
-    free = WELL._replace(clock=Clock(0.0, "/work/log", is_synchronised=False))
+    free = WELL._replace(clock=ClockOffset(0.0, "/work/log", is_synchronised=False))
     assert {one.level for one in judged(free)} == {OK}
     (found,) = [one for one in judged(free, has_peers=True) if one.level != OK]
     assert (found.check, found.level) == ("clock", WARNING)

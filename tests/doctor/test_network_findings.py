@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetrun.doctor import network
-from fleetrun.doctor.facts import Interface, Lookup, Network, RdmaPort
+from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
 
 LOOPBACK = Interface("lo", ("127.0.0.1",), is_up=True, speed_mbit=None, mtu=65536, is_loopback=True)
@@ -17,7 +17,7 @@ INFINIBAND = Interface("ib0", ("10.1.0.1",), is_up=True, speed_mbit=None, mtu=40
 WELL = Network(
     hostname="node1",
     interfaces=(LOOPBACK, DOCKER, ETHERNET),
-    lookups=(Lookup("node1", ("10.0.0.1",), 0.001), Lookup("node2", ("10.0.0.2",), 0.001)),
+    lookups=(NameLookup("node1", ("10.0.0.1",), 0.001), NameLookup("node2", ("10.0.0.2",), 0.001)),
     rdma=(RdmaPort("mlx5_0", "1", "4: ACTIVE", "400 Gb/sec (4X NDR)"),),
     asked_interface="",
     peer_interface="eth0",
@@ -29,7 +29,7 @@ WELL = Network(
 
 def bad(found: Network) -> list[tuple[str, str]]:
     findings: list[Finding] = list(network.judge(found))
-    assert all(one.means and one.mend for one in findings if one.level != OK)
+    assert all(one.means and one.fix for one in findings if one.level != OK)
     return [(one.check, one.level) for one in findings if one.level != OK]
 
 
@@ -41,10 +41,10 @@ def test_a_network_that_is_well_has_nothing_to_mend() -> None:
 @pytest.mark.parametrize(
     ("changed", "check", "level"),
     [
-        ({"lookups": (Lookup("node1", (), 0.0),)}, "own name", WARNING),
-        ({"lookups": (WELL.lookups[0], Lookup("node2", (), 0.0))}, "host name", ERROR),
-        ({"lookups": (WELL.lookups[0], Lookup("node2", (), 6.0))}, "host name", WARNING),
-        ({"lookups": (Lookup("node1", ("10.0.0.1",), 5.0),)}, "host name", WARNING),
+        ({"lookups": (NameLookup("node1", (), 0.0),)}, "own name", WARNING),
+        ({"lookups": (WELL.lookups[0], NameLookup("node2", (), 0.0))}, "host name", ERROR),
+        ({"lookups": (WELL.lookups[0], NameLookup("node2", (), 6.0))}, "host name", WARNING),
+        ({"lookups": (NameLookup("node1", ("10.0.0.1",), 5.0),)}, "host name", WARNING),
         ({"asked_interface": "eth7"}, "interface", ERROR),
         ({"interfaces": (), "peer_interface": None}, "interface", ERROR),
         ({"peer_interface": "docker0"}, "interface", WARNING),

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from fleetrun.doctor import peers
-from fleetrun.doctor.facts import Card, Connect, Peer
+from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.doctor.findings import ERROR, OK, WARNING
 
-CARD = Card("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
+CARD = HostDescription("node1", "0.1.0", "3.11.7", "3.3.1", "12.6", "2.22.3", "570.1")
 PORTS = (Connect(6070, "connected"), Connect(6071, "connected"))
 WELL = Peer("node2", PORTS, CARD._replace(host="node2"), 0.001, 0.0005)
 
 
 def bad(peer: Peer) -> list[tuple[str, str]]:
     found = list(peers.judge([peer], CARD))
-    assert all(one.means and one.mend for one in found if one.level != OK)
+    assert all(one.means and one.fix for one in found if one.level != OK)
     return [(one.check, one.level) for one in found if one.level != OK]
 
 

@@ -37,7 +37,7 @@ def judged(found: Software, gpus: Gpus = NO_GPUS, feature: str | None = None) ->
 
 
 def bad(found: list[Finding]) -> list[tuple[str, str]]:
-    assert all(one.means and one.mend for one in found if one.level != OK)
+    assert all(one.means and one.fix for one in found if one.level != OK)
     return [(one.check, one.level) for one in found if one.level != OK]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.doctor import page, transfers
+from fleetrun.doctor import output, transfers
 from fleetrun.doctor.facts import Gpu, Gpus, Transfer, Transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code, ok, warning
 
@@ -41,18 +41,18 @@ def test_over_nccl_the_link_is_nvlink_where_every_gpu_has_it() -> None:
 
 def test_the_page_has_every_finding_and_the_document_the_numbers() -> None:
     findings = [ok("port", "6070 can be used"), *transfers.judge(WELL, NO_GPUS)]
-    text = page.text(findings, WELL, width=80)
+    text = output.text(findings, WELL, width=80)
     assert "allreduce of 2 ranks over gloo:" in text
     assert text.endswith("2 ok, 0 warnings, 0 errors\n")
     assert max(map(len, text.splitlines())) <= 80
-    document = page.document("node1", findings, WELL)
+    document = output.document("node1", findings, WELL)
     assert document["exit_code"] == exit_code(findings) == 0
     assert [row["bytes"] for row in document["allreduce"]["rows"]] == [1024, 1 << 26]
 
 
 def test_a_command_is_never_broken_and_a_sentence_is() -> None:
-    mend = "a command " * 20
-    text = page.text([warning("clock", "slow " * 30, "late " * 30, mend)], width=80)
-    assert mend in text
-    assert all(len(line) <= 80 for line in text.splitlines() if mend not in line)
-    assert "\x1b[33mwarning" in page.text([warning("a", "b", "c", "d")], is_coloured=True)
+    fix = "a command " * 20
+    text = output.text([warning("clock", "slow " * 30, "late " * 30, fix)], width=80)
+    assert fix in text
+    assert all(len(line) <= 80 for line in text.splitlines() if fix not in line)
+    assert "\x1b[33mwarning" in output.text([warning("a", "b", "c", "d")], is_coloured=True)

@@ -13,7 +13,7 @@ from fleetrun import argv, request
 from fleetrun.configfile import Config
 from fleetrun.engines import cluster, detect
 from fleetrun.errors import UsageError
-from fleetrun.options import Given, find
+from fleetrun.options import RawOption, find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,7 @@ def test_what_contradicts_the_engine_is_one_sentence(
 
 
 def test_a_config_file_is_held_to_the_engine_too() -> None:
-    config = Config("f.yaml", (Given(find("nnodes"), "8", "nnodes", "f.yaml:1"),))
+    config = Config("f.yaml", (RawOption(find("nnodes"), "8", "nnodes", "f.yaml:1"),))
     with pytest.raises(UsageError, match=r"f\.yaml:1: nnodes=8: Slurm gives this job 2 hosts"):
         resolve(STEP, config=config)
 

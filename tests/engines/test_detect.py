@@ -120,7 +120,7 @@ def test_variables_that_contradict_each_other_are_one_sentence(
 
 
 def test_a_long_list_is_cut_in_messages() -> None:
-    said = detect.Said("n" * 500, "SLURM_JOB_NODELIST")
+    said = detect.SourcedValue("n" * 500, "SLURM_JOB_NODELIST")
     assert len(str(said)) < 120
 
 

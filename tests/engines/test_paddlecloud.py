@@ -10,7 +10,7 @@ from planning import a_request, gathered, some_facts
 from fleetrun.engines import paddlecloud
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint
-from fleetrun.plan.layout import TRAINER, Places, Slot, Slots
+from fleetrun.plan.layout import TRAINER, ModeHosts, Slot, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ CLOUD = {
 
 def named(request: Request, environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the hosts that PaddleCloud's variables name for a job of trainers."""
-    return paddlecloud.find(request, environ, Places())
+    return paddlecloud.find(request, environ, ModeHosts())
 
 
 def test_paddlecloud_names_the_hosts() -> None:
@@ -129,4 +129,4 @@ def test_its_own_words_stay_for_the_ranks() -> None:
 
 
 def test_a_job_with_roles_is_not_counted_by_it() -> None:
-    assert paddlecloud.find(a_request(), CLOUD, Places(has_roles=True)) is None
+    assert paddlecloud.find(a_request(), CLOUD, ModeHosts(has_roles=True)) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleetrun.errors import UsageError
 from fleetrun.plan import hostfile
-from fleetrun.plan.hostfile import Listed
+from fleetrun.plan.hostfile import HostEntry
 
 TEXT = """\
 # the rack at the window
@@ -17,7 +17,7 @@ worker-0 slots=4   # the old one
 10.0.0.7  slots=4
 me@worker-2   slots=4
 """
-HOSTS = (Listed("worker-0", 4), Listed("10.0.0.7", 4), Listed("me@worker-2", 4))
+HOSTS = (HostEntry("worker-0", 4), HostEntry("10.0.0.7", 4), HostEntry("me@worker-2", 4))
 
 
 def test_thousands_of_hosts_are_read_and_one_twice_is_found_among_them() -> None:
@@ -29,7 +29,7 @@ def test_thousands_of_hosts_are_read_and_one_twice_is_found_among_them() -> None
 
 def test_a_file_lists_a_host_a_line() -> None:
     assert hostfile.read(TEXT, "hosts") == HOSTS
-    assert hostfile.read("a\nb", "hosts") == (Listed("a"), Listed("b"))
+    assert hostfile.read("a\nb", "hosts") == (HostEntry("a"), HostEntry("b"))
     assert HOSTS[2].name == "worker-2"
 
 
@@ -77,14 +77,14 @@ def test_a_bad_list_is_one_sentence(text: str, said: str) -> None:
         (None, None, HOSTS),
         ("worker-0", None, HOSTS[:1]),
         ("worker-2@worker-0", None, (HOSTS[0], HOSTS[2])),
-        ("worker-0:0,2", None, (Listed("worker-0", 2, (0, 2)),)),
+        ("worker-0:0,2", None, (HostEntry("worker-0", 2, (0, 2)),)),
         (None, "10.0.0.7", (HOSTS[0], HOSTS[2])),
-        (None, "worker-2:0", (*HOSTS[:2], Listed("me@worker-2", 3, (1, 2, 3)))),
+        (None, "worker-2:0", (*HOSTS[:2], HostEntry("me@worker-2", 3, (1, 2, 3)))),
         (None, "worker-2:0,1,2,3", HOSTS[:2]),
     ],
 )
 def test_some_are_chosen_as_in_deepspeed(
-    include: str | None, exclude: str | None, left: tuple[Listed, ...]
+    include: str | None, exclude: str | None, left: tuple[HostEntry, ...]
 ) -> None:
     assert hostfile.chosen(HOSTS, include, exclude) == left
 
@@ -107,7 +107,7 @@ def test_a_bad_choice_is_one_sentence(include: str | None, exclude: str | None, 
 
 def test_devices_of_an_unknown_number_cannot_be_left_out() -> None:
     with pytest.raises(UsageError, match=r"nobody says how many slots a has"):
-        hostfile.chosen((Listed("a"), Listed("b")), None, "a:0")
+        hostfile.chosen((HostEntry("a"), HostEntry("b")), None, "a:0")
 
 
 @given(
@@ -118,7 +118,7 @@ def test_devices_of_an_unknown_number_cannot_be_left_out() -> None:
 def test_what_is_written_is_read(hosts: dict[str, int]) -> None:
     lines = "\n".join(f"{name}\tslots={slots} #" for name, slots in hosts.items())
     listed = ",".join(f"{name}:{slots}" for name, slots in hosts.items())
-    expected = tuple(Listed(name, slots) for name, slots in hosts.items())
+    expected = tuple(HostEntry(name, slots) for name, slots in hosts.items())
     assert hostfile.read(lines, "hosts") == hostfile.parse(listed) == expected
 
 

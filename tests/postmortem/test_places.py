@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.postmortem.places import Frame, Place, compare, main_thread
+from fleetrun.postmortem.places import Frame, StackGroup, compare, main_thread
 
 SPY = """\
 # 2025-11-21 05:10:55 rank 1: nothing has happened for 30 s
@@ -107,4 +107,4 @@ def test_lines_of_a_librarys_loop_make_nobody_odd() -> None:
 def test_who_cannot_be_asked_is_not_odd() -> None:
     assert compare({0: WAIT, 1: (), 2: WAIT}).odd == ()
     assert compare({0: (), 1: ()}).places == ()
-    assert str(Place((0,), ())) == "no Python code"
+    assert str(StackGroup((0,), ())) == "no Python code"

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.model import ExitStatus
-from fleetrun.postmortem import causes, lastwords, report
-from fleetrun.postmortem.findings import Culprit, Findings, Victim
+from fleetrun.postmortem import causes, lastlines, report
+from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
 from fleetrun.run.events import Exited, Outcome
 
 CHAIN = """\
@@ -45,17 +45,17 @@ FatalError: `Segmentation fault` is detected by the operating system."""
 
 
 def test_a_traceback_is_whole_with_what_led_to_it() -> None:
-    assert lastwords.last_lines(f"step 1\n{CHAIN}\n") == CHAIN.split("\n")
+    assert lastlines.last_lines(f"step 1\n{CHAIN}\n") == CHAIN.split("\n")
 
 
 def test_a_traceback_that_was_survived_is_another_story() -> None:
     text = f"{CHAIN}\nstep 2\nTraceback (most recent call last):\n  here\nOSError: no\n"
-    assert lastwords.last_lines(text)[-1] == "OSError: no"
-    assert len(lastwords.last_lines(text)) == 3
+    assert lastlines.last_lines(text)[-1] == "OSError: no"
+    assert len(lastlines.last_lines(text)) == 3
 
 
-def test_a_crash_is_told_once_without_bystanders() -> None:
-    lines = lastwords.last_lines(f"step 1\n{CRASH}\n\n{CRASH}\n")
+def test_a_crash_is_told_once_without_unrelated() -> None:
+    lines = lastlines.last_lines(f"step 1\n{CRASH}\n\n{CRASH}\n")
     assert lines[0] == "Fatal Python error: Segmentation fault"
     assert '  File "c.py", line 5 in <module>' in lines
     assert sum(line.startswith("C++ Traceback") for line in lines) == 1
@@ -65,7 +65,7 @@ def test_a_crash_is_told_once_without_bystanders() -> None:
 
 def test_a_very_long_traceback_keeps_both_ends() -> None:
     body = "\n".join(f"  File x, line {n}" for n in range(5000))
-    lines = lastwords.last_lines(f"Traceback (most recent call last):\n{body}\nRecursionError: x")
+    lines = lastlines.last_lines(f"Traceback (most recent call last):\n{body}\nRecursionError: x")
     assert lines[0].startswith("Traceback")
     assert lines[-1] == "RecursionError: x"
     assert len(lines) == 100
@@ -73,14 +73,14 @@ def test_a_very_long_traceback_keeps_both_ends() -> None:
 
 @given(st.text(st.sampled_from("abT \r\n-\x0b\u2028"), max_size=200) | st.text())
 def test_no_log_is_too_odd(text: str) -> None:
-    assert len(lastwords.last_lines(text)) <= 100
+    assert len(lastlines.last_lines(text)) <= 100
 
 
 def exited(process: int, at: float, code: int = 1, signum: int | None = None) -> Exited:
     return Exited(process, f"rank {process}", ExitStatus(code, signum), at, 40 + process)
 
 
-def findings(*victims: Victim) -> Findings:
+def findings(*victims: Victim) -> Investigation:
     culprit = Culprit(
         exited=exited(2, 5.0),
         host="h",
@@ -94,10 +94,10 @@ def findings(*victims: Victim) -> Findings:
         known=causes.recognise("[Errno 28]"),
         evidence=(),
     )
-    return Findings(culprit, victims)
+    return Investigation(culprit, victims)
 
 
-def said(found: Findings, *, shown: frozenset[int] = frozenset()) -> list[str]:
+def said(found: Investigation, *, shown: frozenset[int] = frozenset()) -> list[str]:
     assert found.culprit is not None
     outcome = Outcome(found.culprit.exited)
     return report.verdict(outcome, found, [f"rank {n}" for n in range(9)], shown).split("\n")
@@ -137,4 +137,4 @@ def test_what_is_on_the_screen_is_not_said_again() -> None:
 
 def test_without_findings_the_verdict_is_still_there() -> None:
     outcome = Outcome(exited(2, 5.0))
-    assert report.verdict(outcome, Findings(), [], frozenset()) == "rank 2 exited with 1."
+    assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."

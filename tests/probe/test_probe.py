@@ -19,7 +19,7 @@ from planning import a_request
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
-from fleetrun.probe import netlink, network, nvml, scripts, tcp
+from fleetrun.probe import addresses, netlink, nvml, scripts, tcp
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def test_the_kernel_lists_the_same_addresses_as_psutil() -> None:
     }
     assert set(found) == expected
     assert len(found) == len(expected)
-    assert set(network.addresses()) == expected
+    assert set(addresses.addresses()) == expected
 
 
 OURS = (
@@ -426,16 +426,16 @@ OURS = (
     ],
 )
 def test_a_network_is_an_interface_or_addresses(word: str, expected: Address) -> None:
-    assert network.chosen(word, OURS, "--network") == expected
+    assert addresses.chosen(word, OURS, "--network") == expected
 
 
 def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
     with pytest.raises(EnvironmentFault, match=r"only lo \(127.0.0.1\), eth0 \(10.0.0.1\)"):
-        network.chosen("eth9", OURS, "--network=eth9")
+        addresses.chosen("eth9", OURS, "--network=eth9")
     with pytest.raises(EnvironmentFault, match="no address there"):
-        network.chosen("192.168.0.0/16", OURS, "--network=192.168.0.0/16")
+        addresses.chosen("192.168.0.0/16", OURS, "--network=192.168.0.0/16")
     with pytest.raises(UsageError, match="neither an interface nor a network"):
-        network.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")
+        addresses.chosen("10.0.0.0/99", OURS, "--network=10.0.0.0/99")
 
 
 def test_a_network_that_is_given_is_looked_up(root: Path) -> None:
@@ -456,7 +456,7 @@ def test_names_are_resolved_but_not_where_our_own_name_says_enough(root: Path) -
 
 
 def test_names_are_resolved_to_each_address_once() -> None:
-    assert network.resolve("localhost") == ("127.0.0.1",)
+    assert addresses.resolve("localhost") == ("127.0.0.1",)
 
 
 def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
@@ -466,7 +466,7 @@ def test_a_peer_that_cannot_be_reached_has_no_interface(root: Path) -> None:
 
 
 def test_a_host_without_peers_has_no_way_to_them(root: Path) -> None:
-    ours = [each.ip for each in network.addresses() if "." in each.ip]
+    ours = [each.ip for each in addresses.addresses() if "." in each.ip]
     own = next(ip for ip in ours if ip != "127.0.0.1")
     facts = read(root, request=a_request(ips=(own,)))
     assert facts.addresses
@@ -488,7 +488,7 @@ def test_interfaces_without_a_link_or_for_this_host_alone_are_dead_ends(root: Pa
     own += [Address("bare", "10.1.0.1"), Address("bridge", "10.2.0.1")]
     (root / "sys/class/net/bare/brif").mkdir(parents=True)
     (root / "sys/class/net/bridge/brif/eth0").mkdir(parents=True)
-    found = network.dead_ends(own, str(root))
+    found = addresses.dead_ends(own, str(root))
     assert found == {"eth1", "eth2", "docker0", "veth1", "eth3", "bare"}
 
 

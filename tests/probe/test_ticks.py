@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Clock:
+class ClockOffset:
     """A clock that goes on by some of LATE at each look, and sleeps at once."""
 
     def __init__(self, late: Iterator[float]) -> None:
@@ -33,13 +33,13 @@ class Clock:
 
 
 def test_it_keeps_its_period() -> None:
-    clock = Clock(iter([0.0, 0.25, 0.5, 0.75]))
+    clock = ClockOffset(iter([0.0, 0.25, 0.5, 0.75]))
     seen = [clock.now for _ in islice(ticks(1.0, clock.look, clock.sleep), 4)]
     assert seen == [0.0, 1.0, 2.0, 3.0]
 
 
 @given(some.lists(some.floats(0, 10), min_size=12, max_size=12), some.floats(0.01, 5))
 def test_however_late_one_is_nobody_sleeps_backwards(late: list[float], period_s: float) -> None:
-    clock = Clock(iter(late))
+    clock = ClockOffset(iter(late))
     at = [clock.now for _ in islice(ticks(period_s, clock.look, clock.sleep), 6)]
     assert at == sorted(at)

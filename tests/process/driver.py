@@ -28,8 +28,8 @@ from fleetrun.run.observers import Equipment, Sink, Source
 from fleetrun.run.supervisor import Supervisor
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
-from fleetrun.sinks.messages import Messages
 from fleetrun.sinks.rundir import RunDirectory
+from fleetrun.sinks.stderr import Messages
 from fleetrun.sources.proof import Proof
 from fleetrun.sources.watch import Watch
 

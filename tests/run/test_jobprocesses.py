@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fleetrun.run.jobprocesses import Process, of_job
+from fleetrun.run.jobprocesses import ProcessEntry, of_job
 
 
-def process(pid: int, parent: int, session: int, *, is_marked: bool = False) -> Process:
-    return Process(pid, parent, pid, session, started=pid, is_marked=is_marked)
+def process(pid: int, parent: int, session: int, *, is_marked: bool = False) -> ProcessEntry:
+    return ProcessEntry(pid, parent, pid, session, started=pid, is_marked=is_marked)
 
 
 def test_the_marked_their_sessions_and_their_descendants_die_and_nobody_else() -> None:

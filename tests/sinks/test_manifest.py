@@ -20,7 +20,7 @@ from fleetrun.plan.secrets import Hider
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
-from fleetrun.sinks.manifest import Manifest
+from fleetrun.sinks.manifestfile import ManifestFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,13 +55,13 @@ def repository(tmp_path: Path) -> Path:
 
 def sink(
     folder: Path, made: Request, environ: Mapping[str, str], hide: Callable[[str], str] = str
-) -> tuple[Manifest, Path]:
+) -> tuple[ManifestFile, Path]:
     """Return the sink of a launch in FOLDER and the file it is going to write."""
     facts = some_facts(2, cwd=str(folder), environ=environ)
     roster = a_roster()
     plan = planner.plan(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
     Path(plan.run_dir).mkdir(parents=True)
-    return Manifest(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
+    return ManifestFile(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
 
 
 def written(
@@ -189,7 +189,7 @@ def answer(folder: Path, **question: Any) -> Revision | None:  # noqa: ANN401 - 
     """Return what git says of FOLDER."""
     loop = Loop()
     answers: list[Revision | None] = []
-    git.Question(str(folder), loop, answers.append, marker={}, default_signals=(), **question)
+    git.GitStatus(str(folder), loop, answers.append, marker={}, default_signals=(), **question)
     while not answers:
         loop.turn()
     loop.close()
@@ -228,7 +228,7 @@ def test_a_git_that_hangs_is_ended(
     monkeypatch.setenv("PATH", str(tmp_path))
     loop = Loop()
     answers: list[Revision | None] = []
-    question = git.Question(
+    question = git.GitStatus(
         str(repository), loop, answers.append, marker={"A": "b"}, default_signals=()
     )
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())

@@ -139,7 +139,7 @@ def test_offsets_count_what_was_moved(noted: Noted, *, is_collapsed: bool) -> No
     noted.alarms.look()
     told = noted.told()["workerlog.0"]
     assert told.offsets == [100, 101]
-    assert told.cuts == [outputtimes.Cut(64, is_collapsed)]
+    assert told.cuts == [outputtimes.CutRange(64, is_collapsed)]
 
 
 def test_a_log_that_somebody_removed_is_left_alone(noted: Noted) -> None:

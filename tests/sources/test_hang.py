@@ -17,15 +17,17 @@ from fleetrun.run.events import (
     SignalAll,
     Started,
 )
-from fleetrun.sources.hang import Clock, Comparison, Depth, Lag, Signs
+from fleetrun.sources.hang import Comparison, DeepSample, IdleClock, Lag, Sample
 
-QUIET = Signs("S", 1.0, 10, 0)
-IDLE = Depth({7: 1.0}, 0, is_in_disk_wait=False)
+QUIET = Sample("S", 1.0, 10, 0)
+IDLE = DeepSample({7: 1.0}, 0, is_in_disk_wait=False)
 
 
-def watched(*looks: tuple[dict[int, Signs], dict[int, Depth]], timeout_s: float = 20.0) -> Clock:
+def watched(
+    *looks: tuple[dict[int, Sample], dict[int, DeepSample]], timeout_s: float = 20.0
+) -> IdleClock:
     """Return a clock after LOOKS, one each five seconds from 0 on."""
-    clock = Clock(timeout_s)
+    clock = IdleClock(timeout_s)
     clock.restart(0.0)
     for number, (signs, depths) in enumerate(looks):
         if clock.look(signs, number * 5.0):
@@ -34,8 +36,8 @@ def watched(*looks: tuple[dict[int, Signs], dict[int, Depth]], timeout_s: float 
 
 
 def silence(
-    count: int = 6, signs: Signs = QUIET, depth: Depth = IDLE
-) -> list[tuple[dict[int, Signs], dict[int, Depth]]]:
+    count: int = 6, signs: Sample = QUIET, depth: DeepSample = IDLE
+) -> list[tuple[dict[int, Sample], dict[int, DeepSample]]]:
     return [({0: signs, 1: signs}, {0: depth, 1: depth})] * count
 
 
@@ -57,7 +59,7 @@ def test_s61_silence_of_all_is_a_hang() -> None:
         QUIET._replace(state="t"),
     ],
 )
-def test_s62_any_sign_of_one_rank_is_life(sign: Signs) -> None:
+def test_s62_any_sign_of_one_rank_is_life(sign: Sample) -> None:
     looks = silence(6)
     looks[5] = ({0: QUIET, 1: sign}, {})
     assert not watched(*looks).is_hung(25.0)
@@ -66,14 +68,14 @@ def test_s62_any_sign_of_one_rank_is_life(sign: Signs) -> None:
 @pytest.mark.parametrize(
     "depth",
     [
-        Depth({7: 1.0}, 4096, is_in_disk_wait=False),
-        Depth({7: 1.0}, 0, is_in_disk_wait=True),
-        Depth({7: 1.0}, 0, is_in_disk_wait=False, is_at_prompt=True),
-        Depth({7: 1.0, 8: 0.5}, 0, is_in_disk_wait=False),
-        Depth({7: 1.5}, 0, is_in_disk_wait=False),
+        DeepSample({7: 1.0}, 4096, is_in_disk_wait=False),
+        DeepSample({7: 1.0}, 0, is_in_disk_wait=True),
+        DeepSample({7: 1.0}, 0, is_in_disk_wait=False, is_at_prompt=True),
+        DeepSample({7: 1.0, 8: 0.5}, 0, is_in_disk_wait=False),
+        DeepSample({7: 1.5}, 0, is_in_disk_wait=False),
     ],
 )
-def test_s62_work_of_any_process_of_a_rank_is_life(depth: Depth) -> None:
+def test_s62_work_of_any_process_of_a_rank_is_life(depth: DeepSample) -> None:
     looks = silence(6)
     looks[5] = ({0: QUIET, 1: QUIET}, {0: IDLE, 1: depth})
     assert not watched(*looks).is_hung(25.0)
@@ -83,7 +85,7 @@ def test_waking_up_now_and_then_is_not_life() -> None:
     looks = [
         (
             {0: QUIET._replace(cpu_s=1.0 + n * 0.05)},
-            {0: Depth({7: n * 0.05}, 0, is_in_disk_wait=False)},
+            {0: DeepSample({7: n * 0.05}, 0, is_in_disk_wait=False)},
         )
         for n in range(6)
     ]
@@ -94,7 +96,7 @@ def test_with_heartbeats_spinning_is_not_life() -> None:
     looks = [
         (
             {0: QUIET._replace(cpu_s=n * 5.0, beat=1)},
-            {0: Depth({7: n * 5.0}, 0, is_in_disk_wait=False)},
+            {0: DeepSample({7: n * 5.0}, 0, is_in_disk_wait=False)},
         )
         for n in range(6)
     ]
@@ -105,16 +107,16 @@ def test_with_heartbeats_a_thread_that_logs_is_not_life() -> None:
     looks = [
         (
             {0: QUIET._replace(output=n * 50, beat=1)},
-            {0: Depth({7: 1.0}, n * 4096, is_in_disk_wait=False)},
+            {0: DeepSample({7: 1.0}, n * 4096, is_in_disk_wait=False)},
         )
         for n in range(6)
     ]
     assert watched(*looks).is_hung(25.0)
 
 
-def traffic(*counts: int, beat: int = 0, step_s: float = 5.0) -> Clock:
+def traffic(*counts: int, beat: int = 0, step_s: float = 5.0) -> IdleClock:
     """Return a clock that has seen one connection with so many bytes, look after look."""
-    clock = Clock(20.0)
+    clock = IdleClock(20.0)
     clock.restart(0.0)
     for number, count in enumerate(counts):
         at = number * step_s
@@ -143,7 +145,7 @@ def test_with_heartbeats_a_checkpoint_is_life() -> None:
     looks = [
         (
             {0: QUIET._replace(beat=1)},
-            {0: Depth({7: 1.0}, n * 10_000_000, is_in_disk_wait=False)},
+            {0: DeepSample({7: 1.0}, n * 10_000_000, is_in_disk_wait=False)},
         )
         for n in range(6)
     ]
@@ -157,7 +159,7 @@ def test_what_happened_while_we_were_stopped_is_unknown() -> None:
 
 
 def test_one_look_is_no_comparison() -> None:
-    clock = Clock(1.0)
+    clock = IdleClock(1.0)
     clock.restart(0.0)
     clock.look({0: QUIET}, 0.0)
     assert clock.look({0: QUIET}, 1.5)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleetrun.strategy import fields, load, page
+from fleetrun.strategy import explanation, fields, load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +23,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("field", fields.TABLE, ids=NAMES)
 def test_the_example_of_every_field_is_a_strategy(field: fields.Field, written: Path) -> None:
     path = written / f"{field.section}.{field.name}.yaml"
-    path.write_text("\n".join(page.example(field)) + "\n")
+    path.write_text("\n".join(explanation.example(field)) + "\n")
     layer = load.read(str(path))
     assert list(load.refusals(layer.knobs)) == []
     assert field.name in {knob.name.partition(".")[0] for knob in layer.knobs}
-    typed = [load.parse_set(word.replace("'", "")) for word in page.sets(field)]
+    typed = [load.parse_set(word.replace("'", "")) for word in explanation.sets(field)]
     assert {(knob.section, knob.name, knob.value) for knob in typed} == {
         (knob.section, knob.name, knob.value) for knob in layer.knobs
     }
@@ -38,12 +38,12 @@ def test_an_example_shows_another_value_than_the_default_unless_that_is_refused(
     field: fields.Field,
 ) -> None:
     for one in field.keys or (field,):
-        assert page.other_than_default(one) != one.default or one.refused is not None
+        assert explanation.other_than_default(one) != one.default or one.refused is not None
 
 
 @pytest.mark.parametrize("section", fields.VARIABLE_SECTIONS)
 def test_the_example_of_a_section_of_variables_is_one(section: str, written: Path) -> None:
-    _, line = page.VARIABLES[section]
+    _, line = explanation.VARIABLES[section]
     path = written / f"{section}.yaml"
     path.write_text(f"{section}:\n  {line}\n")
     (knob,) = load.read(str(path)).knobs
@@ -51,4 +51,4 @@ def test_the_example_of_a_section_of_variables_is_one(section: str, written: Pat
 
 
 def test_every_section_of_fields_has_paddles_own_page() -> None:
-    assert set(fields.FIELD_SECTIONS) <= set(page.LINKS)
+    assert set(fields.FIELD_SECTIONS) <= set(explanation.LINKS)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from fleetrun.model import Knob, Strategy
 from fleetrun.strategy import load, resolve
-from fleetrun.strategy.resolve import Topology
+from fleetrun.strategy.resolve import HostTopology
 
 
 def resolved(ranks: tuple[int, ...], *sets: str) -> dict[str, tuple[object, str]]:
     """Resolve what SETS say for hosts with RANKS."""
     asked = load.combine([], [load.parse_set(each) for each in sets]).strategy
-    found = resolve.resolve(asked, Topology(ranks))
+    found = resolve.resolve(asked, HostTopology(ranks))
     return {knob.name: (knob.value, knob.reason) for knob in found.knobs}
 
 
@@ -67,7 +67,7 @@ def test_threads_follow_the_communicators_that_were_asked_for() -> None:
 
 def test_the_word_in_a_variable_stays() -> None:
     knob = Knob("env", "nccl_comm_num", "auto", "a:1")
-    assert resolve.resolve(Strategy((), (knob,)), Topology((2,))).knobs == (knob,)
+    assert resolve.resolve(Strategy((), (knob,)), HostTopology((2,))).knobs == (knob,)
 
 
 @given(st.lists(st.integers(min_value=1, max_value=16), min_size=1, max_size=6))
@@ -83,6 +83,6 @@ def test_no_group_is_on_two_hosts(ranks: list[int]) -> None:
 def test_a_preset_has_nothing_left_to_decide_but_the_buckets(ranks: list[int]) -> None:
     for name in ("recommended", "overlap", "hierarchical_allreduce"):
         asked = load.combine([load.read(name)]).strategy
-        found = resolve.resolve(asked, Topology(tuple(ranks)))
+        found = resolve.resolve(asked, HostTopology(tuple(ranks)))
         assert [k.name for k in found.knobs if k.value == "auto"] == ["fuse_grad_size_in_MB"]
-        assert resolve.resolve(found, Topology(tuple(ranks))).knobs == tuple(found.knobs)
+        assert resolve.resolve(found, HostTopology(tuple(ranks))).knobs == tuple(found.knobs)

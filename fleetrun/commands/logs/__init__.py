@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class _Options(NamedTuple):
+class _LogOptions(NamedTuple):
     """The command line, as click has read it."""
 
     run: tuple[str, ...]
@@ -41,7 +41,7 @@ class _Options(NamedTuple):
 
 def _logs(**own: object) -> int:
     """Show what is asked for; UsageError for what is not there."""
-    asked = _Options(**own)  # type: ignore[arg-type]
+    asked = _LogOptions(**own)  # type: ignore[arg-type]
     if asked.runs:
         if asked.run:
             raise UsageError(f"--runs lists all runs of --log_dir: leave {asked.run[0]} out.")
@@ -51,7 +51,7 @@ def _logs(**own: object) -> int:
     found = choose.find_runs(asked.run, asked.log_dir)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     pick = partial(choose.find_logs, rank=asked.rank, attempt=asked.attempt, failed=asked.failed)
-    wanted = show.Wanted(
+    wanted = show.LogFilter(
         pattern=pattern,
         since=since,
         is_coloured=colors.is_wanted(asked.color, os.environ, is_terminal=is_terminal),
@@ -67,7 +67,7 @@ def _logs(**own: object) -> int:
     return 0
 
 
-def _say_why_nothing(found: Sequence[runs.Run], asked: _Options) -> None:
+def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
     """Say on standard error why nothing is shown; EnvironmentFault if there should be something."""
     if asked.failed and any(run.logs for run in found):
         verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""

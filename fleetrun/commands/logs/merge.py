@@ -16,7 +16,7 @@ _PIECES = 1000
 _OVERWRITTEN = re.compile(rb"[^\r\n]*\r(?=[^\r\n])")
 
 
-class Log(Protocol):
+class MergedLog(Protocol):
     """What is read: see records/logfile.py."""
 
     @property
@@ -32,7 +32,7 @@ class Stream:
     """
 
     def __init__(
-        self, log: Log, *, at: int = 0, prefix: bytes = b"", pattern: re.Pattern[bytes] | None
+        self, log: MergedLog, *, at: int = 0, prefix: bytes = b"", pattern: re.Pattern[bytes] | None
     ) -> None:
         self._log = log
         # Where the next line begins, and what has been read from there on.

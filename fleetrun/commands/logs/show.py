@@ -27,7 +27,7 @@ _LONGEST_LINE = 65536
 _COLORS = (36, 33, 32, 35, 34)
 
 
-class Wanted(NamedTuple):
+class LogFilter(NamedTuple):
     """What is to be shown of each log."""
 
     pattern: re.Pattern[bytes] | None
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     tells_attempt: bool
 
 
-class Shown(NamedTuple):
+class OpenLog(NamedTuple):
     """A log that is shown, and its lines."""
 
     record: runs.LogRecord
@@ -54,14 +54,14 @@ class Viewer:
         self,
         found: Sequence[runs.Run],
         choose: Callable[[Sequence[runs.Run]], list[runs.LogRecord]],
-        wanted: Wanted,
+        wanted: LogFilter,
     ) -> None:
         self._runs = list(found)
         self._choose = choose
         self._wanted = wanted
         self._readers: dict[str, outputtimes.Reader] = {}
         self._sizes: dict[str, int] = {}
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, OpenLog] = {}
         self._missing: set[str] = set()
         self._is_prefixed = True
 
@@ -194,7 +194,7 @@ class Viewer:
             since = self._wanted.since
             begin = 0 if since is None else self._begin(file, found, since)
             stream = merge.Stream(file, at=begin, prefix=prefix, pattern=self._wanted.pattern)
-            self._shown[log.path] = Shown(log, file, found, stream)
+            self._shown[log.path] = OpenLog(log, file, found, stream)
 
     @staticmethod
     def _begin(file: LogFile, times: outputtimes.LogTimes, since: float) -> int:

@@ -9,7 +9,7 @@ import click
 
 from fleetrun.commands import parser
 from fleetrun.commands.logs import choose
-from fleetrun.commands.report import page, story
+from fleetrun.commands.report import history, page
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
@@ -27,7 +27,7 @@ def _report(run: tuple[str, ...], log_dir: str, out: str | None) -> int:
     # With its run, or here where it is about two.
     place = Path(found[0][0].path) if len(found) == 1 else Path()
     path = (Path(out) if out else place / names.PAGE).absolute()
-    text = page.page([story.tell(each) for each in found], library(), str(path.parent))
+    text = page.page([history.read(each) for each in found], library(), str(path.parent))
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

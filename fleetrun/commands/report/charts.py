@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.commands.report.story import ALONG, FIRST, OPEN, WELL
+from fleetrun.commands.report.history import ALONG, FIRST, OPEN, WELL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fleetrun.commands.report.story import Story, Use
+    from fleetrun.commands.report.history import RunHistory, Use
 
 Figure = dict[str, Any]
 _COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#b8b8b8", OPEN: "#3b7dd8"}
@@ -20,13 +20,13 @@ _MIB = 1 << 20
 _MOST_LINES = 8
 
 
-def timeline(story: Story) -> Figure:
+def timeline(run: RunHistory) -> Figure:
     """Return when each attempt of each process ran, by how it ended."""
-    labels = list(dict.fromkeys(bar.label for bar in story.bars))
+    labels = list(dict.fromkeys(bar.label for bar in run.bars))
     place = {label: index for index, label in enumerate(labels)}
     traces = []
     for kind, color in _COLORS.items():
-        bars = [bar for bar in story.bars if bar.kind == kind]
+        bars = [bar for bar in run.bars if bar.kind == kind]
         if bars:
             traces.append(
                 {
@@ -48,15 +48,15 @@ def timeline(story: Story) -> Figure:
                     "marker": {"color": color},
                 }
             )
-    if story.moments:
+    if run.moments:
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
                 "name": "events",
-                "x": [round(one.at, 3) for one in story.moments],
-                "y": [-1] * len(story.moments),
-                "text": [f"{one.what}: {one.text}" for one in story.moments],
+                "x": [round(one.at, 3) for one in run.moments],
+                "y": [-1] * len(run.moments),
+                "text": [f"{one.what}: {one.text}" for one in run.moments],
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": "#222222", "symbol": "diamond", "size": 8},
             }
@@ -68,25 +68,25 @@ def timeline(story: Story) -> Figure:
     figure["layout"]["yaxis"] |= {
         "tickvals": list(range(0, len(labels), step)),
         "ticktext": labels[::step],
-        "range": [len(labels) - 0.4, -1.6 if story.moments else -0.6],
+        "range": [len(labels) - 0.4, -1.6 if run.moments else -0.6],
     }
     return figure
 
 
-def losses(stories: Sequence[Story]) -> Figure | None:
+def losses(stories: Sequence[RunHistory]) -> Figure | None:
     """Return the losses that ranks printed, by step; None where none did."""
     return _lines(stories, "loss")
 
 
-def steps(stories: Sequence[Story]) -> Figure | None:
+def steps(stories: Sequence[RunHistory]) -> Figure | None:
     """Return the steps that ranks printed, by time; None where none did."""
     return _lines(stories, "step")
 
 
-def _lines(stories: Sequence[Story], what: str) -> Figure | None:
+def _lines(stories: Sequence[RunHistory], what: str) -> Figure | None:
     traces: list[dict[str, Any]] = []
-    for number, story in enumerate(stories):
-        for curve in story.curves:
+    for number, run in enumerate(stories):
+        for curve in run.curves:
             has_losses = any(loss is not None for loss in curve.losses)
             if not (has_losses if what == "loss" else curve.has_steps):
                 continue
@@ -105,7 +105,7 @@ def _lines(stories: Sequence[Story], what: str) -> Figure | None:
             )
     if not traces:
         return None
-    is_stepped = all(curve.has_steps for story in stories for curve in story.curves)
+    is_stepped = all(curve.has_steps for run in stories for curve in run.curves)
     below = "step" if is_stepped else "step, or number of the loss"
     titles = (below, "loss") if what == "loss" else ("seconds since the start", "step")
     return _figure(traces, *titles, 320)
@@ -141,9 +141,9 @@ def use(used: Use) -> Figure:
     return figure
 
 
-def memory(story: Story) -> Figure | None:
+def memory(run: RunHistory) -> Figure | None:
     """Return the most memory that each process ever held, in its last attempt that is known."""
-    peaks = {bar.label: bar.peak_bytes for bar in story.bars if bar.peak_bytes}
+    peaks = {bar.label: bar.peak_bytes for bar in run.bars if bar.peak_bytes}
     if not peaks:
         return None
     trace = {
@@ -156,14 +156,14 @@ def memory(story: Story) -> Figure | None:
     return _figure([trace], "", "MiB", 260)
 
 
-def buckets(story: Story) -> Figure | None:
+def buckets(run: RunHistory) -> Figure | None:
     """Return the size of each bucket of gradients, in the order in which they are sent."""
-    if not story.buckets:
+    if not run.buckets:
         return None
     trace = {
         "type": "bar",
-        "x": [f"bucket {index}" for index in range(len(story.buckets))],
-        "y": [round(size / _MIB, 3) for size in story.buckets],
+        "x": [f"bucket {index}" for index in range(len(run.buckets))],
+        "y": [round(size / _MIB, 3) for size in run.buckets],
         "marker": {"color": _PALETTE[1]},
         "hovertemplate": "%{x}: %{y} MiB<extra></extra>",
     }

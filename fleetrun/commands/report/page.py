@@ -10,7 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from fleetrun.commands.report import charts
-from fleetrun.commands.report.story import FIRST
+from fleetrun.commands.report.history import FIRST
 from fleetrun.plan.visible import visible, visible_lines
 from fleetrun.postmortem.ending import duration
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fleetrun.commands.report.charts import Figure
-    from fleetrun.commands.report.story import Story
+    from fleetrun.commands.report.history import RunHistory
 
 _PAGE = Template("""\
 <!DOCTYPE html>
@@ -59,17 +59,17 @@ for (const [id, figure] of Object.entries(figures))
 _MOST_MOMENTS = 200
 
 
-def page(stories: Sequence[Story], library: str, folder: str) -> str:
+def page(stories: Sequence[RunHistory], library: str, folder: str) -> str:
     """Return the page of STORIES, one or two, with the text of plotly's LIBRARY.
 
     Links lead from FOLDER, where the page is kept, to the logs.
     """
     figures: dict[str, Figure] = {}
     parts = [_comparison(stories, figures)] if len(stories) > 1 else []
-    runs = "".join(_run(story, number, folder, figures) for number, story in enumerate(stories))
+    runs = "".join(_run(run, number, folder, figures) for number, run in enumerate(stories))
     parts.append(f'<div class="runs">{runs}</div>')
     return _PAGE.substitute(
-        title=_text("fleetrun: " + ", ".join(story.name for story in stories)),
+        title=_text("fleetrun: " + ", ".join(run.name for run in stories)),
         width="88em" if len(stories) > 1 else "64em",
         count=len(stories),
         body="\n".join(parts),
@@ -79,7 +79,7 @@ def page(stories: Sequence[Story], library: str, folder: str) -> str:
     )
 
 
-def _run(story: Story, number: int, folder: str, figures: dict[str, Figure]) -> str:
+def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) -> str:
     """Return all about one run; its charts go to FIGURES."""
     letter = "AB"[number]
 
@@ -93,52 +93,52 @@ def _run(story: Story, number: int, folder: str, figures: dict[str, Figure]) -> 
     return "".join(
         (
             f'<div class="run" id="run-{letter}">',
-            _head(story),
-            _cause(story, folder),
-            chart("Processes", "timeline", charts.timeline(story)),
-            _moments(story),
-            chart("Loss", "loss", charts.losses([story])),
-            chart("Steps", "steps", charts.steps([story])),
+            _head(run),
+            _cause(run, folder),
+            chart("Processes", "timeline", charts.timeline(run)),
+            _moments(run),
+            chart("Loss", "loss", charts.losses([run])),
+            chart("Steps", "steps", charts.steps([run])),
             *(
                 chart(used.title, f"use-{index}", charts.use(used))
-                for index, used in enumerate(story.uses)
+                for index, used in enumerate(run.uses)
             ),
-            chart("Most memory held", "memory", charts.memory(story)),
-            _strategy(story),
-            chart("Buckets of gradients", "buckets", charts.buckets(story)),
-            _facts(story),
-            _logs(story, folder),
+            chart("Most memory held", "memory", charts.memory(run)),
+            _strategy(run),
+            chart("Buckets of gradients", "buckets", charts.buckets(run)),
+            _facts(run),
+            _logs(run, folder),
             "</div>",
         )
     )
 
 
-def _head(story: Story) -> str:
-    if story.exit_code is None:
+def _head(run: RunHistory) -> str:
+    if run.exit_code is None:
         word, kind = "no end is told: it runs, or its launcher was killed", "open"
-    elif story.exit_code:
-        word, kind = f"{story.verdict} (exit code {story.exit_code})", "bad"
+    elif run.exit_code:
+        word, kind = f"{run.verdict} (exit code {run.exit_code})", "bad"
     else:
-        word, kind = story.verdict or "all processes finished", ""
-    shown = "".join(f"<div><b>{_text(value)}</b>{name}</div>" for name, value in numbers(story))
+        word, kind = run.verdict or "all processes finished", ""
+    shown = "".join(f"<div><b>{_text(value)}</b>{name}</div>" for name, value in numbers(run))
     return (
-        f'<h1>{_text(story.name)}</h1><span class="verdict {kind}">{_text(word)}</span>'
+        f'<h1>{_text(run.name)}</h1><span class="verdict {kind}">{_text(word)}</span>'
         f'<div class="numbers">{shown}</div>'
     )
 
 
-def numbers(story: Story) -> list[tuple[str, str]]:
+def numbers(run: RunHistory) -> list[tuple[str, str]]:
     """Return what people ask of a run first."""
-    began = datetime.fromtimestamp(story.began, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-    speeds = [speed for curve in story.curves if (speed := curve.steps_per_second()) is not None]
-    final = [loss for curve in story.curves for loss in curve.losses[-1:] if loss is not None]
-    peaks = [bar.peak_bytes for bar in story.bars if bar.peak_bytes]
+    began = datetime.fromtimestamp(run.began, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    speeds = [speed for curve in run.curves if (speed := curve.steps_per_second()) is not None]
+    final = [loss for curve in run.curves for loss in curve.losses[-1:] if loss is not None]
+    peaks = [bar.peak_bytes for bar in run.bars if bar.peak_bytes]
     found = [
         ("began (UTC)", began),
-        ("duration", duration(story.seconds)),
-        ("processes", str(len({bar.label for bar in story.bars}))),
-        ("hosts", str(len(story.hosts) or 1)),
-        ("attempts", str(story.attempts)),
+        ("duration", duration(run.seconds)),
+        ("processes", str(len({bar.label for bar in run.bars}))),
+        ("hosts", str(len(run.hosts) or 1)),
+        ("attempts", str(run.attempts)),
     ]
     if speeds:
         found.append(("steps a second", f"{sorted(speeds)[len(speeds) // 2]:.3g}"))
@@ -149,10 +149,10 @@ def numbers(story: Story) -> list[tuple[str, str]]:
     return found
 
 
-def _cause(story: Story, folder: str) -> str:
+def _cause(run: RunHistory, folder: str) -> str:
     """Return why the run ended badly, as its report has it."""
-    report = story.report
-    if report is None or not story.exit_code:
+    report = run.report
+    if report is None or not run.exit_code:
         return ""
     lines = [f"<p><b>{_text(report.outcome)}</b></p>"]
     culprit = report.culprit
@@ -164,59 +164,59 @@ def _cause(story: Story, folder: str) -> str:
         words = culprit.stack or "\n".join(culprit.last_words)
         if words:
             lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
-        log = next((bar.log for bar in story.bars if bar.kind == FIRST), "")
+        log = next((bar.log for bar in run.bars if bar.kind == FIRST), "")
         if log:
             lines.append(f"<p>{_link(log, folder, 'Its log')}</p>")
     lines += [f"<p>{_text(one)}</p>" for one in (*report.evidence, *report.earlier)]
     return f'<h2>Cause</h2><div class="card" id="cause">{"".join(lines)}</div>'
 
 
-def _moments(story: Story) -> str:
-    if not story.moments:
+def _moments(run: RunHistory) -> str:
+    if not run.moments:
         return ""
-    rows = [(f"{one.at:.1f} s", one.what, one.text) for one in story.moments[:_MOST_MOMENTS]]
-    more = len(story.moments) - len(rows)
+    rows = [(f"{one.at:.1f} s", one.what, one.text) for one in run.moments[:_MOST_MOMENTS]]
+    more = len(run.moments) - len(rows)
     tail = f"<p>and {more} more, in events.jsonl</p>" if more > 0 else ""
     return f'<h2>Events</h2><div class="card">{_table(("at", "what", ""), rows)}{tail}</div>'
 
 
-def _strategy(story: Story) -> str:
+def _strategy(run: RunHistory) -> str:
     """Return what was asked of the strategy, and what of it was in effect."""
-    if not story.fields:
+    if not run.fields:
         return ""
     rows = "".join(
         f'<tr class="{_text(one.status)}"><td>{_text(one.name)}</td><td>{_text(one.asked)}</td>'
         f"<td>{_text(one.in_effect)}</td><td>{_text(one.status.replace('_', ' '))}</td>"
         f"<td>{_text(one.why)}</td></tr>"
-        for one in story.fields
+        for one in run.fields
     )
     heads = "".join(f"<th>{head}</th>" for head in ("field", "asked", "in effect", "", "why"))
     return f'<h2>Strategy</h2><div class="card"><table><tr>{heads}</tr>{rows}</table></div>'
 
 
-def _facts(story: Story) -> str:
-    if not story.facts:
+def _facts(run: RunHistory) -> str:
+    if not run.facts:
         return ""
-    return f'<h2>Where it came from</h2><div class="card">{_table((), story.facts)}</div>'
+    return f'<h2>Where it came from</h2><div class="card">{_table((), run.facts)}</div>'
 
 
-def _logs(story: Story, folder: str) -> str:
+def _logs(run: RunHistory, folder: str) -> str:
     links = "".join(
         f"<div>{_link(bar.log, folder, name)}</div>"
-        for bar in story.bars
+        for bar in run.bars
         for name in (bar.label + (f", attempt {bar.attempt}" if bar.attempt else ""),)
     )
     return f'<h2>Logs</h2><div class="card logs">{links}</div>'
 
 
-def _comparison(stories: Sequence[Story], figures: dict[str, Figure]) -> str:
+def _comparison(stories: Sequence[RunHistory], figures: dict[str, Figure]) -> str:
     """Return the two STORIES beside each other: numbers, what differs, losses and steps."""
     first, second = stories
     rows = []
     for pairs in (
-        [dict(numbers(story)) for story in stories],
-        [{f"strategy: {one.name}": one.in_effect for one in story.fields} for story in stories],
-        [dict(story.facts) for story in stories],
+        [dict(numbers(run)) for run in stories],
+        [{f"strategy: {one.name}": one.in_effect for one in run.fields} for run in stories],
+        [dict(run.facts) for run in stories],
     ):
         for name in dict.fromkeys((*pairs[0], *pairs[1])):
             mine, theirs = (pair.get(name, "-") for pair in pairs)

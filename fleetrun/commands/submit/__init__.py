@@ -8,7 +8,7 @@ from fleetrun.commands import parser
 from fleetrun.commands.submit import kubernetes, slurm
 
 
-@click.group("submit", cls=parser.Group, no_args_is_help=False)
+@click.group("submit", cls=parser.CommandGroup, no_args_is_help=False)
 def command() -> None:
     """Hand a job in to Slurm or Kubernetes; what stands after `--` is what fleetrun runs there."""
 

@@ -35,12 +35,12 @@ _MASTER = "master"
 _CONTAINER = "paddle"
 # Between fleetrun's --grace (10 s) and the kernel's KILL, for what comes after the ranks' end.
 _GRACE_S = 60
-# What another attempt cannot mend: usage, and a host that is not as the command needs it.
-_HOPELESS = (2, 3)
+# What another attempt cannot fix: usage, and a host that is not as the command needs it.
+_NOT_RETRYABLE = (2, 3)
 _GPU = "nvidia.com/gpu"
 
 
-class Job(NamedTuple):
+class KubernetesJob(NamedTuple):
     """What is asked of Kubernetes."""
 
     name: str
@@ -62,21 +62,21 @@ class Job(NamedTuple):
     retries: int = 0
 
 
-def documents(job: Job, kind: str = "job") -> tuple[Document, ...]:
+def documents(job: KubernetesJob, kind: str = "job") -> tuple[Document, ...]:
     """Return the resources of JOB, those first that others need; KIND is job or paddlejob."""
     if kind == "paddlejob":
         return _secret(job), _paddlejob(job)
     return _secret(job), _service(job), _indexed(job)
 
 
-def _metadata(job: Job, name: str | None = None) -> Document:
+def _metadata(job: KubernetesJob, name: str | None = None) -> Document:
     found: Document = {"name": name or job.name, "labels": _labels(job)}
     if job.namespace:
         found["namespace"] = job.namespace
     return found
 
 
-def _labels(job: Job) -> Document:
+def _labels(job: KubernetesJob) -> Document:
     return {
         "app.kubernetes.io/name": "fleetrun",
         "app.kubernetes.io/instance": job.name,
@@ -84,7 +84,7 @@ def _labels(job: Job) -> Document:
     }
 
 
-def _secret(job: Job) -> Document:
+def _secret(job: KubernetesJob) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -94,7 +94,7 @@ def _secret(job: Job) -> Document:
     }
 
 
-def _service(job: Job) -> Document:
+def _service(job: KubernetesJob) -> Document:
     """Give each pod a name that the others can resolve: NAME-INDEX.NAME."""
     return {
         "apiVersion": "v1",
@@ -110,7 +110,7 @@ def _service(job: Job) -> Document:
     }
 
 
-def _indexed(job: Job) -> Document:
+def _indexed(job: KubernetesJob) -> Document:
     env = [
         {"name": "PADDLE_MASTER", "value": f"{job.name}-0.{job.name}:{_PORT}"},
         {"name": "PADDLE_NNODES", "value": str(job.nodes)},
@@ -144,7 +144,7 @@ def _indexed(job: Job) -> Document:
                         "onExitCodes": {
                             "containerName": _CONTAINER,
                             "operator": "In",
-                            "values": [*_HOPELESS],
+                            "values": [*_NOT_RETRYABLE],
                         },
                     },
                 ]
@@ -154,7 +154,7 @@ def _indexed(job: Job) -> Document:
     }
 
 
-def _paddlejob(job: Job) -> Document:
+def _paddlejob(job: KubernetesJob) -> Document:
     """Return the resource of Kubeflow's training operator, which sets PADDLE_MASTER and NNODES."""
     worker = {
         "replicas": job.nodes,
@@ -172,7 +172,7 @@ def _paddlejob(job: Job) -> Document:
     }
 
 
-def _template(job: Job, env: Sequence[Document]) -> Document:
+def _template(job: KubernetesJob, env: Sequence[Document]) -> Document:
     """Return the pod of JOB, told ENV."""
     volumes: list[Document] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}}
@@ -255,7 +255,7 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
         claim, _, path = volume.partition("=")
         volumes.append((claim, path))
     namespace = fields["namespace"]
-    job = Job(
+    job = KubernetesJob(
         name=name,
         image=common.plain(WHAT, "image", str(fields["image"])),
         nodes=common.number(fields["nodes"]) or 1,

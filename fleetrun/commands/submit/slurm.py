@@ -22,7 +22,7 @@ WHAT = "submit slurm"
 _SIGNAL = re.compile(r"[A-Z0-9]+(@[0-9]+)?")
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     """What is asked of Slurm; None where Slurm's own defaults count."""
 
     name: str
@@ -45,10 +45,10 @@ class Job(NamedTuple):
     keep: bool = False
 
 
-def script(job: Job) -> str:
+def script(job: SlurmJob) -> str:
     r"""Return the script of JOB.
 
-    >>> job = Job("train", 2, ("train.py",), "/work", "/usr/bin/python3", gpus=8)
+    >>> job = SlurmJob("train", 2, ("train.py",), "/work", "/usr/bin/python3", gpus=8)
     >>> print(script(job).partition("exec ")[2], end="")
     srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 \
         /usr/bin/python3 -m fleetrun train.py
@@ -70,7 +70,7 @@ def script(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _directives(job: Job) -> list[str]:
+def _directives(job: SlurmJob) -> list[str]:
     """Return what sbatch is asked for."""
     found = [f"job-name={job.name}", f"nodes={job.nodes}", "ntasks-per-node=1"]
     found += [
@@ -92,7 +92,7 @@ def _directives(job: Job) -> list[str]:
     return [*found, *job.sbatch]
 
 
-def _srun(job: Job) -> list[str]:
+def _srun(job: SlurmJob) -> list[str]:
     """Return srun's options: one task on each host, which may have all of it."""
     found = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     # srun has not taken it from the job since Slurm 22.05.
@@ -124,7 +124,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
     for line in setup:
         if not line.isprintable():
             raise UsageError(f"{WHAT}: --setup={line!r}: give one line of shell.")
-    job = Job(
+    job = SlurmJob(
         name=texts.get("name") or common.plain(WHAT, "name", common.name(parsed)),
         nodes=common.number(fields["nodes"]) or 1,
         words=common.shown(parsed.words) if dry_run else parsed.words,
@@ -169,7 +169,7 @@ command = common.QueueCommand(
         parser.option("memory", "text", "Memory on each host: 64G; 0: all.", metavar="SIZE"),
         parser.option("time", "text", "Time limit, as 12:00:00 or 2-00.", metavar="TIME"),
         parser.option("partition", "text", "Slurm's partition.", metavar="NAME"),
-        parser.option("account", "text", "Who pays.", metavar="NAME"),
+        parser.option("account", "text", "The account that is charged.", metavar="NAME"),
         parser.option("name", "text", "The job's name; the script's.", metavar="NAME"),
         common.repeatable("module", "Load this environment module first (repeatable).", "NAME"),
         common.repeatable("setup", "Run this line of shell first (repeatable).", "LINE"),

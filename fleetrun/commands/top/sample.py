@@ -28,7 +28,7 @@ _OLD_S = 60.0
 _WINDOW_S = 10.0
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     """One process; None is what is not known, or cannot be seen from here."""
 
     label: str
@@ -62,14 +62,14 @@ class Snapshot(NamedTuple):
     attempt: int
     max_restarts: int | None
     hosts: int
-    rows: tuple[Row, ...]
+    rows: tuple[RankRow, ...]
     # What was noticed last, and how the job ended.
     notice: str = ""
     verdict: str = ""
     exit_code: int | None = None
 
 
-class _Seen:
+class _LogState:
     """What is remembered of one log between looks."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Sampler:
         self._pattern = pattern
         self._sizes: dict[str, int] = {}
         self._notices: dict[str, list[eventfile.EventRecord]] = {}
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _LogState] = {}
         self._period_s = period_s
         self._meter: GpuMeter | None = None
         self._here = socket.gethostname()
@@ -118,7 +118,7 @@ class Sampler:
             alive and run.finished_at is None
             for alive, run in zip(has_launcher, self._runs, strict=True)
         ]
-        rows: list[Row] = []
+        rows: list[RankRow] = []
         for run, alive in zip(self._runs, is_running, strict=True):
             rows += self._rows(run, is_alive=alive)
         rows.sort(key=lambda row: (row.rank is None, not row.label.startswith("rank "), row.rank))
@@ -156,7 +156,7 @@ class Sampler:
                 one for one in eventfile.read(path) if one.event == "noticed"
             ]
 
-    def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[Row]:
+    def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[RankRow]:
         """Return how the processes of RUN are, each in its newest attempt."""
         newest = {log.process: log for log in run.logs}
         specs = {one.name: one for one in run.plan.processes} if run.plan is not None else {}
@@ -165,7 +165,7 @@ class Sampler:
         used = usage.of(alive) if is_here else {}
         gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
         host = _host(run) or self._here
-        told = None if is_here or not is_alive else _told_elsewhere(run)
+        told = None if is_here or not is_alive else _other_hosts(run)
         for name, log in newest.items():
             spec = specs.get(name)
             devices = spec.devices if spec is not None else ()
@@ -184,7 +184,7 @@ class Sampler:
                 # It waits for what it needs before its start.
                 state = "to start" if is_alive else "never ran"
                 device = ",".join(spec.devices)
-                yield Row(names.label_of(name), spec.rank, state, host, device, None)
+                yield RankRow(names.label_of(name), spec.rank, state, host, device, None)
 
     def _row(
         self,
@@ -196,9 +196,9 @@ class Sampler:
         devices: Sequence[str],
         used: usage.Usage | None,
         gpus: Sequence[metricsfile.GpuUsage],
-    ) -> Row:
+    ) -> RankRow:
         now = time.monotonic()
-        seen = self._seen.setdefault(log.path, _Seen())
+        seen = self._seen.setdefault(log.path, _LogState())
         size = _size(log.path)
         if size != seen.size:
             seen.size = size
@@ -216,7 +216,7 @@ class Sampler:
         state, is_odd = _state(log, used, is_alive=is_alive, quiet_s=now - seen.lived_at)
         if not is_over and state == "running" and self._lags(run, log):
             state, is_odd = "slow", True
-        row = Row(
+        row = RankRow(
             label=log.label,
             rank=log.rank,
             state=state,
@@ -234,7 +234,7 @@ class Sampler:
         return _with_gpus(row, gpus)
 
     @staticmethod
-    def _see_step(run: runs.Run, log: runs.LogRecord, seen: _Seen) -> None:
+    def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
         """Note which step a rank has made: by its heartbeat, or else by what it printed."""
         beat = progress.beaten(run.path, log)
         at, step = beat if beat is not None else (time.time(), seen.progress.step)
@@ -296,7 +296,7 @@ def _state(
     return "running", False
 
 
-def compared(rows: Sequence[Row]) -> list[Row]:
+def compared(rows: Sequence[RankRow]) -> list[RankRow]:
     """Return ROWS with those marked that others wait for, by their steps."""
     steps = [row.step for row in rows if row.state.startswith(("running", "silent", "slow"))]
     known = [step for step in steps if step is not None]
@@ -317,7 +317,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _phase(found: Sequence[runs.Run], rows: Sequence[Row], *, is_over: bool) -> str:
+def _phase(found: Sequence[runs.Run], rows: Sequence[RankRow], *, is_over: bool) -> str:
     if is_over:
         return "over"
     if not any(log for run in found for log in run.logs):
@@ -337,13 +337,13 @@ def _is_launcher(pid: int) -> bool:
     return False
 
 
-def _told_elsewhere(run: runs.Run) -> metricsfile.MetricsRecord | None:
+def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:
     """Return what the host of RUN has measured itself, if that was a little while ago."""
     found = metricsfile.newest(os.path.join(run.path, names.METRICS))
     return found if found is not None and found.time >= time.time() - _OLD_S else None
 
 
-def _with(row: Row, told: metricsfile.MetricsRecord) -> Row:
+def _with(row: RankRow, told: metricsfile.MetricsRecord) -> RankRow:
     """Return ROW with what its host has TOLD of it."""
     used = [one for one in told.ranks if one.pid == row.pid]
     gpus = [one for one in told.gpus if row.rank is not None and row.rank in one.ranks]
@@ -354,7 +354,7 @@ def _with(row: Row, told: metricsfile.MetricsRecord) -> Row:
     return _with_gpus(row, gpus)
 
 
-def _with_gpus(row: Row, gpus: Sequence[metricsfile.GpuUsage]) -> Row:
+def _with_gpus(row: RankRow, gpus: Sequence[metricsfile.GpuUsage]) -> RankRow:
     """Return ROW with what its GPUs use in all."""
     return row._replace(
         gpu_percent=_total(one.use_percent for one in gpus),
@@ -368,7 +368,7 @@ def _host(run: runs.Run) -> str:
     return nodes[run.node_rank] if run.node_rank < len(nodes) else ""
 
 
-def _percent(seen: _Seen, cpu_s: float, now: float) -> float | None:
+def _percent(seen: _LogState, cpu_s: float, now: float) -> float | None:
     """Return how much of a processor was used since the last look."""
     before, seen.cpu = seen.cpu, (now, cpu_s)
     if before is None or now <= before[0]:

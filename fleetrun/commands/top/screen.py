@@ -12,7 +12,7 @@ from fleetrun.plan.visible import visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.commands.top.sample import Row, Snapshot
+    from fleetrun.commands.top.sample import RankRow, Snapshot
 
 # A line is made of parts with their styles, as rich names them.
 Part = tuple[str, str]
@@ -29,7 +29,7 @@ class _Column(NamedTuple):
     """A column: what stands over it and in it; the lower its rank, the longer it stays."""
 
     head: str
-    cell: Callable[[Row], str]
+    cell: Callable[[RankRow], str]
     rank: int
     is_right: bool = True
 
@@ -76,7 +76,7 @@ def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
     return [cut(line, width) if width else line for line in lines][:height]
 
 
-def chosen(rows: Sequence[Row], room: int | None) -> tuple[list[Row], list[Row]]:
+def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], list[RankRow]]:
     """Return the ROWS for which there is ROOM, the odd ones first of all, and the others."""
     if room is None or len(rows) <= room:
         return list(rows), []
@@ -114,14 +114,14 @@ def _counts(snapshot: Snapshot) -> Line:
     return told
 
 
-def _told(rows: Sequence[Row]) -> str:
+def _told(rows: Sequence[RankRow]) -> str:
     """Return how many of ROWS are in which state."""
     words = (row.state.partition(" ")[0] for row in rows)
     counted = Counter("failed" if word == "exit" else word for word in words)
     return ", ".join(f"{count} {state}" for state, count in counted.most_common())
 
 
-def _fitting(snapshot: Snapshot, rows: Sequence[Row], width: int) -> list[_Column]:
+def _fitting(snapshot: Snapshot, rows: Sequence[RankRow], width: int) -> list[_Column]:
     """Return the columns that tell something and have room, in their order."""
     telling = [
         column
@@ -140,11 +140,11 @@ def _fitting(snapshot: Snapshot, rows: Sequence[Row], width: int) -> list[_Colum
     return [column for column in telling if column in kept]
 
 
-def _width(column: _Column, rows: Sequence[Row]) -> int:
+def _width(column: _Column, rows: Sequence[RankRow]) -> int:
     return max(len(column.head), *(cells(column.cell(row)) for row in rows), 1)
 
 
-def _table(rows: Sequence[Row], columns: Sequence[_Column], width: int) -> list[Line]:
+def _table(rows: Sequence[RankRow], columns: Sequence[_Column], width: int) -> list[Line]:
     widths = [_width(column, rows) for column in columns]
     used = sum(widths) + _GAP * (len(widths) - 1)
     room = width - used - _GAP if width else None
@@ -163,7 +163,7 @@ def _table(rows: Sequence[Row], columns: Sequence[_Column], width: int) -> list[
     return lines
 
 
-def style_of(row: Row) -> str:
+def style_of(row: RankRow) -> str:
     """Return the style of ROW's state."""
     if row.is_odd:
         return _BAD if row.state.startswith(("failed", "exit", "lost")) else _WARN

@@ -10,17 +10,17 @@ import click
 
 from fleetrun import probe
 from fleetrun.commands import parser, tables
-from fleetrun.commands.tune import halving, report, spec, trials
+from fleetrun.commands.tune import candidates, halving, summary, trials
 from fleetrun.errors import EnvironmentFault
 from fleetrun.plan.visible import visible_lines
 from fleetrun.printing import put
 
 
-def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.Options has them
+def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candidates.TuneOptions has them
     """Return 0, or 1 where no candidate works; UsageError for what cannot be tuned."""
-    wanted = spec.make(launch, spec.Options(**own))
+    wanted = candidates.make(launch, candidates.TuneOptions(**own))
     probe.current_folder()
-    wanted = spec.settle(wanted, os.environ)
+    wanted = candidates.settle(wanted, os.environ)
 
     _make(wanted.out)
 
@@ -30,14 +30,14 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as spec.O
 
     tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
     results = halving.run(wanted, trials.Runner(wanted).run, tell=tell)
-    tell(report.table(results, tables.width()))
-    best = report.write(wanted, results)
+    tell(summary.table(results, tables.width()))
+    best = summary.write(wanted, results)
     if best is None:
         tell("No candidate works, so there is nothing to choose.")
         return 1
-    for doubt in report.doubts(results):
+    for doubt in summary.doubts(results):
         tell(doubt)
-    tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{report.BEST}.")
+    tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{summary.BEST}.")
     return 0
 
 

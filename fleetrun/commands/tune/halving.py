@@ -6,12 +6,12 @@ from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.commands.tune.spec import FEWEST_TIMED
+from fleetrun.commands.tune.candidates import FEWEST_TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.commands.tune.spec import Candidate, TuneSpec
+    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 
 # So few are not halved any more.
 _FINALISTS = 2

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetrun.commands.tune.candidates import FEWEST_TIMED
 from fleetrun.commands.tune.halving import Trial
-from fleetrun.commands.tune.spec import FEWEST_TIMED
 from fleetrun.records import eventfile, names, reading, reportfile, variables
 from fleetrun.records.strategyfiles import EFFECTIVE, SECTIONS
 
 if TYPE_CHECKING:
-    from fleetrun.commands.tune.spec import Candidate, TuneSpec
+    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
     from fleetrun.records.eventfile import EventRecord, FieldVerdict
 
 # How long a launcher that was asked to stop has for it.

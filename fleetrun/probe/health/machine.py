@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fleetrun.doctor.facts import Clock, Group, Limits, Machine, Room
+from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
 from fleetrun.probe import files
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def read(log_dir: str, *, root: str = "/") -> Machine:
         logs=logs,
         limits=limits(),
         group=group(root),
-        clock=Clock(ahead_s or 0.0, logs.path if ahead_s is not None else "", _is_synchronised()),
+        clock=ClockOffset(
+            ahead_s or 0.0, logs.path if ahead_s is not None else "", _is_synchronised()
+        ),
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         libgomp=libgomp(),
@@ -86,7 +88,7 @@ def _room(path: str) -> tuple[Room, float | None]:
     return room, ahead_s
 
 
-def limits() -> Limits:
+def limits() -> ResourceLimits:
     """Return the limits of this process, which ranks inherit."""
     import resource  # noqa: PLC0415 - see read
 
@@ -97,7 +99,7 @@ def limits() -> Limits:
     def _finite(number: int) -> int | None:
         return None if number == resource.RLIM_INFINITY else number
 
-    return Limits(
+    return ResourceLimits(
         open_files=pair(resource.RLIMIT_NOFILE),
         processes=pair(resource.RLIMIT_NPROC),
         locked_bytes=pair(resource.RLIMIT_MEMLOCK),
@@ -123,7 +125,7 @@ def _threads(uid: int) -> int:
     return count
 
 
-def group(root: str) -> Group:
+def group(root: str) -> CgroupLimits:
     """Return the tightest limits of our control group and of those above it, in either version."""
     memory: list[tuple[int, int]] = []
     cpus: list[float] = []
@@ -152,7 +154,7 @@ def group(root: str) -> Group:
         kills = max(kills, int(told.get("oom_kill", "0")))
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
-    return Group(limit, used, min(cpus, default=None), most, running, kills)
+    return CgroupLimits(limit, used, min(cpus, default=None), most, running, kills)
 
 
 def _folders(root: str) -> Iterable[str]:

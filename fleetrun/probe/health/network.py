@@ -8,9 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING, cast
 
-from fleetrun.doctor.facts import Interface, Lookup, Network, RdmaPort
-from fleetrun.probe import files, tcp
-from fleetrun.probe import network as ways
+from fleetrun.doctor.facts import Interface, NameLookup, Network, RdmaPort
+from fleetrun.probe import addresses, files, tcp
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def read(
     peer_interface: str | None = None,
     ports: Sequence[tuple[int, str]] = (),
     root: str = "/",
-    resolve: Callable[[str], tuple[str, ...]] = ways.resolve,
+    resolve: Callable[[str], tuple[str, ...]] = addresses.resolve,
 ) -> Network:
     """Return how this host reaches the hosts NAMES; PORTS are the job's, and who has each."""
     hostname = os.uname().nodename
@@ -51,7 +50,7 @@ def _interfaces() -> list[Interface]:
 
     stats = psutil.net_if_stats()
     ips: dict[str, list[str]] = {}
-    for address in ways.addresses():
+    for address in addresses.addresses():
         ips.setdefault(address.interface, []).append(address.ip)
     return [
         Interface(
@@ -71,7 +70,7 @@ def lookups(
     names: Sequence[str],
     resolve: Callable[[str], tuple[str, ...]],
     timeout_s: float = TIMEOUT_S,
-) -> list[Lookup]:
+) -> list[NameLookup]:
     """Look NAMES up, each in a process of its own: a resolver may hang."""
 
     def ask(name: str) -> Callable[[], object]:
@@ -89,12 +88,12 @@ def lookups(
         answer = question.wait(until)
         if answer is None:
             question.abandon()
-            found.append(Lookup(name, (), timeout_s))
+            found.append(NameLookup(name, (), timeout_s))
         elif answer.trouble:
-            found.append(Lookup(name, (), 0.0))
+            found.append(NameLookup(name, (), 0.0))
         else:
             addresses, seconds = cast("tuple[tuple[str, ...], float]", answer.value)
-            found.append(Lookup(name, addresses, seconds))
+            found.append(NameLookup(name, addresses, seconds))
     return found
 
 

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fleetrun.doctor.facts import Card, Connect, Peer
+from fleetrun.doctor.facts import Connect, HostDescription, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ _ANSWER_S = 3.0
 _SILENCE_S, _MOST_NAMED = 1.0, 5
 
 
-class Spot(NamedTuple):
+class HostPorts(NamedTuple):
     """A host of the job, and the ports that it has there."""
 
     host: str
@@ -38,15 +38,15 @@ class Spot(NamedTuple):
 class _Met(NamedTuple):
     """One exchange with a peer: its card, and its clock against ours."""
 
-    card: Card
+    card: HostDescription
     ahead_s: float
     accuracy_s: float
 
 
 def meet(
-    spots: Sequence[Spot],
+    spots: Sequence[HostPorts],
     me: int,
-    card: Card,
+    card: HostDescription,
     *,
     timeout_s: float,
     address: str | None = None,
@@ -57,13 +57,15 @@ def meet(
     We listen on ADDRESS, or on all. A port that cannot be listened on is left out. SAY gets a line
     about who is waited for when that takes longer than a second.
     """
-    return asyncio.run(_Meeting(spots, me, card, timeout_s).hold(address, say))
+    return asyncio.run(_PeerCheck(spots, me, card, timeout_s).hold(address, say))
 
 
-class _Meeting:
+class _PeerCheck:
     """One host's part of the meeting."""
 
-    def __init__(self, spots: Sequence[Spot], me: int, card: Card, timeout_s: float) -> None:
+    def __init__(
+        self, spots: Sequence[HostPorts], me: int, card: HostDescription, timeout_s: float
+    ) -> None:
         self._spots = spots
         self._me = me
         self._card = card
@@ -187,7 +189,9 @@ class _Meeting:
             told = _parsed(line)
             if told is None:
                 return None
-            card = Card(**{name: str(told["card"].get(name, "")) for name in Card._fields})
+            card = HostDescription(
+                **{name: str(told["card"].get(name, "")) for name in HostDescription._fields}
+            )
             return _Met(card, float(told["clock"]) - (wall + took / 2), took / 2)
         except (OSError, asyncio.TimeoutError, ValueError):
             return None

@@ -98,14 +98,14 @@ class Metrics(Sink):
             self._socket = None
 
     def _begin(self) -> None:
-        from fleetrun.sinks.metrics import command  # noqa: PLC0415 - no start waits for it
+        from fleetrun.sinks.metrics import meterprocess  # noqa: PLC0415 - no start waits for it
 
         fds: list[tuple[int | str, ...]] = [
             (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)
         ]
         if self._socket is not None:
             fds.append((os.POSIX_SPAWN_DUP2, self._socket.fileno(), _LISTENING_FD))
-        words = command.line(
+        words = meterprocess.line(
             self._run_dir,
             launcher=os.getpid(),
             period_s=self._period_s,

@@ -16,7 +16,7 @@ import pytest
 from commandline import Command
 from waiting import LONG_S
 
-from fleetrun.commands.report import charts, page, story
+from fleetrun.commands.report import charts, history, page
 from fleetrun.records import eventfile, metricsfile, runs
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-class Shown(HTMLParser):
+class OpenLog(HTMLParser):
     """What a browser shows of a page: the visible text, and how many elements of a class."""
 
     def __init__(self, dom: str) -> None:
@@ -109,7 +109,7 @@ def test_a_browser_shows_how_a_real_run_went_and_why_it_failed(tmp_path: Path) -
     done = report(tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{run_dir / 'report.html'}\n")
     dom = browse(run_dir / "report.html")
-    shown = Shown(dom)
+    shown = OpenLog(dom)
     for said in ("rank 1 exited with 1 (exit code 1)", "ValueError: too <b>hot</b>", "paddle"):
         assert said in shown.text
     assert "hush-hush" not in dom
@@ -133,7 +133,7 @@ def test_two_runs_stand_side_by_side_with_what_differs(tmp_path: Path) -> None:
     done = report(tmp_path, first.name, second.name)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'report.html'}\n")
     dom = browse(tmp_path / "report.html")
-    shown = Shown(dom)
+    shown = OpenLog(dom)
     for said in ("What differs", "--job_id", "all processes finished", "exited with 1"):
         assert said in shown.text
     for run in "AB":
@@ -202,7 +202,7 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
     # As many names as there is room for.
     names = re.findall(r">rank (\d+)<", timeline)
     assert 20 <= len(names) <= 60
-    shown = Shown(dom)
+    shown = OpenLog(dom)
     assert "rank 5 exited with 7 (exit code 7)" in shown.text
     for title in ("Processor use", "Memory", "GPU use", "GPU memory"):
         assert title in shown.text
@@ -211,16 +211,16 @@ def test_a_browser_shows_1024_ranks(tmp_path: Path) -> None:
 
 
 def test_a_story_tells_who_failed_first_and_who_ended_with_it(tmp_path: Path) -> None:
-    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     kinds = {bar.label: bar.kind for bar in told.bars}
-    assert kinds.pop("rank 5") == story.FIRST
-    assert set(kinds.values()) == {story.ALONG}
+    assert kinds.pop("rank 5") == history.FIRST
+    assert set(kinds.values()) == {history.ALONG}
     assert [bar.label for bar in told.bars] == [f"rank {rank}" for rank in range(8)]
     assert (told.exit_code, told.attempts) == (7, 1)
 
 
 def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
-    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     uses = {used.title: used for used in told.uses}
     assert list(uses) == ["Processor use", "Memory", "GPU use", "GPU memory"]
     assert uses["Processor use"].rows == tuple(f"rank {rank}" for rank in range(8))
@@ -240,7 +240,7 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
         record = measured(6, moment)
         ranks = tuple(one._replace(step=step) for one in record.ranks[:2])
         metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
-    told = story.tell([runs.read(str(run_dir))])
+    told = history.read([runs.read(str(run_dir))])
     first, second, printed = told.curves
     assert (printed.label, printed.losses, printed.has_steps) == ("rank 5", (0.5, 0.25), False)
     assert printed.at == (1.0, 2.0)
@@ -257,11 +257,11 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
-    told = story.tell([runs.read(str(big(tmp_path / "run", 8)))])
+    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     evil = "</script><script>alert(1)</script>"
-    moments = (story.Moment(1.0, "noticed", evil),)
+    moments = (history.Moment(1.0, "noticed", evil),)
     bars = (told.bars[0]._replace(label=f"rank {evil}"), *told.bars[1:])
-    nan = story.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
+    nan = history.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
     text = page.page(
         [told._replace(verdict=evil, moments=moments, bars=bars, curves=(nan,))], "js", "/"
     )
@@ -273,7 +273,7 @@ def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
 
 def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    told = story.tell([runs.read(str(tmp_path))])
+    told = history.read([runs.read(str(tmp_path))])
     assert told.exit_code is None
     assert "no end is told" in page.page([told], "js", "/")
     assert charts.losses([told]) is None

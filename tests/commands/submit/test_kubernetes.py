@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from fleetrun import argv, cli
 from fleetrun.commands.submit import kubernetes
-from fleetrun.commands.submit.kubernetes import Job
+from fleetrun.commands.submit.kubernetes import KubernetesJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,8 +102,8 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
     return documents
 
 
-def a_job(**fields: Any) -> Job:  # noqa: ANN401 - any field of a job
-    return Job("train", "registry/image:1", 4, ("train.py",), "t0ken")._replace(**fields)
+def a_job(**fields: Any) -> KubernetesJob:  # noqa: ANN401 - any field of a job
+    return KubernetesJob("train", "registry/image:1", 4, ("train.py",), "t0ken")._replace(**fields)
 
 
 FULL = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetrun import cli
 from fleetrun.commands.submit import slurm
-from fleetrun.commands.submit.slurm import Job
+from fleetrun.commands.submit.slurm import SlurmJob
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,8 +42,8 @@ exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \
 """
 
 
-def a_job(**fields: Any) -> Job:  # noqa: ANN401 - any field of a job
-    return Job("train", 4, ("train.py",), "/work", "/usr/bin/python3")._replace(**fields)
+def a_job(**fields: Any) -> SlurmJob:  # noqa: ANN401 - any field of a job
+    return SlurmJob("train", 4, ("train.py",), "/work", "/usr/bin/python3")._replace(**fields)
 
 
 def test_the_script_says_all_that_was_asked_for() -> None:

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from metricsrecords import a_record
 
 from fleetrun.commands.top import sample
-from fleetrun.commands.top.sample import Row
+from fleetrun.commands.top.sample import RankRow
 from fleetrun.records import metricsfile, names, planfile, runs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def a_row(rank: int, state: str, step: int | None) -> Row:
-    return Row(f"rank {rank}", rank, state, "", "cpu", 1, step=step)
+def a_row(rank: int, state: str, step: int | None) -> RankRow:
+    return RankRow(f"rank {rank}", rank, state, "", "cpu", 1, step=step)
 
 
-def states(*rows: Row) -> list[str]:
+def states(*rows: RankRow) -> list[str]:
     return [f"{row.state}{'!' if row.is_odd else ''}" for row in sample.compared(rows)]
 
 

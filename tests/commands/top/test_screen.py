@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.commands.top import screen
-from fleetrun.commands.top.sample import Row, Snapshot
+from fleetrun.commands.top.sample import RankRow, Snapshot
 
 GIB = 1024**3
 
 
-def a_row(rank: int, state: str = "running", **more: object) -> Row:
-    row = Row(
+def a_row(rank: int, state: str = "running", **more: object) -> RankRow:
+    row = RankRow(
         label=f"rank {rank}",
         rank=rank,
         state=state,
@@ -33,7 +33,7 @@ def a_row(rank: int, state: str = "running", **more: object) -> Row:
     return row._replace(**more)  # type: ignore[arg-type]
 
 
-def a_snapshot(*rows: Row, **more: object) -> Snapshot:
+def a_snapshot(*rows: RankRow, **more: object) -> Snapshot:
     made = Snapshot("default", "/log/runs/a", "running", 83.0, 0, 0, 1, rows)
     return made._replace(**more)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def test_all_that_is_known_of_a_rank_stands_in_its_row() -> None:
 
 
 def test_what_nobody_knows_has_no_column() -> None:
-    row = Row("rank 0", 0, "running", "here", "cpu", 1)
+    row = RankRow("rank 0", 0, "running", "here", "cpu", 1)
     lines = screen.frame(a_snapshot(row), 0, None)
     assert heads(lines) == ["rank", "state", "device", "pid"]
 
@@ -127,7 +127,7 @@ def test_a_log_cannot_write_on_the_screen() -> None:
     st.integers(1, 200),
     st.integers(1, 20),
 )
-def test_no_line_runs_over(rows: list[Row], width: int, height: int) -> None:
+def test_no_line_runs_over(rows: list[RankRow], width: int, height: int) -> None:
     lines = screen.frame(a_snapshot(*rows, notice="seen", hosts=2), width, height)
     assert len(lines) <= height
     for line in lines:

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from fleetrun.commands.tune import halving, report, spec
+from fleetrun.commands.tune import candidates, halving, summary
+from fleetrun.commands.tune.candidates import Candidate, TuneSpec
 from fleetrun.commands.tune.halving import Trial
-from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 
 def wanted(*varied: str, repeats: int = 1) -> TuneSpec:
-    return TuneSpec(spec.grid(list(varied)), 40, 5, repeats, 9.0, "tune", (), ("train.py",))
+    return TuneSpec(candidates.grid(list(varied)), 40, 5, repeats, 9.0, "tune", (), ("train.py",))
 
 
 def value(candidate: Candidate) -> float:
@@ -51,7 +51,7 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
 
     results = halving.run(wanted("a=9,1", repeats=2), trial, tell=lambda _: None)
     assert ran == ["a=9", "a=1", "a=1"]
-    best = report.best_of(results)
+    best = summary.best_of(results)
     assert best is not None
     assert str(best.candidate) == "a=1"
     assert results[-1].fault == "no memory"
@@ -59,7 +59,7 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
 
 def test_when_all_fail_nothing_is_chosen() -> None:
     results = halving.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), tell=lambda _: None)
-    assert report.best_of(results) is None
+    assert summary.best_of(results) is None
     assert {one.round for one in results} == {1}
 
 
@@ -68,13 +68,13 @@ def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_dra
     left = iter(speeds)
     few = wanted("a=1,2", repeats=2)
     results = halving.run(few, lambda *_: Trial(float(next(left))), tell=lambda _: None)
-    assert any("take it as a draw" in one for one in report.doubts(results)) == is_draw
+    assert any("take it as a draw" in one for one in summary.doubts(results)) == is_draw
 
 
 def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
     idle = Trial(1.0, idle=("a is not in effect: no_effect",))
     results = halving.run(wanted("a=1"), lambda *_: idle, tell=lambda _: None)
-    assert report.doubts(results) == ["Of the first: a is not in effect: no_effect."]
+    assert summary.doubts(results) == ["Of the first: a is not in effect: no_effect."]
 
 
 def test_merged_gradients_count_as_the_steps_they_are() -> None:

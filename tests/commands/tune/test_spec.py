@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fleetrun.commands import tune
-from fleetrun.commands.tune import spec
+from fleetrun.commands.tune import candidates
 from fleetrun.errors import UsageError
 
 
-def spec_of(*words: str) -> spec.TuneSpec:
+def spec_of(*words: str) -> candidates.TuneSpec:
     with tune.command.make_context("fleetrun tune", list(words)) as context:
-        return spec.make(context.obj, spec.Options(**context.params))
+        return candidates.make(context.obj, candidates.TuneOptions(**context.params))
 
 
 def test_options_after_the_script_are_the_scripts() -> None:
@@ -52,7 +52,7 @@ def test_what_cannot_be_tuned_is_refused(words: list[str], problem: str) -> None
 
 
 def settled(*words: str, **variables: str) -> list[str]:
-    wanted = spec.settle(spec_of(*words, "t.py"), variables)
+    wanted = candidates.settle(spec_of(*words, "t.py"), variables)
     return [str(candidate) for candidate in wanted.candidates]
 
 

@@ -8,15 +8,15 @@ from contextlib import suppress
 
 import ports
 
-from fleetrun.doctor.facts import Card, Connect, Peer
+from fleetrun.doctor.facts import Connect, HostDescription, Peer
 from fleetrun.probe.health import peers
-from fleetrun.probe.health.peers import Spot
+from fleetrun.probe.health.peers import HostPorts
 
-CARD = Card("node", "0.1.0", "3.11", "3.3.1", "", "", "")
+CARD = HostDescription("node", "0.1.0", "3.11", "3.3.1", "", "", "")
 TIMEOUT_S = 60.0
 
 
-def meet_all(spots: list[Spot], timeout_s: float = TIMEOUT_S) -> list[tuple[Peer, ...]]:
+def meet_all(spots: list[HostPorts], timeout_s: float = TIMEOUT_S) -> list[tuple[Peer, ...]]:
     """Let every host of SPOTS meet the others."""
     found: dict[int, tuple[Peer, ...]] = {}
 
@@ -34,7 +34,7 @@ def meet_all(spots: list[Spot], timeout_s: float = TIMEOUT_S) -> list[tuple[Peer
 
 def test_hosts_that_come_meet_on_every_port() -> None:
     numbers = ports.free(2)
-    found = meet_all([Spot(f"127.0.0.{index}", numbers) for index in (2, 3, 4)])
+    found = meet_all([HostPorts(f"127.0.0.{index}", numbers) for index in (2, 3, 4)])
     for me, others in enumerate(found):
         assert [peer.card and peer.card.host for peer in others] == [
             f"node{index}" for index in range(3) if index != me
@@ -47,7 +47,7 @@ def test_hosts_that_come_meet_on_every_port() -> None:
 
 def test_a_host_that_does_not_come_refuses() -> None:
     (port,) = ports.free(1)
-    spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
     (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.3, address="127.0.0.2")
     assert peer == Peer("127.0.0.3", (Connect(port, "refused"),))
 
@@ -66,7 +66,7 @@ def test_what_answers_otherwise_is_a_stranger() -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+        spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
         (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.5, address="127.0.0.2")
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
@@ -75,7 +75,7 @@ def test_what_answers_otherwise_is_a_stranger() -> None:
 
 def test_who_calls_and_says_nonsense_changes_nothing() -> None:
     (port,) = ports.free(1)
-    spots = [Spot("127.0.0.2", (port,)), Spot("127.0.0.3", (port,))]
+    spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
     done = threading.Event()
 
     def annoy() -> None:

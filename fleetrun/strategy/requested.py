@@ -6,35 +6,35 @@ from typing import NamedTuple
 
 from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer, Setting, Strategy
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 from fleetrun.strategy import load
 
 
-class Named(NamedTuple):
+class NamedStrategy(NamedTuple):
     """One preset or file, and who asked for it."""
 
     name: str
-    given: Given
+    given: RawOption
 
 
-def names(given: Iterable[Given]) -> list[Named]:
+def names(given: Iterable[RawOption]) -> list[NamedStrategy]:
     """Return what GIVEN, all from one tier, name: commas part names, in a variable colons too."""
     found = []
     for each in given:
         raw = each.raw.replace(":", ",") if each.source.startswith("$") else each.raw
-        found += [Named(name.strip(), each) for name in raw.split(",") if name.strip()]
+        found += [NamedStrategy(name.strip(), each) for name in raw.split(",") if name.strip()]
     return found
 
 
 def strategy(
-    wanted: Sequence[Named], sets: Iterable[Given], known: Mapping[str, Layer]
-) -> load.Asked:
+    wanted: Sequence[NamedStrategy], sets: Iterable[RawOption], known: Mapping[str, Layer]
+) -> load.UnplacedStrategy:
     """Put WANTED and SETS together; a layer that is KNOWN already is not read again."""
     layers = [known.get(each.name) or _read(each) for each in wanted]
     return load.combine(layers, [_set(each) for each in sets])
 
 
-def _read(wanted: Named) -> Layer:
+def _read(wanted: NamedStrategy) -> Layer:
     try:
         load.find(wanted.name)
     except UsageError as error:
@@ -43,13 +43,13 @@ def _read(wanted: Named) -> Layer:
     return load.read(wanted.name)
 
 
-def _set(given: Given) -> Knob:
+def _set(given: RawOption) -> Knob:
     knob = load.parse_set(given.raw)
     # In a config file it has a line.
     return knob if given.source == "command line" else knob._replace(source=given.source)
 
 
-def settings(wanted: Sequence[Named], sets: Iterable[Given]) -> list[Setting]:
+def settings(wanted: Sequence[NamedStrategy], sets: Iterable[RawOption]) -> list[Setting]:
     """Return the lines of the settings: all names together, and each field that was set."""
     source = wanted[-1].given.source if wanted else "default"
     named = ",".join(each.name for each in wanted) or "None"
@@ -61,7 +61,12 @@ def settings(wanted: Sequence[Named], sets: Iterable[Given]) -> list[Setting]:
 
 
 def settle(
-    asked: load.Asked, *, mode: str, is_strict: bool, check_ranks: int | str | None, merge_tail: str
+    asked: load.UnplacedStrategy,
+    *,
+    mode: str,
+    is_strict: bool,
+    check_ranks: int | str | None,
+    merge_tail: str,
 ) -> Strategy:
     """Return what was ASKED for with the options that say how to deal with it."""
     return asked.strategy._replace(

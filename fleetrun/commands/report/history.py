@@ -40,7 +40,7 @@ _SHOWN = frozenset(
 WELL, FIRST, ALONG, OPEN = "ended well", "failed first", "ended with it", "no end told"
 
 
-class Bar(NamedTuple):
+class AttemptSpan(NamedTuple):
     """One attempt of a process: seconds since the job began, and how it ended."""
 
     label: str
@@ -93,7 +93,7 @@ class Use(NamedTuple):
     values: tuple[tuple[float | None, ...], ...]
 
 
-class Story(NamedTuple):
+class RunHistory(NamedTuple):
     """All that a page shows of a run."""
 
     name: str
@@ -105,7 +105,7 @@ class Story(NamedTuple):
     began: float
     seconds: float
     hosts: tuple[str, ...]
-    bars: tuple[Bar, ...]
+    bars: tuple[AttemptSpan, ...]
     moments: tuple[Moment, ...]
     curves: tuple[Curve, ...]
     uses: tuple[Use, ...]
@@ -118,11 +118,11 @@ class Story(NamedTuple):
     attempts: int
 
 
-def tell(found: Sequence[Run]) -> Story:
-    """Return the story of a job, whose hosts have left the runs FOUND."""
+def read(found: Sequence[Run]) -> RunHistory:
+    """Return the run of a job, whose hosts have left the runs FOUND."""
     first = found[0]
     began = min((run.started_at for run in found if run.started_at is not None), default=0.0)
-    bars: list[Bar] = []
+    bars: list[AttemptSpan] = []
     moments: list[Moment] = []
     fields: tuple[eventfile.FieldVerdict, ...] = ()
     last = max((run.finished_at or 0.0 for run in found), default=0.0)
@@ -143,7 +143,7 @@ def tell(found: Sequence[Run]) -> Story:
             bars.append(_bar(log, began, last, host)._replace(peak_bytes=peak))
     bars.sort(key=lambda bar: (_number(bar.label), bar.attempt))
     failed = next((run for run in found if run.exit_code), first)
-    return Story(
+    return RunHistory(
         name=first.name,
         job_id=first.job_id,
         verdict=failed.verdict,
@@ -170,7 +170,7 @@ def _host(run: Run, count: int) -> str:
     return run.plan.nodes[run.node_rank]
 
 
-def _bar(log: LogRecord, began: float, last: float, host: str) -> Bar:
+def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:
     if log.ended_at is None:
         kind, how = OPEN, "no end is told"
     elif log.code == 0:
@@ -179,7 +179,7 @@ def _bar(log: LogRecord, began: float, last: float, host: str) -> Bar:
         kind = FIRST if log.has_failed else ALONG
         how = f"killed by {log.signal}" if log.signal else f"exit code {log.code}"
     end = last if log.ended_at is None else log.ended_at
-    return Bar(
+    return AttemptSpan(
         log.label, log.attempt, log.started_at - began, end - began, kind, how, host, log.path
     )
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.model import ExitStatus
-from fleetrun.postmortem import evidence
-from fleetrun.postmortem.evidence import Baseline
+from fleetrun.postmortem import kernelfacts
+from fleetrun.postmortem.kernelfacts import Baseline
 from fleetrun.run.events import Exited
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ def killed(signum: int, *, pid: int = 4711) -> Exited:
 
 def test_the_kernels_lines_about_a_process_are_found() -> None:
     other = OOM.replace(b"4711", b"47110")
-    assert evidence.about([b"", b"x;y", other, OOM], 4711, since=4.0) == [
+    assert kernelfacts.about([b"", b"x;y", other, OOM], 4711, since=4.0) == [
         "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:8kB"
     ]
 
 
 def test_an_earlier_process_of_that_number_is_another() -> None:
-    assert evidence.about([OOM], 4711, since=5.5) == []
+    assert kernelfacts.about([OOM], 4711, since=5.5) == []
 
 
 @given(st.lists(st.binary(max_size=60)))
 def test_no_kernel_log_is_too_odd(log: list[bytes]) -> None:
-    evidence.about(log, 1, since=0.0)
+    kernelfacts.about(log, 1, since=0.0)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +64,26 @@ def test_cgroups_of_both_versions_are_read(
         path = tmp_path / "root" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = evidence.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
+    found = kernelfacts.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
     assert found is not None
     assert (found.oom_kills, found.limit) == (2, 1 << 30)
     assert os.path.samefile(found.file, tmp_path / "root" / events)  # noqa: PTH121 - text
 
 
 def test_without_cgroups_nothing_is_known(tmp_path: Path) -> None:
-    assert evidence.cgroup(str(tmp_path / "none")) is None
+    assert kernelfacts.cgroup(str(tmp_path / "none")) is None
 
 
 def now(monkeypatch: pytest.MonkeyPatch, *, in_cgroup: int | None, on_host: int | None) -> None:
-    group = evidence.Cgroup("memory.events", in_cgroup, 1 << 30)
-    monkeypatch.setattr(evidence, "cgroup", lambda: group)
-    monkeypatch.setattr(evidence, "_counter", lambda *_: on_host)
-    monkeypatch.setattr(evidence, "records", lambda _: [])
+    group = kernelfacts.Cgroup("memory.events", in_cgroup, 1 << 30)
+    monkeypatch.setattr(kernelfacts, "cgroup", lambda: group)
+    monkeypatch.setattr(kernelfacts, "_counter", lambda *_: on_host)
+    monkeypatch.setattr(kernelfacts, "records", lambda _: [])
 
 
 def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=3, on_host=8)
-    first, memory = evidence.of(killed(9), Baseline(0.0, 2, 7))
+    first, memory = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
     assert first == (
         "The kernel's out-of-memory killer did it: its count for our cgroup rose from 2 to 3 "
         "(memory.events)."
@@ -94,53 +94,53 @@ def test_s14_a_count_that_rose_is_a_fact_with_numbers(monkeypatch: pytest.Monkey
 
 def test_s14_what_struck_elsewhere_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=8)
-    assert "struck on this host meanwhile" in evidence.of(killed(9), Baseline(0.0, 2, 7))[0]
+    assert "struck on this host meanwhile" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
 
 
 def test_s14_no_count_means_another_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
-    assert "look for another sender" in evidence.of(killed(9), Baseline(0.0, 2, 7))[0]
+    assert "look for another sender" in kernelfacts.of(killed(9), Baseline(0.0, 2, 7))[0]
 
 
 def test_s14_where_nothing_is_counted_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=None, on_host=None)
-    (memory,) = evidence.of(killed(9), Baseline(0.0))
+    (memory,) = kernelfacts.of(killed(9), Baseline(0.0))
     assert "this host has" in memory
 
 
 def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch) -> None:
     now(monkeypatch, in_cgroup=2, on_host=7)
-    monkeypatch.setattr(evidence, "records", lambda _: [OOM])
-    said = evidence.of(killed(9), Baseline(0.0, 2, 7))
+    monkeypatch.setattr(kernelfacts, "records", lambda _: [OOM])
+    said = kernelfacts.of(killed(9), Baseline(0.0, 2, 7))
     assert said[0] == "The kernel's out-of-memory killer did it."
     assert "anon-rss:8kB" in said[1]
 
 
 def test_s15_shared_memory_is_measured() -> None:
-    assert evidence.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")  # noqa: S108 - only a text
-    assert evidence.shared_memory("/no/such/place") == ["There is no /no/such/place."]
+    assert kernelfacts.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")  # noqa: S108 - only a text
+    assert kernelfacts.shared_memory("/no/such/place") == ["There is no /no/such/place."]
 
 
 def test_s15_a_core_is_found_by_the_systems_pattern(tmp_path: Path) -> None:
     (tmp_path / "core.7").touch()
     (tmp_path / "core.sleep.8").touch()
-    assert evidence.core_file("core", 7, str(tmp_path)) == str(tmp_path / "core.7")
-    assert evidence.core_file("core.%e.%p", 8, str(tmp_path)) == str(tmp_path / "core.sleep.8")
-    assert evidence.core_file("core.%e.%p", 9, str(tmp_path)) is None
+    assert kernelfacts.core_file("core", 7, str(tmp_path)) == str(tmp_path / "core.7")
+    assert kernelfacts.core_file("core.%e.%p", 8, str(tmp_path)) == str(tmp_path / "core.sleep.8")
+    assert kernelfacts.core_file("core.%e.%p", 9, str(tmp_path)) is None
 
 
 def test_an_exit_code_needs_no_evidence() -> None:
-    assert evidence.of(Exited(0, "rank 0", ExitStatus(code=3), 1.0, 7), Baseline(0.0)) == []
+    assert kernelfacts.of(Exited(0, "rank 0", ExitStatus(code=3), 1.0, 7), Baseline(0.0)) == []
 
 
 def test_a_place_that_takes_nothing_is_named(tmp_path: Path) -> None:
-    assert evidence.unwritable(str(tmp_path)) == []
+    assert kernelfacts.unwritable(str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []
-    (said,) = evidence.unwritable(str(tmp_path / "gone"))
+    (said,) = kernelfacts.unwritable(str(tmp_path / "gone"))
     assert "Nothing can be written to" in said
 
 
 @given(st.integers(0, 1 << 60))
 def test_sizes_are_short(count: int) -> None:
-    assert len(evidence.size(count)) <= len("1.02e+03 KiB")
-    assert "e+" not in evidence.size(count) or count >= 1 << 50
+    assert len(kernelfacts.size(count)) <= len("1.02e+03 KiB")
+    assert "e+" not in kernelfacts.size(count) or count >= 1 << 50

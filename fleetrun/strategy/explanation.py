@@ -116,9 +116,9 @@ def comes_to(field: Field, places: Sequence[Place], *, is_off: bool = False) -> 
 
 def outcomes(
     field: Field, places: Sequence[Place], *, is_off: bool = False
-) -> dict[verdicts.Verdict, str]:
+) -> dict[verdicts.FieldOutcome, str]:
     """Map each verdict on FIELD to the PLACES (Paddle, graph, device) that it is about."""
-    found: dict[verdicts.Verdict, list[str]] = {}
+    found: dict[verdicts.FieldOutcome, list[str]] = {}
     for paddle, graph, device in places:
         one = verdicts.verdict(field, is_off=is_off, paddle=paddle, graph=graph, device=device)
         found.setdefault(one, []).append(f"{graph} {paddle} {device}")

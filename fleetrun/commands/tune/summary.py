@@ -20,8 +20,8 @@ from fleetrun.strategy import fields, load
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleetrun.commands.tune.candidates import Candidate, TuneSpec
     from fleetrun.commands.tune.halving import Result
-    from fleetrun.commands.tune.spec import Candidate, TuneSpec
 
 BEST, DATA, PAGE = "best.yaml", "tune.json", "tune.html"
 _PAGE = Template("""\
@@ -77,10 +77,10 @@ def best_of(results: Sequence[Result]) -> Result | None:
 
 def doubts(results: Sequence[Result]) -> list[str]:
     """Say why the first may not really be the best."""
-    rivals = [one for one in results if not one.fault]
+    finished = [one for one in results if not one.fault]
     found = []
-    if len(rivals) > 1 and rivals[0].round == rivals[1].round:
-        best, second = rivals[:2]
+    if len(finished) > 1 and finished[0].round == finished[1].round:
+        best, second = finished[:2]
         lead = best.speed / second.speed - 1 if second.speed else 1.0
         if lead < max(best.spread, second.spread):
             found.append(
@@ -88,8 +88,8 @@ def doubts(results: Sequence[Result]) -> list[str]:
                 f"{max(best.spread, second.spread):.1%}: take it as a draw, or give more --steps "
                 "and --repeats."
             )
-    if rivals and rivals[0].remarks:
-        found.append(f"Of the first: {'; '.join(rivals[0].remarks)}.")
+    if finished and finished[0].remarks:
+        found.append(f"Of the first: {'; '.join(finished[0].remarks)}.")
     return found
 
 
@@ -120,7 +120,7 @@ def yaml_of(best: Result, strategy: dict[str, Any]) -> str:
     """Return BEST as a strategy file that needs no other: all of STRATEGY, with its values.
 
     >>> from fleetrun.commands.tune.halving import Result, Trial
-    >>> from fleetrun.commands.tune.spec import Candidate
+    >>> from fleetrun.commands.tune.candidates import Candidate
     >>> values = (("amp_configs.incr_ratio", "4"), ("FLAGS_x", "1"), ("nccl_comm_num", "auto"))
     >>> base = {"strategy": {"amp": True, "nccl_comm_num": "auto"}, "environment": {"NCCL_A": "x"}}
     >>> print(yaml_of(Result(Candidate(values), 1, 30, (Trial(2.0),)), base), end="")

@@ -30,11 +30,11 @@ def text(
     """Return FINDINGS, one below the other, in lines of WIDTH columns; 0: as long as they are.
 
     >>> from fleetrun.doctor.findings import ok, warning
-    >>> print(text([ok("port", "free"), warning("clock", "slow", "bad", "mend it")]), end="")
+    >>> print(text([ok("port", "free"), warning("clock", "slow", "bad", "fix it")]), end="")
     ok       port   free
     warning  clock  slow
                     effect: bad
-                    fix:    mend it
+                    fix:    fix it
     1 ok, 1 warning, 0 errors
     """
     indent = max(map(len, _COLORS)) + 2
@@ -47,7 +47,7 @@ def text(
         first, *more = _wrapped(one.seen, width - column)
         lines.append(f"{level}{one.check:<{column - indent}}{first}")
         lines += [f"{'':{column}}{line}" for line in more]
-        for title, said in (("effect: ", one.means), ("fix:    ", one.mend)):
+        for title, said in (("effect: ", one.means), ("fix:    ", one.fix)):
             if said:
                 # A command is copied, so it is never broken.
                 room = width - column - len(title) if title == "effect: " else 0
@@ -94,9 +94,14 @@ def document(
         "schema": SCHEMA,
         "host": host,
         "exit_code": exit_code(findings),
-        "findings": [one._asdict() for one in findings],
+        "findings": [_record(one) for one in findings],
         "allreduce": allreduce,
     }
+
+
+def _record(one: Finding) -> dict[str, str]:
+    """Return ONE as schema 1 has it, where the command that fixes it is `mend`."""
+    return {("mend" if name == "fix" else name): value for name, value in one._asdict().items()}
 
 
 def _wrapped(said: str, room: int) -> list[str]:

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun.postmortem import causes, evidence, lastwords
+from fleetrun.postmortem import causes, kernelfacts, lastlines
 from fleetrun.records import names, reportfile, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
 from fleetrun.records.reportfile import CulpritRecord, EndRecord, ReportRecord, VictimRecord
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.causes import KnownFailure
-    from fleetrun.postmortem.evidence import Baseline
+    from fleetrun.postmortem.kernelfacts import Baseline
     from fleetrun.records.folder import Folder
     from fleetrun.run.events import Outcome
 
@@ -63,29 +63,29 @@ class Victim(NamedTuple):
     how: str
 
 
-class Findings(NamedTuple):
+class Investigation(NamedTuple):
     """All that is known of a bad end."""
 
     culprit: Culprit | None = None
     victims: tuple[Victim, ...] = ()
 
 
-def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Findings:
+def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
     """Return who failed first and of what, and who did so because of that."""
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
-        return Findings()
-    return Findings(_culprit(plan, outcome, culprit, before), _victims(plan, outcome, culprit))
+        return Investigation()
+    return Investigation(_culprit(plan, outcome, culprit, before), _victims(plan, outcome, culprit))
 
 
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
     log = names.log_path(plan, spec, exited.attempt)
     failed_at = exited.at if exited.failed_at is None else exited.failed_at
-    words, source, error = last_words(plan, exited)
+    words, source, error = last_lines_of(plan, exited)
     said = "\n".join(words)
-    known = causes.recognise(said) or causes.recognise_loader(said, lastwords.tail(log))
-    mute = evidence.unwritable(os.path.dirname(log))
+    known = causes.recognise(said) or causes.recognise_loader(said, lastlines.tail(log))
+    mute = kernelfacts.unwritable(os.path.dirname(log))
     return Culprit(
         exited=exited,
         host=os.uname().nodename,
@@ -98,7 +98,7 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
         error=error,
         known=known or causes.recognise("".join(mute)),
         evidence=(
-            *evidence.of(exited, before),
+            *kernelfacts.of(exited, before),
             *_shared_memory(exited, known),
             *_early_ends(plan, outcome, failed_at, known),
             *_slow_end(outcome, exited, failed_at),
@@ -108,11 +108,11 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
     )
 
 
-def last_words(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorReport | None]:
+def last_lines_of(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorReport | None]:
     """Return the last lines of a process, the file that has them, and its error, if it left one."""
     spec = plan.processes[exited.process]
     log = names.log_path(plan, spec, exited.attempt)
-    words = lastwords.last_lines(lastwords.tail(log))
+    words = lastlines.last_lines(lastlines.tail(log))
     source = log
     error = None
     path = spec.env.get(variables.ERROR_FILE)
@@ -121,9 +121,9 @@ def last_words(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorR
         if error is not None and not error.raw and error.restart != exited.attempt:
             error = None
         # The log has what the user saw; but not if the script sent its errors elsewhere.
-        if error is not None and not lastwords.explains(words):
+        if error is not None and not lastlines.explains(words):
             told = error.stack.rstrip().split("\n") if error.stack else []
-            told = lastwords.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
+            told = lastlines.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
             words, source = (told, path) if any(told) else (words, source)
     return words, source, error
 
@@ -131,7 +131,7 @@ def last_words(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorR
 def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
     """Measure shared memory where it is said to have run out."""
     is_told = exited.status.signum == signal.SIGBUS
-    return evidence.shared_memory() if known and known.name in _SHARED and not is_told else []
+    return kernelfacts.shared_memory() if known and known.name in _SHARED and not is_told else []
 
 
 def _early_ends(
@@ -194,8 +194,8 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
         elif unread:
             unread -= 1
             spec = plan.processes[one.process]
-            log = lastwords.tail(names.log_path(plan, spec, one.attempt))
-            known = causes.recognise("\n".join(lastwords.last_lines(log)))
+            log = lastlines.tail(names.log_path(plan, spec, one.attempt))
+            known = causes.recognise("\n".join(lastlines.last_lines(log)))
             how = "peer lost" if known and known.name in causes.LOST else ""
         found.append(Victim(one, max(one.at - failed_at, 0.0), how))
     return tuple(found)
@@ -208,7 +208,7 @@ def write(
     folder: Folder,
     plan: LaunchPlan,
     outcome: Outcome,
-    findings: Findings,
+    findings: Investigation,
     hide: Callable[[str], str] = str,
 ) -> None:
     """Write report.json into the run directory, whole or not at all; OSError if that fails."""

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan, Request
     from fleetrun.run.loop import Waiting
-    from fleetrun.sinks.git import Question, Revision
+    from fleetrun.sinks.git import GitStatus, Revision
 
 # As the other chores of the run directory: when the ranks have had the processors for a while.
 _AFTER_S = 0.4
 
 
-class Manifest(Sink):
+class ManifestFile(Sink):
     """Writes down what REQUEST, made in ENVIRON, has led to."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Manifest(Sink):
         self._environ = environ
         self._started = time.time()
         self._is_written = False
-        self._question: Question | None = None
+        self._question: GitStatus | None = None
 
     def open(self, waiting: Waiting) -> None:
         """Write when nobody waits for us any more."""
@@ -90,10 +90,10 @@ class Manifest(Sink):
         if revision is None:
             return
         from fleetrun.run.signals import defaults_for_children  # noqa: PLC0415 - after the start
-        from fleetrun.sinks.git import Question  # noqa: PLC0415 - see above
+        from fleetrun.sinks.git import GitStatus  # noqa: PLC0415 - see above
 
         own = self._plan.processes[0].env.get(variables.JOB) if self._plan.processes else None
-        self._question = Question(
+        self._question = GitStatus(
             self._place(),
             self._waiting,
             self._on_answer,

@@ -22,7 +22,7 @@ from fleetrun.run.observers import Sink
 if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.sinks.messages import Messages
+    from fleetrun.sinks.stderr import Messages
 
 # How long the last table may take when the job is over.
 _TIMEOUT_S = 5.0

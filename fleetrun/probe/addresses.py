@@ -42,11 +42,11 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
         # The name says it: only the first peer is looked up, for the way there.
         peers = [name for name in names if name != facts.hostname][:1]
     else:
-        peers = [name for name in names if not hosts.ours(name, facts)]
+        peers = [name for name in names if not hosts.is_own(name, facts)]
     resolved = {name: resolve(name) for name in peers if not hosts.is_address(name)}
     facts = facts._replace(resolved=resolved)
     for name in peers:
-        if not hosts.ours(name, facts):
+        if not hosts.is_own(name, facts):
             targets = resolved.get(name, (name,))
             return facts._replace(peer_interface=_interface_to(targets, facts.addresses))
     return facts

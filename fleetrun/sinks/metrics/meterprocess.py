@@ -12,8 +12,8 @@ _NICE = 10
 def line(run_dir: str, *, launcher: int, period_s: float, listening_fd: int | None) -> list[str]:
     """Return the command that measures the job of RUN_DIR for as long as LAUNCHER is alive."""
     return itself.command(
-        "from fleetrun.sinks.metrics import command; "
-        f"command.main({run_dir!r}, {launcher}, {period_s}, {listening_fd})"
+        "from fleetrun.sinks.metrics import meterprocess; "
+        f"meterprocess.main({run_dir!r}, {launcher}, {period_s}, {listening_fd})"
     )
 
 

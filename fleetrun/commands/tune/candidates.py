@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options
 from fleetrun.errors import UsageError
-from fleetrun.options import Given
+from fleetrun.options import RawOption
 from fleetrun.records.variables import STRATEGY
-from fleetrun.strategy import asked, fields, load
+from fleetrun.strategy import fields, load, requested
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
         return " ".join(f"{key}={value}" for key, value in self.values)
 
 
-class Options(NamedTuple):
+class TuneOptions(NamedTuple):
     """What tune's own options say."""
 
     vary: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class TuneSpec(NamedTuple):
     script: tuple[str, ...]
 
 
-def make(launch: Launch, own: Options) -> TuneSpec:
+def make(launch: Launch, own: TuneOptions) -> TuneSpec:
     """Return what LAUNCH and our OWN options ask for; UsageError for what cannot be tuned."""
     for given in launch.options:
         if given.option.name in _TAKEN:
@@ -132,8 +132,8 @@ def _base(spec: TuneSpec, variables: Mapping[str, str]) -> Iterable[Knob]:
     if not given and variables.get(STRATEGY):
         option = next(one for one in options.TABLE if one.name == "strategy")
         name = f"${STRATEGY}"
-        given = [Given(option, variables[name[1:]], name, name)]
-    layers = [load.read(each.name) for each in asked.names(given)]
+        given = [RawOption(option, variables[name[1:]], name, name)]
+    layers = [load.read(each.name) for each in requested.names(given)]
     sets = [load.parse_set(one.raw) for one in head.settings if one.option.name == "set"]
     return load.combine(layers, sets).strategy.knobs
 

@@ -36,7 +36,7 @@ def last_lines(text: str) -> list[str]:
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
     start = _start_of_crash(lines)
     if start is not None:
-        return shorten(_without_bystanders(lines[start:]))
+        return shorten(_without_unrelated(lines[start:]))
     start = _start_of_traceback(lines)
     if start is not None:
         return shorten(lines[start:])
@@ -78,7 +78,7 @@ def _start_of_crash(lines: list[str]) -> int | None:
     return start - 1 if start and lines[start - 1].startswith(_RULE) else start
 
 
-def _without_bystanders(lines: list[str]) -> list[str]:
+def _without_unrelated(lines: list[str]) -> list[str]:
     """Leave out the stacks of threads that did not crash, and the list of loaded modules."""
     kept: list[str] = []
     keep = True
