@@ -1,4 +1,4 @@
-"""Engines: which hosts take part in a job, each engine behind the same small protocol."""
+"""Engines: each finds the hosts of a job in one environment, behind a common protocol."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
@@ -21,11 +21,11 @@ class Engine(Protocol):
 
     @abstractmethod
     def gather(self, request: "Request", facts: "Facts", slots: "Slots") -> "Roster":
-        """Return the hosts with a port for each of SLOTS, and which of them we are."""
+        """Return the hosts with a port for each of SLOTS, and the index of this host."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what is held (ports, connections)."""
+        """Release what is held (ports, connections)."""
 
 
 class Maker(Protocol):

@@ -1,4 +1,4 @@
-"""What an engine says of a job, as the options that say the same; what contradicts it is refused.
+"""Turns what a cluster's engine says about a job into options, and refuses contradicting ones.
 
 Pure. In a step of Slurm `fleetrun train.py` asks for what `fleetrun --ips=n1,n2 --host=n1 train.py`
 does.
@@ -13,10 +13,10 @@ from fleetrun.engines.detect import Detected, SourcedValue
 from fleetrun.errors import UsageError
 from fleetrun.options import RawOption
 
-# Jobs that share a host count from different ports, so that hosts need not ask each other: each
-# has this many, above what services use and below Kubernetes' NodePorts (30000).
+# Jobs that share a host have different port ranges, without asking each other: each has _PORTS
+# ports, above those of services and below Kubernetes' NodePorts (30000).
 _FIRST_PORT, _LAST_PORT, _PORTS = 10240, 29999, 128
-# Steps of a job and those of the next jobs, which have the next numbers, are to differ.
+# Makes the steps of a job differ from those of the jobs with the next numbers.
 _STRIDE = 37
 # Two numbers of hosts with a colon are shorter.
 _LONGEST = 40

@@ -1,4 +1,4 @@
-"""What a cluster's variables say of a job: its hosts, our place, how many launchers there are.
+"""What a cluster's variables say about a job: its hosts, this host's index, how many launchers.
 
 Pure: it is handed the variables, and what reads the files that they name.
 """
@@ -50,7 +50,7 @@ class ClusterRow(NamedTuple):
     reader: str = ""
 
 
-# The first row that fits is what has started us; hosts that it does not name, a later row may.
+# The first row that fits has started this launcher; a later row may name the hosts if it does not.
 TABLE = (
     ClusterRow(
         "Open MPI",
@@ -185,7 +185,7 @@ class SourcedValue(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """What an engine says of our job; None and () where it does not say."""
+    """What a cluster says about this job; None and () where it says nothing."""
 
     engine: str
     # In the order of the hosts' places.
@@ -233,7 +233,7 @@ def read(
 
 
 def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
-    """Say whether ROW is an engine that we are in."""
+    """Whether this launcher runs under the cluster of ROW."""
     if not all(environ.get(name, "").strip() for name in row.marks):
         return False
     return "SLURM_STEP_ID" not in row.marks or environ["SLURM_STEP_ID"] not in _NO_STEPS
@@ -305,7 +305,7 @@ def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]
         found = found._replace(here=_number(here, least=1), here_from=here)
     rank = _first(environ, row.rank)
     if found.nnodes is None and found.here == 1 and rank is not None:
-        # Nobody names the hosts, and where there is one here, there is one on each.
+        # No row names the hosts; if there is one launcher here, there is one on each host.
         node = _number(rank)
         found = found._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
     return found
@@ -322,7 +322,7 @@ def _checked(found: Detected) -> Detected:
 
 
 def unspread(found: Detected) -> str | None:
-    """Say why one fleetrun on each host is not what FOUND's engine has started; None if it is."""
+    """Return why FOUND's engine has not started one fleetrun on each host; None if it has."""
     if found.here is not None and found.here > 1 and found.nnodes is None:
         started = f"{found.here} fleetruns on this host ({found.here_from})"
     elif found.launchers is None or found.nnodes in {None, found.launchers}:

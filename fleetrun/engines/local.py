@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def find(request: Request, _environ: Mapping[str, str], places: ModeHosts) -> tuple[str, ...]:
-    """Return the one host that is named, if any; UsageError for several that nobody names."""
+    """Return the one host that is named, if any; UsageError for several without names."""
     if request.nnodes != "1":
         raise UsageError(
             f"{origin.option(request, 'nnodes')} names no hosts; name them with --ips, or where "
@@ -60,7 +60,7 @@ class Engine:
         return alone(self._ports, slots, request, host)._replace(engine=NAME, notes=notes)
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._ports.close()
 
     def _host(self, request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
@@ -71,5 +71,5 @@ class Engine:
             return names[0], notes
         if request.host is None or hosts.is_own(request.host, facts):
             return request.host or LOOPBACK, ()
-        stranger = origin.option(request, "host")
-        return LOOPBACK, (f"{stranger} is no address of this host: the ranks use {LOOPBACK}.",)
+        named = origin.option(request, "host")
+        return LOOPBACK, (f"{named} is not an address of this host: the ranks use {LOOPBACK}.",)

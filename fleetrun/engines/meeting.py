@@ -1,4 +1,4 @@
-"""Several hosts that find each other where --master says; each knows only itself at first."""
+"""Several hosts that meet at the address of --master; each knows only itself at first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Engine:
     def gather(self, request: Request, facts: Facts, slots: Slots) -> Roster:
         """Return this host alone; its ports are held, free ones or those from --start_port on.
 
-        Where nothing says by which address others know it, `host` is empty: the session does.
+        `host` is empty where its address for the others is not known; the session finds it.
         """
         host = request.host or ("" if facts.network is None else facts.network.ip)
         notes: tuple[str, ...] = ()
@@ -47,5 +47,5 @@ class Engine:
         return roster._replace(engine=NAME, notes=notes)
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._ports.close()

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from fleetrun.engines.ports import Ports
     from fleetrun.model import Facts, Roster
 
-# Plans call it so: everybody knows the hosts from the start.
+# The name in plans: like the static engine, it knows the hosts from the start.
 NAME = static.NAME
 
 # Where its ports begin when it names none.
 _FIRST_PORT = 6170
 
-# Its own words about the hosts stay for the ranks.
-_TOLD = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
+# Its variables about the hosts, which the ranks keep.
+_KEPT = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_PORT", "PADDLE_TRAINERS", "TRAINER_PORTS_NUM")
 
 
 class Cloud(NamedTuple):
@@ -50,7 +50,7 @@ def find(request: Request, environ: Mapping[str, str], places: ModeHosts) -> tup
 
 
 class Engine:
-    """The engine of a job whose hosts, and our place among them, PaddleCloud knows."""
+    """The engine of a job whose hosts PaddleCloud lists."""
 
     def __init__(self, _found: "SelectedEngine", ports: "Ports") -> None:
         self._ports = ports
@@ -60,10 +60,10 @@ class Engine:
         cloud = read(facts.environ)
         rows = ports(cloud, request, slots)
         made = static.roster(self._ports, cloud.names, cloud.me, rows, slots)
-        return made._replace(notes=_overruled(request, cloud), told=_TOLD)
+        return made._replace(notes=_overruled(request, cloud), told=_KEPT)
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._ports.close()
 
 
@@ -135,7 +135,7 @@ def ports(found: Cloud, request: Request, slots: Slots) -> tuple[tuple[int | Non
 
 
 def _overruled(request: Request, cloud: Cloud) -> tuple[str, ...]:
-    """Say in a line what PaddleCloud's variables win over."""
+    """Return the note that PaddleCloud's variables override --ips, if they do."""
     listed = tuple(name.strip() for name in request.ips)
     if not listed or listed == cloud.names:
         return ()

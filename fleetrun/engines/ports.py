@@ -1,4 +1,4 @@
-"""TCP ports for ranks: free ones that no two launches share, or given ones that are checked."""
+"""TCP ports for ranks: free ones, reserved among launches, or requested ones, which are checked."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class HeldPorts:
 
 
 class GuessedPorts:
-    """Ports for a dry run: numbers that look free; nothing is opened, so nothing is promised."""
+    """Ports for a dry run: numbers that look free, without opening anything."""
 
     def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
         self._pid = pid
@@ -113,7 +113,7 @@ class GuessedPorts:
         self._given: set[int] = set()
 
     def free(self, count: int) -> tuple[int, ...]:
-        """Return COUNT ports that nobody else seems to use."""
+        """Return COUNT ports that seem to be unused."""
         avoid = tcp.used() | self._given
         candidates = _candidates(self._pid, self._ephemeral)
         free = (port for port in candidates if port not in avoid)
@@ -126,11 +126,11 @@ class GuessedPorts:
         return found
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:  # noqa: ARG002
-        """Remember PORTS; whether they can be used is for the launch to find out."""
+        """Remember PORTS; the launch will find out whether they can be used."""
         self._given |= set(ports)
 
     def close(self) -> None:
-        """Hold nothing, give back nothing."""
+        """Do nothing: no port is held."""
 
 
 def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
@@ -142,7 +142,7 @@ def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
         ranges.append(range(max(first, high + 1), last + 1))
     total = sum(map(len, ranges))
     if not total:
-        # Somebody gave the kernel everything; what it has not handed out is still free.
+        # All ports are in the kernel's range; those that it has not handed out are still free.
         ranges = [range(first, last + 1) for first, last in _FIELDS]
         total = sum(map(len, ranges))
     start = pid * _STRIDE % total
@@ -151,7 +151,7 @@ def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
 
 
 def _can_bind(port: int, address: str | None, *, reuse: bool) -> bool:
-    """Say whether a server could have PORT now, on ADDRESS or on every address."""
+    """Check that a server can bind PORT now, on ADDRESS or on every address."""
     if address is not None:
         refusal = _refusal(_socket.AF_INET, address, port, reuse=reuse)
     else:

@@ -1,4 +1,4 @@
-"""A cluster that starts one process on each host, and tells it its role and all endpoints.
+"""A cluster that starts one process on each host, with its role and all endpoints in variables.
 
 Kubernetes' Paddle operator and PaddleCloud do so for jobs with parameter servers.
 """
@@ -34,7 +34,7 @@ _ROLES = {
 def find(
     _request: Request, environ: Mapping[str, str], places: ModeHosts
 ) -> tuple[str, ...] | None:
-    """Return no names where the job has roles that no option gives: the process is told them."""
+    """Return no names where the cluster gives this process its role, and no option does."""
     if not (places.has_roles and places.is_open):
         return None
     read(environ)
@@ -42,19 +42,19 @@ def find(
 
 
 class Engine:
-    """The engine of a host with a single process, of which the cluster has decided everything."""
+    """The engine of a host with a single process, whose role and endpoint the cluster sets."""
 
     def __init__(self, _found: SelectedEngine, _ports: Ports) -> None:
         """Need neither names nor ports."""
 
     def gather(self, _request: Request, facts: Facts, _slots: Slots) -> Roster:
-        """Return this host; the cluster has chosen the port, and the others know it."""
+        """Return this host, with the port that the cluster has chosen."""
         assigned, endpoint = read(facts.environ)
         member = Member(endpoint.host, (endpoint.port,), ((),))
         return Roster((member,), 0, endpoint, engine=NAME, told=IDENTITY, assigned=assigned)
 
     def close(self) -> None:
-        """Hold nothing, give back nothing."""
+        """Do nothing: no port is held."""
 
 
 def read(environ: Mapping[str, str]) -> tuple[Assigned, Endpoint]:

@@ -1,4 +1,4 @@
-"""Several hosts that everybody knows from the start, by --ips or by the lists of a mode."""
+"""Several hosts that are listed, by --ips or by the lists of a mode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Engine:
         return roster(self._ports, names, me, ports, slots)._replace(notes=notes)
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         self._ports.close()
 
 
@@ -55,7 +55,7 @@ def roster(
     rows: Sequence[Sequence[int | None]],
     slots: Slots,
 ) -> Roster:
-    """Return the hosts NAMES with their ports, one of ROWS for each, once ours are HELD."""
+    """Return the hosts NAMES with their ports, one of ROWS for each; this host's are HELD."""
     members = tuple(
         Member(
             name,
@@ -75,7 +75,7 @@ def roster(
 
 
 def _check_distinct(members: Sequence[Member]) -> None:
-    """Complain when two ranks would have the same endpoint."""
+    """Raise UsageError when two ranks would have the same endpoint."""
     seen: set[tuple[str, int]] = set()
     for member in members:
         for port in member.ports:

@@ -1,4 +1,4 @@
-"""Modes: which processes a job has, and what each is told; pure, and each behind one protocol."""
+"""Modes: which processes a job has and which variables each gets; pure, behind one protocol."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from abc import abstractmethod
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ModeRules(Protocol):
-    """What the file of a mode offers."""
+    """What the module of a mode provides."""
 
     @abstractmethod
     def places(self, request: "Request") -> "ModeHosts":
@@ -51,7 +51,7 @@ class Mode(NamedTuple):
 
     @property
     def rules(self) -> ModeRules:
-        """The mode's file, imported only when it is wanted."""
+        """The mode's module, imported only when it is needed."""
         from importlib import import_module  # noqa: PLC0415 - the table is read without it
 
         return cast("ModeRules", import_module(self.file))

@@ -52,7 +52,7 @@ def ranks(roster: Roster) -> tuple[RankSpec, ...]:
 
 
 def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str, str]:
-    """Say which job this is, the same for all ranks of this host."""
+    """Return the variables of the job, which all ranks of this host share."""
     return {
         "PADDLE_TRAINERS_NUM": str(len(found)),
         "PADDLE_TRAINER_ENDPOINTS": ",".join([str(spec.endpoint) for spec in found]),
@@ -66,7 +66,7 @@ def _job(share: Share, roster: Roster, found: tuple[RankSpec, ...]) -> dict[str,
 
 
 def _rank(share: Share, spec: RankSpec) -> dict[str, str]:
-    """Say which rank this is."""
+    """Return the variables of one rank."""
     rank, local_rank = str(spec.rank), str(spec.local_rank)
     indexes = _indexes(spec.devices, ",", share)
     identity = {

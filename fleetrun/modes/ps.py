@@ -1,4 +1,4 @@
-"""Parameter servers: servers hold what is learned, and the job is done when its trainers are."""
+"""Parameter servers: servers hold the parameters; the job is done when its trainers are."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Slot
 
-# What people call them; a process is called so, too.
+# Their common names, which are also those of the processes.
 NAMES = {SERVER: "server", TRAINER: "trainer", HETER: "heter", COORDINATOR: "coordinator"}
 
-# Who computes with devices; the others must not even see them.
+# The roles that compute with devices; the others must not see any.
 _COMPUTES = (TRAINER, HETER)
 # Paddle sets both to the same, whichever kind of device there is.
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES")
@@ -51,7 +51,7 @@ class Ranks(NamedTuple):
     stages: tuple[int, ...] = ()
 
     def endpoints(self, role: str) -> tuple[Endpoint, ...]:
-        """Return the endpoints of all who have ROLE, by rank."""
+        """Return the endpoints of all ranks of ROLE, by rank."""
         return tuple(spec.endpoint for spec in self.ranks if spec.role == role)
 
     def stage_endpoints(self, stage: int) -> tuple[Endpoint, ...]:
@@ -77,7 +77,7 @@ def places(request: Request) -> ModeHosts:
 
 
 def slots(request: Request, share: Share) -> Slots:
-    """Return a slot for everybody; those of trainers have devices.
+    """Return a slot for each process; those of trainers have devices.
 
     A host's first trainer gets the first group of SHARE, and so on, over and over.
     """
@@ -93,7 +93,7 @@ def slots(request: Request, share: Share) -> Slots:
 
 
 def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layout:
-    """Return who takes part in the job, and what this host starts."""
+    """Return all ranks of the job, and the processes that this host starts."""
     if roster.assigned is not None:
         return _assigned(roster.assigned, facts, share, roster)
     wanted = roles.roles(request)
@@ -122,7 +122,7 @@ def layout(request: Request, facts: Facts, share: Share, roster: Roster) -> Layo
 
 
 def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) -> Layout:
-    """Return the one process that a cluster wants of this node; it is told what we were told."""
+    """Return the one process of this node, which keeps the variables that the cluster has set."""
     role = assigned.role
     devices = share.groups[0] if role in _COMPUTES else ()
     (here,) = roster.members
@@ -134,7 +134,7 @@ def _assigned(assigned: Assigned, facts: Facts, share: Share, roster: Roster) ->
 
 
 def name(spec: RankSpec) -> str:
-    """Name SPEC's process: `server.1`."""
+    """Return the name of SPEC's process, such as `server.1`."""
     return f"{NAMES[spec.role]}.{spec.rank}"
 
 
@@ -178,7 +178,7 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
 
 
 def is_essential(spec: RankSpec) -> bool:
-    """Say whether the job waits for SPEC to finish; the others are stopped when it is done."""
+    """Whether the job waits for SPEC to finish; the others are stopped then."""
     return spec.role == TRAINER
 
 
@@ -219,7 +219,7 @@ def variables(
     gloo: str,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """Say who SPEC is: what scripts for Paddle 2.0, 2.6 and 3.3 read in its role, together.
+    """Return the variables of SPEC's role that scripts for Paddle 2.0, 2.6 and 3.3 read.
 
     KIND is the kind of device that this host trains on.
     """
@@ -249,14 +249,14 @@ def variables(
 
 
 def _stages(wanted: Roles, found: Ranks, spec: RankSpec, kind: str) -> dict[str, str]:
-    """Say where SPEC stands among the stages of heterogeneous training."""
+    """Return the variables of SPEC's stage of heterogeneous training."""
     shared = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(found.endpoints(HETER))}
     if spec.role not in _COMPUTES:
         return shared
     stage = 1 if spec.role == TRAINER else found.stages[spec.rank]
     computes_on = "cpu"
     if stage > 1:
-        # Where nobody says, as Paddle 2.0 had it: on what there is.
+        # By default on the devices that there are, as in Paddle 2.0.
         there = kind if kind in {"gpu", "xpu"} else "cpu"
         computes_on = wanted.heter_devices[stage - 2] if wanted.heter_devices else there
     sizes = [len(found.stage_endpoints(each)) for each in range(1, wanted.stages + 1)]
@@ -272,7 +272,7 @@ def _stages(wanted: Roles, found: Ranks, spec: RankSpec, kind: str) -> dict[str,
 
 
 def _devices(spec: RankSpec, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Show SPEC its devices and no others, by the names that the mask we inherited has for them."""
+    """Return the variables that show SPEC only its devices, by their names in the mask."""
     masks = tuple(dict.fromkeys((*_VISIBLE, *MASKS.get(kind, ()))))
     if spec.role not in _COMPUTES:
         # A server built for GPUs would take memory on the first one for nothing.

@@ -1,4 +1,4 @@
-"""Who takes part in a job with parameter servers: read from numbers and lists of endpoints."""
+"""The roles of a job with parameter servers, from numbers and lists of endpoints."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from fleetrun.model import Request
 from fleetrun.plan import hosts, origin
 from fleetrun.plan.layout import COORDINATOR, HETER, LAST_PORT, SERVER, TRAINER, Slot, Slots
 
-# No process but a port: the first server lets the trainers' gloo meet there.
+# A port without a process: the first server's, where the gloo of the trainers meets.
 MEETING = "MEETING"
 
 # Where Paddle counts from when a list has no ports and there is no --start_port.
@@ -19,7 +19,7 @@ _KINDS_OF_DEVICE = ("cpu", "gpu", "xpu")
 
 
 class Roles(NamedTuple):
-    """A slot for everybody who takes part, the meeting among them."""
+    """A slot for each process, and one for the port where gloo meets."""
 
     slots: Slots
     # What the heterogeneous trainers of each stage run on, from the second stage on.
@@ -32,10 +32,10 @@ class Roles(NamedTuple):
 
 
 def roles(request: Request) -> Roles:
-    """Return everybody whom REQUEST asks for; UsageError where its parts disagree."""
+    """Return the slots that REQUEST asks for; UsageError where its options disagree."""
     servers = _slots(request, SERVER, "server_num", "servers")
     trainers = _slots(request, TRAINER, "trainer_num", "trainers")
-    # As with Paddle: the side that nobody counts or lists is one; on the first host of the other.
+    # As in Paddle, a side without number and list is one process, on the other's first host.
     first = next((slot.host for slot in (*servers, *trainers)), None)
     servers = servers or (Slot(SERVER, 0, first),)
     trainers = trainers or (Slot(TRAINER, 1, first),)
@@ -48,22 +48,22 @@ def roles(request: Request) -> Roles:
 
 
 def check_stages(request: Request, found: Roles) -> None:
-    """Complain when the mode is one with heterogeneous trainers, and FOUND has none."""
+    """Raise UsageError when the mode needs heterogeneous trainers, and FOUND has none."""
     if request.run_mode in _HETER_MODES and found.stages == 1:
         raise UsageError(
-            f"{origin.option(request, 'run_mode')} needs heterogeneous trainers, and nobody "
-            "names any: --heter_worker_num or --heter_workers."
+            f"{origin.option(request, 'run_mode')} needs heterogeneous trainers: give "
+            "--heter_worker_num or --heter_workers."
         )
 
 
 def supplied(request: Request) -> tuple[str, ...]:
-    """Say which side nobody counts or lists: `roles` takes one there."""
+    """Return notes on the sides without number and list, which have one process."""
     sides = (
         ("parameter servers", "server_num", "servers"),
         ("trainers", "trainer_num", "trainers"),
     )
     return tuple(
-        f"nobody says how many {what} there are: one starts; --{number} counts them."
+        f"the number of {what} is not given: one is started; --{number} sets it."
         for what, number, listed in sides
         if getattr(request, number) is None and not getattr(request, listed)
     )
@@ -187,8 +187,8 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
             number = {SERVER: "servers", TRAINER: "trainers", COORDINATOR: "coordinators"}
             flag = number.get(lost[0], "heter_workers")
             raise UsageError(
-                f"The lists name {len(named)} hosts ({', '.join(named)}), and nobody says which of "
-                f"them the {flag} run on: list them with --{flag}."
+                f"The lists name {len(named)} hosts ({', '.join(named)}); list the {flag} "
+                f"with --{flag}, too, to say on which of them they run."
             )
     if named:
         # A number beside a list of one host means that host; gloo meets at the first server.
@@ -198,7 +198,7 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 
 def _check_distinct(slots: tuple[Slot, ...]) -> None:
-    """Complain when two have the same endpoint."""
+    """Raise UsageError when two slots have the same endpoint."""
     given = [(slot.host, slot.port) for slot in slots if slot.port is not None]
     for host, port in given:
         if given.count((host, port)) > 1:

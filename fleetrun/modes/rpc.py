@@ -24,7 +24,7 @@ def slots(request: Request, share: Share) -> Slots:
 
 
 def layout(_request: Request, _facts: Facts, _share: Share, roster: Roster) -> Layout:
-    """Return every rank of the job; ours are told what paddle.distributed.rpc reads."""
+    """Return every rank of the job; this host's get the variables of paddle.distributed.rpc."""
     ranks = collective.ranks(roster)
     processes = [
         LocalProcess(

@@ -1,1 +1,1 @@
-"""What an end meant: causes, last words, stacks, evidence, and the report of it."""
+"""After a failure: its cause, last log lines, stacks, what the kernel knows, and the report."""

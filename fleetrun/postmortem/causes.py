@@ -1,4 +1,4 @@
-"""What a death means in plain words: signals, and failures that people meet again and again."""
+"""Explanations of signals, and of common failures that are recognised in the end of a log."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ _SHARED_MEMORY = (
     "use fewer DataLoader workers."
 )
 
-# To teach fleetrun another failure, add a row: the marks are plain text as the log shows it,
-# the sentence says what happened and what to do. The first row that matches speaks.
+# To add a failure, add a row: the marks are plain text as in the log, the sentence says what
+# happened and what to do. The first row that matches is used.
 KNOWN_FAILURES = (
     KnownFailure(
         "gpu-out-of-memory",
@@ -201,12 +201,12 @@ KNOWN_FAILURES = (
             " cannot be connected.",
             "Wait timeout for key(s)",
         ),
-        "This rank lost a peer. As none of ours failed before it, look for the reason in the logs "
-        "of the other hosts, or for a peer that ended too early.",
+        "This rank lost a peer. No rank on this host failed before it: look for the reason in the "
+        "logs of the other hosts, or for a peer that ended too early.",
     ),
 )
 
-# Failures that another attempt cannot mend.
+# Failures that another attempt cannot fix.
 NOT_RETRYABLE = frozenset(
     {
         "missing-module",
@@ -220,11 +220,11 @@ NOT_RETRYABLE = frozenset(
     }
 )
 
-# What those say who lost a peer: somebody else failed before them.
+# Failures that mean that a peer has failed before.
 LOST = frozenset({"peer-lost", "nccl", "nccl-interface"})
 
 SIGNAL_MEANINGS = {
-    "SIGABRT": "the program gave up by itself, often a failed check in C++ code",
+    "SIGABRT": "the program aborted itself, often after a failed check in C++ code",
     "SIGBUS": "memory behind a file vanished, most often because /dev/shm is too small",
     "SIGFPE": "a division by zero in native code",
     "SIGHUP": "the terminal or the ssh connection went away",
@@ -232,7 +232,7 @@ SIGNAL_MEANINGS = {
     "SIGINT": "interrupted, as by Ctrl-C",
     "SIGKILL": "killed from outside, most often by the kernel's out-of-memory killer",
     "SIGPIPE": "the reader of a pipe went away",
-    "SIGSEGV": "native code touched memory that is not its own",
+    "SIGSEGV": "native code used memory that it must not access",
     "SIGTERM": "asked to stop",
     "SIGXCPU": "the CPU time limit was reached",
     "SIGXFSZ": "the file size limit was reached",
@@ -240,7 +240,7 @@ SIGNAL_MEANINGS = {
 
 
 def recognise(text: str) -> KnownFailure | None:
-    """Return the known failure that the end of a log speaks of.
+    """Return the known failure that the end of a log shows.
 
     >>> recognise("OSError: [Errno 98] Address already in use").name
     'address-in-use'
@@ -268,7 +268,7 @@ def recognise_loader(words: str, log: str) -> KnownFailure | None:
 
 
 def is_of_victim(text: str) -> bool:
-    """Whether the end of a log says that somebody else failed before.
+    """Whether the end of a log says that a peer has failed before.
 
     >>> is_of_victim("RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:20272")
     True
@@ -278,7 +278,7 @@ def is_of_victim(text: str) -> bool:
 
 
 def meaning(signum: int) -> str:
-    """Name a signal and say what it usually means.
+    """Return the name of a signal and its usual meaning.
 
     >>> meaning(9)
     "SIGKILL (killed from outside, most often by the kernel's out-of-memory killer)"

@@ -1,4 +1,4 @@
-"""Finds forked children that wait for locks which nobody can release any more."""
+"""Finds forked children that wait for locks which no thread can release any more."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH208
@@ -19,7 +19,7 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAITS = frozenset((0, 9))
 _PRIVATE = 128
 _CLOCK_REALTIME = 256
-# Of a process with very many threads nothing is said.
+# Processes with more threads are not examined.
 _MOST_THREADS = 512
 
 
@@ -40,7 +40,7 @@ def forked(family: Iterable[proc.Stat]) -> list[int]:
 def is_deadlocked(pid: int) -> bool:
     """Whether each thread of PID waits, without a timeout, for one of the others to wake it.
 
-    That is a fact and no guess; False where the kernel does not tell.
+    This is certain, not a guess; False where the kernel does not report it.
     """
     folder = f"/proc/{pid}/task"
     try:

@@ -1,4 +1,4 @@
-"""How a job ended, for whoever waits for it: one line, and a document for programs; pure."""
+"""How a job ended: one line for people, and a JSON document for programs; pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def line(ending: Ending) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return SECONDS as people say them.
+    """Return SECONDS as text with units.
 
     >>> duration(3.21), duration(75), duration(7384)
     ('3.2 s', '1 min 15 s', '2 h 03 min')
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:
-    """Return what programs are told of ENDING by the launcher on HOST.
+    """Return the JSON document about ENDING, from the launcher on HOST.
 
     Its keys: schema, event (ended), job_id, host, nodes (how many hosts), processes (of all hosts),
     began (seconds since 1970), seconds, steps (null: no rank told), attempts, exit_code, verdict,

@@ -1,8 +1,7 @@
-"""When each process of a failed job failed, and whether it says what only victims say.
+"""When and why each process of a failed job failed, and whether it only lost a peer.
 
-A process may raise an exception and need seconds to end, while those that lose it end at once. So
-the moment of a failure is that of the exception (the rank writes it down, see `inject/site`), else
-that of the end.
+A process may need seconds to exit after an exception, while its peers exit at once. So the time of
+a failure is that of the exception, which the rank records (see `inject/site`), else of the exit.
 """
 
 # pathlib costs start-up time.
@@ -27,18 +26,19 @@ if TYPE_CHECKING:
 _SHELL_REFUSALS = frozenset((126, 127))
 # The exception of a Python below a shell is the shell's failure if it is not older than that.
 _WRAPPER_S = 30.0
-# An end is seen a little after it happened; by then others may have raised because of it. No lost
-# peer makes a process die of these signals (ILL, BUS, FPE, KILL, SEGV), so they get that allowance.
+# An exit is seen a little after it happened; by then peers may have raised because of it. The loss
+# of a peer never causes these signals (ILL, BUS, FPE, KILL, SEGV), so their time is set back by
+# this.
 _SEEN_AFTER_S = 0.1
 _OWN_SIGNALS = frozenset((4, 7, 8, 9, 11))
-# Of so many processes the logs are read.
+# The most logs that are read.
 _MOST_LOGS = 64
-# Without a traceback, so many lines tell why it ended; a retry that went well stands before them.
+# Without a traceback, this many last lines are examined; a retry that succeeded stands before them.
 _LAST = 5
 
 
 def has_raised(spec: ProcessSpec, attempt: int) -> bool:
-    """Whether the process of SPEC, which is alive, has raised what is going to end it."""
+    """Whether the process of SPEC, which is alive, has raised an exception that will end it."""
     path = spec.env.get(variables.ERROR_FILE, "")
     for one in (_read(path, attempt), _read(names.exit_note(path), attempt)):
         # The exception of another one, that a shell survived, ends nobody.
@@ -48,7 +48,7 @@ def has_raised(spec: ProcessSpec, attempt: int) -> bool:
 
 
 def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
-    """Return EXITS with all that is known of them."""
+    """Return EXITS completed from error files and logs."""
     steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in plan.processes]
     step = max((one for one in steps if one is not None), default=None)
     return tuple(
@@ -57,7 +57,7 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
 
 
 def prospects(plan: LaunchPlan, exited: Exited) -> Exited:
-    """Return EXITED with what tells whether another attempt can end better."""
+    """Return EXITED with the facts that decide whether another attempt can help."""
     return _with_words(exited, lastlines.last_lines(_log(plan, exited)))
 
 

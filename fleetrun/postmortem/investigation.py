@@ -1,4 +1,4 @@
-"""What is found out about a job that ended badly: for people, and for programs in `report.json`."""
+"""Investigates a failed job: for the report on the console, and for `report.json`."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH100, PTH118, PTH119, PTH120
@@ -32,13 +32,13 @@ _MOST_LOGS = 64
 # Of a half-written error file.
 _RAW_LINES = 5
 _SHARED = frozenset(("shared-memory", "shared-memory-full"))
-# Of those that ended before, so many are told; an end is seen a little after it happened.
+# The most processes to list that had ended before; an exit is seen a little after it happened.
 _MOST_EARLY = 4
 _SEEN_S = 0.1
 
 
 class Culprit(NamedTuple):
-    """Who failed first: its last words come from `source`, the log or the error file."""
+    """The process that failed first; its last lines come from `source`, the log or error file."""
 
     exited: Exited
     host: str
@@ -56,7 +56,7 @@ class Culprit(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """Who ended because of that: `how` is stopped, peer lost, or nothing."""
+    """A process that ended because of that: `how` is stopped, peer lost, or nothing."""
 
     exited: Exited
     after_s: float
@@ -64,14 +64,14 @@ class Victim(NamedTuple):
 
 
 class Investigation(NamedTuple):
-    """All that is known of a bad end."""
+    """All findings about a failed job."""
 
     culprit: Culprit | None = None
     victims: tuple[Victim, ...] = ()
 
 
 def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investigation:
-    """Return who failed first and of what, and who did so because of that."""
+    """Find the process that failed first, why, and those that ended because of it."""
     culprit = outcome.cause
     if not isinstance(culprit, Exited):
         return Investigation()
@@ -137,7 +137,7 @@ def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
 def _early_ends(
     plan: LaunchPlan, outcome: Outcome, failed_at: float, known: KnownFailure | None
 ) -> list[str]:
-    """Say who had ended without an error before a rank lost its peer."""
+    """Return which processes had ended without an error before a rank lost its peer."""
     if known is None or known.name not in causes.LOST:
         return []
     return [
@@ -150,7 +150,7 @@ def _early_ends(
 
 
 def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
-    """Say which Python could not import something, and whether another one is activated."""
+    """Return which Python could not import a module, and whether another one is activated."""
     if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
         return []
     import shutil  # noqa: PLC0415 - only after a failure
@@ -166,7 +166,7 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
 
 
 def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
-    """Say that CULPRIT, which had failed, did not come to an end by itself."""
+    """Return that CULPRIT, which had raised an exception, did not exit by itself."""
     ends = [one for one in outcome.exits if one.process == culprit.process]
     if all(one.status == culprit.status for one in ends):
         return []
@@ -211,7 +211,7 @@ def write(
     findings: Investigation,
     hide: Callable[[str], str] = str,
 ) -> None:
-    """Write report.json into the run directory, whole or not at all; OSError if that fails."""
+    """Write report.json into the run directory atomically; raises OSError."""
     culprit = findings.culprit
     report = ReportRecord(
         outcome=outcome.describe(),

@@ -1,6 +1,6 @@
-"""What the system knows of a death: the kernel's log and counters, shared memory, a core file.
+"""What the kernel knows about a failure: its log and counters, shared memory, a core file.
 
-Everything is read if we may read it; nothing here ever fails.
+What may not be read is left out; nothing here raises.
 """
 
 # pathlib costs start-up time.
@@ -28,10 +28,7 @@ _MOST_RECORDS = 20_000
 
 
 class Baseline(NamedTuple):
-    """How things stood when the job began: counted are processes killed for want of memory.
-
-    None: the kernel does not tell.
-    """
+    """The counts of out-of-memory kills when the job began; None: not reported by the kernel."""
 
     # Monotonic, in seconds.
     at: float
@@ -40,7 +37,7 @@ class Baseline(NamedTuple):
 
 
 class Cgroup(NamedTuple):
-    """What the kernel says of the memory of the group of processes that we belong to."""
+    """The memory counters of this launcher's cgroup."""
 
     file: str
     oom_kills: int | None
@@ -49,13 +46,13 @@ class Cgroup(NamedTuple):
 
 
 def baseline(at: float) -> Baseline:
-    """Return how things stand for a job that began AT."""
+    """Return the counts now, for a job that began at AT."""
     group = cgroup()
     return Baseline(at, group.oom_kills if group else None, _counter("/proc/vmstat", "oom_kill"))
 
 
 def of(culprit: Exited, before: Baseline) -> list[str]:
-    """Return, in full sentences, what explains the death of CULPRIT by a signal."""
+    """Return, in full sentences, what explains that a signal has killed CULPRIT."""
     match culprit.status.signum:
         case 9:
             said = _of_kill(culprit, before)
@@ -69,7 +66,7 @@ def of(culprit: Exited, before: Baseline) -> list[str]:
 
 
 def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
-    """Say whether the kernel killed it for want of memory, as a fact only if it is one."""
+    """Return whether the out-of-memory killer did it, and how sure that is."""
     group = cgroup()
     in_cgroup = None if group is None else group.oom_kills
     on_host = _counter("/proc/vmstat", "oom_kill")
@@ -89,7 +86,7 @@ def _of_kill(culprit: Exited, before: Baseline) -> list[str]:
     elif before.on_host is not None and on_host == before.on_host:
         said.append(
             "The kernel has counted no out-of-memory kill since the start, so look for another "
-            "sender: a scheduler, systemd-oomd, somebody's kill -9."
+            "sender: a scheduler, systemd-oomd, a user's kill -9."
         )
     return [*said, _memory(culprit, group)]
 
@@ -110,7 +107,7 @@ def _rose(before: int | None, now: int | None) -> bool:
 
 
 def kernel_says(pid: int | None, since: float, path: str = "/dev/kmsg") -> list[str]:
-    """Return what the kernel's log says of the end of PID, SINCE a moment in monotonic seconds."""
+    """Return the kernel's log lines about the end of PID, SINCE a monotonic time in seconds."""
     if pid is None:
         return []
     said = about(records(path), pid, since)
@@ -193,7 +190,7 @@ def _counter(path: str, name: str) -> int | None:
 
 
 def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only measured
-    """Say how large shared memory is, and how much of it is in use now."""
+    """Return how large shared memory is, and how much of it is in use."""
     try:
         room = os.statvfs(path)
     except OSError:
@@ -203,7 +200,7 @@ def shared_memory(path: str = "/dev/shm") -> list[str]:  # noqa: S108 - only mea
 
 
 def unwritable(folder: str) -> list[str]:
-    """Say what keeps everybody from writing to FOLDER, if anything does: the log cannot tell."""
+    """Return why FOLDER cannot be written, if it cannot: the log would be incomplete then."""
     path = os.path.join(folder, f".room.{os.getpid()}")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -213,13 +210,13 @@ def unwritable(folder: str) -> list[str]:
         finally:
             os.close(fd)
     except OSError as error:
-        said = f"Nothing can be written to {folder} ({error.strerror}): its last words are not"
-        return [f"{said} in its log, and printing may be what it failed at."]
+        said = f"Nothing can be written to {folder} ({error.strerror}): the last lines are not"
+        return [f"{said} in its log, and it may have failed while printing."]
     return []
 
 
 def size(count: int) -> str:
-    """Say how many bytes, as people do.
+    """Return a number of bytes with a unit.
 
     >>> size(512), size(64 * 1024**2), size(int(23.54 * 1024**3))
     ('512 B', '64 MiB', '23.5 GiB')

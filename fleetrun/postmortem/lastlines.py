@@ -14,7 +14,7 @@ _CHAINED = (
     "During handling of the above exception",
     "The above exception was the direct cause",
 )
-# How faulthandler and Paddle begin to tell of a crash.
+# The first lines of a crash dump by faulthandler and by Paddle.
 _CRASHES = ("Fatal Python error: ", "C++ Traceback (most recent call last)")
 _RULE = "-----"
 
@@ -32,7 +32,7 @@ def last_lines(text: str) -> list[str]:
     >>> last_lines("10%\r20%\r\nend")
     ['20%', 'end']
     """
-    # Of a progress bar the last state is enough. Only line feeds separate lines in a log.
+    # Keep the last state of a progress bar. Only line feeds separate lines in a log.
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip().split("\n")]
     start = _start_of_crash(lines)
     if start is not None:
@@ -44,12 +44,12 @@ def last_lines(text: str) -> list[str]:
 
 
 def explains(lines: list[str]) -> bool:
-    """Whether LINES tell of an exception or a crash."""
+    """Whether LINES have an exception or a crash."""
     return any(line.startswith((_TRACEBACK, *_CRASHES)) for line in lines)
 
 
 def shorten(lines: list[str]) -> list[str]:
-    """Return LINES without the middle, if they are very many: both ends tell the most.
+    """Return LINES without the middle if they are very many.
 
     >>> len(shorten(["x"] * 1000))
     100
@@ -62,11 +62,11 @@ def shorten(lines: list[str]) -> list[str]:
 
 
 def _start_of_crash(lines: list[str]) -> int | None:
-    """Return where the last crash begins: both tell of it, one after the other."""
+    """Return where the last crash dump begins; faulthandler and Paddle write one each."""
     found = [number for number, line in enumerate(lines) if line.startswith(_CRASHES)]
     if not found:
         return None
-    # An earlier one, of a child that was replaced, is another story.
+    # An earlier one may be of a child that was replaced.
     told: set[str] = set()
     start = found[-1]
     for number in reversed(found):

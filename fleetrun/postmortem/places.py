@@ -1,4 +1,4 @@
-"""Who stands where: reads dumped Python stacks and finds the rank that stands elsewhere."""
+"""Reads dumped Python stacks, and finds the ranks that stand elsewhere than most."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Stack = tuple[Frame, ...]
 
 
 class StackGroup(NamedTuple):
-    """Where some ranks stand: innermost frame first. All of them are on the same lines."""
+    """Ranks on the same lines, and their common stack, innermost frame first."""
 
     ranks: tuple[int, ...]
     stack: Stack
@@ -59,7 +59,7 @@ class StackGroup(NamedTuple):
 
 
 class StackComparison(NamedTuple):
-    """Every place, the emptiest first, and the ranks that do not stand where most do."""
+    """All groups, the smallest first, and the ranks that do not stand where most do."""
 
     places: tuple[StackGroup, ...]
     odd: tuple[int, ...]
@@ -118,7 +118,7 @@ def _frame(line: str) -> Frame | None:
 
 
 def compare(stacks: Mapping[int, Stack]) -> StackComparison:
-    """Find out which ranks stand elsewhere; nobody does where there is no majority to leave."""
+    """Find the ranks that stand elsewhere than the majority; none if there is no majority."""
     known = {rank: stack for rank, stack in stacks.items() if stack}
     if not known:
         return StackComparison((), ())
@@ -129,10 +129,10 @@ def compare(stacks: Mapping[int, Stack]) -> StackComparison:
     for key in (_exactly, _by_users_lines, _by_function, _innermost):
         groups = _places(known, key)
         if 2 * len(groups[-1].ranks) > len(known):
-            # Whose stack cannot be had is not odd for that.
+            # A rank without a stack is not odd.
             odd = [rank for group in groups[:-1] for rank in group.ranks]
             return StackComparison(places, tuple(sorted(odd)))
-    # Two ranks, say: who waits for the other is not the one to look at.
+    # With two ranks, for example: the one that waits for the other is not the odd one.
     absent = [place for place in places if not place.is_meeting]
     if 0 < len(absent) < len(places):
         odd = [rank for place in absent for rank in place.ranks]
@@ -154,7 +154,7 @@ def _exactly(stack: Stack) -> object:
 
 
 def _by_users_lines(stack: Stack) -> object:
-    """Of libraries the function is enough: waiting, they go round in loops."""
+    """Return STACK without line numbers in libraries, where waiting code runs in loops."""
     return tuple((frame.function, frame.file, frame.is_users and frame.line) for frame in stack)
 
 

@@ -1,4 +1,4 @@
-"""The last word on a job that did not end well: who failed first, of what, and its last lines."""
+"""The report on a failed job: which process failed first, why, and its last lines."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fleetrun.run.children import Leftover
     from fleetrun.run.events import Outcome
 
-# In how many places ranks of a hung job may stand, to be told one by one.
+# The most places of a hung job that are listed.
 _PLACES = 8
-# Of what is not in effect, so many things are told one by one.
+# The most fields that are not in effect that are listed.
 _FAULTS = 12
-# Of what was left running, so many are named, each with so many characters.
+# The most processes left running that are named, and the most characters of each.
 _LEFT = 5
 _LINE = 120
 _FORK = (
@@ -43,7 +43,7 @@ _FORK = (
 def verdict(
     outcome: Outcome, findings: Investigation, labels: Sequence[str], shown: AbstractSet[int]
 ) -> str:
-    """Return the report; what processes in SHOWN wrote is on the user's screen already."""
+    """Return the report; the output of the processes in SHOWN is on the console already."""
     lines = []
     match outcome.cause:
         case Exited(process=process) if findings.culprit is not None:
@@ -70,8 +70,8 @@ def verdict(
 
 
 def _elsewhere(failure: PeerFailed) -> list[str]:
-    """Say what failed first on another host, and show its last lines."""
-    # Texts of other hosts are shown, not obeyed.
+    """Return what failed first on another host, with its last lines."""
+    # Control characters in the text of another host must not reach the terminal.
     said = _sentence(visible(failure.describe()))
     words = [f"    {visible(line)}" for line in failure.words.split("\n") if line]
     if not words:
@@ -80,13 +80,13 @@ def _elsewhere(failure: PeerFailed) -> list[str]:
 
 
 def left_running(left: Sequence[Leftover]) -> str:
-    """Say what of a job that ended well had to be ended; nothing if there was nothing.
+    """Return which processes were killed after a success, as a sentence; or nothing.
 
     >>> from fleetrun.run.children import Leftover
     >>> left_running([Leftover(7, ("serve", "--password=hush"))])
     'The job is done; ended what it had left running: pid 7 (serve --password=***).'
     """
-    # That one ends by itself when it sees that its parent has.
+    # multiprocessing's resource tracker ends by itself.
     told = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
     if not told:
         return ""
@@ -94,7 +94,7 @@ def left_running(left: Sequence[Leftover]) -> str:
 
     parts = []
     for pid, words in told[:_LEFT]:
-        # A title, or a shell's own script, has several words in one.
+        # A process title, or a shell's script, has several words in one argument.
         line = " ".join(conceal(" ".join(words).split())[0])
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
@@ -104,7 +104,7 @@ def left_running(left: Sequence[Leftover]) -> str:
 
 
 def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
-    """Say which attempt it was, why there is no other one, and what is left."""
+    """Return which attempt it was, why there is no other one, and what is left."""
     lines = []
     if outcome.earlier:
         first = outcome.earlier[0].describe()
@@ -120,11 +120,11 @@ def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
 
 
 def _hang(hang: Hung) -> list[str]:
-    """Say who stands where, the ranks that stand elsewhere than the rest first."""
+    """Return where the ranks stand, those that stand elsewhere than the rest first."""
     said = f"The job hung: for {hang.seconds:.0f} s there was no output, no processor or disk use"
     lines = [f"{said} and no heartbeat."]
     if hang.by_steps:
-        lines = [f"The job hung: for {hang.seconds:.0f} s no rank told a new step."]
+        lines = [f"The job hung: for {hang.seconds:.0f} s no rank reported a new step."]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
@@ -144,7 +144,7 @@ def _hang(hang: Hung) -> list[str]:
 
 
 def _refuted(faults: Sequence[str]) -> list[str]:
-    """Say what of the strategy is not in effect, and where."""
+    """Return which fields of the strategy are not in effect, and on which ranks."""
     lines = ["The strategy is not in effect as asked, and --strategy_strict wants it to be:"]
     lines += [f"    {_sentence(fault)}." for fault in faults[:_FAULTS]]
     if len(faults) > _FAULTS:
@@ -157,7 +157,7 @@ def _sentence(words: str) -> str:
 
 
 def _culprit(culprit: Culprit, *, is_shown: bool) -> list[str]:
-    """Say who failed first, where, when and of what, and show its last words."""
+    """Return which process failed first, where, when and why, with its last lines."""
     exited = culprit.exited
     if exited.fault:
         return [exited.describe()]

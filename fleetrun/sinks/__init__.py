@@ -1,1 +1,1 @@
-"""Watchers of a run: console, events, run directory. They may fail without hurting the job."""
+"""Sinks: observers that show or record a run. They may fail without hurting the job."""

@@ -1,4 +1,4 @@
-"""Remembers what there will be to tell when the job has ended."""
+"""Collects what the closing line and the notifications say about the end of the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EndingSink(Sink):
         self.ending: Ending | None = None
 
     def on_event(self, happening: Happening) -> None:
-        """Take note of each plan, and of the end."""
+        """Keep each plan, and the end."""
         if isinstance(happening, Gathered):
             self._plan = happening.plan
         elif isinstance(happening, Finished):

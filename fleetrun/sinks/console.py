@@ -1,7 +1,7 @@
 """Ranks' output on the console: live, whole, and only as fast as the reader takes it.
 
-Ranks write to their own log files; what is shown is read from there. A stuck terminal costs
-nobody anything: what it did not take stays in the file until it does.
+Ranks write to their own log files, and the console reads these. A stuck terminal holds no rank up:
+what it did not take stays in the file.
 """
 
 # pathlib costs start-up time.
@@ -28,20 +28,19 @@ if TYPE_CHECKING:
     from fleetrun.sinks.rotate import Cut
 
 _CHUNK = 256 * 1024
-# A file that grows is read this often; the longer it is quiet, the less often it is looked at, at
-# the least that often (0.03 % of a core). Not inotify: to give up its last watch takes the kernel
-# 20 ms, and every exit would pay for that.
+# How often a growing file is read; the longer it is quiet, the less often, down to the quiet pace
+# (0.03 % of a core). Not inotify: closing its last watch takes the kernel 20 ms at every exit.
 _PACE_S = 0.03
-# Nobody reads along when this much has come since the last look. Then looks are rare: each would
-# take a little of the processor that the rank writes with.
+# With this much new output at once no person reads along. The file is then read less often, as
+# each read takes processor time from the rank.
 _FLOOD_BYTES = 256 * 1024
 _FLOOD_PACE_S = 0.25
 _QUIET_PACE_S = 0.5
 _PROMPT_PACE_S = 0.05
 _SLOWER = 1.25
-# The loop gets its turn after this much, however fast a rank writes.
+# Return to the event loop after this much, however fast a rank writes.
 _TURN_BYTES = 4 * _CHUNK
-# What is shown beside other ranks' lines waits this long for the end of its own: a prompt, a bar.
+# With several ranks, an unfinished line (a prompt, a progress bar) is shown after this long.
 _UNFINISHED_S = 0.2
 # A longer line is broken when several ranks are shown.
 _LONGEST_LINE = 1024 * 1024
@@ -49,23 +48,23 @@ _LONGEST_LINE = 1024 * 1024
 _TIMEOUT_S = 10.0
 
 
-# A piece of a letter or of a colour at the end of what a rank has written so far.
+# An incomplete UTF-8 character or escape sequence at the end of the output so far.
 _CUT_SHORT = (
     rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2}|\x1b(?:\[[0-9;?]*)?)\Z"
 )
-# After it the rank writes over its line, where the prefix stands.
+# After it the rank overwrites its line, where the prefix stands.
 _REDRAW = rb"\r(?![\r\n])(?!\Z)"
 
 
 class Feed:
-    """One rank's log file, read from where the console has come to.
+    """One rank's log file, read from the console's current offset.
 
-    Offsets count all that the rank wrote, also what `--log_max_size` has moved to other files.
+    Offsets count all bytes that the rank wrote, including those moved away by `--log_max_size`.
     """
 
     def __init__(self, path: str, prefix: bytes) -> None:
         self.path = path
-        # Nobody writes to it any more: another attempt has begun.
+        # Another attempt has begun, so the file does not grow any more.
         self.is_final = False
         self._prefix = prefix
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,7 +76,7 @@ class Feed:
         self._moved = 0
         self._archives: list[tuple[int, int, int]] = []
 
-    # When what is unfinished is to be shown all the same.
+    # When an unfinished line is to be shown.
     due_at: float | None = None
     # What was shown last: the beginning of a line, or one that the rank will write over.
     _is_open = False
@@ -100,7 +99,7 @@ class Feed:
             return b""
         self._seen = size
         if size < self._offset:
-            # Somebody emptied the file; the rank goes on at its start.
+            # The file was truncated; the rank continues at its start.
             self._offset = self._moved = self._base
             self._forget(len(self._archives))
         shown = b""
@@ -118,7 +117,7 @@ class Feed:
     _is_in_a_line = False
 
     def _cut(self, *, is_last: bool, now: float) -> bytes:
-        """Return the next piece, as the rank wrote it; nothing if it is to wait for its end."""
+        """Return the next piece as the rank wrote it; nothing while a line is to be completed."""
         chunk = self._read(_CHUNK)
         if not self._prefix:
             return chunk
@@ -164,7 +163,7 @@ class Feed:
 
     @property
     def is_open(self) -> bool:
-        """Whether what was shown last has no end yet."""
+        """Whether the line that was shown last is unfinished."""
         return bool(self._prefix) and self._is_open
 
     def _read(self, length: int) -> bytes:
@@ -189,7 +188,7 @@ class Feed:
             return 0
         archive = os.open(cut.archive, os.O_RDONLY | os.O_CLOEXEC)
         self._archives.append((archive, begin, self._moved))
-        # What is removed for others is not kept for us: a reader that stopped would fill the disk.
+        # Removed archives are not kept open: a console that stopped would fill the disk.
         self._forget(len(self._archives) - cut.kept)
         lost = max(0, self._archives[0][1] - self._offset)
         self._offset += lost
@@ -223,12 +222,12 @@ class Console(Sink):
     ) -> None:
         self._choose = shown
         self._begin(plan, 0)
-        # Somebody types, and waits for the answer.
+        # A user types, and waits for the answer.
         self._quiet_pace_s = _PROMPT_PACE_S if is_prompt else _QUIET_PACE_S
         self._say = say
         self._outlet = Outlet(1)
         self._feeds: list[Feed] = []
-        # Whose unfinished line the cursor stands in, when lines have prefixes.
+        # The feed in whose unfinished line the cursor stands, when lines have prefixes.
         self._cursor: Feed | None = None
         self._turn = 0
         # What the outlet has not taken yet.
@@ -279,7 +278,7 @@ class Console(Sink):
         self._outlet.close()
 
     def follow(self, cut: Cut) -> None:
-        """Know that the beginning of a log has moved."""
+        """Handle a log whose beginning was moved to an archive."""
         if self._is_done:
             return
         try:
@@ -295,7 +294,7 @@ class Console(Sink):
             )
 
     def _begin(self, plan: LaunchPlan, attempt: int) -> None:
-        """Know whom to show of a generation, and where their output is."""
+        """Open the feeds of a generation."""
         self._plan = plan
         self._shown = self._choose(plan)
         self._logs = {i: log_path(plan, plan.processes[i], attempt) for i in self._shown}
@@ -312,7 +311,7 @@ class Console(Sink):
         self._pump()
 
     def _pump(self) -> None:
-        """Show what there is, as far as the reader takes it; then arrange for the next time."""
+        """Write the new output as far as the reader takes it, and set the next alarm."""
         budget = _TURN_BYTES
         while not self._is_done:
             if not self._pending and not self._fetch():
@@ -328,7 +327,7 @@ class Console(Sink):
 
     def _fetch(self) -> bool:
         """Take the next piece from the feeds in turn; False if there is none."""
-        # First what earlier attempts have left, half lines too.
+        # Output of earlier attempts comes first, with unfinished lines.
         while self._feeds and self._feeds[0].is_final:
             if self._take(self._feeds[0], is_last=True):
                 return True
@@ -390,7 +389,7 @@ class Console(Sink):
             self._give_up(f"standard output took nothing for {_TIMEOUT_S:g} s")
 
     def _rest(self) -> None:
-        """All is shown for now: look again, soon if the files grow at a pace for people."""
+        """Wait for more output, for a shorter time while the files grow at a readable pace."""
         if self._is_done:
             return
         if self._is_last:
@@ -408,7 +407,7 @@ class Console(Sink):
         self._waiting.alarm("pace", min((now + self._pace_s, *due)), self._pump)
 
     def _give_up(self, why: str) -> None:
-        """Say where the output is, and leave it there."""
+        """Stop showing output, and print where it is."""
         self._stop()
         if self._shown:
             logs = list(self._logs.values())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class EventLog(Sink):
-    """Writes down what the supervisor tells."""
+    """Writes each event as a line."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EventLog(Sink):
         )
 
     def on_event(self, happening: Happening) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind
-        """Write it down."""
+        """Write the line of HAPPENING."""
         match happening:
             case Started(pid=pid, at=at):
                 spec = self._plan.processes[happening.process]

@@ -1,4 +1,4 @@
-"""Which commit a folder is at: read from .git at once, and asked of git by a child."""
+"""The commit of a folder: read from .git at once, then from `git status` in a child process."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH120, PTH123
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 20.0
 _CHUNK = 64 * 1024
-# Enough for the two lines about the commit and to see that something has changed.
+# Enough for the two lines about the commit, and for one changed file.
 _MOST = 1024 * 1024
-# No lock that the user's own git would meet, no program that the folder's settings name, no daemon
-# left behind; a folder of another user, as containers have, is only read.
+# Without locks, which would disturb the user's git, without programs from the repository's
+# configuration, without a daemon; a folder of another user, as in containers, is allowed.
 _COMMAND = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "safe.directory=*"),
     *("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-ahead-behind"),
     "--ignore-submodules=dirty",
 )
-# These would send git to another repository.
+# These would make git read another repository.
 _MISLEADING = (b"GIT_DIR", b"GIT_WORK_TREE", b"GIT_INDEX_FILE", b"GIT_COMMON_DIR")
 
 
 class Revision(NamedTuple):
-    """A commit; `is_dirty` (a tracked file differs from it) is None when nobody looked."""
+    """A commit; `is_dirty`: a tracked file differs from it (None: unknown)."""
 
     commit: str | None
     branch: str | None
@@ -83,7 +83,7 @@ def _text(path: str) -> str:
 
 
 def parse(output: str) -> Revision | None:
-    r"""Read what `git status --porcelain=v2 --branch` says; None if that is no answer.
+    r"""Parse the output of `git status --porcelain=v2 --branch`; None if it is anything else.
 
     >>> parse("# branch.oid 1f3a\n# branch.head main\n1 .M N... 100644 100644 train.py\n")
     Revision(commit='1f3a', branch='main', is_dirty=True)
@@ -126,7 +126,7 @@ class GitStatus:
         self._fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             env = {name: value for name, value in os.environb.items() if name not in _MISLEADING}
-            # So that whoever cleans up after the job finds this process too.
+            # The marker lets a clean-up of the job find this process, too.
             env |= {os.fsencode(name): os.fsencode(value) for name, value in marker.items()}
             self._pid = os.posix_spawnp(
                 _COMMAND[0],
@@ -143,7 +143,7 @@ class GitStatus:
             )
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
-            # No git here: what .git says is all we get.
+            # There is no git: what was read from .git has to do.
             self._pidfd = -1
         finally:
             os.close(write_fd)
@@ -156,7 +156,7 @@ class GitStatus:
         if piece and len(self._output) < _MOST:
             return
         self.close()
-        # Cut off in the middle it is as good: something has changed.
+        # Cut off in the middle it says enough: something has changed.
         self._answer(parse(self._output.decode(errors="replace")))
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class GitStatus:
 
 
 def _kill(pidfd: int) -> None:
-    """Kill it; the supervisor reaps it, like all that is left to us, and may have done so."""
+    """Kill it; the supervisor reaps it, or has done so."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
 """`launch.txt` in the run directory: Paddle's tables of settings and environment, and our remarks.
 
-Attempts after the first one add the environment that is theirs. Only its owner may read it.
+Later attempts add their environment. Only the owner may read it (mode 0600).
 """
 
 # pathlib costs start-up time.
@@ -48,11 +48,11 @@ class LaunchFile(Sink):
         self._is_written = False
 
     def open(self, waiting: Waiting) -> None:
-        """Write when nobody waits for us any more."""
+        """Write a little after the ranks have started."""
         waiting.alarm("launch file", time.monotonic() + _AFTER_S, self._write_first)
 
     def on_event(self, happening: Happening) -> None:
-        """Add what another attempt is given: it has other ports."""
+        """Add the environment of another attempt, which has other ports."""
         if isinstance(happening, Gathered) and happening.attempt:
             from fleetrun.plan import render  # noqa: PLC0415 - see below
 
@@ -60,7 +60,7 @@ class LaunchFile(Sink):
             self._append(render.again(happening.plan))
 
     def close(self) -> None:
-        """Do what a short launch had no time for."""
+        """Write now what a short launch has not written yet."""
         self._write_first()
 
     def _write_first(self) -> None:

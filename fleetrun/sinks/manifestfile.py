@@ -1,4 +1,4 @@
-"""`manifest.json` in the run directory: where a result came from, and how to get it again.
+"""`manifest.json` in the run directory: the provenance of a result, and how to reproduce it.
 
 Schema 1; `fleetrun --from-manifest FILE` reads it. Written when the ranks have started, once more
 when git has answered, in one step each time; only its owner may read it (mode 0600).
@@ -51,7 +51,7 @@ _AFTER_S = 0.4
 
 
 class ManifestFile(Sink):
-    """Writes down what REQUEST, made in ENVIRON, has led to."""
+    """Writes the manifest of the launch of REQUEST, made in ENVIRON."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class ManifestFile(Sink):
         self._question: GitStatus | None = None
 
     def open(self, waiting: Waiting) -> None:
-        """Write when nobody waits for us any more."""
+        """Write a little after the ranks have started."""
         self._waiting = waiting
         waiting.alarm("manifest", time.monotonic() + _AFTER_S, self._begin)
 
     def close(self) -> None:
-        """Do what a short launch had no time for."""
+        """Write now what a short launch has not written yet."""
         if self._question is not None:
             self._question.close()
         if not self._is_written:
@@ -191,7 +191,7 @@ class ManifestFile(Sink):
 
 
 def _config(request: Request) -> dict[str, object] | None:
-    """Return what the config file said, as far as it counted."""
+    """Return the lines of the config file that took effect."""
     path = next((one.value for one in request.settings if one.name == "config"), "None")
     lines = []
     for setting in request.settings:
@@ -250,7 +250,7 @@ def _versions(kernel: str) -> dict[str, str | None]:
 
 def _paddle() -> str | None:
     """Return the name and version of the installed Paddle, as `paddlepaddle-gpu 3.3.1`."""
-    # importlib.metadata would hold up the supervisor for 60 ms, and says nothing else.
+    # importlib.metadata would block the supervisor for 60 ms, and says the same.
     for folder in sys.path:
         try:
             names = os.listdir(folder or ".")

@@ -1,4 +1,4 @@
-"""Standard output or error, written to without ever waiting for its reader."""
+"""Standard output or error, written without ever blocking on its reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from socket import socket
 
-# A pipe that was full holds this much from then on: who fills it waits less often.
+# A pipe that was full is enlarged to this, so that its writer waits less often.
 _PIPE_BYTES = 256 * 1024
 # What fits into a pipe that can take anything at all.
 _PIPE_ROOM = 4096
@@ -24,14 +24,14 @@ class Outlet:
 
     def __init__(self, fd: int) -> None:
         self._socket: socket | None = None
-        # Where writing can block, only as much as surely fits is written, when poll says so.
+        # If writing can block: write only when poll allows it, and only as much as surely fits.
         self._is_careful = False
         self._own_fd = -1
         self.is_closed = False
         # Whether it can be full, and `fd` be waited for.
         self.can_wait = False
         self.fd = fd
-        # If Python found it closed, its number may belong to any other file by now.
+        # If it was closed at the start, its number may belong to any other file by now.
         if (sys.__stdout__ if fd == 1 else sys.__stderr__) is None:
             self.is_closed = True
             return
@@ -61,8 +61,8 @@ class Outlet:
                 fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def _reopen(self, fd: int) -> None:
-        # Being non-blocking belongs to the open file, which the user's shell shares with us; so
-        # open it once more.
+        # O_NONBLOCK belongs to the open file description, which the user's shell shares; so open
+        # the file once more.
         self.can_wait = True
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
@@ -79,7 +79,7 @@ class Outlet:
         self.fd = self._socket.fileno()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write the beginning of DATA and say how much that was; `is_closed` when all is lost.
+        """Write the beginning of DATA and return its length; sets `is_closed` on EPIPE.
 
         Raises OSError for a disk that is full and the like.
         """

@@ -1,7 +1,7 @@
 """Notes in `output.times` when each log grew, at most ten times a second.
 
-Ranks write their own files, without times. A look costs one stat for each log, whatever is written
-into it; the time noted is the file's own, so that it is right also within a look's period.
+Ranks write their own files, without times. Each look costs one stat per log, whatever was written;
+the time noted is the file's own, so it is precise also between two looks.
 """
 
 # pathlib costs start-up time.
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _PACE_S = 0.1
 # The pace where none has grown for so long: eight quiet ranks cost less than 0.1 % of a core.
 _QUIET_S, _QUIET_PACE_S = 1.0, 0.2
-# The clock that dates files may be so far behind.
+# The clock for file times may be this much behind.
 _TICK_MS = 20
-# With very many logs, looks are as rare as keeps them to 0.5 % of a core.
+# With very many logs, looks are so rare that they take at most 0.5 % of a core.
 _REST = 200
 # When the notes have become that long, looks are half as frequent, and again for each time more.
 _LENGTHY = 64 * 1024 * 1024
@@ -63,7 +63,7 @@ class OutputTimes(Sink):
         self._base_ms = 0
         self._looked_at_ms = 0
         self._count = 0
-        # Those of this attempt: what a process leaves behind may still write when it has ended.
+        # The logs of this attempt: descendants of a process may still write when it has ended.
         self._logs: dict[str, _WatchedLog] = {}
 
     def open(self, waiting: Waiting) -> None:
@@ -75,7 +75,7 @@ class OutputTimes(Sink):
         waiting.alarm("look", time.monotonic() + _PACE_S, self._look)
 
     def on_event(self, happening: Happening) -> None:
-        """Know which logs there are."""
+        """Take over the logs of a generation, and each start."""
         if self._fd < 0:
             return
         if isinstance(happening, Started):
@@ -92,7 +92,7 @@ class OutputTimes(Sink):
             self._note()
 
     def follow(self, cut: Cut) -> None:
-        """Know that the beginning of a log has moved."""
+        """Note that the beginning of a log was moved to an archive."""
         log = self._logs.get(cut.log)
         if log is None or self._fd < 0:
             return
@@ -130,7 +130,7 @@ class OutputTimes(Sink):
             try:
                 seen = os.stat(log.path, follow_symlinks=False)
             except OSError:
-                # Somebody removed it; the rank goes on writing, where nobody can read it.
+                # It was removed; the rank goes on writing to the deleted file.
                 continue
             offset = log.base + seen.st_size
             if offset == log.offset or not stat.S_ISREG(seen.st_mode):

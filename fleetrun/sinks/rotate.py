@@ -1,4 +1,4 @@
-"""`--log_max_size`: keeps each process's log short, without losing a byte or holding anybody up.
+"""`--log_max_size`: keeps each process's log short, without losing a byte or blocking a rank.
 
 A rank writes straight into its file and cannot be told to open another one. So the beginning of
 the file is copied to `workerlog.N.1` (the older ones move to `.2`, `.3`, ...; the oldest goes), and
@@ -85,13 +85,13 @@ class _RotatedLog:
         """Whether it has more than LIMIT bytes."""
         size = os.fstat(self.fd).st_size
         if size < self.begin:
-            # Somebody emptied the file; ranks go on at its start.
+            # The file was truncated; ranks continue at its start.
             self.begin = 0
         return size - self.begin > limit
 
     def start(self) -> None:
         """Begin a copy."""
-        # One of a copy that failed, or a link that somebody has put there.
+        # Left by a copy that failed, or a link that another user has put there.
         with suppress(FileNotFoundError):
             os.unlink(self.draft)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -99,11 +99,11 @@ class _RotatedLog:
         self._copied = self.begin
 
     def go_on(self, most: int) -> bool:
-        """Copy the next piece, of at most MOST bytes in all; True when there is no more to do."""
+        """Copy the next piece, of at most MOST bytes in all; True when the copy is complete."""
         size = os.fstat(self.fd).st_size
         if size < self._copied:
             raise OSError(errno.ESTALE, "somebody else shortened it")
-        # What comes in meanwhile is taken along: the less is left, the less has to be moved.
+        # Bytes written meanwhile are copied, too, so that less has to be moved.
         end = min(size - _REST, self.begin + most) // _UNIT * _UNIT
         stop = min(end, self._copied + _PIECE)
         while self._copied < stop:
@@ -114,7 +114,7 @@ class _RotatedLog:
         return self._copied >= end
 
     def finish(self, files: int, *, can_collapse: bool) -> int:
-        """Give the copy its name, take its bytes away from the file, and say how many."""
+        """Rename the copy, remove its bytes from the file, and return their number."""
         self._close_draft()
         length = self.copied
         for number in range(files - 1, 0, -1):
@@ -134,7 +134,7 @@ class _RotatedLog:
         return length
 
     def abandon(self) -> None:
-        """Forget the copy; nothing was taken away yet."""
+        """Remove the copy; the file is unchanged."""
         if self._draft_fd >= 0:
             self._close_draft()
             try:
@@ -180,14 +180,14 @@ class Rotation(Sink):
         self._is_over = False
 
     def prepare(self) -> None:
-        """Try it on a file of our own; a folder where it does not work is an error."""
+        """Try it on a scratch file; raises EnvironmentFault where it does not work."""
         folder = os.path.normpath(os.path.join(self._plan.cwd, self._plan.run_dir))
         try:
             self._can_collapse = can_collapse(folder)
         except OSError as error:
             raise EnvironmentFault(
-                f"--log_max_size cannot work in {folder} ({error.strerror}): its file system does "
-                "not let go of the beginning of a file that is being written, as NFS does not; "
+                f"--log_max_size cannot work in {folder} ({error.strerror}): its file system "
+                "cannot remove the beginning of an open file (NFS cannot); "
                 "choose a folder on a local disk with --log_dir, or leave --log_max_size out."
             ) from None
 
@@ -197,7 +197,7 @@ class Rotation(Sink):
         waiting.alarm("look", time.monotonic() + self._pace_s, self._look)
 
     def on_event(self, happening: Happening) -> None:
-        """Know which files are written."""
+        """Take over the logs of a generation, and each start."""
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
             self._drop(happening.process)
@@ -248,7 +248,7 @@ class Rotation(Sink):
             self._queue.append(log)
 
     def _copy(self) -> None:
-        """Copy one piece of one log; the next piece is another turn's."""
+        """Copy one piece of one log, and schedule the next."""
         if not self._queue:
             return
         log = self._queue.popleft()

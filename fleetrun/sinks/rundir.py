@@ -1,4 +1,4 @@
-"""The run directory: all of one launch in one place, and the names in `log/` that users know.
+"""The run directory with all files of one launch, and the links to it in `log/`.
 
 `log/workerlog.N`, `log/endpoints.log` and `log/latest` are links into `log/runs/<launch>/`; they
 are replaced in one step, so `tail -F` goes on with the next launch.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 _TRIED = ".link"
-# What nobody waits for is done when the ranks have had the processors for themselves a while.
+# Chores are done a little after the ranks have started.
 _PLAN_AFTER_S = 0.3
 _PRUNE_AFTER_S = 1.5
-# Hosts wait for each other for so long at most, unless somebody has patience.
+# Longer than hosts wait for each other, unless the timeout was raised.
 _MARKED_S = 86400.0
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -127,7 +127,7 @@ class RunDirectory(Sink):
             waiting.alarm(chore.__name__, now + delay, lambda chore=chore: self._do(chore))  # type: ignore[misc]
 
     def on_event(self, happening: Happening) -> None:
-        """Let a process's well-known log point to the attempt that runs."""
+        """Link a process's well-known log to the one of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._plan.processes[happening.process]
             self._link(spec.log, names.log_path(self._plan, spec, happening.attempt))
@@ -141,7 +141,7 @@ class RunDirectory(Sink):
                 self._link_others(happening.attempt)
 
     def close(self) -> None:
-        """Do what a short launch had no time for, and give up the claim to the folder."""
+        """Do the chores that a short launch has not done yet, and release the lock."""
         for chore in list(self._chores):
             self._do(chore)
         if self._is_first and self._plan.shared_logs is not None:
@@ -168,7 +168,7 @@ class RunDirectory(Sink):
     # Names --------------------------------------------------------------------------------------
 
     def _link(self, name: str, target: str) -> None:
-        """Let NAME in the log folder be a link to TARGET, in one step, losing nobody's file."""
+        """Make NAME in the log folder a link to TARGET, atomically; a file of that name is kept."""
         path = _join(self._log_dir, name)
         draft = f".{name}.{os.getpid()}"
         fd = self._log_fd
@@ -198,7 +198,7 @@ class RunDirectory(Sink):
                 self._link(name, _join(self._run_dir, log))
 
     def _keep_old(self, name: str) -> None:
-        """Give a file NAME, which Paddle's own launcher leaves, a second name that nobody has."""
+        """Give the file NAME, which Paddle's own launcher leaves, a second, unused name."""
         fd = self._log_fd
         try:
             if stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
@@ -208,7 +208,7 @@ class RunDirectory(Sink):
         for number in range(1, 10_000):
             other = f"{name}.old" if number == 1 else f"{name}.old.{number}"
             try:
-                # Unlike a rename, this cannot hit a file that another launch has just saved.
+                # Unlike a rename, a link cannot overwrite what another launch has just saved.
                 os.link(name, other, src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
             except FileExistsError:
                 continue
@@ -223,7 +223,7 @@ class RunDirectory(Sink):
         planfile.write(self._folder, self._plan, self._hide)
 
     def _prune(self) -> None:
-        """Remove the oldest launches beyond what is kept, and names that lead to none of ours."""
+        """Remove the oldest launches beyond KEEP, and links into launches that are gone."""
         ours = os.path.basename(self._run_dir)
         others = sorted(
             (name for name in os.listdir(self._runs_fd) if name != ours and self._is_launch(name)),
@@ -248,7 +248,7 @@ class RunDirectory(Sink):
             os.close(fd)
 
     def _forget_marker(self, name: str) -> None:
-        """Remove what a launcher has left that was killed before its job began, or while it ran."""
+        """Remove what a launcher has left that was killed before or during its job."""
         fd = self._log_fd
         with suppress(OSError):
             if os.stat(name, dir_fd=fd, follow_symlinks=False).st_mtime + _MARKED_S > time.time():

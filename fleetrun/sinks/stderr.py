@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 # A reader that does not read loses the oldest lines beyond this.
 _MOST = 1000
-# How long the last words wait for a reader who takes nothing.
+# How long the last lines wait for a reader that takes nothing.
 _TIMEOUT_S = 2.0
 
 
 class Messages(Sink):
-    """Says things to the user, and never waits for a terminal to take them."""
+    """Writes lines for the user, without ever blocking on the terminal."""
 
     def __init__(
         self,
@@ -37,24 +37,24 @@ class Messages(Sink):
     ) -> None:
         self._hide = hide
         self._outlet = Outlet(2)
-        # Made when everything is started, so that nobody waits for it.
+        # Made after the processes are started, so that they do not wait for it.
         self.preface = preface
         self._queue: deque[bytes] = deque(maxlen=_MOST)
         self._waiting: Waiting | None = None
         self._is_waiting_for_room = False
         self._is_last = False
         self.is_coloured = is_coloured
-        # The job has not ended well: what is said from now on is why.
+        # The job has failed: the lines from now on say why.
         self._is_fault = False
-        # Somebody else has the terminal.
+        # Another program has the terminal (--ui).
         self._is_held = False
 
     def say(self, text: str) -> None:
-        """Tell the user TEXT, one line; no value in it can make it another, or move the cursor."""
+        """Write TEXT as one line; control characters in it are escaped."""
         self._put(visible(self._hide(text)))
 
     def show(self, text: str) -> None:
-        """Tell the user the lines of TEXT."""
+        """Write the lines of TEXT."""
         self._put(visible_lines(self._hide(text)))
 
     def _put(self, text: str) -> None:
@@ -63,11 +63,11 @@ class Messages(Sink):
         self._pump()
 
     def hold(self) -> None:
-        """Say nothing more for a while."""
+        """Keep all lines back until `release`."""
         self._is_held = True
 
     def release(self) -> None:
-        """Say what has come meanwhile, and go on."""
+        """Write the lines that were kept back, and go on."""
         self._is_held = False
         self._pump()
 
@@ -105,20 +105,20 @@ class Messages(Sink):
             self._queue.clear()
 
     def open(self, waiting: Waiting) -> None:
-        """Say the preface, and what could not be said yet."""
+        """Write the preface, and the lines that wait for it."""
         self._waiting = waiting
         if self.preface is not None:
             self._queue.appendleft(self.preface().encode(errors="backslashreplace"))
         self._pump()
 
     def on_event(self, happening: Happening) -> None:
-        """Only the end matters here: from then on somebody may be waiting for us."""
+        """Note the end, after which the launcher waits for these lines only up to the timeout."""
         if isinstance(happening, Finished):
             self._is_last = True
             self._is_fault = happening.outcome.cause is not None
 
     def is_busy(self) -> bool:
-        """Whether the last words are not out yet."""
+        """Whether some lines are not written yet."""
         return self._is_last and bool(self._queue)
 
     def close(self) -> None:

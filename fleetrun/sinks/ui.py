@@ -1,7 +1,6 @@
 """`--ui`: `fleetrun top` on the launcher's own terminal, until the job ends.
 
-It is a process of its own and costs the launcher nothing. What the launcher has to say meanwhile
-is said when the screen is given back.
+It is a process of its own. The launcher's lines are kept back until it has ended.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Screen(Sink):
         return self._is_over and self._pidfd >= 0
 
     def close(self) -> None:
-        """Have the terminal back."""
+        """Stop it, and restore the terminal."""
         if self._pidfd >= 0:
             self._kill()
             gone = select.poll()
@@ -87,7 +86,7 @@ class Screen(Sink):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _on_end(self) -> None:
-        """Give the terminal back as it was, and say what was held."""
+        """Restore the terminal, and write the lines that were kept back."""
         self._waiting.unwatch(self._pidfd)
         self._waiting.alarm("timeout", None, self._kill)
         code = None
@@ -105,7 +104,7 @@ class Screen(Sink):
             self._messages.say("The job goes on; `fleetrun top` shows it again.")
 
     def _restore(self) -> None:
-        """Put the terminal right, as whoever used it may not have done."""
+        """Reset the terminal, in case the process was killed before it did so."""
         with suppress(OSError, termios.error):
             if self._settings is not None:
                 termios.tcsetattr(1, termios.TCSADRAIN, self._settings)

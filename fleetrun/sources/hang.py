@@ -1,4 +1,4 @@
-"""Samples of the ranks in, verdicts out: is anybody alive, and does one lag behind the others."""
+"""Decides from samples whether all ranks hang, and whether some lag behind the others; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Waiting ranks wake up now and then; who computes uses far more of a processor than this.
+# Waiting ranks wake up now and then; a rank that computes uses far more processor time than this.
 IDLE_SHARE = 0.02
 # Between two looks a log or a progress file takes less of a disk than this, a checkpoint more.
 _NOISE_BYTES = 65536
@@ -23,7 +23,7 @@ NO_TRAFFIC: Mapping[int, int] = {}
 
 
 class Sample(NamedTuple):
-    """What costs nothing to see of one rank: its leader, its log and its heartbeat file.
+    """A cheap sample of one rank: its leader, its log and its heartbeat file.
 
     `beat` changes with each heartbeat, and is 0 before the first one of this attempt.
     """
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 
 
 class DeepSample(NamedTuple):
-    """What it takes a look at all processes to see of one rank."""
+    """A sample of one rank that needs a look at all processes."""
 
     # Processor time of each process of the rank.
     cpu_s: Mapping[int, float]
@@ -43,19 +43,19 @@ class DeepSample(NamedTuple):
     written: int
     # Whether a process of it waits for a disk, in uninterruptible sleep.
     is_in_disk_wait: bool
-    # Whether a process of it waits for what its user types.
+    # Whether a process of it waits for input at a terminal.
     is_at_prompt: bool = False
-    # Bytes that each of its TCP connections has sent and received; none where nobody can tell.
+    # Bytes that each of its TCP connections has sent and received; empty: unknown.
     traffic: Mapping[int, int] = NO_TRAFFIC
 
 
 class IdleClock:
-    """Measures how long no rank has shown any life.
+    """Measures for how long no rank has shown activity.
 
-    A heartbeat, many bytes to a disk or a wait for one are always life. Output, few bytes to a
-    disk, many over TCP and processor time are, too, until the first heartbeat: who reports progress
-    is judged by it, so that ranks that spin while they wait for each other, or have a thread that
-    logs, are noticed. No one else can tell spinning from work.
+    A heartbeat, many bytes written to a disk, or a wait for a disk always count. Output, few bytes
+    to a disk, many bytes over TCP, and processor time count only until the first heartbeat. Ranks
+    with heartbeats are judged by these alone, as they may spin while they wait for each other, or
+    have a thread that logs.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -79,15 +79,15 @@ class IdleClock:
         return any(one.beat for one in self._signs.values())
 
     def silent_s(self, at: float) -> float:
-        """Return for how long nothing has happened."""
+        """Return the seconds without activity."""
         return at - self._since
 
     def look(self, signs: Mapping[int, Sample], at: float) -> bool:
-        """Take what is cheap to see; return whether a closer look is wanted."""
+        """Take the cheap samples; return whether deep samples are needed."""
         before, before_at = self._signs, self._at
         self._signs, self._at = signs, at
         if before_at is None or at - before_at > 3 * self.period_s + 1.0:
-            # The first look; or we were stopped ourselves, and know nothing of that time.
+            # The first look, or the launcher itself was stopped meanwhile.
             self.revive(at)
             return False
         enough = _enough(at - before_at)
@@ -97,7 +97,7 @@ class IdleClock:
                 break
             if not self.has_beats and now.output != past.output:
                 break
-            # Somebody stopped it on purpose, and will let it go on, or a debugger has.
+            # A user or a debugger has stopped it on purpose.
             if now.state in "Tt" or (not self.has_beats and now.cpu_s - past.cpu_s > enough):
                 break
         else:
@@ -106,7 +106,7 @@ class IdleClock:
         return False
 
     def look_closer(self, depths: Mapping[int, DeepSample], at: float) -> None:
-        """Take what `look` wanted."""
+        """Take the deep samples that `look` needed."""
         before, before_at = self._depths, self._depths_at
         self._depths, self._depths_at = depths, at
         self._has_compared = before is not None
@@ -121,33 +121,33 @@ class IdleClock:
             ):
                 self._since = at
             if minds_all and past is not None:
-                # Who ended in between takes its time with it; who is new brings its own.
+                # A process that has ended takes its count with it; a new one brings its own.
                 used = sum(now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s)
                 moved = sum(now.traffic[one] - past.traffic.get(one, 0) for one in now.traffic)
                 if used > _enough(at - before_at) or moved > _chatter(at - before_at):
                     self._since = at
 
     def revive(self, at: float) -> None:
-        """Begin to count again: there was life, or nobody could see."""
+        """Restart the count: there was activity, or it could not be observed."""
         self._since, self._depths, self._has_compared = at, None, False
 
     def is_hung(self, at: float) -> bool:
-        """Whether it has been too long."""
+        """Whether the timeout has passed."""
         return self._has_compared and self.silent_s(at) >= self._timeout_s
 
 
 def _enough(seconds: float) -> float:
-    """Return the processor time that counts as life within SECONDS."""
+    """Return the processor time within SECONDS that counts as activity."""
     return max(_TICK_S, seconds * IDLE_SHARE)
 
 
 def _chatter(seconds: float) -> float:
-    """Return how many bytes over TCP within SECONDS are no life yet."""
+    """Return how many bytes over TCP within SECONDS do not count as activity yet."""
     return max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
 
 
 class Lag(NamedTuple):
-    """Some ranks do the opposite of all the others: they are idle, or they alone are busy."""
+    """Stragglers: some ranks are idle while all others are busy, or the reverse."""
 
     ranks: tuple[int, ...]
     others: tuple[int, ...]
@@ -183,7 +183,7 @@ class Comparison:
         self._idle_since.clear()
 
     def see(self, cpu_s: Mapping[int, float], at: float) -> Lag | None:
-        """Take the processor time of each rank; return who lags, if there is anything new."""
+        """Take the processor time of each rank; return the stragglers if that is new."""
         before, before_at = self._cpu_s, self._at
         self._cpu_s, self._at = cpu_s, at
         if (
@@ -227,7 +227,7 @@ def _mark(since: dict[int, float], rank: int, at: float, *, holds: bool) -> None
 
 
 def stopped(states: Mapping[int, str]) -> tuple[int, ...]:
-    """Return the ranks that somebody has stopped.
+    """Return the ranks that are stopped (SIGSTOP, or a debugger).
 
     >>> stopped({0: "S", 1: "T", 2: "t"})
     (1, 2)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
 
-# How each status is said in a sentence about a knob.
+# The words for each status in a sentence about a field.
 _STATUS_TEXT = {
     EFFECTIVE: "is in effect",
     "no_effect": "has no effect",
@@ -30,9 +30,9 @@ _CONFIGS = "_configs"
 def judge(
     asked: StrategyDocument, evidence_of: Mapping[str, RankEvidence | None], at: float
 ) -> Judged:
-    """Return what became of each field in the ranks whose labels HEARD has, rank by rank.
+    """Return what became of each field in the ranks of EVIDENCE_OF, rank by rank.
 
-    Ranks that say the same share a verdict; the first one of each field is that of the first rank.
+    Ranks with equal evidence share a verdict; the first one of each field is of the first rank.
     """
     silent = tuple(who for who, one in evidence_of.items() if one is None or not one.is_complete)
     found: dict[tuple[str, ...], list[str]] = {}
@@ -66,7 +66,7 @@ def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]
         if name in told:
             yield told[name]._replace(asked=value)
         elif switch is not None:
-            # The parts of a feature share its fate, and its word.
+            # The parts of a feature have its status and its reason.
             how = f"with {switch.name}"
             in_effect = value if switch.status == EFFECTIVE else ""
             yield FieldEvidence(name, value, in_effect, switch.status, how)
@@ -92,7 +92,7 @@ def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) 
 
 
 def in_words(one: Verdict) -> str:
-    """Say what became of a field.
+    """Return the status of a field as a sentence without its full stop.
 
     >>> in_words(Verdict(("rank 0",), "dgc", "true", "", "refused", "Paddle 3.3 has none."))
     'dgc is refused: Paddle 3.3 has none'

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _FIRST_S = 0.3
 _SLOWER = 1.2
 _SLOWEST_S = 2.0
-# So long after the first rank that has its evidence, the others have had their time.
+# How long to wait for the others after the first rank with evidence.
 _TIMEOUT_S = 60.0
 # Signals after which the ranks end.
 _ENDING = frozenset((1, 2, 9, 15))
@@ -53,7 +53,7 @@ def find(plan: LaunchPlan) -> str | None:
 
 
 class _Trainer:
-    """A rank: where its evidence is, what it said when the file was last read, and its end."""
+    """A rank: the path of its evidence, the evidence as last read, and its end."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class _Trainer:
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
         if seen != self.seen:
             self.seen = seen
-            # What cannot be read says nothing; an older word stands.
+            # A file that cannot be read is skipped; the older evidence stays.
             self.evidence = (
                 strategyfiles.parse_evidence(reading.content(self.path)) or self.evidence
             )
@@ -116,7 +116,7 @@ class Proof(Source):
         self._begin()
 
     def _begin(self) -> None:
-        """Expect evidence from everybody."""
+        """Expect evidence from all ranks."""
         self._pace_s = self._first_s
         self._patient_until: float | None = None
         # What was shown, as far as it matters.
@@ -141,7 +141,7 @@ class Proof(Source):
         self._look_later()
 
     def on_event(self, happening: Happening) -> None:
-        """Know who runs, and judge when nobody will say more."""
+        """Track the ranks, and judge when no more evidence can come."""
         match happening:
             case Started():
                 self._is_ending = False
@@ -156,7 +156,7 @@ class Proof(Source):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._plan, self._asked = plan, None
                 for trainer in self._trainers.values():
-                    # It tells of an attempt that is over.
+                    # It belongs to an attempt that is over.
                     with suppress(OSError):
                         os.unlink(trainer.path)
                 self._begin()
@@ -198,7 +198,7 @@ class Proof(Source):
             trainer.look()
 
     def _look(self) -> None:
-        """Judge once all have said what they have to say, and again when they have ended."""
+        """Judge when all evidence is there, and again when the ranks have ended."""
         self._read()
         trainers = self._trainers.values()
         now = time.monotonic()
@@ -221,7 +221,7 @@ class Proof(Source):
         return self._asked
 
     def _need(self, *, is_strict: bool) -> None:
-        """Know whether the job may go on without us: what must be proved and is not is a fault."""
+        """Decide whether this source is required, which --strategy_strict makes it."""
         self.is_required = is_strict
         asked_for = ", which --strategy_strict asks for" if is_strict else ""
         self.without = f"without proof of what its strategy does{asked_for}"
@@ -238,7 +238,7 @@ class Proof(Source):
             self._declare(Refuted(found, time.monotonic()))
 
     def _show(self, asked: StrategyDocument) -> Judged:
-        """Tell what is known, if it is not what was told before."""
+        """Declare and show the verdicts, if they have changed."""
         from fleetrun.sources import overview, overview_table  # noqa: PLC0415 - only with a strategy
 
         evidence_of = {one.name: one.evidence for one in self._trainers.values()}
@@ -268,7 +268,7 @@ class Proof(Source):
         return judged
 
     def _silence(self) -> dict[str, str]:
-        """Say for each rank what its lack of evidence means."""
+        """Return for each rank without evidence what that means."""
         return {one.name: _silence_of(one) for one in self._trainers.values()}
 
     def _columns(self) -> int:

@@ -40,7 +40,7 @@ _LONGEST = 2000
 
 
 class JobSession(Source):
-    """Tells the other hosts what happens here, and feeds the policy with what they decide."""
+    """Reports what happens here to the other hosts, and feeds the policy with their decisions."""
 
     name = SESSION
     without = "without word of the other hosts"
@@ -76,7 +76,7 @@ class JobSession(Source):
         self._look()
 
     def on_event(self, happening: Happening) -> None:
-        """Tell the others what they must know of what happens here."""
+        """Report what the other hosts must know."""
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
@@ -102,7 +102,7 @@ class JobSession(Source):
                 pass
 
     def _look(self) -> None:
-        """Say so when our own trainers are done."""
+        """Print that this host's trainers are done, if it waits for others."""
         if not self._owed:
             self._session.done()
             if self._plan.processes:
@@ -115,7 +115,7 @@ class JobSession(Source):
     _is_over = False
 
     def is_busy(self) -> bool:
-        """Whether somebody has not heard our last words yet; not for long."""
+        """Whether the last messages are not delivered yet, for a short time."""
         return self._session.is_busy
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class JobSession(Source):
     # What goes out ------------------------------------------------------------------------------
 
     def _failure(self, cause: Cause, no_retry: str) -> Failure:
-        """Return CAUSE as the others shall see it."""
+        """Return CAUSE as the message for the other hosts."""
         words, is_victim = "", False
         match cause:
             case Interrupted(signum=signum):
@@ -171,7 +171,7 @@ class JobSession(Source):
         self._declare(self._peer_failed(failure))
 
     def kill(self) -> None:
-        """Kill the ranks: nobody knows that they run."""
+        """Kill the ranks: the other hosts may restart without them."""
         self._say("Cut off from the other hosts: the ranks here are killed.")
         self._declare(CutOff(time.monotonic()))
 

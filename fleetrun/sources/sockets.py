@@ -1,4 +1,4 @@
-"""How many bytes have gone over the TCP connections of processes, as the kernel counts them."""
+"""The bytes sent and received by the TCP connections of processes, from the kernel's inet_diag."""
 
 # pathlib costs start-up time.
 # ruff: noqa: PTH115, PTH208
@@ -39,7 +39,7 @@ _MOST_FILES = 16384
 def traffic() -> dict[int, int]:
     """Return the bytes sent and received by each TCP connection of this host, by its inode.
 
-    OSError where the kernel does not tell: no inet_diag, a seccomp filter, not Linux's own kernel.
+    Raises OSError without inet_diag: a seccomp filter, or not Linux's own kernel.
     """
     import socket  # noqa: PLC0415 - only a rank that shows no life is asked for it
 

@@ -1,4 +1,4 @@
-"""Looks at the ranks from time to time: who is stopped, who lags, and whether all of them hang.
+"""Samples the ranks from time to time: which are stopped, which lag, and whether all of them hang.
 
 It costs two wake-ups and one short read for each rank in ten seconds. Only `--hang_timeout` looks
 at all processes, and only while no rank's leader shows any life.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _CLOCK_REALTIME_COARSE = 5
 # Paddle's store, while its server is not there; all that its ranks print then.
 _RETRY = b"retry to connect"
-# Who writes more than this between two looks does not wait.
+# A rank that writes more than this between two looks does not wait.
 _MOST_READ = 65536
 # Signals after which the ranks end; what they do then is no hang.
 _ENDING = frozenset((1, 2, 9, 15))
@@ -71,9 +71,9 @@ class _Rank:
 
 
 class Watch(Source):
-    """Watches the processes of PLAN and declares what it notices, a hang too.
+    """Watches the processes of PLAN and declares stopped ranks, stragglers and hangs.
 
-    A job that trains well is not ended because nobody would notice a hang, so it may fail.
+    It may fail: a job that trains well is not ended because hangs are not noticed any more.
     """
 
     name = "the watch over the ranks"
@@ -101,7 +101,7 @@ class Watch(Source):
         self._question: IsolatedCall | None = None
         # Why the driver is not asked any more.
         self._is_driver_stuck = False
-        # Whether the kernel tells what goes over TCP.
+        # Whether the kernel reports the bytes of TCP connections.
         self._sees_traffic = True
         self._pace_s = pace_s
         self._window_s = window_s
@@ -128,7 +128,7 @@ class Watch(Source):
             waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
     def on_event(self, happening: Happening) -> None:
-        """Know who runs, and who was asked to end."""
+        """Track which processes run, and which were asked to end."""
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._take(plan)
@@ -157,7 +157,7 @@ class Watch(Source):
         self._end()
 
     def _take(self, plan: LaunchPlan) -> None:
-        """Know whom the generation consists of, and how to ask for their GPUs."""
+        """Take over the processes of a generation, and the query for their GPUs."""
         self._plan = plan
         self._labels = [names.label(spec) for spec in plan.processes]
         self._ask_gpus = self._gpus(plan)
@@ -212,7 +212,7 @@ class Watch(Source):
     def _report_stopped(
         self, stopped: frozenset[int], states: Mapping[int, str], at: float
     ) -> None:
-        """Say once who is stopped, and once that it goes on."""
+        """Report once that a process is stopped, and once that it continues."""
         for process in sorted(stopped - self._reported_stopped):
             pid = self._ranks[process].pid
             why = (
@@ -274,7 +274,7 @@ class Watch(Source):
             self._ask_driver(self._ask_gpus, conclude)
 
     def _ask_driver(self, ask: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
-        """Go on to CONCLUDE unless a GPU computes; what hangs may be the driver itself."""
+        """Call CONCLUDE unless a GPU computes; the driver itself may be what hangs."""
         try:
             question = self._question = ask()
         except OSError as error:
@@ -349,15 +349,15 @@ class Watch(Source):
         except OSError as error:
             self._sees_traffic = False
             self._say(
-                f"The kernel does not tell what goes over TCP ({error.strerror or error}), so a "
-                "download without output looks like a hang; heartbeats are seen all the same."
+                f"The kernel does not count bytes over TCP ({error.strerror or error}), so a "
+                "download without output looks like a hang; heartbeats still count."
             )
             return hang.NO_TRAFFIC
 
     def _conclude(
         self, texts: dict[int, str], before: Mapping[int, hang.Sample], silence_s: float
     ) -> None:
-        """Declare the hang, unless a rank has gone on while the stacks were fetched."""
+        """Declare the hang, unless a rank was active while the stacks were collected."""
         from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
         from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
         from fleetrun.run import proc  # noqa: PLC0415 - see _look

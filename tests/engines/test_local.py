@@ -68,7 +68,9 @@ def test_the_host_option_gives_the_address() -> None:
     assert gather(host="10.0.0.1").master.host == "10.0.0.1"
     roster = gather(host="10.0.0.9")
     assert roster.members[0].host == "127.0.0.1"
-    assert roster.notes == ("--host=10.0.0.9 is no address of this host: the ranks use 127.0.0.1.",)
+    assert roster.notes == (
+        "--host=10.0.0.9 is not an address of this host: the ranks use 127.0.0.1.",
+    )
 
 
 def test_hosts_that_nobody_names_cannot_come() -> None:

@@ -201,7 +201,7 @@ def test_who_counts_servers_does_not_go_by_the_cluster() -> None:
 def test_heterogeneous_trainers_of_a_cluster_need_no_number() -> None:
     facts = some_facts(environ={**ROLE, "PADDLE_TRAINER_ID": "0"})
     assert planned(a_request(run_mode="ps-heter"), facts).processes[0].name == "trainer.0"
-    with pytest.raises(UsageError, match="needs heterogeneous trainers, and nobody names any"):
+    with pytest.raises(UsageError, match="needs heterogeneous trainers: give --heter_worker_num"):
         planned(a_request(run_mode="ps-heter", server_num=1, trainer_num=1))
 
 

@@ -294,7 +294,7 @@ def test_s61_with_heartbeats_a_thread_that_logs_does_not_hide_a_deadlock(tmp_pat
     code = beat + LOGGER.format("loss 0.1") + DEADLOCK
     ended = Command.python(tmp_path, code, "--hang_timeout=0.8", ranks=3).run(env=NO_SPY)
     assert ended.code == 124
-    assert " s no rank told a new step." in ended.said
+    assert " s no rank reported a new step." in ended.said
 
 
 def test_s61_ranks_that_only_retry_to_connect_are_not_alive(tmp_path: Path) -> None:

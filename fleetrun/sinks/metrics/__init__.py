@@ -1,7 +1,7 @@
 """Starts the process that measures the job for `metrics.jsonl` and `--metrics_port`.
 
-It is a process of its own, so that neither a slow driver nor a scrape takes anything from the
-launcher; it begins when the ranks have had the processors for themselves for a while.
+It is a separate process, so that neither a slow driver nor a scrape delays the launcher. It begins
+some seconds after the ranks.
 """
 
 # pathlib costs start-up time.
@@ -37,7 +37,7 @@ _BACKLOG = 16
 
 
 class Metrics(Sink):
-    """Measures the job of the run directory RUN_DIR each PERIOD_S; PORT: and tells who asks."""
+    """Measures the job of the run directory RUN_DIR each PERIOD_S; PORT serves OpenMetrics."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Metrics(Sink):
         self._pidfd = -1
 
     def prepare(self) -> None:
-        """Take the port; EnvironmentFault if that cannot be, before anything starts."""
+        """Bind the port before anything starts; raises EnvironmentFault if that fails."""
         if self._port is None:
             return
         _check_library()
@@ -83,7 +83,7 @@ class Metrics(Sink):
             self._kill()
 
     def close(self) -> None:
-        """End; nobody is left behind, but one that a driver holds."""
+        """End the process; one that a driver holds is left behind."""
         self._kill()
         if self._pidfd >= 0:
             gone = select.poll()
@@ -125,9 +125,9 @@ class Metrics(Sink):
         self._waiting.watch(self._pidfd, self._on_end)
 
     def _on_end(self) -> None:
-        """Say that nothing is measured any more, which the job does not mind."""
+        """Warn that nothing is measured any more; the job goes on."""
         self._forget()
-        # Who asks is refused, and does not wait for an answer.
+        # Close the port, so that clients are refused instead of waiting.
         self._shut()
         self._say("The process that measures the job has ended; the job goes on without metrics.")
 

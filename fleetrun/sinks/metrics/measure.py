@@ -1,4 +1,4 @@
-"""Measures a job each few seconds, in a process of its own, and writes it down."""
+"""Measures a job every few seconds, in a process of its own, and writes metrics.jsonl."""
 
 # ruff: noqa: PTH115, PTH116, PTH118, PTH120, PTH208 - paths as records/ has them
 
@@ -30,7 +30,7 @@ _SCALARS = re.compile(r"(?:^|/)(?:events\.out\.tfevents\.|vdlrecords\.)[^/]*$")
 
 
 def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
-    """Measure the job of RUN_DIR each PERIOD_S until somebody ends this process."""
+    """Measure the job of RUN_DIR each PERIOD_S seconds until this process is ended."""
     meter = Meter(run_dir, period_s)
     exporter = None
     if listening_fd is not None:
@@ -63,11 +63,11 @@ class Meter:
         self._before: dict[int, tuple[float, float]] = {}
         self._scalars: set[str] = set()
         self._scalars_at = 0.0
-        # What it says first has nothing to compare with.
+        # Its first value has nothing to compare with.
         system()
 
     def measure(self) -> MetricsRecord:
-        """Return how everything is now."""
+        """Return a record of the job, its GPUs and the host now."""
         size = _size(os.path.join(self.run.path, names.EVENTS))
         if size != self._events or self.run.plan is None:
             self._events = size
@@ -116,7 +116,7 @@ class Meter:
         )
 
     def _gpu_uses(self) -> tuple[GpuUsage, ...]:
-        """Return how the GPUs are that the job was given."""
+        """Return the state of the job's GPUs."""
         given: dict[str, list[int]] = {}
         for process in self.run.plan.processes if self.run.plan is not None else ():
             for device in process.devices:
@@ -142,7 +142,7 @@ class Meter:
 
 
 def system() -> System:
-    """Return how the whole host is; what it does not tell is None."""
+    """Return the load of the whole host; unknown values are None."""
     import psutil  # noqa: PLC0415 - this process only
 
     memory = psutil.virtual_memory()

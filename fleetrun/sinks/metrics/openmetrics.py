@@ -1,4 +1,4 @@
-"""Serves what was measured last in OpenMetrics, for Prometheus, at `--metrics_port`."""
+"""Serves the latest measurement as OpenMetrics, for Prometheus, at `--metrics_port`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TIMEOUT_S = 5.0
 
 
 class Exporter:
-    """Answers at the socket LISTENING_FD, in threads, with what it was told last."""
+    """Answers at the socket LISTENING_FD, in threads, with the record of the last `update`."""
 
     def __init__(self, listening_fd: int) -> None:
         # Typed as Any: it is an extra, and where it is not installed nothing gets here.
@@ -134,12 +134,12 @@ def _ratio(percent: float | None) -> float | None:
 
 
 class _Handler(WSGIRequestHandler):
-    # Who connects and says nothing shall not hold up others for ever.
+    # A client that connects and sends nothing must not hold up others.
     timeout = _TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the base's
         """Write no line for each request."""
 
     def address_string(self) -> str:
-        """Ask no name server who it is."""
+        """Return the address without a DNS lookup."""
         return str(self.client_address[0])
