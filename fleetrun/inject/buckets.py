@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MEBIBYTE = 1024 * 1024
+_LEAST_AUTO_BYTES = float(MEBIBYTE)
 
 
 def pack(
@@ -95,9 +96,10 @@ def mean_send_time(
 def auto_limit_bytes(gradient_bytes: int) -> float:
     """Return the limit of `fuse_grad_size_in_MB: auto`, in bytes.
 
-    It is a tenth of all gradients, as Paddle's documentation advises: about ten buckets.
+    It is a tenth of all gradients, as Paddle's documentation advises: about ten buckets. But not
+    less than 1 MiB, Paddle's own limit for the smallest: less costs more in starts than it hides.
     """
-    return max(gradient_bytes / 10, 1.0)
+    return max(gradient_bytes / 10, _LEAST_AUTO_BYTES)
 
 
 def describe_auto(gradient_bytes: int) -> tuple[float, str]:
@@ -105,6 +107,11 @@ def describe_auto(gradient_bytes: int) -> tuple[float, str]:
 
     >>> describe_auto(20 * MEBIBYTE)
     (2.0, 'auto: a tenth of 20 MB of gradients')
+    >>> describe_auto(2 * MEBIBYTE)
+    (1.0, 'auto: a tenth of 2 MB of gradients, but at least 1 MB')
     """
-    limit = float(f"{auto_limit_bytes(gradient_bytes) / MEBIBYTE:.3g}")
-    return limit, f"auto: a tenth of {gradient_bytes / MEBIBYTE:.3g} MB of gradients"
+    limit = auto_limit_bytes(gradient_bytes)
+    words = f"auto: a tenth of {gradient_bytes / MEBIBYTE:.3g} MB of gradients"
+    if limit > gradient_bytes / 10:
+        words += ", but at least 1 MB"
+    return float(f"{limit / MEBIBYTE:.3g}"), words

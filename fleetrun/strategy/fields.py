@@ -110,7 +110,7 @@ TABLE: tuple[Field, ...] = (
         unit="MB",
         minimum=1,
         maximum=65536,
-        auto="a tenth of the bytes of all gradients",
+        auto="a tenth of the bytes of all gradients, at least 1 MB",
     ),
     _whole("fuse_grad_size_in_num", "Most gradients in one allreduce.", 8, "gradients"),
     Field(

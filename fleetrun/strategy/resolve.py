@@ -83,7 +83,8 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
             value, reason = _group(ranks)
         case _:
             # Only the training process knows how large the gradients are.
-            return knob._replace(reason="auto: a tenth of the gradients, known once the model is")
+            reason = "auto: a tenth of the gradients, at least 1 MB, known once the model is"
+            return knob._replace(reason=reason)
     return knob._replace(value=value, reason=f"auto: {reason}")
 
 

@@ -52,7 +52,7 @@ def drawn_strategy(seed: int) -> tuple[str, int]:
         "sync_nccl_allreduce": drawing.random() < 0.3,
     }
     choices: dict[str, list[Any]] = {
-        "fuse_grad_size_in_MB": ["auto", 0.0001, 0.0005, 0.002, 32, None],
+        "fuse_grad_size_in_MB": ["auto", 1, 32, None],
         "fuse_grad_size_in_num": [1, 2, 3, 5, None, None],
         "last_comm_group_size_MB": [0.0001, 0.001, None, None],
     }

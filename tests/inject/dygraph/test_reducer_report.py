@@ -83,14 +83,17 @@ def test_communicators_that_were_used_are_told(tmp_path: Path) -> None:
 
 def test_auto_is_told_of_the_largest_model_in_as_many_digits_as_it_needs(tmp_path: Path) -> None:
     asked = {"fuse_grad_size_in_MB": "auto"}
-    said = told(tmp_path, asked, (2**10, 2**10), (2**20, 2**21), calls=(2,))
+    said = told(tmp_path, asked, (2**10, 2**10), (2**24, 2**24), calls=(2,))
     assert said["fuse_grad_size_in_MB"][:3] == (
         "effective",
-        0.3,
-        "auto: a tenth of 3 MB of gradients",
+        3.2,
+        "auto: a tenth of 32 MB of gradients",
     )
     said = told(tmp_path, asked, (2**10, 2**10), calls=(2,))
-    assert said["fuse_grad_size_in_MB"][1] == 0.000195
+    assert said["fuse_grad_size_in_MB"][1:3] == (
+        1,
+        "auto: a tenth of 0.00195 MB of gradients, but at least 1 MB",
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,12 @@ def frozen() -> Any:
     return Straight(layer)
 
 
+# The norms divide by no small number, which would enlarge what is rounded.
 BLOCKS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda _: Straight(nn.Linear(WIDTH, WIDTH)),
     "residual": lambda _: Straight(nn.Linear(WIDTH, WIDTH), adds=True),
-    "norm": lambda _: nn.LayerNorm(WIDTH),
-    "groups": lambda _: nn.GroupNorm(2, WIDTH),
+    "norm": lambda _: nn.LayerNorm(WIDTH, epsilon=0.1),
+    "groups": lambda _: nn.GroupNorm(2, WIDTH, epsilon=0.1),
     "weighted": lambda random: Weighted(
         random.choice(["transposed", "contracted", "cut", "triangle"])
     ),
