@@ -178,6 +178,7 @@ def _run(
             times,
             endings[0],
             *_metrics(folder, request, messages),
+            *_profile(plan, request, messages),
             *(_screen(folder, messages) if has_screen else ()),
             *_rotation(plan, request, (console.follow, times.follow), messages),
         )
@@ -266,6 +267,15 @@ def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink
         return ()
     period_s, port = request.metrics_period_s, request.metrics_port
     return (Metrics(folder.path, period_s=period_s, port=port, say=messages.say),)
+
+
+def _profile(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sink, ...]:
+    """Return what tells of the steps that ranks record, if any do."""
+    if request.profile is None or request.quiet:
+        return ()
+    from fleetrun.sinks.profile import ProfileSink  # noqa: PLC0415 - few launches have it
+
+    return (ProfileSink(plan, messages.say),)
 
 
 def _rotation(

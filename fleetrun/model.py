@@ -128,6 +128,8 @@ class Request(NamedTuple):
     debug: str | None = None
     # What stands before these ranks' commands: ranks as above, a colon, and words of a shell.
     wrap: str | None = None
+    # Ranks, as above, and the steps that they record: `0,2:3-7`.
+    profile: str | None = None
     quiet: bool = False
     # Whether the launcher goes on in the background.
     detach: bool = False

@@ -651,6 +651,14 @@ TABLE: tuple[Option, ...] = (
         metavar="'RANKS: COMMAND'",
     ),
     Option(
+        "profile",
+        "text",
+        JOB,
+        "Write for these ranks where the time of a few steps goes, as a trace for Perfetto: "
+        "trace.RANK.json in the run directory. STEPS are 10-14 or 20; without them 3-7.",
+        metavar="RANKS[:STEPS]",
+    ),
+    Option(
         "hang_timeout",
         "float",
         JOB,

@@ -60,7 +60,9 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         _check_ranks(request, "tee", (request.tee or "").split(","), layout)
         _check_ranks(request, "stdin", (request.stdin or "",), layout)
         _check_ranks(request, "debug", (request.debug or "").split(","), layout)
-        _check_ranks(request, "wrap", (request.wrap or "").partition(":")[0].split(","), layout)
+        for name in ("wrap", "profile"):
+            ranks_of = (getattr(request, name) or "").partition(":")[0].split(",")
+            _check_ranks(request, name, ranks_of, layout)
     strategy, ranks = _strategy(request, layout)
     env = environment.variables(
         request,

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
 _KINDS = {"gpus": "gpu", "npus": "npu", "xpus": "xpu"}
+# The first two steps allocate, compile, and put buckets in order.
+_PROFILED_STEPS = "3-7"
+# All are kept in memory until the last.
+_MOST_PROFILED = 1000
 # Enough for any host; keeps `--tee=0-9999999999` from filling the memory.
 _MOST_RANKS = 1 << 16
 # No number of hosts has more digits.
@@ -151,6 +155,7 @@ def resolve(
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
         wrap=_wrap(chosen["wrap"]),
+        profile=_profile(chosen["profile"]),
         ui=chosen["ui"].value is True,
         quiet=chosen["quiet"].value is True,
         detach=chosen["detach"].value is True,
@@ -501,6 +506,30 @@ def _wrap(found: ResolvedOption) -> str | None:
         raise UsageError(found.given.blame("give 'RANKS: COMMAND', such as '0: nsys profile'."))
     parts = tuple(part.strip() for part in ranks.split(","))
     return f"{_rank_list(found, parts)}: {shlex.join(words)}"
+
+
+def _profile(found: ResolvedOption) -> str | None:
+    """Return ranks, as above, and the first and the last step that they record.
+
+    >>> _profile(ResolvedOption("0-1:20", RawOption(options.find("profile"), "", "--profile")))
+    '0,1:20-20'
+    """
+    text = (found.of(str) or "").strip()
+    if not text:
+        return None
+    ranks, colon, steps = text.partition(":")
+    first, dash, last = (steps.strip() if colon else _PROFILED_STEPS).partition("-")
+    last = last if dash else first
+    are_numbers = all(each.isascii() and each.isdecimal() for each in (first, last))
+    if not are_numbers or not 1 <= int(first) <= int(last) < int(first) + _MOST_PROFILED:
+        raise UsageError(
+            found.given.blame(
+                "give ranks and steps, such as 0,3:10-14; steps count from 1, and are at most "
+                f"{_MOST_PROFILED}."
+            )
+        )
+    parts = tuple(part.strip() for part in ranks.split(","))
+    return f"{_rank_list(found, parts)}:{int(first)}-{int(last)}"
 
 
 def _reader(found: ResolvedOption) -> str | None:

@@ -114,6 +114,7 @@ VALUES = {
     "ssh_fanout": ("8", "16"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
+    "profile": ("0:3-7", "1:2-2"),
     "on_end": ("cat", "true"),
     "webhook": ("http://a", "https://b"),
     "preflight": ("true", "false"),

@@ -64,8 +64,12 @@ def train(
     attempts: int = 2,
     *,
     check_ranks: int | str = 0,
+    profile: str = "",
 ) -> list[Any]:
-    """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY."""
+    """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY.
+
+    The steps PROFILE are recorded.
+    """
     folder.mkdir()
     master, *ends = (f"127.0.0.1:{port}" for port in ports.free(3))
     environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
@@ -95,6 +99,7 @@ def train(
                 "PADDLE_TRAINER_ID": str(rank),
                 "PADDLE_CURRENT_ENDPOINT": end,
                 "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
+                "FLEETRUN_PROFILE": profile and f"{profile}:{folder}/trace.{rank}.json",
             },
             cwd=folder,
             stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,42 @@ def arm(path: str, evidence_path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
     The proof goes to EVIDENCE_PATH. A part that fails is reported there and on stderr, and the
-    launcher reports its fields as without effect.
+    launcher reports its fields as without effect. Without a PATH, only a profile is made.
     """
+    if not path:
+        import_hooks.after_import("paddle", _profile_alone)
+        return
     spec = read_spec(path)
     proof = Evidence(evidence_path, spec)
     import_hooks.on_failure(lambda text: _report(proof, text))
     # All at once, when all of Paddle is there: nothing is patched before everything was checked.
-    import_hooks.after_import("paddle", lambda _: _install_all(spec, proof))
+    import_hooks.after_import("paddle", lambda paddle: _install_with_profile(paddle, spec, proof))
     proof.write_at_exit()
+
+
+def _profile_alone(paddle: ModuleType) -> None:
+    """Prepare the profile of a training without a strategy."""
+    from . import profile
+
+    recorder = profile.from_environment()
+    if recorder is not None:
+        updates.watch()
+        profile.watch_updates(recorder)
+        profile.watch(recorder, paddle, has_strategy=False)
+
+
+def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
+    if "FLEETRUN_PROFILE" not in os.environ:
+        _install_all(spec, proof)
+        return
+    from . import profile
+
+    recorder = profile.from_environment()
+    if recorder is not None:
+        profile.watch_updates(recorder)
+    _install_all(spec, proof)
+    if recorder is not None:
+        profile.watch(recorder, paddle, has_strategy=True)
 
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:

@@ -36,6 +36,11 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
             proof.graph = "dygraph"
 
     on_update(count)
+    watch()
+
+
+def watch() -> None:
+    """Call the callbacks around the updates of every optimizer."""
     after_import("paddle.optimizer.optimizer", _patch)
 
 

@@ -14,6 +14,7 @@ from fleetrun.records.variables import (
     ERROR_FILE,
     HEARTBEAT,
     JOB,
+    PROFILE,
     RUN_DIR,
     STACK_SIGNAL_VARIABLE,
     STRATEGY_EVIDENCE,
@@ -137,6 +138,7 @@ def variables(
             **_own_mask(share, process.spec),
             **_files(process.spec, run_dir),
             **_strategy_files(strategy, process.spec, run_dir),
+            **_profile(request, process.spec, run_dir),
             **chosen,
         }
         for process in layout.processes
@@ -144,7 +146,9 @@ def variables(
     # What some other job's launcher says of who a process is.
     foreign = tuple(name for name in IDENTITY if name in facts.environ and name not in roster.told)
     # A launch without a strategy, started by a rank that has one.
-    foreign += tuple(name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE) if name in facts.environ)
+    foreign += tuple(
+        name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE) if name in facts.environ
+    )
     # Who has another role is told by other names.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
@@ -184,6 +188,14 @@ def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> 
         STRATEGY_FILE: f"{run_dir}/{names.STRATEGY}",
         STRATEGY_EVIDENCE: f"{run_dir}/{names.evidence(names.rank_name(spec))}",
     }
+
+
+def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
+    """Say which steps this rank records, and where it writes them down; nothing for others."""
+    ranks, _, steps = (request.profile or "").partition(":")
+    if spec.role != "TRAINER" or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
+        return {}
+    return {PROFILE: f"{steps}:{run_dir}/{names.trace(names.rank_name(spec))}"}
 
 
 def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:

@@ -69,6 +69,7 @@ FILES = (
     File(STRATEGY, "launcher", "ranks", 1, "The strategy that is asked for."),
     File(LONG_ENVIRONMENT, "launcher", "Paddle", None, "Variables too long for the system."),
     File("strategy.{rank}.json", "rank", "launcher", 1, "What came of the strategy."),
+    File("trace.{rank}.json", "rank", "report, Perfetto", 1, "Where the time of steps went."),
     File("error.{rank}.json", "rank", "launcher", 1, "The exception that ended it."),
     File(".error.{rank}.json", "rank", "launcher", 1, "A failing sys.exit that is under way."),
     File("heartbeat.{rank}", "rank", "launcher", None, "The number of the step made last."),
@@ -171,6 +172,11 @@ def listed(labels: Sequence[str]) -> str:
 def evidence(rank: str) -> str:
     """Name the file in which RANK says what came of the strategy."""
     return f"strategy.{rank}.json"
+
+
+def trace(rank: str) -> str:
+    """Name the file in which RANK records a few steps."""
+    return f"trace.{rank}.json"
 
 
 def error(rank: str) -> str:

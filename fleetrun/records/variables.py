@@ -17,6 +17,7 @@ ERROR_FILE = "FLEETRUN_ERROR_FILE"
 STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
 STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
 STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
+PROFILE = "FLEETRUN_PROFILE"
 STEP_TIMES = "FLEETRUN_STEP_TIMES"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 COMPLETE = "_FLEETRUN_COMPLETE"
@@ -101,6 +102,12 @@ TABLE = (
         "the launcher",
         "Python ranks",
         "Where a rank writes down what came of the strategy.",
+    ),
+    Variable(
+        PROFILE,
+        "the launcher",
+        "Python ranks",
+        "Which steps a rank records, and the file for its trace; only with --profile.",
     ),
     Variable(
         STEP_TIMES,

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 from commandline import Command
 
 from fleetrun import manifest
-from fleetrun.records import eventfile, metricsfile, names, planfile, reportfile, strategyfiles
+from fleetrun.records import (
+    eventfile,
+    metricsfile,
+    names,
+    planfile,
+    reportfile,
+    strategyfiles,
+    tracefile,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +66,7 @@ raise ValueError("no")
 
 def test_the_names_that_are_made_are_those_of_the_table() -> None:
     table = {one.name for one in names.FILES}
-    made = (names.evidence, names.error, names.heartbeat, names.stacks)
+    made = (names.evidence, names.error, names.heartbeat, names.stacks, names.trace)
     assert {name("{rank}") for name in made} <= table
     assert names.exit_note("/run/" + names.error("3")) == "/run/.error.3.json"
     assert names.exit_note("") == ""
@@ -78,4 +86,5 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         # The training process's; see tests/inject/site.
         names.error("{rank}"): 1,
         names.exit_note(names.error("{rank}")): 1,
+        names.trace("{rank}"): tracefile.SCHEMA,
     }

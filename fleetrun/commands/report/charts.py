@@ -10,9 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fleetrun.commands.report.history import RunHistory, Use
+    from fleetrun.records.tracefile import TraceRecord
 
 Figure = dict[str, Any]
 _COLORS = {WELL: "#2e9e5b", FIRST: "#d33f3f", ALONG: "#b8b8b8", OPEN: "#3b7dd8"}
+# Of a step: what people read, and the colour.
+_SPANS = {
+    "data": ("data loading", "#7a6a4f"),
+    "forward": ("forward", "#3b7dd8"),
+    "run": ("program", "#3b7dd8"),
+    "backward": ("backward", "#9cc3f5"),
+    "send": ("packing and sending", "#159aa5"),
+    "wait": ("waiting", "#d33f3f"),
+    "update": ("update", "#2e9e5b"),
+    "flight": ("allreduce in flight", "#e08a1e"),
+}
 _PALETTE = ("#3b7dd8", "#e08a1e", "#2e9e5b", "#9a5fd0", "#d33f3f", "#159aa5", "#7a6a4f", "#666666")
 # A row's height in pixels where there is room, and where the chart stops growing.
 _ROW, _LEAST, _MOST = 22, 160, 900
@@ -168,6 +180,44 @@ def buckets(run: RunHistory) -> Figure | None:
         "hovertemplate": "%{x}: %{y} MiB<extra></extra>",
     }
     return _figure([trace], "", "MiB", 260)
+
+
+def step(trace: TraceRecord) -> Figure:
+    """Return when a rank did what in the last step that it recorded, each bucket in its row."""
+    steps = [span for span in trace.spans if span.kind == "step"]
+    begin = steps[-1].begin if steps else 0.0
+    spans = [span for span in trace.spans if span.begin >= begin and span.kind != "step"]
+    tracks = list(dict.fromkeys(["training", *(span.track for span in spans)]))
+    # What stands inside another is drawn after it.
+    kinds = [kind for kind in _SPANS if any(span.kind == kind for span in spans)]
+    kinds += sorted({span.kind for span in spans} - set(kinds))
+    drawn = []
+    for kind in kinds:
+        mine = [span for span in spans if span.kind == kind]
+        drawn.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": _SPANS.get(kind, (kind, ""))[0],
+                "y": [tracks.index(span.track) for span in mine],
+                "base": [round((span.begin - begin) * 1e3, 4) for span in mine],
+                "x": [round(span.seconds * 1e3, 4) for span in mine],
+                "text": [f"{span.name}: {span.seconds * 1e3:.2f} ms" for span in mine],
+                "textposition": "none",
+                "hovertemplate": "%{text}<extra></extra>",
+                "width": 0.8,
+                "marker": {"color": _SPANS.get(kind, ("", "#999999"))[1]},
+            }
+        )
+    height = min(max(_LEAST, 110 + _ROW * len(tracks)), _MOST)
+    figure = _figure(drawn, "milliseconds since the step began", "", height)
+    figure["layout"]["barmode"] = "overlay"
+    figure["layout"]["yaxis"] |= {
+        "tickvals": list(range(len(tracks))),
+        "ticktext": tracks,
+        "range": [len(tracks) - 0.4, -0.6],
+    }
+    return figure
 
 
 def _figure(traces: list[dict[str, Any]], below: str, beside: str, height: int) -> Figure:

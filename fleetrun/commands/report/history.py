@@ -17,6 +17,7 @@ from fleetrun.records import (
     reading,
     reportfile,
     strategyfiles,
+    tracefile,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
 _MOST_POINTS = 2000
 # Of 1,024 ranks, each moment is 1,024 numbers.
 _MOST_MOMENTS = 500
+_MOST_TRACES = 4
 _GIB = 1 << 30
 _SHOWN = frozenset(
     (
@@ -116,6 +118,8 @@ class RunHistory(NamedTuple):
     # Versions, git, command and settings that somebody gave: name and value.
     facts: tuple[tuple[str, str], ...]
     attempts: int
+    # Steps that ranks have recorded (--profile), at most so many ranks.
+    traces: tuple[tracefile.TraceRecord, ...] = ()
 
 
 def read(found: Sequence[Run]) -> RunHistory:
@@ -160,7 +164,24 @@ def read(found: Sequence[Run]) -> RunHistory:
         buckets=_buckets(first.path),
         facts=tuple(_facts(reading.document(os.path.join(first.path, names.MANIFEST)) or {})),
         attempts=max(run.attempt for run in found) + 1,
+        traces=tuple(_traces(found)),
     )
+
+
+def _traces(found: Sequence[Run]) -> Iterator[tracefile.TraceRecord]:
+    """Yield what the first ranks have recorded that have recorded anything."""
+    count = 0
+    for run in found:
+        for process in sorted({log.process for log in run.logs}, key=_number_of):
+            rank = process.removeprefix("trainer.")
+            trace = tracefile.read(os.path.join(run.path, names.trace(rank)))
+            if trace is not None and count < _MOST_TRACES:
+                count += 1
+                yield trace
+
+
+def _number_of(process: str) -> tuple[str, int]:
+    return _number(names.label_of(process))
 
 
 def _host(run: Run, count: int) -> str:

@@ -106,6 +106,12 @@ def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) 
             chart("Most memory held", "memory", charts.memory(run)),
             _strategy(run),
             chart("Buckets of gradients", "buckets", charts.buckets(run)),
+            *(
+                chart(
+                    f"Where a step goes: {_text(trace.told())}", f"step-{index}", charts.step(trace)
+                )
+                for index, trace in enumerate(run.traces)
+            ),
             _facts(run),
             _logs(run, folder),
             "</div>",

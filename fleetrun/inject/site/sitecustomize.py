@@ -307,7 +307,8 @@ def _apply_strategy():
     sys.modules[_INJECT] = module
     spec.loader.exec_module(module)
     module.arm(
-        os.environ["FLEETRUN_STRATEGY_FILE"], os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")
+        os.environ.get("FLEETRUN_STRATEGY_FILE", ""),
+        os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", ""),
     )
 
 
@@ -414,7 +415,7 @@ def _begin():
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if os.environ.get("FLEETRUN_STRATEGY_FILE"):
+        if os.environ.get("FLEETRUN_STRATEGY_FILE") or os.environ.get("FLEETRUN_PROFILE"):
             sys.meta_path.insert(0, _StrategyFinder())
     except Exception:  # noqa: S110 - training goes on without
         pass

@@ -25,7 +25,10 @@ SCRIPT = """
 for step in range(5):
     print(f"step {step} loss: {1 / (step + 1):.4f}", flush=True)
 if rank == 1:
+    while not os.path.exists("printed"):
+        time.sleep(0.01)
     raise ValueError("too <b>hot</b>")
+open("printed", "w").close()
 time.sleep(600)
 """
 

@@ -1,0 +1,127 @@
+"""Records where the time of a few steps goes, for `--profile`: a Chrome trace for each rank."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from .. import updates
+from .recorder import TRAINING, Recorder, now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_VARIABLE = "FLEETRUN_PROFILE"
+
+
+def from_environment() -> Recorder | None:
+    """Return the recorder that the launcher asks for, as `FIRST-LAST:PATH`; None without one."""
+    steps, _, path = os.environ.get(_VARIABLE, "").partition(":")
+    first, _, last = steps.partition("-")
+    if not path or not first.isdigit() or not last.isdigit():
+        return None
+    rank = os.environ.get("PADDLE_TRAINER_ID", "")
+    recorder = Recorder(path, int(first), int(last), int(rank) if rank.isdigit() else 0)
+    # A script may end before the last of the steps.
+    atexit.register(recorder.write)
+    return recorder
+
+
+def watch_updates(recorder: Recorder) -> None:
+    """Record each update of the optimizer; called before others who do something after updates."""
+    updates.before_update(lambda _: recorder.open("update"))
+    updates.on_update(lambda _source, _number: recorder.close("update"))
+
+
+def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
+    """Record forwards, backwards, data loading and buckets of PADDLE, after all others."""
+    # What is between the update and this: comparing ranks, heartbeats.
+    updates.on_update(lambda _source, _number: recorder.end_step())
+    if has_strategy:
+        from . import bucket_spans
+
+        bucket_spans.watch(recorder)
+    _wrap(paddle.Tensor, "backward", "backward", recorder)
+    _wrap(paddle.autograd, "backward", "backward", recorder)
+    _wrap(paddle.nn.Layer, "__call__", "forward", recorder)
+    _watch_loaders(paddle.io.DataLoader, recorder)
+    _watch_programs(paddle.static.Executor, recorder, counts=not has_strategy)
+
+
+def _wrap(owner: Any, attribute: str, name: str, recorder: Recorder) -> None:
+    """Record the outermost calls of the function ATTRIBUTE of OWNER as NAME."""
+    function = getattr(owner, attribute)
+    depth = 0
+
+    @functools.wraps(function)
+    def recorded(*args: Any, **options: Any) -> Any:
+        nonlocal depth
+        if not recorder.is_on or depth:
+            return function(*args, **options)
+        depth += 1
+        begin = now()
+        try:
+            return function(*args, **options)
+        finally:
+            depth -= 1
+            recorder.add(name, TRAINING, begin, details=_details(name, args))
+
+    setattr(owner, attribute, recorded)
+
+
+def _details(name: str, args: tuple[Any, ...]) -> dict[str, Any]:
+    return {"layer": type(args[0]).__name__} if name == "forward" and args else {}
+
+
+def _watch_loaders(kind: Any, recorder: Recorder) -> None:
+    """Record how long the script waits for each batch of a DataLoader."""
+    begin_iteration: Callable[[Any], Iterator[Any]] = kind.__iter__
+
+    @functools.wraps(begin_iteration)
+    def __iter__(loader: Any) -> Any:
+        return _Batches(begin_iteration(loader), recorder)
+
+    kind.__iter__ = __iter__
+
+
+class _Batches:
+    """An iterator over batches that records how long each took."""
+
+    def __init__(self, batches: Iterator[Any], recorder: Recorder) -> None:
+        self._batches = batches
+        self._recorder = recorder
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._batches, attribute)
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        begin = now()
+        try:
+            return next(self._batches)
+        finally:
+            self._recorder.add("data", TRAINING, begin)
+
+
+def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
+    """Record each run of a program of a static graph; it is a step if this COUNTS them.
+
+    A run without inputs and outputs is that of a startup program, and no step.
+    """
+    run = kind.run
+
+    @functools.wraps(run)
+    def recorded(executor: Any, *args: Any, **options: Any) -> Any:
+        begin = now()
+        try:
+            return run(executor, *args, **options)
+        finally:
+            recorder.add("run", TRAINING, begin)
+            if counts and (len(args) > 1 or options.get("feed") or options.get("fetch_list")):
+                recorder.end_step()
+
+    kind.run = recorded

@@ -1,0 +1,213 @@
+"""Spans of time of the steps that are asked for, written as a Chrome trace (for Perfetto, too)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, NamedTuple
+
+SCHEMA = 1
+# Tracks: what the script's thread does, and from 1 on each bucket of gradients.
+TRAINING = 0
+# What the training waits for, by the kind of span.
+WAIT, FLIGHT = "wait", "flight"
+_NS_PER_US, _NS_PER_S = 1e3, 1e9
+
+now = time.monotonic_ns
+
+
+class Span(NamedTuple):
+    """Something that took from `begin` to `end`, in nanoseconds of the steady clock."""
+
+    name: str
+    track: int
+    begin: int
+    end: int
+    details: dict[str, Any]
+    # WAIT, FLIGHT, or the name.
+    kind: str
+
+
+class Recorder:
+    """Keeps the spans of the steps FIRST to LAST of RANK, counted from 1, and writes them to PATH.
+
+    A step ends when the optimizer has updated the parameters.
+    """
+
+    def __init__(self, path: str, first: int, last: int, rank: int) -> None:
+        self._path = path
+        self._first, self._last = first, last
+        self._rank = rank
+        self._pid = os.getpid()
+        # The step under way.
+        self._step = 1
+        self.is_on = first <= 1
+        self.spans: list[Span] = []
+        # Begins and ends of the steps that were recorded.
+        self._steps: list[tuple[int, int]] = []
+        self._began = now()
+        self._opened: dict[str, int] = {}
+        # What collectives that begin now belong to: the name of a bucket and its track.
+        self.label: tuple[str, int] | None = None
+        # Wall clock, so that traces of several ranks can be laid over each other.
+        self._epoch_ns = time.time_ns() - now()
+
+    def add(
+        self,
+        name: str,
+        track: int,
+        begin: int,
+        *,
+        details: dict[str, Any] | None = None,
+        kind: str = "",
+    ) -> None:
+        """Record a span from BEGIN until now, if its step is wanted."""
+        if self.is_on:
+            self.spans.append(Span(name, track, begin, now(), details or {}, kind or name))
+
+    def open(self, name: str) -> None:
+        """Begin the span NAME of the training."""
+        self._opened[name] = now()
+
+    def close(self, name: str) -> None:
+        """End the span NAME, if it has begun."""
+        begin = self._opened.pop(name, None)
+        if begin is not None:
+            self.add(name, TRAINING, begin)
+
+    def end_step(self) -> None:
+        """Know that a step has ended; after the last one that is wanted, write the trace."""
+        at = now()
+        if self.is_on:
+            # What the process did before its first step is none of it.
+            begin = self._began if self._steps or self._step > 1 else self._earliest(at)
+            self._steps.append((begin, at))
+        self._step += 1
+        self._began = at
+        was_on, self.is_on = self.is_on, self._first <= self._step <= self._last
+        if was_on and not self.is_on:
+            self.write()
+
+    def _earliest(self, at: int) -> int:
+        return min((span.begin for span in self.spans), default=at)
+
+    def write(self) -> None:
+        """Write what was recorded, once; a failure is printed, and the training goes on."""
+        if os.getpid() != self._pid or not self._path or not self._steps:
+            return
+        path, self._path, self.is_on = self._path, "", False
+        draft = f"{path}.{self._pid}"
+        try:
+            # Private from the first byte, and never through a link.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
+                json.dump(self.document(), file)
+            os.replace(draft, path)
+        except OSError as error:
+            print(f"fleetrun: the profile cannot be written: {error}", file=sys.stderr)
+        self.spans = []
+
+    def document(self) -> dict[str, Any]:
+        """Return the trace: events in microseconds, and a summary of the steps."""
+        begin, end = self._steps[0][0], self._steps[-1][1]
+        spans = [span for span in self.spans if begin <= span.begin and span.end <= end]
+        names = {span.track: span.name for span in spans if span.track}
+        names[TRAINING] = "training"
+        events = [
+            _named("process_name", self._rank, 0, f"rank {self._rank}"),
+            *(_named("thread_name", self._rank, *each) for each in sorted(names.items())),
+            *map(self._event, [*self._step_spans(), *spans]),
+        ]
+        return {
+            "schema": SCHEMA,
+            "displayTimeUnit": "ms",
+            "traceEvents": events,
+            "otherData": {
+                "rank": self._rank,
+                "first_step": self._first,
+                "summary": summary(self._steps, spans),
+            },
+        }
+
+    def _step_spans(self) -> list[Span]:
+        return [
+            Span(f"step {self._first + place}", TRAINING, begin, end, {}, "step")
+            for place, (begin, end) in enumerate(self._steps)
+        ]
+
+    def _event(self, span: Span) -> dict[str, Any]:
+        return {
+            "name": span.name,
+            "cat": span.kind,
+            "ph": "X",
+            "ts": round((span.begin + self._epoch_ns) / _NS_PER_US, 3),
+            "dur": round((span.end - span.begin) / _NS_PER_US, 3),
+            "pid": self._rank,
+            "tid": span.track,
+            "args": span.details,
+        }
+
+
+def _named(what: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": track, "args": {"name": name}}
+
+
+def summary(steps: list[tuple[int, int]], spans: list[Span]) -> dict[str, Any]:
+    """Return the seconds of each kind of span in a step, on average, and what was hidden.
+
+    Hidden is the share of the time of collectives in which the training waited for none of them;
+    null where there were none. Waiting counts as `wait`, not as the backward that it is part of.
+
+    >>> steps = [(0, 1000)]
+    >>> spans = [
+    ...     Span("backward", 0, 100, 600, {}, "backward"),
+    ...     Span("bucket 0", 1, 300, 500, {}, FLIGHT),
+    ...     Span("wait for bucket 0", 0, 450, 500, {}, WAIT),
+    ... ]
+    >>> found = summary(steps, spans)
+    >>> found["hidden"], round(found["seconds"]["backward"] * 1e9), found["steps"]
+    (0.75, 450, 1)
+    """
+    totals: dict[str, int] = {}
+    for span in spans:
+        totals[span.kind] = totals.get(span.kind, 0) + span.end - span.begin
+    waits = _union([(span.begin, span.end) for span in spans if span.kind == WAIT])
+    for kind in ("backward", "update"):
+        inside = [(span.begin, span.end) for span in spans if span.kind == kind]
+        if kind in totals:
+            totals[kind] -= _overlap(_union(inside), waits)
+    flights = [(span.begin, span.end) for span in spans if span.kind == FLIGHT]
+    flown = sum(end - begin for begin, end in flights)
+    exposed = sum(_overlap([flight], waits) for flight in flights)
+    count = len(steps)
+    totals["step"] = sum(end - begin for begin, end in steps)
+    return {
+        "steps": count,
+        "seconds": {kind: total / count / _NS_PER_S for kind, total in sorted(totals.items())},
+        "hidden": (flown - exposed) / flown if flown else None,
+    }
+
+
+def _union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _overlap(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> int:
+    """Return how long both SOME and OTHERS last; neither overlaps with itself."""
+    total = place = 0
+    for begin, end in some:
+        while place < len(others) and others[place][1] <= begin:
+            place += 1
+        at = place
+        while at < len(others) and others[at][0] < end:
+            total += min(end, others[at][1]) - max(begin, others[at][0])
+            at += 1
+    return total

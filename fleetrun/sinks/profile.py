@@ -1,0 +1,59 @@
+"""Says at the end where the time of the steps went that ranks have recorded (--profile)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.records import names
+from fleetrun.records.variables import PROFILE
+from fleetrun.run.events import Finished, Gathered
+from fleetrun.run.observers import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Happening
+
+# More lines than that say nothing new.
+_MOST = 4
+
+
+class ProfileSink(Sink):
+    """Reads the traces of PLAN's ranks when the job has ended."""
+
+    def __init__(self, plan: LaunchPlan, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._say = say
+
+    def on_event(self, happening: Happening) -> None:
+        """Know the plan, and speak at the end."""
+        if isinstance(happening, Gathered):
+            self._plan = happening.plan
+        elif isinstance(happening, Finished):
+            self._conclude()
+
+    def _conclude(self) -> None:
+        from fleetrun.records import tracefile  # noqa: PLC0415 - starting goes first
+
+        found, silent, path = [], [], ""
+        for spec in self._plan.processes:
+            if PROFILE not in spec.env:
+                continue
+            path = path or spec.env[PROFILE].partition(":")[2]
+            record = tracefile.read(spec.env[PROFILE].partition(":")[2])
+            if record is None:
+                silent.append(names.label(spec))
+            else:
+                found.append(record)
+        for record in found[:_MOST]:
+            self._say(f"Profile of {record.told()}.")
+        if len(found) > _MOST:
+            self._say(f"Profile: {len(found) - _MOST} more ranks have left traces.")
+        if found:
+            self._say(f"Profile: open {path} and others in https://ui.perfetto.dev.")
+        if silent:
+            self._say(
+                f"Profile: no trace of {names.listed(silent)}: the steps asked for were not made, "
+                "or not in Python with Paddle."
+            )

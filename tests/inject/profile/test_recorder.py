@@ -1,0 +1,103 @@
+"""A profile: which steps are kept, what was hidden, and what becomes of a file that cannot be."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetrun.inject.profile import recorder
+from fleetrun.inject.profile.recorder import FLIGHT, WAIT, Recorder, Span
+from fleetrun.records import tracefile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+MS = 1_000_000
+INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted), max_size=8)
+
+
+def spans(kind: str, intervals: list[list[int]]) -> list[Span]:
+    return [Span(kind, 0, begin, end, {}, kind) for begin, end in intervals]
+
+
+def make(path: Path, first: int, last: int, steps: int) -> None:
+    """Make STEPS steps with a backward each, with a recorder for FIRST to LAST."""
+    made = Recorder(str(path), first, last, rank=3)
+    for _ in range(steps):
+        begin = recorder.now()
+        made.add("backward", 0, begin)
+        made.end_step()
+    made.write()
+
+
+def test_the_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
+    make(tmp_path / "trace", 3, 5, 9)
+    found = tracefile.read(str(tmp_path / "trace"))
+    assert found is not None
+    assert (found.rank, found.first_step, found.steps) == (3, 3, 3)
+    assert [one.name for one in found.spans if one.kind == "step"] == ["step 3", "step 4", "step 5"]
+    assert sum(one.kind == "backward" for one in found.spans) == 3
+    assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_there_is_when_the_script_ends_early_is_written(tmp_path: Path) -> None:
+    make(tmp_path / "some", 3, 5, 4)
+    make(tmp_path / "none", 3, 5, 2)
+    found = tracefile.read(str(tmp_path / "some"))
+    assert found is not None
+    assert found.steps == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path / "none" / "trace", 1, 1, 2)
+    assert "the profile cannot be written" in capsys.readouterr().err
+
+
+@given(INTERVALS, INTERVALS)
+def test_hidden_is_the_share_of_flights_in_which_nobody_waits(
+    flights: list[list[int]], waits: list[list[int]]
+) -> None:
+    found = recorder.summary([(0, 50)], [*spans(FLIGHT, flights), *spans(WAIT, waits)])
+    flown = [at for begin, end in flights for at in range(begin, end)]
+    waited = {at for begin, end in waits for at in range(begin, end)}
+    if not flown:
+        assert found["hidden"] is None
+    else:
+        assert found["hidden"] == sum(at not in waited for at in flown) / len(flown)
+
+
+def test_waiting_is_no_part_of_the_backward_around_it() -> None:
+    found = recorder.summary(
+        [(0, 100 * MS)],
+        [
+            *spans("backward", [[0, 80 * MS]]),
+            *spans(WAIT, [[50 * MS, 60 * MS], [90 * MS, 95 * MS]]),
+        ],
+    )
+    assert {kind: round(s * 1e3) for kind, s in found["seconds"].items()} == {
+        "backward": 70,
+        "step": 100,
+        "wait": 15,
+    }
+
+
+def test_a_broken_trace_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    for text in ("", "{}", '{"schema": 1}', '{"schema": 1, "otherData": {"rank": 0}}'):
+        path.write_text(text)
+        assert tracefile.read(str(path)) is None
+    whole = {
+        "schema": 1,
+        "otherData": {"rank": 0, "first_step": 1, "summary": {"steps": 1, "seconds": {"a": "b"}}},
+        "traceEvents": [{"ph": "X", "ts": 1, "dur": None, "tid": []}, 7],
+    }
+    path.write_text(json.dumps(whole))
+    assert tracefile.read(str(path)) == tracefile.TraceRecord(0, 1, 1, {}, None, ())
