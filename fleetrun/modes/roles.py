@@ -187,8 +187,8 @@ def _housed(request: Request, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
             number = {SERVER: "servers", TRAINER: "trainers", COORDINATOR: "coordinators"}
             flag = number.get(lost[0], "heter_workers")
             raise UsageError(
-                f"The lists name {len(named)} hosts ({', '.join(named)}); list the {flag} "
-                f"with --{flag}, too, to say on which of them they run."
+                f"The lists name {len(named)} hosts ({', '.join(named)}), and which of them the "
+                f"{flag} run on is not given: list them with --{flag}."
             )
     if named:
         # A number beside a list of one host means that host; gloo meets at the first server.
