@@ -47,6 +47,9 @@ _PREFIXES = (
     *("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "LSB_", "PBS_", "JOB_", "PE_HOSTFILE"),
 )
 
+# Marks of what takes longest, in this order.
+_LONG_FIRST = ("train", "multinode", "slow")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Give what takes too long for every run a word of its own."""
@@ -68,12 +71,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="gpu: scripts/gpu-check runs it"))
-    if config.getoption("--long"):
-        return
     long = [item for item in items if item.get_closest_marker("long")]
-    if long:
+    if long and not config.getoption("--long"):
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in set(long)]
+    if hasattr(config, "workerinput"):
+        _begin_with_long_files(items)
+
+
+def _begin_with_long_files(items: list[pytest.Item]) -> None:
+    """Sort ITEMS so that no worker begins with minutes of training when the others have ended."""
+    places: dict[Path, int] = {}
+    for item in items:
+        marks = [item.get_closest_marker(name) is not None for name in _LONG_FIRST]
+        place = marks.index(True) if any(marks) else len(marks)
+        places[item.path] = min(place, places.get(item.path, place))
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(autouse=True)
