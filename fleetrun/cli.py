@@ -125,8 +125,13 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
         config = _config(parsed)
     _check_script(parsed)
     rows = detect.rows(environ)
-    detected = (lambda: detect.read(rows, environ, _text)) if rows else None
-    wanted = request.resolve(parsed, environ, config, layers, detected)
+    found: list[detect.Detected] = []
+
+    def detected() -> detect.Detected:
+        found.append(detect.read(rows, environ, _text))
+        return found[0]
+
+    wanted = request.resolve(parsed, environ, config, layers, detected if rows else None)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude:
         from fleetrun.remote import head  # noqa: PLC0415 - only for jobs by ssh
@@ -136,6 +141,10 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
         wanted = head.as_listed(wanted)
     if launch is not None:
         return launch(wanted, environ)
+    if found and wanted.dry_run is None:
+        from fleetrun.remote import started  # noqa: PLC0415 - only below an engine
+
+        return started.launch(wanted, environ, found[0])
     from fleetrun.launch import launch as start  # noqa: PLC0415 - usage errors need none of it
 
     return start(wanted, environ)

@@ -29,7 +29,7 @@ from fleetrun.sources.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fleetrun.model import LaunchPlan, Request, Roster
+    from fleetrun.model import LaunchPlan, Request, Roster, Task
     from fleetrun.postmortem.ending import Ending
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from fleetrun.sinks.rotate import Cut
 
 
-def launch(request: Request, environ: Mapping[str, str]) -> int:  # noqa: C901 - one way, in order
-    """Do what REQUEST says and return the exit code.
+def launch(  # noqa: C901 - one way, in order
+    request: Request, environ: Mapping[str, str], tasks: tuple[Task, ...] = ()
+) -> int:
+    """Do what REQUEST says and return the exit code; TASKS are the ranks' own, of an engine.
 
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
     """
@@ -58,7 +60,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:  # noqa: C901 -
         if isinstance(begun, int):
             return begun
         background = begun
-    facts = probe.read(request, environ, found.hosts)
+    facts = probe.read(request, environ, found.hosts)._replace(tasks=tasks)
     if request.debug is not None:
         from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
 

@@ -194,6 +194,13 @@ class GpuUse(NamedTuple):
     holders: tuple[str, ...] = ()
 
 
+class Task(NamedTuple):
+    """What is the own of one of an engine's tasks: its CPUs, and its own variables."""
+
+    cpus: tuple[int, ...]
+    env: Mapping[str, str]
+
+
 class Facts(NamedTuple):
     """What probe saw of this host, just before planning."""
 
@@ -245,6 +252,8 @@ class Facts(NamedTuple):
     is_rocm: bool = False
     # Why none of the GPUs that are here can be used.
     without_gpus: str = ""
+    # The engine's tasks on this host where it has started one for each rank.
+    tasks: tuple[Task, ...] = ()
     # What else the user should know of this host.
     notes: tuple[str, ...] = ()
 

@@ -18,7 +18,7 @@ from fleetrun.records import names
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.model import Facts, Knob, RankSpec, Request, Roster, Strategy
+    from fleetrun.model import Facts, Knob, RankSpec, Request, Roster, Strategy, Task
     from fleetrun.plan.devices import Share
     from fleetrun.plan.layout import Layout, ModeHosts, Slots
     from fleetrun.strategy.resolve import HostTopology
@@ -257,8 +257,13 @@ def _bound(
     variables: tuple[Mapping[str, str], ...],
 ) -> tuple[tuple[Mapping[str, str], ...], tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Return VARIABLES with the number of threads, the CPUs of each of RANKS, and remarks."""
+    if facts.tasks:
+        variables = tuple(
+            {**_of_task(task), **env} for task, env in zip(facts.tasks, variables, strict=True)
+        )
     if facts.processors is None:
-        return variables, ((),) * len(ranks), ()
+        masks = tuple(task.cpus for task in facts.tasks)
+        return variables, masks if len(set(masks)) > 1 else ((),) * len(ranks), ()
     from fleetrun.plan import affinity  # noqa: PLC0415 - only those who bind pay for it
 
     processors, notes = facts.processors, tuple[str, ...]()
@@ -275,6 +280,11 @@ def _bound(
         for env, threads in zip(variables, binding.threads, strict=True)
     )
     return threaded, binding.masks, (*notes, *binding.notes)
+
+
+def _of_task(task: Task) -> Mapping[str, str]:
+    """Return the variables of TASK that its rank gets; devices are shared out to ranks anyway."""
+    return {name: value for name, value in task.env.items() if not name.endswith("_DEVICES")}
 
 
 def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:

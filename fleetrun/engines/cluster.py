@@ -30,11 +30,15 @@ def givens(
     Raises UsageError where FOUND contradicts what is said, or has started too many or too few.
     """
     problem = detect.unspread(found)
-    if problem is not None and not is_dry:
+    if problem is not None and not is_dry and not found.can_spread:
         raise UsageError(problem)
     _check(said, found)
-    if _is_said(said["ips"]):
+    if problem is not None and not is_dry:
+        # The launchers that are going to be started ask themselves.
         return ()
+    ranks = _of_tasks(said, found, notes)
+    if _is_said(said["ips"]):
+        return ranks
     given: list[RawOption] = []
     if len(found.hosts) > 1:
         notes.append(f"{found.engine} names the hosts: {found.hosts_from}.")
@@ -48,7 +52,28 @@ def givens(
             given += _given("nnodes", str(found.nnodes), found.nnodes_from)
         if found.node is not None and (given or _is_said(said["nnodes"])):
             given += _given("rank", str(found.node), found.node_from)
-    return tuple(one for one in given if not _is_said(said[one.option.name]))
+    return (*ranks, *(one for one in given if not _is_said(said[one.option.name])))
+
+
+def _of_tasks(
+    said: Mapping[str, RawOption], found: Detected, notes: list[str]
+) -> tuple[RawOption, ...]:
+    """Return how many ranks are here where the engine has started a task for each."""
+    if not detect.has_tasks(found):
+        return ()
+    started = f"{found.engine} has started {found.here} tasks here ({found.here_from}), one a rank"
+    for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
+        if _is_said(said[name]):
+            raise UsageError(
+                said[name].blame(f"{started}; start one on each host instead: `{found.spread}`.")
+            )
+    ranks = said["nproc_per_node"]
+    if not _is_said(ranks):
+        notes.append(f"{started}.")
+        return tuple(_given("nproc_per_node", str(found.here), found.here_from))
+    if ranks.raw.strip() != str(found.here):
+        raise UsageError(ranks.blame(f"{started}; leave it out, or start one: `{found.spread}`."))
+    return ()
 
 
 def _port(found: Detected) -> int | None:

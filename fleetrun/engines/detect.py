@@ -38,8 +38,15 @@ class ClusterRow(NamedTuple):
     tasks: tuple[str, ...] = ()
     tasks_here: tuple[str, ...] = ()
     rank: tuple[str, ...] = ()
+    # Those on each host, as in `4(x2),1`; and the place of ours among those on this host.
+    tasks_each: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    # What all tasks of a run have in common and no other run has.
+    run: tuple[str, ...] = ()
     # Where it starts one process only.
     is_alone: bool = False
+    # And where fleetrun starts the others itself (remote/steps.py).
+    can_spread: bool = False
     # The job's number, which tells its ports from those of other jobs of the host.
     job: tuple[str, ...] = ()
     # That of the step within the job: steps may share a host, too.
@@ -60,6 +67,8 @@ TABLE = (
         tasks=("OMPI_COMM_WORLD_SIZE",),
         tasks_here=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         rank=("OMPI_COMM_WORLD_RANK",),
+        local=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        run=("PMIX_NAMESPACE",),
         spread="mpirun -N 1 fleetrun ...",
     ),
     ClusterRow(
@@ -70,6 +79,7 @@ TABLE = (
         tasks=("PMI_SIZE",),
         tasks_here=("MPI_LOCALNRANKS",),
         rank=("PMI_RANK",),
+        local=("MPI_LOCALRANKID",),
         spread="mpirun -ppn 1 fleetrun ...",
     ),
     ClusterRow(
@@ -81,6 +91,9 @@ TABLE = (
         node=("SLURM_NODEID",),
         tasks=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
         rank=("SLURM_PROCID",),
+        tasks_each=("SLURM_STEP_TASKS_PER_NODE",),
+        local=("SLURM_LOCALID",),
+        run=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         job=("SLURM_JOB_ID",),
         step=("SLURM_STEP_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
@@ -93,6 +106,7 @@ TABLE = (
         hosts=(("SLURM_JOB_NODELIST", "hostlist"),),
         nnodes=("SLURM_JOB_NUM_NODES",),
         is_alone=True,
+        can_spread=True,
         job=("SLURM_JOB_ID",),
         spread="srun --ntasks-per-node=1 fleetrun ...",
     ),
@@ -154,6 +168,9 @@ TABLE = (
     ),
 )
 
+# Those whose daemons start the tasks, and end without a word to them.
+MPIS = ("Open MPI", "MPICH")
+
 # Every variable that counts.
 VARIABLES = frozenset(
     name
@@ -161,7 +178,8 @@ VARIABLES = frozenset(
     for names in (
         row.marks,
         tuple(name for name, _ in row.hosts),
-        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.rank, row.job, row.step),
+        *(row.nnodes, row.node, row.tasks, row.tasks_here, row.tasks_each, row.rank, row.local),
+        *(row.run, row.job, row.step),
     )
     for name in names
 )
@@ -200,8 +218,14 @@ class Detected(NamedTuple):
     launchers_from: SourcedValue | None = None
     here: int | None = None
     here_from: SourcedValue | None = None
-    # How to start one on each host.
+    # Our place among those on this host, what all of the job have in common, and the variables
+    # that each has for itself.
+    local: int | None = None
+    run: str = ""
+    own: tuple[str, ...] = ()
+    # How to start one on each host, and whether fleetrun does it.
     spread: str = ""
+    can_spread: bool = False
     job: SourcedValue | None = None
     step: int = 0
 
@@ -225,11 +249,13 @@ def read(
     first = rows[0]
     # Below an mpirun the hosts see different steps, or none.
     step = _first(environ, first.step)
-    found = Detected(first.engine, spread=first.spread, step=_number(step) if step else 0)
+    found = Detected(first.engine, spread=first.spread, can_spread=first.can_spread)
+    found = found._replace(step=_number(step) if step else 0)
     # mpirun names no hosts, but may run in an allocation of an engine that does.
     for row in rows if first.tasks and not first.hosts else rows[:1]:
         found = _with_hosts(found, row, environ, text)
-    return _checked(_with_launchers(_with_numbers(found, first, environ), first, environ))
+    found = _checked(_with_numbers(found, first, environ))
+    return _checked(_with_launchers(found, first, environ))
 
 
 def _fits(row: ClusterRow, environ: Mapping[str, str]) -> bool:
@@ -303,12 +329,34 @@ def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]
     found = found._replace(launchers=total, launchers_from=tasks)
     if here is not None:
         found = found._replace(here=_number(here, least=1), here_from=here)
+    each = _first(environ, row.tasks_each)
+    if each is not None and found.node is not None:
+        found = found._replace(here=_here(each, found.node), here_from=each)
     rank = _first(environ, row.rank)
     if found.nnodes is None and found.here == 1 and rank is not None:
         # No row names the hosts; if there is one launcher here, there is one on each host.
         node = _number(rank)
         found = found._replace(nnodes=total, nnodes_from=tasks, node=node, node_from=rank)
+    elif found.nnodes is None and found.here and total % found.here == 0:
+        # As many on each host as here; which is which of them, the ranks do not say.
+        found = found._replace(nnodes=total // found.here, nnodes_from=tasks)
+    local = _first(environ, row.local)
+    if local is not None:
+        own = (*row.rank, *row.local)
+        run = "/".join(environ.get(name, "") for name in row.run)
+        found = found._replace(local=_number(local), run=run, own=own)
     return found
+
+
+def _here(each: SourcedValue, node: int) -> int:
+    """Return how many tasks the host number NODE has by EACH, which is like `4(x2),1`."""
+    for part in each.value.split(","):
+        count, _, times = part.partition("(x")
+        repeated = _number(each._replace(value=times.rstrip(")")), least=1) if times else 1
+        if node < repeated:
+            return _number(each._replace(value=count), least=1)
+        node -= repeated
+    raise EnvironmentFault(f"{each} has no number for each host, which its engine would write.")
 
 
 def _checked(found: Detected) -> Detected:
@@ -318,22 +366,36 @@ def _checked(found: Detected) -> Detected:
             f"{found.node_from}, but {found.nnodes_from} makes {_hosts(found.nnodes)}: "
             f"{found.engine}'s variables contradict each other."
         )
+    if found.local is not None and found.here is not None and found.local >= found.here:
+        raise EnvironmentFault(
+            f"The place {found.local} among the tasks of this host, but {found.here_from}: "
+            f"{found.engine}'s variables contradict each other."
+        )
     return found
+
+
+def has_tasks(found: Detected) -> bool:
+    """Whether the engine has started a fleetrun for each rank, and says which this one is."""
+    if found.nnodes is None or found.launchers is None or found.here is None:
+        return False
+    # An MPI tells of this host alone.
+    is_even = bool(found.node is not None) or found.here * found.nnodes == found.launchers
+    return found.launchers > found.nnodes and found.local is not None and is_even
 
 
 def unspread(found: Detected) -> str | None:
     """Return why FOUND's engine has not started one fleetrun on each host; None if it has."""
     if found.here is not None and found.here > 1 and found.nnodes is None:
         started = f"{found.here} fleetruns on this host ({found.here_from})"
-    elif found.launchers is None or found.nnodes in {None, found.launchers}:
+    elif found.launchers is None or found.nnodes in {None, found.launchers} or has_tasks(found):
         return None
     else:
         source = f" ({found.launchers_from})" if found.launchers_from else ""
         one = "one fleetrun" if found.launchers == 1 else f"{found.launchers} fleetruns"
         started = f"{one}{source} for {_hosts(found.nnodes or 1)} ({found.nnodes_from})"
     return (
-        f"{found.engine} has started {started}, and one on each host is needed, which starts the "
-        f"ranks there: `{found.spread}`. With --nnodes=1 each is a job of its own."
+        f"{found.engine} has started {started}; wanted is one on each host, which starts the ranks "
+        f"there, or one for each rank: `{found.spread}`. With --nnodes=1 each is a job of its own."
     )
 
 

@@ -1,1 +1,1 @@
-"""Launchers on other hosts by ssh: the head here, and an agent at the other end of each."""
+"""Launches of several processes of ours: by ssh, as a step of Slurm, or as an engine's tasks."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from fleetrun.model import Request
 
 
+TASKS = {**STEP, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+
+
 def resolve(environ: Mapping[str, str], *words: str, config: Config | None = None) -> Request:
     rows = detect.rows(environ)
     parsed = argv.split([*words, "train.py"])
@@ -42,6 +45,22 @@ def test_a_step_asks_for_what_the_list_of_its_hosts_asks_for() -> None:
     assert sources["ips"] == "$SLURM_STEP_NODELIST"
     assert sources["host"] == "$SLURM_NODEID"
     assert sources["start_port"] == "$SLURM_JOB_ID"
+
+
+def test_a_task_for_each_rank_asks_for_as_many_ranks() -> None:
+    found = resolve(TASKS)
+    assert (found.nproc_per_node, found.ips, found.host) == (4, ("n2", "n3"), "n3")
+    assert found.notes[0] == (
+        "Slurm has started 4 tasks here (SLURM_STEP_TASKS_PER_NODE=4(x2)), one a rank."
+    )
+    assert resolve(TASKS, "--nproc_per_node=4").nproc_per_node == 4
+    assert resolve({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).nproc_per_node == 4
+
+
+def test_a_shell_in_an_allocation_leaves_all_to_the_launchers_that_it_starts() -> None:
+    found = resolve(BATCH, "--nproc_per_node=2")
+    assert (found.nproc_per_node, found.ips, found.notes) == (2, (), ())
+    assert resolve(BATCH, "--dry-run").ips == ("n1", "n2", "n3", "n4")
 
 
 def test_steps_of_a_job_have_ports_of_their_own_and_so_have_the_next_jobs() -> None:
@@ -80,7 +99,13 @@ def test_what_is_typed_wins_where_both_agree() -> None:
         (STEP, ("--nnodes=3:4",), r"--nnodes=3:4: Slurm gives this job 2 hosts"),
         (STEP, ("--ips=a,b,c",), r"--ips=a,b,c: Slurm gives this job 2 hosts .*3 are listed"),
         (STEP, ("--rank=0",), r"--rank=0: Slurm says 1 \(SLURM_NODEID=1\); leave it out"),
-        (BATCH, (), r"Slurm has started one fleetrun for 4 hosts"),
+        (
+            TASKS,
+            ("--nproc_per_node=8",),
+            r"--nproc_per_node=8: Slurm has started 4 tasks here \(SLU",
+        ),
+        (TASKS, ("--server_num=2",), r"--server_num=2: .* start one on each host instead: `srun"),
+        (TASKS, ("--detach",), r"--detach.*: .* one a rank; start one on each host instead"),
         ({**STEP, "PADDLE_NNODES": "8"}, (), r"--nnodes=8 \(from \$PADDLE_NNODES\): Slurm gives"),
         (MPI, (), r"--nnodes=4 \(from \$OMPI_COMM_WORLD_SIZE\)"),
     ],

@@ -36,16 +36,31 @@ def test_a_script_or_shell_in_an_allocation_is_one_process_for_all_its_hosts(
     found = read(BATCH if step is None else {**BATCH, "SLURM_STEP_ID": step})
     assert (found.hosts, found.launchers) == (("n1", "n2", "n3", "n4"), 1)
     assert detect.unspread(found) == (
-        "Slurm has started one fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4), and one on each host "
-        "is needed, which starts the ranks there: `srun --ntasks-per-node=1 fleetrun ...`. "
-        "With --nnodes=1 each is a job of its own."
+        "Slurm has started one fleetrun for 4 hosts (SLURM_JOB_NUM_NODES=4); wanted is one on each "
+        "host, which starts the ranks there, or one for each rank: `srun --ntasks-per-node=1 "
+        "fleetrun ...`. With --nnodes=1 each is a job of its own."
     )
 
 
-def test_a_task_for_each_rank_is_too_many() -> None:
-    said = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "16"}))
+def test_a_task_for_each_rank_has_its_place_on_its_host() -> None:
+    uneven = {
+        **STEP,
+        "SLURM_STEP_NUM_TASKS": "13",
+        "SLURM_STEP_TASKS_PER_NODE": "8,5",
+        "SLURM_LOCALID": "4",
+    }
+    found = read(uneven)
+    assert (found.nnodes, found.here, found.local, detect.unspread(found)) == (2, 5, 4, None)
+    assert detect.has_tasks(found)
+    assert not detect.has_tasks(read(STEP))
+    found = read({**STEP, "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"})
+    assert (found.here, found.run) == (4, "77/0")
+
+
+def test_a_step_with_fewer_tasks_than_hosts_is_refused_with_its_command() -> None:
+    said = detect.unspread(read({**STEP, "SLURM_STEP_NUM_TASKS": "1"}))
     assert said is not None
-    assert said.startswith("Slurm has started 16 fleetruns (SLURM_STEP_NUM_TASKS=16) for 2 hosts")
+    assert said.startswith("Slurm has started one fleetrun (SLURM_STEP_NUM_TASKS=1) for 2 hosts")
 
 
 @pytest.mark.parametrize(
@@ -57,10 +72,17 @@ def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine
     assert detect.unspread(found) is None
 
 
-def test_an_mpi_with_several_tasks_here_is_refused_with_its_command() -> None:
-    said = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}))
+def test_an_mpi_with_as_many_tasks_on_each_host_counts_the_hosts() -> None:
+    found = read({**MPI, "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert (found.nnodes, found.node, found.here) == (2, None, 4)
+    assert detect.has_tasks(found)
+    assert read({**HYDRA, "MPI_LOCALNRANKS": "4"}).nnodes == 1
+
+
+def test_an_mpi_with_other_numbers_on_other_hosts_is_refused_with_its_command() -> None:
+    said = detect.unspread(read({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}))
     assert said is not None
-    assert "2 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in said
+    assert "3 fleetruns on this host (OMPI_COMM_WORLD_LOCAL_SIZE=3)" in said
     assert "`mpirun -N 1 fleetrun ...`" in said
 
 
@@ -109,6 +131,11 @@ def test_an_indexed_job_says_the_place_alone() -> None:
         ({**STEP, "SLURM_NODEID": "-1"}, r"SLURM_NODEID=-1 is not a number from 0 on"),
         ({"PBS_JOBID": "5", "PBS_NODEFILE": "/none"}, r"PBS_NODEFILE=/none cannot be read \(No su"),
         ({"PBS_JOBID": "5", "PBS_NODEFILE": "/empty"}, r"PBS_NODEFILE=/empty names no host"),
+        (
+            {**STEP, "SLURM_LOCALID": "1"},
+            r"The place 1 among the tasks of this host, but .*PER_NOD",
+        ),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4"}, r"PER_NODE=4 has no number for each host"),
         ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, r"OMPI_COMM_WORLD_RANK=4, but .*SIZE=4 makes 4 hos"),
     ],
 )

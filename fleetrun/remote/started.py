@@ -1,0 +1,65 @@
+"""A launch that an engine has started: on each host, for each rank, or once for all hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from fleetrun.engines import detect
+from fleetrun.errors import UsageError
+from fleetrun.run import libc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.engines.detect import Detected
+    from fleetrun.model import Request
+
+
+def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int:
+    """Do what REQUEST says where an engine says what is FOUND, and return the exit code."""
+    if detect.unspread(found) is not None:
+        return _spread(request, found)
+    if found.engine in detect.MPIS:
+        # Its daemons may be killed, and tell nobody: mpirun's own children would go on.
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if detect.has_tasks(found):
+        return _with_tasks(request, environ, found)
+    from fleetrun.launch import launch as start  # noqa: PLC0415 - see cli
+
+    return start(request, environ)
+
+
+def _spread(request: Request, found: Detected) -> int:
+    """Start a launcher on each host."""
+    from fleetrun.remote import steps  # noqa: PLC0415 - most are started on each host
+
+    if request.detach or request.ui:
+        option = "--detach" if request.detach else "--ui"
+        raise UsageError(
+            f"{option} does not go with an allocation of several hosts: leave it out, or hand the "
+            "job in by `fleetrun submit slurm`."
+        )
+    return steps.run(request.typed, found)
+
+
+def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -> int:
+    """Lead the other tasks of this host, or follow the one that does."""
+    from fleetrun.launch import launch as start  # noqa: PLC0415 - see cli
+    from fleetrun.remote import tasks  # noqa: PLC0415 - only with a task for each rank
+
+    here = tasks.place(found)
+    mine = tasks.mine(here, environ)
+    if here.number:
+        return tasks.follow(here, mine, request.rdzv_timeout_s)
+    leader = tasks.Leader(here, mine, request.rdzv_timeout_s)
+    try:
+        together = leader.gather()
+        masks = tasks.together(together)
+        # What the engine has shared out among the tasks, the launcher shares out among ranks.
+        os.environ.update(masks)
+        os.sched_setaffinity(0, {cpu for task in together for cpu in task.cpus})
+        return start(request, {**environ, **masks}, together)
+    finally:
+        leader.dismiss()

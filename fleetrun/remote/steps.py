@@ -1,0 +1,91 @@
+"""One launcher on each host of a Slurm allocation, from the one process that is in it: by srun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.run import libc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleetrun.engines.detect import Detected
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What sbatch and salloc were given for tasks, and older sruns would take for theirs.
+_OTHERS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_NODE")
+_QUERY_S = 20.0
+
+
+def command(words: Sequence[str], nodes: int, name: str) -> list[str]:
+    """Return the srun that runs `fleetrun WORDS` once on each of NODES hosts, as the step NAME."""
+    options = (
+        *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--job-name={name}"),
+        # The launchers end each other, with grace; Slurm's exit code is then the culprit's.
+        *("--kill-on-bad-exit=0", "--wait=0"),
+        # The ranks may have all CPUs of the job; --bind shares them out.
+        *("--cpu-bind=quiet,none", "--export=ALL"),
+    )
+    return ["srun", *options, sys.executable, "-m", "fleetrun", *words]
+
+
+def run(words: Sequence[str], found: Detected) -> int:
+    """Run the launchers of the allocation FOUND to their end, and return the job's exit code."""
+    if shutil.which("srun") is None:
+        raise EnvironmentFault(
+            f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from}), and there "
+            "is no srun here to reach the others."
+        )
+    name = f"fleetrun-{os.getpid()}"
+    job = found.job.value if found.job is not None else ""
+    # Blocked from here on, so that none is lost between the start and the wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_CAUGHT, signal.SIGCHLD})
+
+    def prepare() -> None:
+        # Whatever ends us shall end the job; srun takes this as an order to kill it.
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the site's srun
+            command(words, found.nnodes or 1, name),
+            env={key: value for key, value in os.environ.items() if key not in _OTHERS},
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C is for us: srun would ask for another one within a second.
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
+        )
+        asked = None
+        while process.poll() is None:
+            number = signal.sigwait({*_CAUGHT, signal.SIGCHLD})
+            if number != signal.SIGCHLD:
+                is_first, asked = asked is None, asked or number
+                if not (is_first and _stop(job, name)):
+                    # srun kills its tasks at once.
+                    process.terminate()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code = process.returncode
+    return 128 + asked if asked is not None else code if code >= 0 else 128 - code
+
+
+def _stop(job: str, name: str) -> bool:
+    """Ask the launchers in the step NAME of JOB to stop; False if that cannot be asked."""
+    ask = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
+    try:
+        done = subprocess.run(  # noqa: S603 - the site's squeue
+            ask, capture_output=True, text=True, timeout=_QUERY_S, check=False
+        )
+        steps = [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == [name]]
+        if not steps:
+            return False
+        tell = ["scancel", "--signal=TERM", steps[0]]
+        return not subprocess.run(tell, timeout=_QUERY_S, check=False).returncode  # noqa: S603 - see above
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -1,0 +1,195 @@
+"""One task for each rank, as `srun -n 8` and `mpirun -n 8` start them: the first leads the others.
+
+The first task of a host is its launcher. The others tell it what is theirs alone (CPUs, devices,
+the engine's rank), and wait for its end. They end before it does and with 0, as engines that end a
+job with its first bad exit code would hide which one that was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.errors import EnvironmentFault, RendezvousError
+from fleetrun.model import Task
+from fleetrun.run import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.engines.detect import Detected
+
+# So often a task looks whether the first one is there.
+_LOOK_S = 0.05
+# So long the first one waits for the others to be gone at its end.
+_PARTING_S = 5.0
+_TAKEN, _OVER = b"taken", b"over"
+_CHUNK = 1 << 16
+# What a task ends with whose first one was killed.
+_LOST = 137
+# Who starts a host's tasks in Hydra, MPICH's and Intel's.
+_PROXY = "hydra_pmi_proxy"
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MASKS = ("CUDA", "HIP", "ROCR", "XPU", "XPULINK", "ASCEND_RT", "NPU")
+
+
+class Place(NamedTuple):
+    """Where this task stands among the TASKS of its host; `name` is that of their socket."""
+
+    name: str
+    number: int
+    tasks: int
+    own: tuple[str, ...] = ()
+
+
+def place(found: Detected) -> Place:
+    """Return the place that the engine gives this task."""
+    run = found.run or str(_starter())
+    # Several "hosts" may be this one, trying out.
+    name = f"\0fleetrun/tasks/{os.getuid()}/{found.engine}/{run}/{found.node}"
+    return Place(name, found.local or 0, found.here or 1, found.own)
+
+
+def _starter() -> int:
+    """Return the process that has started the tasks of this host: of Hydra's, or our parent."""
+    pid = os.getppid()
+    while pid > 1:
+        stat = proc.stat(pid)
+        if stat is None:
+            break
+        if proc.content(f"/proc/{pid}/comm").decode(errors="replace").strip() == _PROXY:
+            return pid
+        pid = stat.parent
+    return os.getppid()
+
+
+def mine(here: Place, environ: Mapping[str, str]) -> Task:
+    """Return what is this task's alone."""
+    names = [*here.own, *(f"{name}_VISIBLE_DEVICES" for name in _MASKS)]
+    env = {name: environ[name] for name in names if name in environ}
+    return Task(tuple(sorted(os.sched_getaffinity(0))), env)
+
+
+def follow(here: Place, task: Task, timeout_s: float) -> int:
+    """Wait for the end of the first task of this host, and return this one's exit code."""
+    until = time.monotonic() + timeout_s
+    said = json.dumps({"number": here.number, "cpus": task.cpus, "env": task.env}).encode()
+    while time.monotonic() < until:
+        with _line() as line:
+            try:
+                line.connect(here.name)
+                line.send(said)
+                taken = line.recv(_CHUNK)
+            except OSError:
+                taken = b""
+            if taken == _TAKEN:
+                # The first one hears of these, too, and ends with grace.
+                for signum in _IGNORED:
+                    signal.signal(signum, signal.SIG_IGN)
+                return 0 if line.recv(_CHUNK) == _OVER else _LOST
+        time.sleep(_LOOK_S)
+    raise RendezvousError(
+        f"The first of the {here.tasks} tasks of this host did not come within {timeout_s:g} s."
+    )
+
+
+class Leader:
+    """The first task of a host, to which the others come."""
+
+    def __init__(self, here: Place, task: Task, timeout_s: float) -> None:
+        self._count = here.tasks
+        self._task = task
+        self._timeout_s = timeout_s
+        self._listener = _line()
+        self._others: dict[int, socket.socket] = {}
+        self._tasks: dict[int, Task] = {0: task}
+        try:
+            self._listener.bind(here.name)
+        except OSError as error:
+            self._listener.close()
+            raise EnvironmentFault(
+                f"Another first task of this run is on this host ({error.strerror})."
+            ) from None
+        self._listener.listen(here.tasks)
+
+    def gather(self) -> tuple[Task, ...]:
+        """Wait for the others, and return what is theirs, ours first.
+
+        Raises RendezvousError if not all of them come.
+        """
+        until = time.monotonic() + self._timeout_s
+        while len(self._tasks) < self._count:
+            self._listener.settimeout(max(0.001, until - time.monotonic()))
+            try:
+                line, _ = self._listener.accept()
+            except TimeoutError:
+                missing = [str(one) for one in range(self._count) if one not in self._tasks]
+                raise RendezvousError(
+                    f"Of the {self._count} tasks of this host {', '.join(missing)} did not come "
+                    f"within {self._timeout_s:g} s."
+                ) from None
+            self._take(line)
+        return tuple(task for _, task in sorted(self._tasks.items()))
+
+    def _take(self, line: socket.socket) -> None:
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        _, user, _ = struct.unpack("3i", credentials)
+        try:
+            said = json.loads(line.recv(_CHUNK)) if user == os.getuid() else {}
+            number = said["number"]
+            task = Task(tuple(said["cpus"]), dict(said["env"]))
+        except (OSError, ValueError, KeyError):
+            line.close()
+            return
+        if number in self._tasks:
+            line.close()
+            return
+        self._others[number], self._tasks[number] = line, task
+        line.send(_TAKEN)
+
+    def dismiss(self) -> None:
+        """Let the others end, and wait for that."""
+        self._listener.close()
+        until = time.monotonic() + _PARTING_S
+        for line in self._others.values():
+            # One of them may have been killed.
+            with suppress(OSError):
+                line.send(_OVER)
+        for line in self._others.values():
+            line.settimeout(max(0.001, until - time.monotonic()))
+            with suppress(OSError), line:
+                while line.recv(_CHUNK):
+                    pass
+
+
+def together(tasks: Sequence[Task]) -> dict[str, str]:
+    """Return the masks of devices that TASKS have together, where each has its own.
+
+    Raises EnvironmentFault where some devices belong to several tasks, and others to one.
+
+    >>> together([Task((), {"CUDA_VISIBLE_DEVICES": one}) for one in "01"])
+    {'CUDA_VISIBLE_DEVICES': '0,1'}
+    """
+    found: dict[str, str] = {}
+    for name in (f"{name}_VISIBLE_DEVICES" for name in _MASKS):
+        masks = [task.env.get(name, "") for task in tasks]
+        if len(set(masks)) == 1:
+            continue
+        devices = [one.strip() for mask in masks for one in mask.split(",") if one.strip()]
+        if len(set(devices)) < len(devices) or not all(masks):
+            raise EnvironmentFault(
+                f"{name} is {' and '.join(dict.fromkeys(one or 'not set' for one in masks))} in "
+                "tasks of this host: give each its own devices, or all the same."
+            )
+        found[name] = ",".join(devices)
+    return found
+
+
+def _line() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,0 +1,152 @@
+"""A launch below real engines: one task for each rank, and from inside an allocation."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT
+from processes import MARKER, assert_no_survivors
+from slurm import Slurm, missing, slurm
+from waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from lab import Host
+
+pytestmark = [pytest.mark.multinode, pytest.mark.slow, pytest.mark.long]
+
+FLEETRUN = (sys.executable, "-m", "fleetrun", "--quiet", "--tee")
+RANK = """#!/bin/sh
+echo "$PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM" $OMPI_COMM_WORLD_RANK$SLURM_PROCID$PMI_RANK
+touch up.$PADDLE_TRAINER_ID
+[ "$PADDLE_TRAINER_ID" != "$FAIL" ] || exit 7
+[ -z "$FAIL$HOLD" ] || { trap "touch asked.$PADDLE_TRAINER_ID; exit 0" TERM; sleep 1000 & wait; }
+"""
+
+
+class Job:
+    """A script and the environment of those who run it, under a marker of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        script = folder / "rank.sh"
+        script.write_text(RANK)
+        script.chmod(0o755)
+        self.marker = folder.name
+        self.words = (*FLEETRUN, str(script))
+
+    def env(self, **more: str) -> dict[str, str]:
+        """Return the environment of whoever starts it, with MORE."""
+        own = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: self.marker}
+        allowed = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
+        return {**os.environ, **own, **allowed, **more}
+
+    def run(self, command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
+        """Run COMMAND to its end; nobody may be left."""
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.env(**more),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONG_S,
+        )
+        assert_no_survivors(self.marker, LONG_S)
+        return done
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
+def test_a_task_for_each_rank_by_a_real_mpi(job: Job, mpirun: str) -> None:
+    program, *options = mpirun.split()
+    if not shutil.which(program):
+        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
+    command = [program, *options, "-n", "3", *job.words]
+    done = job.run(command)
+    assert done.returncode == 0, done.stderr
+    said = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+    assert said == ["0 of 3 0", "1 of 3 1", "2 of 3 2"]
+    done = job.run(command, FAIL="2")
+    assert done.returncode == 7, done.stderr
+    assert "rank 2 exited with 7" in done.stderr
+    alone = job.run([program, *options, "-n", "1", *job.words])
+    assert (alone.returncode, alone.stdout) == (0, "0 of 1 0\n")
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
+def test_nothing_is_left_when_mpirun_is_killed(job: Job, mpirun: str) -> None:
+    program, *options = mpirun.split()
+    if not shutil.which(program):
+        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
+    with subprocess.Popen(
+        [program, *options, "-n", "2", *job.words],
+        cwd=job.folder,
+        env=job.env(HOLD="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        until(lambda: all((job.folder / f"up.{rank}").exists() for rank in range(2)))
+        process.kill()
+    assert_no_survivors(job.marker, LONG_S)
+
+
+@pytest.fixture
+def cluster(two_hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Slurm]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm(two_hosts, tmp_path / "slurm") as made:
+        yield made
+
+
+def test_a_task_for_each_rank_by_slurm(job: Job, cluster: Slurm) -> None:
+    command = cluster.command("srun", "--nodes=2", "--ntasks=4", *job.words)
+    done = job.run(command)
+    assert done.returncode == 0, done.stderr
+    ranks = [line.rpartition("] ")[2] for line in done.stdout.splitlines()]
+    assert sorted(ranks) == [f"{rank} of 4 {rank}" for rank in range(4)]
+    # On one host no launcher waits for another when Slurm kills all at the first bad exit.
+    alone = cluster.command("srun", "--nodes=1", "--ntasks=3", "-K1", *job.words)
+    assert job.run(alone, FAIL="2").returncode == 7
+
+
+def test_a_shell_in_an_allocation_starts_a_launcher_on_each_host(job: Job, cluster: Slurm) -> None:
+    command = cluster.command("salloc", "--nodes=2", *job.words)
+    done = job.run(command)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 of 2 0", "1 of 2 1"]
+    assert job.run(command, FAIL="1").returncode == 7
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_ends_the_launch_in_an_allocation_ends_it_everywhere(
+    job: Job, cluster: Slurm, signum: int
+) -> None:
+    shell = '"$@" & echo $! > pid; wait $!; echo ended $?'
+    command = cluster.command("salloc", "--nodes=2", "sh", "-c", shell, "sh", *job.words)
+    with subprocess.Popen(
+        command, env=job.env(HOLD="1"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        folder = job.folder / "node-1"
+        until(lambda: all((folder / f"up.{rank}").exists() for rank in range(2)))
+        pid = (folder / "pid").read_text().strip()
+        done = cluster.run("kill", f"-{int(signum)}", pid)
+        assert done.returncode == 0, done.stderr
+        out, _ = process.communicate(timeout=LONG_S)
+    assert f"ended {128 + signum}" in out
+    assert_no_survivors(job.marker, LONG_S)
+    asked = sorted(path.name for path in folder.glob("asked.*"))
+    assert asked == ([] if signum == signal.SIGKILL else ["asked.0", "asked.1"])

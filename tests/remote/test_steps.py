@@ -1,0 +1,73 @@
+"""From inside an allocation of Slurm a launcher is started on each host, and ended with us."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from clusters import BATCH
+from commandline import Command
+
+from fleetrun import cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+# They stand in for Slurm's: srun runs one launcher here, as on a host of a step.
+SRUN = """
+echo "$@" > srun
+while [ "${1#--}" != "$1" ]; do shift; done
+unset SLURM_JOB_ID
+"$@" & echo $! > pid
+wait $!; wait $!
+"""
+SQUEUE = 'echo "77.batch batch"; echo "77.3 $(sed "s/.*--job-name=\\([^ ]*\\) .*/\\\\1/" srun)"'
+SCANCEL = 'echo "$@" > scancel; kill $(cat pid)'
+
+
+def in_allocation(folder: Path, script: str) -> tuple[Command, dict[str, str]]:
+    for name, text in (("srun", SRUN), ("squeue", SQUEUE), ("scancel", SCANCEL)):
+        path = folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    command = Command(folder, script, ranks=1)
+    return command, {**BATCH, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_the_code_of_the_step_is_that_of_the_launch(tmp_path: Path) -> None:
+    command, env = in_allocation(tmp_path, "exit 7")
+    command.argv[-1:-1] = ["--env=A=b c"]
+    ended = command.finish(command.start(env=env))
+    assert ended.code == 7, ended.said
+    said = (tmp_path / "srun").read_text()
+    assert said.startswith("--nodes=4 --ntasks=4 --ntasks-per-node=1 --job-name=fleetrun-")
+    assert said.endswith(f"--env=A=b c {command.argv[-1]}\n")
+
+
+def test_asked_to_stop_it_asks_the_launchers_by_the_step(tmp_path: Path) -> None:
+    command, env = in_allocation(
+        tmp_path, "trap 'touch asked; exit 0' TERM; touch up; sleep 99 & wait"
+    )
+    process = command.start(env=env)
+    command.wait_for("up")
+    process.send_signal(signal.SIGINT)
+    ended = command.finish(process)
+    assert ended.code == 130, ended.said
+    assert (tmp_path / "scancel").read_text() == "--signal=TERM 77.3\n"
+    assert (tmp_path / "asked").exists()
+
+
+def test_what_cannot_be_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    assert cli.main(["--detach", "t.py"], environ=BATCH) == 2
+    assert "--detach does not go with an allocation of several" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["t.py"], environ=BATCH) == 3
+    assert "Slurm gives this job 4 hosts (SLURM_JOB_NUM_NODES=4), and" in capsys.readouterr().err
