@@ -194,7 +194,7 @@ def _run(
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages),
-            *_session(plan, session, messages, hide),
+            *_session(plan, session, request, messages, hide, folder),
         )
         return Equipment(sinks, sources, folder)
 
@@ -316,15 +316,23 @@ def _proof(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sour
     return (proof.Proof(plan, say=messages.say, show=messages.show, is_quiet=request.quiet),)
 
 
-def _session(
-    plan: LaunchPlan, session: Session | None, messages: Messages, hide: Callable[[str], str]
+def _session(  # noqa: PLR0917 - as _run has them
+    plan: LaunchPlan,
+    session: Session | None,
+    request: Request,
+    messages: Messages,
+    hide: Callable[[str], str],
+    folder: Folder,
 ) -> tuple[Source, ...]:
     """Return what agrees with the launchers of the other hosts, if there are any."""
     if session is None:
         return ()
     from fleetrun.sources.session import JobSession  # noqa: PLC0415 - only with other hosts
+    from fleetrun.sources.session_end import SessionEnd  # noqa: PLC0415 - as above
 
-    return (JobSession(plan, session, say=messages.say, hide=hide),)
+    say, gather_logs = messages.say, request.gather_logs
+    end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
+    return (JobSession(plan, session, say=say, hide=hide, end=end),)
 
 
 def _gpu_watch(

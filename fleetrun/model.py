@@ -114,6 +114,8 @@ class Request(NamedTuple):
     log_level: str = "info"
     log_overwrite: bool = False
     log_keep: int = 20
+    # tail, all; None: logs stay where they are.
+    gather_logs: str | None = None
     # 0: logs grow as they like.
     log_max_bytes: int = 0
     log_max_files: int = 3

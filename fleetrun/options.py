@@ -754,6 +754,16 @@ TABLE: tuple[Option, ...] = (
         minimum=1,
     ),
     Option(
+        "gather_logs",
+        "choice",
+        JOB,
+        "Bring the logs of all hosts' ranks to the coordinator's host at the end, into "
+        "log/latest/gathered: the last 64 KiB of each, or all of it.",
+        metavar="tail|all",
+        words=("tail", "all"),
+        bare="tail",
+    ),
+    Option(
         "log_max_size",
         "text",
         JOB,

@@ -147,6 +147,7 @@ def resolve(
         log_level=chosen["log_level"].of(str) or "info",
         log_overwrite=chosen["log_overwrite"].value is True,
         log_keep=chosen["log_keep"].of(int) or 1,
+        gather_logs=chosen["gather_logs"].of(str),
         log_max_bytes=_size(chosen["log_max_bytes"]),
         log_max_files=chosen["log_max_files"].of(int) or 1,
         metrics_period_s=chosen["metrics_period_s"].of(float) or 0.0,

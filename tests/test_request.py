@@ -123,6 +123,7 @@ VALUES = {
     "log_level": ("debug", "error"),
     "log_overwrite": ("true", "false"),
     "log_keep": ("1", "2"),
+    "gather_logs": ("tail", "all"),
     "log_max_size": ("100M", "2G"),
     "log_max_files": ("1", "2"),
     "metrics_period": ("5", "10"),

@@ -24,6 +24,8 @@ REPORT = "report.json"
 LAUNCH = "launch.txt"
 CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
+GATHERED = "gathered"
+HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
 PAGE = "report.html"
@@ -61,6 +63,7 @@ FILES = (
     File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
     File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
     File(PAGE, "fleetrun report", "people", None, "The run as a page with charts."),
+    File(HOSTS, "launcher", "people", 1, "How each host ended; on the coordinator's alone."),
     File(LAUNCH, "launcher", "people", None, "Tables of settings and environment."),
     File(CONSOLE, "launcher", "fleetrun attach", None, "What --detach shows nobody."),
     File(ENDPOINTS, "launcher", "Paddle's users", None, "The trainers' endpoints."),
@@ -133,6 +136,11 @@ def label(spec: ProcessSpec) -> str:
     if spec.rank.role == "TRAINER":
         return f"rank {spec.rank.rank}"
     return spec.name.replace(".", " ")
+
+
+def spec_label(spec: RankSpec) -> str:
+    """Name a rank of any host as users think of it: `rank 3`, `server 0`."""
+    return f"rank {spec.rank}" if spec.role == "TRAINER" else rank_name(spec).replace(".", " ")
 
 
 def label_of(name: str) -> str:

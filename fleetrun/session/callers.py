@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.run.loop import nothing
-from fleetrun.session import messages
+from fleetrun.session import exchange, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ class Callers:
         self,
         waiting: Waiting,
         *,
-        said: Callable[[int, Connection, FromMember], None],
+        said: Callable[[int, Connection, FromMember | exchange.FromMember], None],
         lost: Callable[[int], None],
         join_s: float = _JOIN_S,
         most_pending: int = _MOST_PENDING,
@@ -62,7 +62,7 @@ class Callers:
         if len(self._pending) == 1:
             self._expire()
 
-    def send(self, number: int, message: FromCoordinator) -> None:
+    def send(self, number: int, message: FromCoordinator | exchange.FromCoordinator) -> None:
         """Send MESSAGE to caller NUMBER, if it is still there."""
         caller = self._open.get(number)
         if caller is not None:
@@ -87,7 +87,7 @@ class Callers:
         caller = self._open.get(number)
         if caller is None:
             return
-        if not isinstance(message, messages.FROM_MEMBER):
+        if not isinstance(message, (*messages.FROM_MEMBER, *exchange.FROM_MEMBER)):
             self._close(number)
             return
         if isinstance(message, messages.Join):

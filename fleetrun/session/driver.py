@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetrun.run.loop import Loop, nothing
-from fleetrun.session import coordinator, member, messages, state
+from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
+    from fleetrun.session.host_ends import HostEnd
     from fleetrun.session.messages import (
         Failure,
         FromCoordinator,
         FromMember,
+        Heartbeat,
         Missing,
         Offer,
         Roster,
@@ -86,12 +88,13 @@ class Session:
         self, meeting: Meeting, launcher: str, *, host: str, say: Callable[[str], None]
     ) -> None:
         self.launcher = launcher
+        self.terms = meeting.terms
         self.host = host
         self.audience: Audience
         self._meeting = meeting
         self._say = say
         self._relay = Relay()
-        self._codec = Codec(messages.MESSAGES)
+        self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
         self._key = Key(meeting.job_id, meeting.token)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
@@ -105,6 +108,11 @@ class Session:
         self._strangers: set[str] = set()
         # What is said on a connection that comes after this launcher has left.
         self._last_words: tuple[FromMember, ...] = ()
+        # Who takes what the hosts tell each other beside the protocol: by its type, with the node
+        # rank of a member that says it.
+        self.hearers: dict[type, Callable[[int, Any], None]] = {}
+        # When the coordinator was heard last.
+        self.heard_at = time.monotonic()
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
@@ -253,10 +261,66 @@ class Session:
             return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who
 
+    # Beside the protocol ------------------------------------------------------------------------
+
+    def to_coordinator(self, message: exchange.FromMember | Heartbeat) -> None:
+        """Send MESSAGE to the coordinator's launcher, which may be this one."""
+        if self.serves:
+            self._todo_later(type(message), self._own_rank(), message)
+        elif self._connection is not None:
+            self._connection.send(message)
+
+    def to_member(self, node_rank: int, message: exchange.FromCoordinator) -> None:
+        """Send MESSAGE to the launcher of a host, which may be this one; only the coordinator."""
+        if self._coordinator is None or not 0 <= node_rank < len(self._coordinator.seated):
+            return
+        launcher = self._coordinator.seated[node_rank]
+        host = self._coordinator.hosts.get(launcher)
+        if launcher == self.launcher:
+            self._todo_later(type(message), node_rank, message)
+        elif host is not None and host.connection is not None:
+            self._callers.send(host.connection, message)
+
+    def connected(self) -> tuple[int, ...]:
+        """Return the node ranks of the other hosts that the coordinator can reach."""
+        if self._coordinator is None:
+            return ()
+        hosts = self._coordinator.hosts
+        return tuple(
+            node_rank
+            for node_rank, launcher in enumerate(self._coordinator.seated)
+            if launcher != self.launcher
+            and launcher in hosts
+            and hosts[launcher].connection is not None
+        )
+
+    def host_ends(self) -> tuple[HostEnd, ...]:
+        """Return how the hosts of the last generation have ended, as far as is known here."""
+        return () if self._coordinator is None else host_ends.of_hosts(self._coordinator)
+
+    def _own_rank(self) -> int:
+        seated = () if self._coordinator is None else self._coordinator.seated
+        return seated.index(self.launcher) if self.launcher in seated else 0
+
+    def _todo_later(self, kind: type, node_rank: int, message: tuple[object, ...]) -> None:
+        hear = self.hearers.get(kind)
+        if hear is not None:
+            self._do(partial(hear, node_rank, message))
+
     # The wire -----------------------------------------------------------------------------------
 
-    def _caller_said(self, number: int, caller: Connection, message: FromMember) -> None:
+    def _caller_said(
+        self, number: int, caller: Connection, message: FromMember | exchange.FromMember
+    ) -> None:
         now = time.monotonic()
+        if isinstance(message, exchange.FROM_MEMBER):
+            launcher = (
+                None if self._coordinator is None else self._coordinator.connections.get(number)
+            )
+            if self._coordinator is not None and launcher in self._coordinator.seated:
+                node_rank = self._coordinator.seated.index(launcher)
+                self._todo_later(type(message), node_rank, message)
+            return
         received = state.Received(number, message, now, caller.address, caller.local_address)
         self._do(partial(self._feed_coordinator, received))
 
@@ -283,7 +347,10 @@ class Session:
         self._event(member.Connected(time.monotonic()))
 
     def _hear(self, message: tuple[object, ...]) -> None:
-        if isinstance(message, messages.FROM_COORDINATOR):
+        self.heard_at = time.monotonic()
+        if isinstance(message, exchange.FROM_COORDINATOR):
+            self._todo_later(type(message), 0, message)
+        elif isinstance(message, messages.FROM_COORDINATOR):
             said = message
             self._event(member.Heard(said, time.monotonic()))
 

@@ -219,6 +219,7 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
         ("--run_mode", mode),
         ("the strategy", strategy),
         ("the script's digest", _script(request, facts)),
+        ("--gather_logs", request.gather_logs or ""),
     ]
     if _is_python(request):
         settings.append(("Paddle's version", paddles.version(sys.path)))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import Roster, Verdict
+    from fleetrun.sources.session_end import SessionEnd
 
 _REMARK_S = 5.0
 # Of the last lines of a rank, so many characters are told to the other hosts.
@@ -53,8 +54,10 @@ class JobSession(Source):
         *,
         say: Callable[[str], None],
         hide: Callable[[str], str],
+        end: SessionEnd,
     ) -> None:
         self._session = session
+        self._end = end
         self._host = session.host
         self._say = say
         self._hide = hide
@@ -73,6 +76,7 @@ class JobSession(Source):
         self._declare = declare
         self._session.move(waiting)
         self._session.audience = self
+        self._end.open(waiting)
         self._look()
 
     def on_event(self, happening: Happening) -> None:
@@ -81,6 +85,7 @@ class JobSession(Source):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
                 self._take(plan)
+                self._end.take(plan)
                 self._session.audience = self
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:
@@ -97,7 +102,7 @@ class JobSession(Source):
             case Finished(outcome=outcome):
                 last = outcome.cause
                 left = None if last is None else self._failure(last, "the launcher has ended")
-                self._session.quit(left)
+                self._end.finish(left)
             case _:
                 pass
 
@@ -116,10 +121,11 @@ class JobSession(Source):
 
     def is_busy(self) -> bool:
         """Whether the last messages are not delivered yet, for a short time."""
-        return self._session.is_busy
+        return self._end.is_busy or self._session.is_busy
 
     def close(self) -> None:
         """End all connections."""
+        self._end.close()
         self._session.close()
 
     # What goes out ------------------------------------------------------------------------------

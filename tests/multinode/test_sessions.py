@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -106,7 +107,7 @@ def by_master(network: Network, folder: Path, *options: str) -> Job:
 def test_all_hosts_end_as_the_rank_that_failed_first(
     make: Callable[..., Job], four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = make(four_hosts, tmp_path / "job")
+    job = make(four_hosts, tmp_path / "job", "--gather_logs")
     job.start()
     job.wait_until_ready()
     job.order(2, 7)
@@ -115,6 +116,15 @@ def test_all_hosts_end_as_the_rank_that_failed_first(
         assert "ank 2 exited with 7" in job.said(host)
     # Its last line, wherever it ran.
     assert all("rank 2 of 4 speaks" in job.said(host) for host in four_hosts.hosts)
+    first = four_hosts.hosts[0].folder / "log" / "latest"
+    for rank in (1, 2, 3):
+        log = (first / "gathered" / f"workerlog.{rank}").read_text()
+        assert log == f"rank {rank} of 4 speaks\n"
+    ends = json.loads((first / "hosts.json").read_text())["hosts"]
+    assert [(end["host"], end["is_first"]) for end in ends] == [
+        (host.ip, host.ip == "10.88.0.3") for host in four_hosts.hosts
+    ]
+    assert ends[2]["what"] == "rank 2 exited with 7"
 
 
 def test_all_hosts_end_well_together(four_hosts: Network, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.session.connection import Connection
+    from fleetrun.session.exchange import FromMember as Exchanged
     from fleetrun.session.messages import FromMember
 
 JOIN = Join(PROTOCOL, "launcher", 0, Offer("", "node-2", 7, (), ()))
@@ -33,9 +34,9 @@ class Caller:
         self.is_closed = True
 
 
-def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember], list[int]]:
+def callers(loop: Loop, **limits: float) -> tuple[Callers, list[FromMember | Exchanged], list[int]]:
     """Make the callers of a coordinator, what they say, and who is gone."""
-    said: list[FromMember] = []
+    said: list[FromMember | Exchanged] = []
     lost: list[int] = []
     made = Callers(
         loop,

@@ -1,0 +1,55 @@
+"""What the hosts of a job tell each other beside the protocol: logs, silence, evidence.
+
+Neither coordinator.py nor member.py decides by any of it. Processes go by their place among all
+ranks of the job, which every host has planned alike, so nothing here names a file.
+"""
+
+# No `from __future__ import annotations`: the codec checks every field by its annotation.
+from typing import NamedTuple, TypeAlias
+
+# Raw bytes of a log in one message; in base64 they fit into a text of the codec's.
+LONGEST_PART = 32 * 1024
+
+
+class SendLog(NamedTuple):
+    """The coordinator's host wants LENGTH bytes of a log from OFFSET on; -1: its last ones."""
+
+    process: int
+    attempt: int
+    offset: int
+    length: int = LONGEST_PART
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        if not (0 < self.length <= 1 << 20 and self.offset >= -1):
+            raise ValueError(self.length)
+
+
+class LogPart(NamedTuple):
+    """Bytes of a log of SIZE bytes, from OFFSET on, in base64; none: there are no more."""
+
+    process: int
+    attempt: int
+    offset: int
+    size: int
+    data: str
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        if self.offset < 0 or self.size < 0 or self.offset > self.size:
+            raise ValueError(self.offset)
+
+
+class Dismissed(NamedTuple):
+    """The coordinator's host has what it wants: the launcher may end."""
+
+
+FromMember: TypeAlias = LogPart
+FromCoordinator: TypeAlias = SendLog | Dismissed
+FROM_MEMBER = (LogPart,)
+FROM_COORDINATOR = (SendLog, Dismissed)
+MESSAGES: dict[str, type] = {
+    "send log": SendLog,
+    "log part": LogPart,
+    "dismissed": Dismissed,
+}

@@ -1,0 +1,56 @@
+"""How each host of a job has ended, as the coordinator knows it; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from fleetrun.session.state import State
+
+WELL, STOPPED, UNKNOWN = "its ranks ended well", "its ranks were stopped", "its end is not known"
+
+
+class HostEnd(NamedTuple):
+    """The end of one host: `what` is a sentence without its end."""
+
+    node_rank: int
+    host: str
+    hostname: str
+    # How many ranks it had.
+    ranks: int
+    what: str
+    exit_code: int
+    # Whether the verdict is about it.
+    is_first: bool = False
+    # Whether it failed because another had.
+    is_victim: bool = False
+
+
+def of_hosts(state: State) -> tuple[HostEnd, ...]:
+    """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
+    found: list[HostEnd] = []
+    reports = {report.launcher: report.failure for report in state.reports}
+    verdict = state.verdict
+    is_well = verdict is not None and verdict.failure is None
+    for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):
+        failure, host = reports.get(entry.launcher), state.hosts.get(entry.launcher)
+        what, code = UNKNOWN, 1
+        if failure is not None:
+            what, code = failure.what, failure.exit_code
+        elif is_well or (host is not None and host.is_done):
+            what, code = WELL, 0
+        elif host is not None and host.is_stopped:
+            what, code = STOPPED, 0
+        found.append(
+            HostEnd(
+                node_rank,
+                entry.host,
+                entry.hostname,
+                len(entry.ports),
+                what,
+                code,
+                is_first=verdict is not None and verdict.launcher == entry.launcher,
+                is_victim=failure is not None and failure.is_victim,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,300 @@
+"""`--gather_logs`: the logs of other hosts' ranks, brought to the coordinator's host at the end.
+
+The coordinator's host asks, a part at a time and at a bounded rate; the others answer, and end when
+they are dismissed. What comes is another host's data: only its bytes are used, and only where they
+were asked for.
+"""
+
+# pathlib costs start-up time.
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.records import names
+from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.folder import Folder
+    from fleetrun.run.loop import Waiting
+
+ALL, TAIL = "all", "tail"
+# Of each log, without =all.
+_TAIL_BYTES = 64 * 1024
+# Of all hosts together, so that a network with training on it has room for that.
+_BYTES_PER_S = 32 << 20
+_AT_ONCE = 16
+# A host that does not answer for so long, beside --grace, is left out.
+_PATIENCE_S = 10.0
+_LOOK_S = 0.5
+
+
+class LogServer:
+    """Answers for the logs of this host's ranks, in PLAN, once they are complete."""
+
+    def __init__(self, plan: LaunchPlan, send: Callable[[LogPart], None]) -> None:
+        self.plan = plan
+        self._send = send
+        self._is_complete = False
+        self._asked: list[SendLog] = []
+
+    def asked(self, message: SendLog) -> None:
+        """Answer, or remember the question."""
+        if self._is_complete:
+            self._send(self._part(message))
+        else:
+            # The asker waits for each answer.
+            self._asked = [message]
+
+    def complete(self) -> None:
+        """Answer what was asked while the logs still grew, and from now on at once."""
+        self._is_complete = True
+        for message in self._asked:
+            self._send(self._part(message))
+        self._asked.clear()
+
+    def _part(self, asked: SendLog) -> LogPart:
+        path = self._path(asked)
+        size, offset, data = 0, 0, b""
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                offset = max(0, size - asked.length) if asked.offset < 0 else asked.offset
+                offset = min(offset, size)
+                data = os.pread(fd, min(asked.length, LONGEST_PART), offset)
+            finally:
+                os.close(fd)
+        return LogPart(
+            asked.process, asked.attempt, offset, size, base64.b64encode(data).decode("ascii")
+        )
+
+    def _path(self, asked: SendLog) -> str:
+        """Return the log that is meant; no path if that is none of ours."""
+        ranks = self.plan.ranks
+        if not (0 <= asked.process < len(ranks) and asked.attempt >= 0):
+            return ""
+        wanted = ranks[asked.process]
+        for spec in self.plan.processes:
+            if spec.rank == wanted:
+                return names.log_path(self.plan, spec, asked.attempt)
+        return ""
+
+
+class _Host:
+    """A host of which logs are wanted: what is left, and where the current log stands."""
+
+    def __init__(self, wanted: Sequence[tuple[int, int]]) -> None:
+        self.queue = deque(wanted)
+        # The next byte that is wanted; None: the first part has not come.
+        self.offset: int | None = None
+        self.fd = -1
+
+
+class LogGatherer:
+    """Writes the logs of other hosts into the folder `gathered` of FOLDER.
+
+    ASK sends a message to the host of a node rank, which can be reached if it IS_THERE; DONE is
+    called with a sentence when all is there that can be had. With EVERYTHING logs come whole, of
+    earlier attempts too, else their ends.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        folder: Folder,
+        *,
+        waiting: Waiting,
+        ask: Callable[[int, SendLog | Dismissed], None],
+        is_there: Callable[[int], bool],
+        done: Callable[[str], None],
+        everything: bool = False,
+    ) -> None:
+        self.is_busy = False
+        self.plan = plan
+        self._folder = folder
+        self._waiting = waiting
+        self._ask = ask
+        self._is_there = is_there
+        self._done = done
+        self._everything = everything
+        self._attempts = range(1)
+        self._hosts: dict[int, _Host] = {}
+        self._later: deque[int] = deque()
+        self._had: list[str] = []
+        self._missed: list[str] = []
+        self._free_at = 0.0
+        self._folder_fd = -1
+        self._trouble = ""
+
+    def begin(self, nodes: Sequence[int]) -> None:
+        """Ask the hosts NODES."""
+        self.is_busy = True
+        last = self.plan.generation
+        self._attempts = range(0 if self._everything else last, last + 1)
+        shared = self.plan.shared_logs
+        have = {self.plan.node_rank, *(() if shared is None else shared.folders)}
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(names.GATHERED, dir_fd=self._folder.fd)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._folder_fd = os.open(names.GATHERED, flags, dir_fd=self._folder.fd)
+        except OSError as error:
+            self._trouble = f" ({error.strerror})"
+        for node in nodes:
+            if node in have or self._folder_fd < 0:
+                self._ask(node, Dismissed())
+            else:
+                self._later.append(node)
+        there = {*have, *nodes}
+        self._missed += [
+            names.spec_label(spec) for spec in self.plan.ranks if spec.node_rank not in there
+        ]
+        self._go_on()
+
+    def close(self) -> None:
+        """Stop."""
+        self.is_busy = False
+        for node, host in self._hosts.items():
+            self._waiting.alarm(("log", node), None, self._go_on)
+            _close(host)
+        self._hosts.clear()
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
+
+    def _go_on(self) -> None:
+        """Begin with more hosts where few are being asked; say so when nobody is left."""
+        while self._later and len(self._hosts) < _AT_ONCE:
+            node = self._later.popleft()
+            self._hosts[node] = _Host(
+                [
+                    (process, attempt)
+                    for process, spec in enumerate(self.plan.ranks)
+                    if spec.node_rank == node
+                    for attempt in self._attempts
+                ]
+            )
+            self._next(node)
+        if not self._hosts and not self._later and self.is_busy:
+            self.close()
+            self._done(self._summary())
+
+    def _next(self, node: int) -> None:
+        """Ask for the next part of what NODE has, or let it go."""
+        host = self._hosts[node]
+        if not host.queue:
+            self._leave(node)
+            return
+        process, attempt = host.queue[0]
+        now = time.monotonic()
+        pause_s = self._free_at - now
+        if pause_s > 0:
+            self._waiting.alarm(("log", node), now + pause_s, partial(self._next, node))
+            return
+        if host.offset is None:
+            offset = 0 if self._everything else -1
+            length = LONGEST_PART if self._everything else _TAIL_BYTES
+            asked = SendLog(process, attempt, offset, length)
+        else:
+            asked = SendLog(process, attempt, host.offset)
+        self._await(node, now + self._patience_s())
+        self._ask(node, asked)
+
+    def _await(self, node: int, until: float) -> None:
+        """Give the host NODE up at UNTIL, or when it is gone."""
+        now = time.monotonic()
+        if now >= until or not self._is_there(node):
+            self._give_up(node)
+        else:
+            at = min(until, now + _LOOK_S)
+            self._waiting.alarm(("log", node), at, partial(self._await, node, until))
+
+    def _patience_s(self) -> float:
+        # Its ranks may still be stopping.
+        return _PATIENCE_S + self.plan.rules.grace_s
+
+    def take(self, node: int, part: LogPart) -> None:
+        """Take what the host NODE answers."""
+        host = self._hosts.get(node)
+        if host is None or not host.queue or host.queue[0] != (part.process, part.attempt):
+            return
+        try:
+            data = base64.b64decode(part.data, validate=True)
+        except (binascii.Error, ValueError):
+            self._give_up(node)
+            return
+        is_first = host.offset is None
+        if len(data) > LONGEST_PART or (not is_first and part.offset != host.offset):
+            self._give_up(node)
+            return
+        try:
+            self._write(host, part, data, is_first=is_first)
+        except OSError as error:
+            self._trouble = f" ({error.strerror})"
+            self._give_up(node)
+            return
+        self._free_at = max(self._free_at, time.monotonic()) + len(data) / _BYTES_PER_S
+        host.offset = part.offset + len(data)
+        if not data or host.offset >= part.size:
+            if host.fd >= 0:
+                self._had.append(names.spec_label(self.plan.ranks[part.process]))
+            host.queue.popleft()
+            _close(host)
+        self._next(node)
+
+    def _write(self, host: _Host, part: LogPart, data: bytes, *, is_first: bool) -> None:
+        if is_first:
+            spec = self.plan.ranks[part.process]
+            if not data and part.attempt != self._attempts[-1]:
+                # It did not run then.
+                return
+            name = names.log_name(names.shared_log(spec), part.attempt)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            host.fd = os.open(name, flags, 0o666, dir_fd=self._folder_fd)
+            if part.offset:
+                left = f"[fleetrun: of {part.size} bytes the last {part.size - part.offset}]\n"
+                os.write(host.fd, left.encode())
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(host.fd, rest) :]
+
+    def _give_up(self, node: int) -> None:
+        """Do without what NODE still has."""
+        host = self._hosts[node]
+        ranks = dict.fromkeys(process for process, _ in host.queue)
+        self._missed += [names.spec_label(self.plan.ranks[process]) for process in ranks]
+        self._leave(node)
+
+    def _leave(self, node: int) -> None:
+        _close(self._hosts.pop(node))
+        self._waiting.alarm(("log", node), None, self._go_on)
+        self._ask(node, Dismissed())
+        self._go_on()
+
+    def _summary(self) -> str:
+        said = ""
+        if self._had:
+            where = os.path.join(self._folder.path, names.GATHERED)
+            said = f"The logs of {names.listed(list(dict.fromkeys(self._had)))} are in {where}."
+        if self._missed:
+            missed = names.listed(list(dict.fromkeys(self._missed)))
+            said += f" Those of {missed} could not be gathered{self._trouble}."
+        return said.strip()
+
+
+def _close(host: _Host) -> None:
+    if host.fd >= 0:
+        os.close(host.fd)
+    host.fd, host.offset = -1, None

@@ -1,0 +1,139 @@
+"""The end of a session: how each host ended, and the logs of all, on the coordinator's host."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.records import names
+from fleetrun.session.exchange import Dismissed, LogPart, SendLog
+from fleetrun.session.messages import Heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.folder import Folder
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.driver import Session
+    from fleetrun.session.messages import Failure
+    from fleetrun.sources.gather import LogGatherer, LogServer
+
+SCHEMA = 1
+_AGAIN_S = 0.5
+
+
+class SessionEnd:
+    """Leaves SESSION when the job has ended, with GATHER_LOGS not before the logs have moved."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        session: Session,
+        folder: Folder,
+        *,
+        say: Callable[[str], None],
+        hide: Callable[[str], str],
+        gather_logs: str | None = None,
+    ) -> None:
+        self._plan = plan
+        self._session = session
+        self._folder = folder
+        self._say = say
+        self._hide = hide
+        self._gather_logs = gather_logs
+        self._server: LogServer | None = None
+        self._gatherer: LogGatherer | None = None
+        self._leave_later: Callable[[], None] | None = None
+
+    def open(self, waiting: Waiting) -> None:
+        """Be ready to bring logs together, or to answer for ours."""
+        self._waiting = waiting
+        if self._gather_logs is None:
+            return
+        from fleetrun.sources import gather  # noqa: PLC0415 - only with --gather_logs
+
+        session = self._session
+        if session.serves:
+            gatherer = self._gatherer = gather.LogGatherer(
+                self._plan,
+                self._folder,
+                waiting=waiting,
+                ask=session.to_member,
+                is_there=lambda node_rank: node_rank in session.connected(),
+                done=self._say,
+                everything=self._gather_logs == gather.ALL,
+            )
+            session.hearers[LogPart] = gatherer.take
+            return
+        server = self._server = gather.LogServer(self._plan, session.to_coordinator)
+        session.hearers[SendLog] = lambda _, message: server.asked(message)
+        session.hearers[Dismissed] = lambda _, __: self._leave()
+
+    def take(self, plan: LaunchPlan) -> None:
+        """Know the plan of another generation."""
+        for one in (self._server, self._gatherer):
+            if one is not None:
+                one.plan = plan
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether logs are still on their way."""
+        is_gathering = self._gatherer is not None and self._gatherer.is_busy
+        return is_gathering or self._leave_later is not None
+
+    def finish(self, left: Failure | None) -> None:
+        """Leave the session because of LEFT; before the verdict that is a failure."""
+        if self._session.serves:
+            self._write_ends()
+            self._session.quit(left)
+            if self._gatherer is not None:
+                self._gatherer.begin(self._session.connected())
+                self._dismiss()
+        elif self._server is not None and self._session.is_connected:
+            self._server.complete()
+            self._leave_later = partial(self._session.quit, left)
+            self._stay()
+        else:
+            self._session.quit(left)
+
+    def close(self) -> None:
+        """Stop."""
+        if self._gatherer is not None:
+            self._gatherer.close()
+
+    def _write_ends(self) -> None:
+        import json  # noqa: PLC0415 - no start waits for it
+
+        hosts = [one._asdict() for one in self._session.host_ends()]
+        text = json.dumps({"schema": SCHEMA, "hosts": hosts}, indent=1)
+        try:
+            self._folder.write(names.HOSTS, self._hide(text) + "\n")
+        except OSError as error:
+            self._say(f"{names.HOSTS} could not be written ({error.strerror}).")
+
+    def _dismiss(self) -> None:
+        """Let those go that were not there when we began to ask, or have not heard it."""
+        if self._gatherer is not None and not self._gatherer.is_busy:
+            for node_rank in self._session.connected():
+                self._session.to_member(node_rank, Dismissed())
+        self._waiting.alarm("dismiss", time.monotonic() + _AGAIN_S, self._dismiss)
+
+    def _stay(self) -> None:
+        """Show that we are there until we are dismissed, or nobody is there to do that."""
+        if self._leave_later is None:
+            return
+        now, terms = time.monotonic(), self._session.terms
+        is_silent = now - self._session.heard_at >= terms.heartbeat_timeout_s
+        if is_silent or not self._session.is_connected:
+            self._leave()
+            return
+        # The protocol is over here; this much it still answers.
+        self._session.to_coordinator(Heartbeat(0))
+        self._waiting.alarm("stay", now + terms.heartbeat_s, self._stay)
+
+    def _leave(self) -> None:
+        leave, self._leave_later = self._leave_later, None
+        if leave is not None:
+            leave()

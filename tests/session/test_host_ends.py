@@ -1,0 +1,29 @@
+"""The coordinator knows of every host how it ended."""
+
+from __future__ import annotations
+
+from fleetrun.session import host_ends, state
+from fleetrun.session.messages import Entry, Failure, Roster, Verdict
+from fleetrun.session.terms import Terms
+
+ENTRIES = tuple(
+    Entry(f"l{each}", f"10.0.0.{each}", f"node-{each}", (1, 2), ()) for each in range(4)
+)
+
+
+def test_every_host_has_an_end_and_one_was_first() -> None:
+    first = Failure("10.0.0.1", "rank 2 exited with 7", 7)
+    victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
+    told = state.begin(Terms(4, 4), 0.0)._replace(
+        roster=Roster(0, 0, ENTRIES),
+        reports=(state.Report(1.0, "l1", first), state.Report(1.1, "l2", victim)),
+        verdict=Verdict(0, "l1", first, is_final=True),
+    )
+    found = host_ends.of_hosts(told)
+    assert [one.exit_code for one in found] == [1, 7, 1, 1]
+    assert [one.is_first for one in found] == [False, True, False, False]
+    assert [one.is_victim for one in found] == [False, False, True, False]
+    assert found[3].what == host_ends.UNKNOWN
+    well = told._replace(reports=(), verdict=Verdict(0, "", None, is_final=True))
+    assert {one.what for one in host_ends.of_hosts(well)} == {host_ends.WELL}
+    assert host_ends.of_hosts(state.begin(Terms(4, 4), 0.0)) == ()

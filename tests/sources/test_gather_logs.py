@@ -1,0 +1,215 @@
+"""Logs of other hosts come to one, whole or their ends, and nothing but what was asked for."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.records.folder import Folder
+from fleetrun.session.exchange import Dismissed, LogPart, SendLog
+from fleetrun.sources.gather import LogGatherer, LogServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from pathlib import Path
+
+
+class Alarms:
+    """Rings when it is told to."""
+
+    def __init__(self) -> None:
+        self.set: dict[Hashable, Callable[[], None]] = {}
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: nobody here waits for a descriptor."""
+        raise AssertionError(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Take note."""
+        self.set.pop(key, None)
+        if at is not None:
+            self.set[key] = callback
+
+    def ring(self) -> None:
+        """Let all that is set ring."""
+        for key in list(self.set):
+            self.set.pop(key)()
+
+
+def plan(folder: Path, node_rank: int, *, generation: int = 0) -> LaunchPlan:
+    ranks = tuple(
+        RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 6070 + rank))
+        for rank in range(6)
+    )
+    return LaunchPlan(
+        job_id="test",
+        mode="collective",
+        engine="static",
+        generation=generation,
+        node_rank=node_rank,
+        nodes=("a", "b", "c"),
+        ranks=ranks,
+        processes=tuple(
+            ProcessSpec(
+                name=f"trainer.{rank.rank}",
+                argv=(),
+                env={},
+                unset=(),
+                log=f"workerlog.{rank.local_rank}",
+                rank=rank,
+            )
+            for rank in ranks
+            if rank.node_rank == node_rank
+        ),
+        rules=Rules(0.0, 0),
+        cwd=str(folder),
+        log_dir="log",
+        run_dir=f"node{node_rank}",
+    )
+
+
+class Job:
+    """Three hosts of two ranks, of which the first gathers."""
+
+    def __init__(self, folder: Path, *, everything: bool = False, generation: int = 0) -> None:
+        self.folder = folder
+        for node in range(3):
+            (folder / f"node{node}").mkdir()
+        self.alarms, self.said = Alarms(), list[str]()
+        self.dismissed: list[int] = []
+        self.gone: set[int] = set()
+        self.asked: list[tuple[int, SendLog]] = []
+        self.gatherer = LogGatherer(
+            plan(folder, 0, generation=generation),
+            Folder(str(folder / "node0")),
+            waiting=self.alarms,
+            ask=self.ask,
+            is_there=lambda node: node not in self.gone,
+            done=self.said.append,
+            everything=everything,
+        )
+        self.servers = {
+            node: LogServer(
+                plan(folder, node),
+                lambda part, node=node: self.gatherer.take(node, part),  # type: ignore[misc]
+            )
+            for node in (1, 2)
+        }
+
+    def ask(self, node: int, message: SendLog | Dismissed) -> None:
+        """Take note of what the gatherer asks."""
+        if isinstance(message, Dismissed):
+            self.dismissed.append(node)
+        else:
+            self.asked.append((node, message))
+
+    def write(self, rank: int, data: bytes, name: str = "") -> None:
+        """Let RANK have printed DATA."""
+        path = self.folder / f"node{rank // 2}" / (name or f"workerlog.{rank % 2}")
+        path.write_bytes(data)
+
+    def run(self) -> None:
+        """Let the hosts answer until nobody asks."""
+        self.gatherer.begin([1, 2])
+        while self.gatherer.is_busy:
+            if self.asked:
+                node, message = self.asked.pop(0)
+                self.servers[node].asked(message)
+                self.servers[node].complete()
+            else:
+                # The rate is bounded: the next question waits.
+                self.alarms.ring()
+
+    def gathered(self, rank: int) -> bytes:
+        """Return what has come of RANK's log."""
+        return (self.folder / "node0" / "gathered" / f"workerlog.{rank}").read_bytes()
+
+
+def test_the_ends_of_all_logs_come_under_the_ranks_of_the_job(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(2, b"two\n")
+    job.write(3, b"\xff\x00" * 100_000)
+    job.write(4, b"")
+    job.run()
+    assert job.gathered(2) == b"two\n"
+    left = b"[fleetrun: of 200000 bytes the last 65536]\n"
+    assert job.gathered(3) == left + b"\xff\x00" * 32768
+    assert job.gathered(4) == b""
+    assert sorted(job.dismissed) == [1, 2]
+    assert "ranks 2-5" in job.said[0]
+
+
+def test_whole_logs_come_with_those_of_earlier_attempts(tmp_path: Path) -> None:
+    job = Job(tmp_path, everything=True, generation=1)
+    job.write(5, b"x" * 100_000, "workerlog.1.attempt1")
+    job.write(5, b"first")
+    job.run()
+    assert job.gathered(5) == b"first"
+    assert (tmp_path / "node0/gathered/workerlog.5.attempt1").stat().st_size == 100_000
+
+
+def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(4, b"four")
+    job.gatherer.begin([1, 2])
+    job.servers[2].complete()
+    job.gone.add(1)
+    while job.gatherer.is_busy:
+        mine = [message for node, message in job.asked if node == 2]
+        job.asked.clear()
+        for message in mine:
+            job.servers[2].asked(message)
+        if not mine:
+            job.alarms.ring()
+    assert job.gathered(4) == b"four"
+    assert "Those of ranks 2-3 could not be gathered" in job.said[0]
+    assert sorted(job.dismissed) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        LogPart(2, 0, 0, 9, "no base64!"),
+        LogPart(2, 0, 0, 1 << 40, base64.b64encode(b"x" * 40_000).decode()),
+    ],
+)
+def test_a_host_that_says_nonsense_is_asked_no_more(part: LogPart, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.gatherer.begin([1])
+    job.gatherer.take(1, part)
+    assert job.dismissed == [1]
+    assert not job.gatherer.is_busy
+
+
+def test_what_was_not_asked_for_changes_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.gatherer.begin([1])
+    for part in (
+        LogPart(0, 0, 0, 4, "aaaa"),
+        LogPart(2, 7, 0, 4, "aaaa"),
+        LogPart(-1, 0, 0, 1, ""),
+    ):
+        job.gatherer.take(1, part)
+        job.gatherer.take(2, part)
+    assert list((tmp_path / "node0" / "gathered").iterdir()) == []
+    job.gatherer.close()
+
+
+def test_a_host_answers_for_its_own_logs_alone(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write(2, b"mine")
+    (tmp_path / "secret").write_text("not yours")
+    (tmp_path / "node1" / "workerlog.1").symlink_to(tmp_path / "secret")
+    parts: list[LogPart] = []
+    server = LogServer(plan(tmp_path, 1), parts.append)
+    server.complete()
+    for process in (-1, 0, 2, 3, 4, 99):
+        server.asked(SendLog(process, 0, -1))
+    assert [base64.b64decode(part.data) for part in parts] == [b"", b"", b"mine", b"", b"", b""]
