@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fleetrun.run.observers import Sink, Source
     from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
+    from fleetrun.sources.hang_hosts import HangOfHosts
 
 
 def launch(  # noqa: C901 - one way, in order
@@ -191,6 +192,7 @@ def _run(
                 # A rank that a debugger holds lets the others wait.
                 hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
                 reports_stragglers=request.debug is None,
+                hosts=_hang_of_hosts(session, folder, request),
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages),
@@ -333,6 +335,17 @@ def _session(  # noqa: PLR0917 - as _run has them
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
     return (JobSession(plan, session, say=say, hide=hide, end=end),)
+
+
+def _hang_of_hosts(session: Session | None, folder: Folder, request: Request) -> HangOfHosts | None:
+    """Return what agrees with the other hosts that the job hangs, if there are any."""
+    if session is None or not request.hang_timeout_s or request.debug is not None:
+        return None
+    from fleetrun.sources import hang  # noqa: PLC0415 - only with other hosts
+    from fleetrun.sources.hang_hosts import HangOfHosts  # noqa: PLC0415 - as above
+
+    period_s = hang.IdleClock(request.hang_timeout_s).period_s
+    return HangOfHosts(session, folder, period_s=period_s)
 
 
 def _gpu_watch(

@@ -44,12 +44,53 @@ class Dismissed(NamedTuple):
     """The coordinator's host has what it wants: the launcher may end."""
 
 
-FromMember: TypeAlias = LogPart
-FromCoordinator: TypeAlias = SendLog | Dismissed
-FROM_MEMBER = (LogPart,)
-FROM_COORDINATOR = (SendLog, Dismissed)
+class SilentHost(NamedTuple):
+    """The ranks of a host have shown no life for SECONDS; 0: they do."""
+
+    generation: int
+    seconds: float
+    has_ranks: bool
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        if self.seconds < 0:
+            raise ValueError(self.seconds)
+
+
+class WantStacks(NamedTuple):
+    """No host has shown any life for SECONDS: all shall fetch the stacks of their ranks."""
+
+    generation: int
+    seconds: float
+
+
+class RankStack(NamedTuple):
+    """Where the main thread of a rank stands: functions, files and lines, the innermost first."""
+
+    process: int
+    frames: tuple[tuple[str, str, int], ...]
+
+
+class Stacks(NamedTuple):
+    """Where the ranks of a host stand; `went_on` is one that has gone on meanwhile, or -1."""
+
+    generation: int
+    stacks: tuple[RankStack, ...]
+    went_on: int
+    by_steps: bool
+    # Forked children that wait for locks: whose, which, and where.
+    deadlocked: tuple[tuple[int, int, str], ...]
+
+
+FromMember: TypeAlias = LogPart | SilentHost | Stacks
+FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks
+FROM_MEMBER = (LogPart, SilentHost, Stacks)
+FROM_COORDINATOR = (SendLog, Dismissed, WantStacks)
 MESSAGES: dict[str, type] = {
     "send log": SendLog,
     "log part": LogPart,
     "dismissed": Dismissed,
+    "silent host": SilentHost,
+    "want stacks": WantStacks,
+    "stacks": Stacks,
 }

@@ -220,6 +220,7 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
         ("the strategy", strategy),
         ("the script's digest", _script(request, facts)),
         ("--gather_logs", request.gather_logs or ""),
+        ("--hang_timeout", f"{request.hang_timeout_s:g}"),
     ]
     if _is_python(request):
         settings.append(("Paddle's version", paddles.version(sys.path)))

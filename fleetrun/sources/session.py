@@ -143,12 +143,15 @@ class JobSession(Source):
                 is_victim = cause.is_victim
                 no_retry = no_retry or cause.no_retry or cause.fault
                 words = self._words(cause) if not cause.fault else ""
+            case Hung(places=places):
+                what, code = cause.describe(), cause.exit_code
+                if cause.odd and places:
+                    what += f": {' and '.join(places[0][0])} in {places[0][1]}"
             case PeerFailed():
                 return Failure(cause.host, cause.what[:_LONGEST], cause.exit_code)
             case _:
                 what, code = cause.describe(), cause.exit_code
-                if not isinstance(cause, Hung):
-                    no_retry = no_retry or what
+                no_retry = no_retry or what
         return Failure(
             self._host,
             self._hide(what)[:_LONGEST],

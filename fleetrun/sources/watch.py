@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.sources import hang
     from fleetrun.sources.hang import Comparison, IdleClock
+    from fleetrun.sources.hang_hosts import HangOfHosts
 
 # Python does not name it.
 _CLOCK_REALTIME_COARSE = 5
@@ -86,6 +87,7 @@ class Watch(Source):
         say: Callable[[str], None],
         hang_timeout_s: float = 0.0,
         reports_stragglers: bool = True,
+        hosts: HangOfHosts | None = None,
         gpus: Callable[[LaunchPlan], Callable[[], IsolatedCall] | None] = lambda _: None,
         driver_s: float = 10.0,
         pace_s: float = 5.0,
@@ -96,6 +98,9 @@ class Watch(Source):
         self._reports_stragglers = reports_stragglers
         if hang_timeout_s:
             self.without = "without notice of hangs: --hang_timeout has no effect any more"
+        # With other hosts it takes all of them to say that the job hangs.
+        self._hosts = hosts
+        self._silent_samples: Mapping[int, hang.Sample] = {}
         self._gpus = gpus
         self._driver_s = driver_s
         self._question: IsolatedCall | None = None
@@ -124,6 +129,9 @@ class Watch(Source):
         self._declare = declare
         now = time.monotonic()
         waiting.alarm("compare", now + self._pace_s, self._look)
+        if self._hosts is not None:
+            self._hosts.open(waiting, collect=self._collect_for_all, declare=self._declare)
+            self._hosts.begin(self._plan)
         if self._timeout_s:
             waiting.alarm("hang", now + min(self._timeout_s / 4, self._pace_s), self._look_for_hang)
 
@@ -132,6 +140,8 @@ class Watch(Source):
         match happening:
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._take(plan)
+                if self._hosts is not None:
+                    self._hosts.begin(plan)
                 # The clock that dates files: the other one may be ahead of it.
                 self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
             case Started(process=process, pid=pid, attempt=attempt):
@@ -233,9 +243,20 @@ class Watch(Source):
 
     # Whether all hang ---------------------------------------------------------------------------
 
-    def _look_for_hang(self) -> None:
+    def _sample(self) -> dict[int, hang.Sample]:
         from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
         from fleetrun.run import proc  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
+
+        found: dict[int, hang.Sample] = {}
+        for process, rank in self._ranks.items():
+            one = proc.stat(rank.pid)
+            if one is not None:
+                beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
+                found[process] = hang.Sample(one.state, one.cpu_s, rank.output(), beat)
+        return found
+
+    def _look_for_hang(self) -> None:
         from fleetrun.sources import hang  # noqa: PLC0415 - see _look
 
         now = time.monotonic()
@@ -246,23 +267,24 @@ class Watch(Source):
             return
         if self._is_ending or self._collection is not None or not self._ranks:
             self._clock.revive(now)
+            if not self._ranks and not self._is_ending:
+                self._report_silence(None)
             return
-        signs: dict[int, hang.Sample] = {}
-        for process, rank in self._ranks.items():
-            one = proc.stat(rank.pid)
-            if one is not None:
-                beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-                signs[process] = hang.Sample(one.state, one.cpu_s, rank.output(), beat)
+        signs = self._sample()
         states = {process: one.state for process, one in signs.items()}
         self._report_stopped(frozenset(hang.stopped(states)), states, now)
-        if not self._clock.look(signs, now):
-            return
-        self._clock.look_closer(self._depths(), now)
+        if self._clock.look(signs, now):
+            self._clock.look_closer(self._depths(), now)
         if not self._clock.is_hung(now):
+            self._report_silence(0.0)
             return
         silence_s = self._clock.silent_s(now)
 
         def conclude() -> None:
+            if self._hosts is not None:
+                self._silent_samples = signs
+                self._hosts.tell(silence_s)
+                return
             self._collect(
                 f"nothing has happened for {silence_s:.0f} s",
                 lambda texts: self._conclude(texts, signs, silence_s),
@@ -292,6 +314,7 @@ class Watch(Source):
             self._question = None
             if answer.value and self._clock is not None:
                 self._clock.revive(time.monotonic())
+                self._report_silence(0.0)
             else:
                 conclude()
 
@@ -358,30 +381,20 @@ class Watch(Source):
         self, texts: dict[int, str], before: Mapping[int, hang.Sample], silence_s: float
     ) -> None:
         """Declare the hang, unless a rank was active while the stacks were collected."""
-        from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
-        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
-        from fleetrun.run import proc  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
 
-        for process, rank in self._ranks.items():
-            seen = before.get(process)
-            beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-            has_spoken = seen is not None and rank.output() != seen.output
-            if seen is None or beat != seen.beat or (has_spoken and not seen.beat):
-                self._notice(
-                    "went on",
-                    f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
-                    f"went on just now; the stacks are in {self._stacks_of(tuple(texts))}.",
-                    (process,),
-                    time.monotonic(),
-                )
-                return
-        leaders = {rank.pid: process for process, rank in self._ranks.items()}
-        families = proc.families(proc.all_processes(), leaders)
+        process = self._gone_on(before)
+        if process is not None:
+            self._notice(
+                "went on",
+                f"nothing had happened for {silence_s:.0f} s, but {self._labels[process]} "
+                f"went on just now; the stacks are in {self._stacks_of(tuple(texts))}.",
+                (process,),
+                time.monotonic(),
+            )
+            return
         deadlocked = tuple(
-            (self._labels[process], child, str(places.StackGroup((), places.of_child(said, child))))
-            for leader, process in leaders.items()
-            for said in [texts.get(process, "")]
-            for child in deadlocks.forked(families[leader])
+            (self._labels[one], child, where) for one, child, where in self._deadlocked(texts)
         )
         finding = places.compare({one: places.main_thread(text) for one, text in texts.items()})
         self._declare(
@@ -398,6 +411,58 @@ class Watch(Source):
                 deadlocked=deadlocked,
             )
         )
+
+    def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
+        """Return a process that has shown life since BEFORE."""
+        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
+
+        for process, rank in self._ranks.items():
+            seen = before.get(process)
+            beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
+            has_spoken = seen is not None and rank.output() != seen.output
+            if seen is None or beat != seen.beat or (has_spoken and not seen.beat):
+                return process
+        return None
+
+    def _deadlocked(self, texts: Mapping[int, str]) -> list[tuple[int, int, str]]:
+        """Return the forked children that wait for locks: whose, which, and where they stand."""
+        from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc  # noqa: PLC0415 - see _look
+
+        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+        families = proc.families(proc.all_processes(), leaders)
+        return [
+            (process, child, str(places.StackGroup((), places.of_child(said, child))))
+            for leader, process in leaders.items()
+            for said in [texts.get(process, "")]
+            for child in deadlocks.forked(families[leader])
+        ]
+
+    # With other hosts ---------------------------------------------------------------------------
+
+    def _report_silence(self, silent_s: float | None) -> None:
+        if self._hosts is not None:
+            self._hosts.tell(silent_s)
+
+    def _collect_for_all(self, silence_s: float) -> None:
+        """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""
+        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
+
+        before = self._silent_samples
+
+        def told(texts: dict[int, str]) -> None:
+            assert self._hosts is not None  # noqa: S101 - who asks is it
+            self._hosts.collected(
+                {process: places.main_thread(text) for process, text in texts.items()},
+                went_on=self._gone_on(before),
+                by_steps=any(seen.beat for seen in before.values()),
+                deadlocked=self._deadlocked(texts),
+            )
+
+        if self._ranks and not self._is_ending:
+            self._collect(f"nothing has happened for {silence_s:.0f} s on any host", told)
+        elif self._hosts is not None:
+            self._hosts.collected({}, went_on=None, by_steps=False, deadlocked=())
 
     # Stacks -------------------------------------------------------------------------------------
 

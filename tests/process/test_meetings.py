@@ -64,3 +64,12 @@ def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -
     until(lambda: "Ctrl-Z stops nothing" in job.said(0))
     job.start()
     assert job.ends() == [0, 0]
+
+
+def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, "exec sleep 1000", "--nnodes=2", "--hang_timeout=0.3", "--grace=1")
+    job.start()
+    job.start()
+    assert job.ends() == [124, 124]
+    assert "The job hung: for" in job.said(0)
+    assert "the job hung for" in job.said(1).lower()

@@ -1,0 +1,243 @@
+"""`--hang_timeout` of a job on several hosts: it hangs when no host shows any life.
+
+Each host tells the coordinator's when its ranks are silent. Once all are, all fetch the stacks of
+their ranks, and the coordinator's host compares them: hosts that wait for one that stands still
+are not the cause.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.plan.visible import visible
+from fleetrun.records import names
+from fleetrun.run.events import Hung
+from fleetrun.session.exchange import RankStack, SilentHost, Stacks, WantStacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.model import LaunchPlan
+    from fleetrun.records.folder import Folder
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.driver import Session
+
+# A word of a host counts for so many of its looks: it says the same again at each.
+_LOOKS = 3
+_SLACK_S = 2.0
+# A stack that nobody can fetch takes py-spy and faulthandler this long together.
+_STACKS_S = 20.0
+# What the stacks of a host may have: they go in one message.
+_MOST_FRAMES, _MOST_LETTERS, _LONGEST_FRAME = 40, 150_000, 200
+
+
+class Silence:
+    """What the hosts have told: for how long each is silent. A word counts for FRESH_S seconds."""
+
+    def __init__(self, fresh_s: float) -> None:
+        self._fresh_s = fresh_s
+        # Seconds of silence at a moment, by node rank; None: it has no ranks that run.
+        self._told: dict[int, tuple[float | None, float]] = {}
+
+    def tell(self, node_rank: int, silent_s: float | None, at: float) -> None:
+        """Take what a host tells: 0 is life."""
+        self._told[node_rank] = (silent_s, at)
+
+    def forget(self) -> None:
+        """Begin again: the ranks are new, or have gone on."""
+        self._told.clear()
+
+    def of_all(self, nodes: Sequence[int], at: float) -> float:
+        """Return for how long nothing has happened on any of NODES; 0: something has, or may have.
+
+        >>> silence = Silence(10.0)
+        >>> silence.tell(0, 30.0, at=100.0)
+        >>> silence.of_all([0, 1], at=101.0)
+        0.0
+        >>> silence.tell(1, None, at=100.5)
+        >>> silence.of_all([0, 1], at=101.0)
+        31.0
+        """
+        found: list[float] = []
+        for node_rank in nodes:
+            silent_s, told_at = self._told.get(node_rank, (0.0, at))
+            if silent_s is None:
+                continue
+            if not silent_s or at - told_at > self._fresh_s:
+                return 0.0
+            found.append(silent_s + at - told_at)
+        return min(found, default=0.0)
+
+
+class HangOfHosts:
+    """Agrees with the other hosts of SESSION that the job hangs, and names who stands elsewhere."""
+
+    def __init__(self, session: Session, folder: Folder, *, period_s: float) -> None:
+        self._session = session
+        self._folder = folder
+        self._period_s = period_s
+        self._silence = Silence(_LOOKS * period_s + _SLACK_S)
+        # Of whom stacks are awaited, and what has come; None: nobody was asked.
+        self._awaited: set[int] | None = None
+        self._stacks: dict[int, Stacks] = {}
+        self._silent_s = 0.0
+        self._has_told_silence = False
+
+    def open(
+        self,
+        waiting: Waiting,
+        *,
+        collect: Callable[[float], None],
+        declare: Callable[[Hung], None],
+    ) -> None:
+        """Begin; COLLECT fetches the stacks here, and `collected` is the answer."""
+        self._waiting = waiting
+        self._declare = declare
+        self._session.hearers[SilentHost] = self._hear
+        self._session.hearers[WantStacks] = lambda _, message: collect(message.seconds)
+        self._session.hearers[Stacks] = self._take
+
+    def begin(self, plan: LaunchPlan) -> None:
+        """Know the ranks of a generation."""
+        self._plan = plan
+        self._silence.forget()
+        self._awaited = None
+        self._has_told_silence = False
+
+    # What the watch of this host finds ------------------------------------------------------------
+
+    def tell(self, silent_s: float | None) -> None:
+        """Tell how long the ranks here have been silent; 0 is life, None that none runs."""
+        if silent_s == 0.0 and not self._has_told_silence:
+            return
+        self._has_told_silence = silent_s != 0.0
+        self._session.to_coordinator(
+            SilentHost(self._plan.generation, silent_s or 0.0, has_ranks=silent_s is not None)
+        )
+
+    def collected(
+        self,
+        stacks: Mapping[int, Sequence[tuple[str, str, int]]],
+        *,
+        went_on: int | None,
+        by_steps: bool,
+        deadlocked: Sequence[tuple[int, int, str]],
+    ) -> None:
+        """Tell where the ranks here stand, by process of the plan; WENT_ON: that one does not."""
+        places = [
+            self._plan.ranks.index(spec.rank) if spec.rank else -1 for spec in self._plan.processes
+        ]
+        room = _MOST_LETTERS // max(1, len(stacks)) // _LONGEST_FRAME
+        message = Stacks(
+            self._plan.generation,
+            tuple(
+                RankStack(
+                    places[process],
+                    tuple(
+                        (function[:100], file[-100:], line)
+                        for function, file, line in frames[: max(2, min(room, _MOST_FRAMES))]
+                    ),
+                )
+                for process, frames in stacks.items()
+                if places[process] >= 0
+            ),
+            -1 if went_on is None else places[went_on],
+            by_steps,
+            tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
+        )
+        self._session.to_coordinator(message)
+
+    # On the coordinator's host --------------------------------------------------------------------
+
+    def _nodes(self) -> tuple[int, ...]:
+        return (self._plan.node_rank, *self._session.connected())
+
+    def _hear(self, node_rank: int, message: SilentHost) -> None:
+        if message.generation != self._plan.generation:
+            return
+        now = time.monotonic()
+        silent_s = message.seconds if message.has_ranks else None
+        self._silence.tell(node_rank, silent_s, now)
+        nodes = self._nodes()
+        if self._awaited is not None or len(nodes) < len(self._plan.nodes):
+            # Who is cut off for a moment may be alive.
+            return
+        self._silent_s = self._silence.of_all(nodes, now)
+        if self._silent_s:
+            self._awaited, self._stacks = set(nodes), {}
+            self._waiting.alarm("stacks", now + _STACKS_S, self._conclude)
+            for each in nodes:
+                self._session.to_member(each, WantStacks(self._plan.generation, self._silent_s))
+
+    def _take(self, node_rank: int, message: Stacks) -> None:
+        if self._awaited is None or message.generation != self._plan.generation:
+            return
+        self._stacks[node_rank] = message
+        self._awaited.discard(node_rank)
+        if not self._awaited:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Declare the hang, unless a rank has gone on while the stacks were fetched."""
+        from fleetrun.postmortem import places  # noqa: PLC0415 - seldom
+
+        self._waiting.alarm("stacks", None, self._conclude)
+        self._awaited = None
+        self._silence.forget()
+        if any(one.went_on >= 0 for one in self._stacks.values()):
+            return
+        ranks = self._plan.ranks
+        stacks: dict[int, places.Stack] = {}
+        deadlocked: list[tuple[str, int, str]] = []
+        for node_rank, told in self._stacks.items():
+            mine = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
+            stacks |= {
+                one.process: tuple(
+                    places.Frame(visible(function), visible(file), line)
+                    for function, file, line in one.frames
+                )
+                for one in told.stacks
+                if one.process in mine
+            }
+            deadlocked += [
+                (self._label(process), pid, visible(where))
+                for process, pid, where in told.deadlocked
+                if process in mine
+            ]
+        self._write(stacks)
+        finding = places.compare(stacks)
+        self._declare(
+            Hung(
+                seconds=self._silent_s,
+                at=time.monotonic(),
+                places=tuple(
+                    (tuple(self._label(one) for one in place.ranks), str(place))
+                    for place in finding.places
+                ),
+                odd=tuple(self._label(one) for one in finding.odd),
+                stacks=names.run_path(self._plan, names.stacks("*")),
+                by_steps=any(one.by_steps for one in self._stacks.values()),
+                deadlocked=tuple(deadlocked),
+            )
+        )
+
+    def _label(self, process: int) -> str:
+        return names.spec_label(self._plan.ranks[process])
+
+    def _write(self, stacks: Mapping[int, Sequence[tuple[str, str, int]]]) -> None:
+        """Leave the stacks of the other hosts' ranks beside ours."""
+        for process, frames in sorted(stacks.items()):
+            spec = self._plan.ranks[process]
+            if spec.node_rank == self._plan.node_rank:
+                continue
+            host = self._plan.nodes[spec.node_rank]
+            lines = [f"# {names.spec_label(spec)} on {visible(host)}: its main thread"]
+            lines += [
+                f'  File "{file}", line {line} in {function}' for function, file, line in frames
+            ]
+            try:
+                self._folder.write(names.stacks(names.rank_name(spec)), "\n".join(lines) + "\n")
+            except OSError:
+                # A full disk hides no hang.
+                return

@@ -1,0 +1,178 @@
+"""A job hangs when all of its hosts are silent, and the one that stands still is named."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
+from fleetrun.records.folder import Folder
+from fleetrun.sources.hang_hosts import HangOfHosts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from pathlib import Path
+
+    from fleetrun.run.events import Hung
+
+WAITING = (("all_reduce", "/job/train.py", 4), ("<module>", "/job/train.py", 9))
+LOADING = (("load\x1b[1m", "/job/train.py", 6), ("<module>", "/job/train.py", 8))
+
+
+class Alarms:
+    """Rings when it is told to."""
+
+    def __init__(self) -> None:
+        self.set: dict[Hashable, Callable[[], None]] = {}
+
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+        """Refuse: nobody here waits for a descriptor."""
+        raise AssertionError(fd)
+
+    def unwatch(self, fd: int) -> None:
+        """Refuse, too."""
+        raise AssertionError(fd)
+
+    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
+        """Take note."""
+        self.set.pop(key, None)
+        if at is not None:
+            self.set[key] = callback
+
+
+class Wire:
+    """The session of one of two hosts, of which host 0 has the coordinator."""
+
+    def __init__(self, job: Job, node_rank: int) -> None:
+        self._job = job
+        self._node_rank = node_rank
+        self.hearers: dict[type, Callable[[int, Any], None]] = {}
+
+    def connected(self) -> tuple[int, ...]:
+        """Return the other hosts."""
+        return self._job.others
+
+    def to_coordinator(self, message: object) -> None:
+        """Deliver MESSAGE at once."""
+        self._job.wires[0].hearers[type(message)](self._node_rank, message)
+
+    def to_member(self, node_rank: int, message: object) -> None:
+        """Deliver MESSAGE at once."""
+        self._job.wires[node_rank].hearers[type(message)](0, message)
+
+
+class Job:
+    """Two hosts of two ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.others: tuple[int, ...] = (1,)
+        self.alarms = Alarms()
+        self.wires = [Wire(self, 0), Wire(self, 1)]
+        self.found: list[Hung] = []
+        self.asked: list[int] = []
+        self.stacks = {0: WAITING, 1: WAITING, 2: WAITING, 3: LOADING}
+        self.went_on: int | None = None
+        self.hosts: list[HangOfHosts] = []
+        for node, wire in enumerate(self.wires):
+            host = HangOfHosts(wire, Folder(str(folder)), period_s=5.0)  # type: ignore[arg-type]
+            host.open(self.alarms, collect=partial(self.collect, node), declare=self.found.append)
+            host.begin(plan(folder, node))
+            self.hosts.append(host)
+
+    def collect(self, node: int, _seconds: float) -> None:
+        """Answer for the ranks of NODE."""
+        self.asked.append(node)
+        mine = {process: self.stacks[2 * node + process] for process in range(2)}
+        went_on = self.went_on if node else None
+        self.hosts[node].collected(mine, went_on=went_on, by_steps=False, deadlocked=())
+
+
+def plan(folder: Path, node_rank: int) -> LaunchPlan:
+    ranks = tuple(
+        RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 6070 + rank))
+        for rank in range(4)
+    )
+    return LaunchPlan(
+        job_id="test",
+        mode="collective",
+        engine="static",
+        generation=0,
+        node_rank=node_rank,
+        nodes=("10.0.0.1", "10.0.0.2"),
+        ranks=ranks,
+        processes=tuple(
+            ProcessSpec(
+                name=f"trainer.{rank.rank}", argv=(), env={}, unset=(), log="log", rank=rank
+            )
+            for rank in ranks
+            if rank.node_rank == node_rank
+        ),
+        rules=Rules(0.0, 0),
+        cwd=str(folder),
+        log_dir="log",
+        run_dir=".",
+    )
+
+
+def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.hosts[0].tell(30.0)
+    assert job.asked == []
+    job.hosts[1].tell(30.0)
+    assert sorted(job.asked) == [0, 1]
+    (hung,) = job.found
+    assert hung.odd == ("rank 3",)
+    # What another host says is shown, and acts on no terminal.
+    assert hung.places[0] == (("rank 3",), r"load\x1b[1m (train.py:6)")
+    assert hung.seconds >= 30.0
+    stacks = (tmp_path / "stacks.3.txt").read_text()
+    assert stacks.startswith("# rank 3 on 10.0.0.2")
+    assert r"line 6 in load\x1b[1m" in stacks
+    # Its own host has written that.
+    assert not (tmp_path / "stacks.0.txt").exists()
+
+
+def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for _ in range(3):
+        job.hosts[0].tell(30.0)
+        job.hosts[1].tell(0.0)
+    job.hosts[1].tell(30.0)
+    job.hosts[1].tell(0.0)
+    job.found.clear()
+    job.hosts[0].tell(30.0)
+    assert job.found == []
+
+
+def test_a_host_without_ranks_has_no_say(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.hosts[1].tell(None)
+    job.hosts[0].tell(30.0)
+    assert len(job.found) == 1
+
+
+def test_nobody_judges_while_a_host_is_cut_off(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.others = ()
+    job.hosts[0].tell(30.0)
+    assert job.asked == []
+
+
+def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.went_on = 1
+    job.hosts[0].tell(30.0)
+    job.hosts[1].tell(30.0)
+    assert job.asked
+    assert job.found == []
+    assert job.alarms.set == {}
+
+
+def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.wires[1].hearers = {kind: lambda *_: None for kind in job.wires[1].hearers}
+    job.hosts[0].tell(30.0)
+    job.hosts[1].tell(30.0)
+    assert job.found == []
+    job.alarms.set.pop("stacks")()
+    assert len(job.found) == 1
