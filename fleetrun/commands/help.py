@@ -1,7 +1,7 @@
 """`fleetrun --help`: one screen without click, and sections that click's formatter lays out."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fleetrun.cli import COMMANDS
@@ -37,9 +37,9 @@ More: --help=all, or common, strategy, devices, hosts, job, servers, codes
   eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
 """
 _WIDTH = 100
-_ABOUT = "Start PaddlePaddle training: one process per device, on one host or several."
+ABOUT = "Start PaddlePaddle training: one process per device, on one host or several."
 _USAGE = "[OPTIONS] [--] SCRIPT [ARGUMENTS]..."
-_EXAMPLES = (
+EXAMPLES = (
     ("fleetrun train.py", "one process per device"),
     ("fleetrun --gpus=0,1 train.py --epochs 3", "two processes; --epochs is the script's"),
     ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
@@ -71,59 +71,92 @@ COMPLETION = (
     ("zsh", 'eval "$(fleetrun completion zsh)" in ~/.zshrc, after compinit'),
     ("fish", "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"),
 )
-_NOTES = (
+NOTES = (
     "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
     "What counts: command line, then environment, then config file, then default.",
 )
 
 
+# Of a help text, besides those of options.
+WORDS = ("Usage: ", "Examples", "Exit codes", "Completion by Tab", "[default: {}]")
+_LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
+
+
 def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
     """Show the help text of SECTION: the screen, all, codes, or one of options.SECTIONS."""
+    translate = _translation(environ)
     if section == "screen":
-        return page(SCREEN.format(commands="|".join(COMMANDS)), choice, environ)
-    return page(text(section), choice, environ)
+        return page(translate(SCREEN).format(commands="|".join(COMMANDS)), choice, environ)
+    return page(text(section, translate), choice, environ)
 
 
-def text(section: str = "all") -> str:
-    """Return the help text, or the SECTION of it, as wide as the terminal."""
-    from click import HelpFormatter  # noqa: PLC0415 - slow, and the screen lacks it
+def _translation(environ: Mapping[str, str]) -> Callable[[str], str]:
+    """Return what translates texts for those who read Chinese; messages stay English."""
+    asked = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
+    # Of `a:b` the first is meant, and English texts are here, so it is not looked further.
+    language = asked.partition(":")[0]
+    if not language.startswith("zh"):
+        return str
+    from fleetrun.commands import chinese  # noqa: PLC0415 - others do not pay for it
 
+    return chinese.translation(language).gettext
+
+
+def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
+    """Return the help text, or the SECTION of it, as wide as the terminal; TRANSLATE makes it."""
     from fleetrun import options  # noqa: PLC0415 - the screen lacks them
 
-    formatter = HelpFormatter(max_width=_WIDTH)
+    formatter = _formatter(is_english=translate is str)
     if section == "all":
-        formatter.write_usage("fleetrun", _USAGE)
+        formatter.write_usage("fleetrun", _USAGE, prefix=translate("Usage: "))
         formatter.write_paragraph()
-        formatter.write_text(_ABOUT)
-        with formatter.section("Examples"):
-            formatter.write_dl(_EXAMPLES, col_max=45)
+        formatter.write_text(translate(ABOUT))
+        with formatter.section(translate("Examples")):
+            formatter.write_dl(_translated(EXAMPLES, translate), col_max=45)
     for name, group in options.SECTIONS.items():
         if section in {"all", name}:
-            _write_group(formatter, group, [each for each in options.TABLE if each.group == group])
+            _write_group(formatter, group, translate)
     if section in {"all", "codes"}:
-        with formatter.section("Exit codes"):
-            formatter.write_dl(EXIT_CODES)
+        with formatter.section(translate("Exit codes")):
+            formatter.write_dl(_translated(EXIT_CODES, translate))
     if section == "all":
-        with formatter.section("Completion by Tab"):
-            formatter.write_dl(COMPLETION)
+        with formatter.section(translate("Completion by Tab")):
+            formatter.write_dl(_translated(COMPLETION, translate))
     formatter.write_paragraph()
-    for note in _NOTES:
-        formatter.write_text(note)
+    for note in NOTES:
+        formatter.write_text(translate(note))
     return formatter.getvalue()
 
 
-def _write_group(formatter: "HelpFormatter", group: str, members: "list[Option]") -> None:
+def _formatter(*, is_english: bool) -> "HelpFormatter":
+    from click import HelpFormatter  # noqa: PLC0415 - slow, and the screen lacks it
+
+    if is_english:
+        return HelpFormatter(max_width=_WIDTH)
+    from fleetrun.commands.chinese import WideFormatter  # noqa: PLC0415 - as above
+
+    return WideFormatter(max_width=_WIDTH)
+
+
+def _translated(
+    rows: Sequence[tuple[str, str]], translate: Callable[[str], str]
+) -> list[tuple[str, str]]:
+    return [(term, translate(said)) for term, said in rows]
+
+
+def _write_group(formatter: "HelpFormatter", group: str, translate: Callable[[str], str]) -> None:
     from fleetrun import options  # noqa: PLC0415 - see text
 
-    with formatter.section(group):
+    members = [each for each in options.TABLE if each.group == group]
+    with formatter.section(translate(group)):
         if group == options.LATER:
             # Only so that people find the name they know; no use can be made of it yet.
             formatter.write_text(", ".join(row(option)[0] for option in members))
         else:
-            formatter.write_dl([row(option) for option in members])
+            formatter.write_dl([row(option, translate) for option in members])
 
 
-def row(option: "Option") -> tuple[str, str]:
+def row(option: "Option", translate: Callable[[str], str] = str) -> tuple[str, str]:
     """Return OPTION's line of a help text: how it is written, and what it does."""
     spellings = [option.flag, *(f"--{alias}" for alias in option.aliases)]
     if option.kind == "flag":
@@ -132,9 +165,9 @@ def row(option: "Option") -> tuple[str, str]:
         value = f"[={option.metavar}]"
     else:
         value = f" {option.metavar}"
-    shown = [option.help]
+    shown = [translate(option.help)]
     if option.default not in (None, "false"):
-        shown.append(f"[default: {option.default}]")
+        shown.append(translate("[default: {}]").format(option.default))
     if option.env:
         shown.append(f"[{', '.join(f'${name}' for name in option.env)}]")
     return ", ".join(spellings) + value, "  ".join(shown)

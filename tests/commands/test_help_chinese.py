@@ -1,0 +1,101 @@
+"""The help in Chinese: complete, in step with the English one, and only where it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import LONG_S
+
+from fleetrun import options
+from fleetrun.commands import chinese
+from fleetrun.commands import help as pages
+from fleetrun.plan.visible import columns
+
+ROOT = Path(__file__).parents[2]
+# What is typed or exported must be the same in every language.
+TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
+
+
+def tool() -> Any:  # noqa: ANN401 - a script
+    """Return scripts/translations.py as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "translations", ROOT / "scripts" / "translations.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_text_has_its_translation_in_the_file_that_is_read() -> None:
+    made = tool()
+    known = made.read(made.SOURCE.read_text(encoding="utf-8"))
+    found = made.updated(known)
+    missing = [text for text, meant in found.items() if not meant]
+    assert not missing, "translate them in the .po, then run scripts/translations.py"
+    assert known == found, "run scripts/translations.py"
+    assert made.read(made.write(found)) == found
+    assert made.COMPILED.read_bytes() == made.compiled(found), "run scripts/translations.py"
+
+
+def test_what_is_typed_is_the_same_in_both_languages() -> None:
+    translate = chinese.translation("zh_CN.UTF-8").gettext
+    for text in tool().wanted():
+        assert set(TYPED.findall(text)) == set(TYPED.findall(translate(text))), text
+
+
+def test_all_of_the_help_is_translated_and_fits() -> None:
+    translate = chinese.translation("zh_CN.UTF-8").gettext
+    shown = pages.text("all", translate)
+    for option in options.TABLE:
+        assert f"{option.flag}" in shown
+        assert option.help not in shown
+    long = [line for line in shown.splitlines() if columns(line) > 100]
+    # Words that cannot be broken.
+    assert not [line for line in long if " " in line.strip()]
+    screen = translate(pages.SCREEN).splitlines()
+    assert len(screen) == len(pages.SCREEN.splitlines())
+    assert max(map(columns, screen)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_chinese"),
+    [
+        ({"LANG": "zh_CN.UTF-8"}, True),
+        ({"LANG": "en_US.UTF-8", "LC_MESSAGES": "zh_CN.GB18030"}, True),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C"}, False),
+        ({"LANG": "zh_CN.UTF-8", "LANGUAGE": "en:zh_CN"}, False),
+        ({"LANG": "C.UTF-8", "LANGUAGE": "zh_CN:en"}, True),
+        ({"LANG": "fr_FR.UTF-8"}, False),
+        ({}, False),
+    ],
+)
+def test_the_language_is_what_gettext_says(
+    environ: dict[str, str], *, is_chinese: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pages.show("screen", "never", environ) == 0
+    assert ("退出码" in capsys.readouterr().out) == is_chinese
+
+
+def test_an_english_help_loads_no_translation() -> None:
+    code = (
+        "import sys; from fleetrun.commands import help as h; h.show('screen', 'never', {});"
+        "sys.exit('gettext' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "LANG": "C.UTF-8"},
+        capture_output=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
