@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -281,22 +279,23 @@ def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) -> None:
-    chance = random.Random(71)  # noqa: S311 - to be the same each time
     script = "sleep 0.0$(($R * 7)); [ $R = 5 ] && exit 3; sleep 60"
     job = Command(tmp_path, script, "--max_restart=1", ranks=6)
+    runs = tmp_path / "log" / "runs"
     seen = set()
-    for _ in range(20):
+    # As soon as so many events are there; of 15.
+    for wanted in (0, 0, 0, *range(1, 15)):
+        before = set(runs.iterdir()) if runs.exists() else set()
+
+        def written(before: set[Path] = before) -> list[bytes]:
+            files = (run / "events.jsonl" for run in set(runs.glob("*")) - before)
+            return [file.read_bytes() for file in files if file.exists()]
+
         launcher = job.start()
-        runs = tmp_path / "log" / "runs"
-        before = {one.name for one in runs.iterdir()} if runs.exists() else set()
-        time.sleep(chance.uniform(0.05, 1.2))
+        until(lambda: sum(text.count(b"\n") for text in written()) >= wanted)  # noqa: B023 - here
         launcher.kill()
         assert job.finish(launcher).code in {-9, 3}
-        for run in runs.iterdir() if runs.exists() else ():
-            events = run / "events.jsonl"
-            if run.name in before or not events.exists() or not events.stat().st_size:
-                continue
-            text = events.read_bytes()
+        for text in filter(None, written()):
             assert text.endswith(b"\n")
             names = [json.loads(line)["event"] for line in text.splitlines()]
             assert names[0] == "launched"
