@@ -118,7 +118,7 @@ def frozen() -> Any:
 BLOCKS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda _: Straight(nn.Linear(WIDTH, WIDTH)),
     "residual": lambda _: Straight(nn.Linear(WIDTH, WIDTH), adds=True),
-    "norm": lambda _: nn.LayerNorm(WIDTH, epsilon=0.1),
+    "norm": lambda _: nn.LayerNorm(WIDTH, epsilon=1e-3),
     "groups": lambda _: nn.GroupNorm(2, WIDTH, epsilon=0.1),
     "weighted": lambda random: Weighted(
         random.choice(["transposed", "contracted", "cut", "triangle"])
