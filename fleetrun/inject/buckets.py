@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MEBIBYTE = 1024 * 1024
+# The value of `fuse_grad_size_in_MB` with which buckets are planned from what is measured.
+PLAN = "plan"
 _LEAST_AUTO_BYTES = float(MEBIBYTE)
 
 

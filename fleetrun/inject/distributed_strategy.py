@@ -148,7 +148,7 @@ class _Injection:
             why = self._spec.refusal(name, value)
             if why:
                 refused[name] = why
-            elif value != "auto" and name not in _OURS:
+            elif value not in ("auto", "plan") and name not in _OURS:
                 self._place_field(strategy, name, value)
         for name, value in self._spec.build_strategy.items():
             if name in _build_fields(strategy):

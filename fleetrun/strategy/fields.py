@@ -22,6 +22,7 @@ SECTIONS = (*FIELD_SECTIONS, *VARIABLE_SECTIONS)
 PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
+PLAN = "plan"
 _LARGEST_INT = 2**31 - 1
 # What each item of a list is.
 _ITEMS = {"ints": "int", "floats": "float", "texts": "text"}
@@ -31,7 +32,7 @@ class Field(NamedTuple):
     """One knob: a row of the table.
 
     `kind` is one of bool, int, float, choice, text, ints, floats, texts, configs (with `keys`).
-    `auto` says what the word auto stands for; without it the word is not allowed.
+    `auto` and `plan` say what these words stand for; without it a word is not allowed.
     `refused` is the value that is never passed on, and why.
     `only` is the one Paddle that knows the field, where the others do not; `is_own`: none does,
     as fleetrun alone puts it into effect.
@@ -47,6 +48,7 @@ class Field(NamedTuple):
     maximum: float | None = None
     words: tuple[str, ...] = ()
     auto: str = ""
+    plan: str = ""
     aliases: tuple[str, ...] = ()
     keys: "tuple[Field, ...]" = ()
     refused: "tuple[KnobValue, str] | None" = None
@@ -111,6 +113,7 @@ TABLE: tuple[Field, ...] = (
         minimum=1,
         maximum=65536,
         auto="a tenth of the bytes of all gradients, at least 1 MB",
+        plan="what ends the step soonest, from times that the first steps measure; else as auto",
     ),
     _whole("fuse_grad_size_in_num", "Most gradients in one allreduce.", 8, "gradients"),
     Field(
@@ -508,7 +511,7 @@ def wanted(field: Field) -> str:
     """Say what FIELD takes, for an error message.
 
     >>> wanted(find("strategy", "fuse_grad_size_in_MB"))
-    'give a whole number of MB from 1 to 65536, or auto'
+    'give a whole number of MB from 1 to 65536, auto or plan'
     """
     match field.kind:
         case "bool":
@@ -530,7 +533,18 @@ def wanted(field: Field) -> str:
             said = f"give a mapping with {', '.join(key.name for key in field.keys)}"
         case _:
             said = "give a word"
-    return said + (", or auto" if field.auto else "")
+    words = special_words(field)
+    return said if not words else f"{said}, {'or auto' if len(words) == 1 else 'auto or plan'}"
+
+
+def special_words(field: Field) -> tuple[str, ...]:
+    """Return the words that stand for a value of FIELD that is found out later.
+
+    >>> special_words(find("strategy", "nccl_comm_num"))
+    ('auto',)
+    """
+    known = ((AUTO, field.auto), (PLAN, field.plan))
+    return tuple(word for word, meaning in known if meaning)
 
 
 def convert(field: Field, value: object) -> KnobValue:
@@ -541,8 +555,8 @@ def convert(field: Field, value: object) -> KnobValue:
     >>> convert(find("strategy", "gradient_merge"), 1)
     True
     """
-    if field.auto and value == AUTO:
-        return AUTO
+    if isinstance(value, str) and value in special_words(field):
+        return value
     items = _ITEMS.get(field.kind)
     given = list(value) if items and isinstance(value, list | tuple) else [value]
     found = [_single(field, items or field.kind, each) for each in given]

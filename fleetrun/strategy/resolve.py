@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleetrun.model import Knob, KnobValue, Strategy
-from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, STRATEGY
+from fleetrun.strategy.fields import AUTO, BUILD, EXECUTION, PLAN, STRATEGY
 
 _HIERARCHICAL = "use_hierarchical_allreduce"
+_BUCKETS = "fuse_grad_size_in_MB"
 _GROUP = "hierarchical_allreduce_inter_nranks"
 _COMMUNICATORS = "nccl_comm_num"
 
@@ -61,6 +62,8 @@ def resolve(strategy: Strategy, ranks: HostTopology) -> Strategy:
 
 
 def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], KnobValue]) -> Knob:
+    if knob.value == PLAN and knob.name == _BUCKETS:
+        return knob._replace(reason="plan: as auto until the first steps have been measured")
     if knob.value != AUTO or knob.section not in (STRATEGY, BUILD, EXECUTION):
         return knob
     hosts = _hosts(ranks)

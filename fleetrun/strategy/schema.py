@@ -60,7 +60,8 @@ def _property(field: Field) -> dict[str, object]:
     if field.refused is not None:
         plain["not"] = {"const": field.refused[0]}
     said["default"] = field.default
-    return said | ({"anyOf": [plain, {"const": fields.AUTO}]} if field.auto else plain)
+    words = [{"const": word} for word in fields.special_words(field)]
+    return said | ({"anyOf": [plain, *words]} if words else plain)
 
 
 def describe(field: Field) -> str:
@@ -68,6 +69,8 @@ def describe(field: Field) -> str:
     parts = [field.doc]
     if field.auto:
         parts.append(f"auto: {field.auto}.")
+    if field.plan:
+        parts.append(f"plan: {field.plan}.")
     if field.refused is not None:
         parts.append(f"{str(field.refused[0]).lower()} is refused: {field.refused[1]}.")
     if field.only:

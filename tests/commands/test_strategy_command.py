@@ -59,7 +59,7 @@ def test_list_has_every_field_for_those_who_ask(capsys: pytest.CaptureFixture[st
         assert f"\n  {field.name} " in said.out
     rows = [cells(line) for line in said.out.splitlines()]
     assert ["field", "value", "meaning"] in rows
-    wanted = "a whole number of MB from 1 to 65536, or auto [default: 32]"
+    wanted = "a whole number of MB from 1 to 65536, auto or plan [default: 32]"
     assert ["fuse_grad_size_in_MB", wanted] in [row[:2] for row in rows]
     assert ["k_steps", "a whole number of steps, 1 or more [default: 1]"] in [r[:2] for r in rows]
 
@@ -164,7 +164,7 @@ nccl: 3
     said = say(capsys, "validate", "bad.yaml")
     assert (said.code, said.out) == (2, "")
     nothing = "with it Paddle sends no gradients at all, and ranks diverge without an error"
-    size = "give a whole number of MB from 1 to 65536, or auto"
+    size = "give a whole number of MB from 1 to 65536, auto or plan"
     assert [line.removeprefix("fleetrun: bad.yaml:") for line in said.err.splitlines()] == [
         "1: no such section: strategie; did you mean strategy?",
         f"3: fuse_grad_size_in_MB: much: {size}.",

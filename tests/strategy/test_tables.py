@@ -28,6 +28,7 @@ def test_the_schema_says_types_ranges_words_and_auto() -> None:
     assert size["anyOf"] == [
         {"type": "integer", "minimum": 1, "maximum": 65536},
         {"const": "auto"},
+        {"const": "plan"},
     ]
     assert "In MB." in size["description"]
     assert known["asp"]["not"] == {"const": True}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import buckets, communicators, paddle_api, settings, store
 from ..paddle_api import names
 from . import compression
+from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
 from .reducer_report import ReducerReport, ReducerSetup
@@ -59,7 +60,7 @@ def bucket_limits(
         float(model_bytes)
         if size is None
         else buckets.auto_limit_bytes(gradient_bytes)
-        if size == "auto"
+        if size in ("auto", buckets.PLAN)
         else float(size) * buckets.MEBIBYTE
     )
     counts = [
@@ -73,6 +74,22 @@ def bucket_limits(
         min(counts, default=None),
         model_last_bytes if last is None else float(last) * buckets.MEBIBYTE,
     )
+
+
+def why_not_planned() -> str:
+    """Return why `fuse_grad_size_in_MB: plan` is as auto; nothing if buckets can be planned."""
+    if settings.effective("last_comm_group_size_MB") is not None:
+        return "last_comm_group_size_MB limits a bucket, too"
+    if not communicators.is_synchronous():
+        return "only times of gloo's allreduces are measured"
+    return ""
+
+
+def buckets_are_planned() -> bool:
+    """Whether buckets are planned: it is asked for, and possible."""
+    fuses = settings.effective("fuse_all_reduce_ops", default=True)
+    is_asked_for = settings.effective("fuse_grad_size_in_MB") == buckets.PLAN
+    return bool(fuses and is_asked_for and not why_not_planned())
 
 
 class Reducers:
@@ -187,6 +204,15 @@ class Reducers:
             len(ranks),
             compressed,
         )
+        planner = None
+        self._report.why_not_planned = why_not_planned()
+        if buckets_are_planned():
+            planner = BucketPlanner(
+                own[0],
+                len(ranks),
+                lambda planner: self._report.planned(planner, setup),
+                functools.partial(probe, own[0]),
+            )
         # No closure may hold the model: it holds the reducer, and both must go together.
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
@@ -204,6 +230,7 @@ class Reducers:
                 model.group.process_group, len(ranks), self._spec.check_ranks, self._proof
             ),
             on_reduced=lambda reducer: self._report.reduced(reducer, setup),
+            planner=planner,
         )
         for older in list(self._reducers.values()):
             if older.overlaps([*dense, *sparse]):

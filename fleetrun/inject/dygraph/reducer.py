@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..communicators import Communicator, DeviceWork, ThreadWork
+    from .bucket_planner import BucketPlanner
     from .compression import CompressedWork, Compression
     from .gradient_check import GradientCheck
 
@@ -86,7 +88,11 @@ class Reducer:
         must_sync: Callable[[Sequence[Any]], bool],
         on_reduced: Callable[[Reducer], None],
         check: GradientCheck,
+        planner: BucketPlanner | None = None,
     ) -> None:
+        # Until it has decided; and the buckets that it has chosen, by the gradients' places.
+        self._planner = planner
+        self._planned: list[list[int]] | None = None
         self._check = check
         self._sparse = list(sparse_parameters)
         self._group = group
@@ -117,8 +123,9 @@ class Reducer:
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
-        # The ids of the parameters whose gradients are ready, in the order in which they came.
-        self._ready: dict[int, None] = {}
+        # The ids of the parameters whose gradients are ready, in the order in which they came; when
+        # they were, while buckets are planned.
+        self._ready: dict[int, float | None] = {}
         self._has_sparse_gradient = False
         # The next bucket to send.
         self._next = 0
@@ -168,6 +175,9 @@ class Reducer:
         """
         self._shares_parameters = self._sends_late = True
         self._knows_usage = False
+        self._planned = None
+        if self._planner is not None:
+            self._planner.give_up("models share parameters")
         self._build_buckets()
 
     def disarm(self) -> None:
@@ -183,10 +193,14 @@ class Reducer:
                 self._hooked.add(id(parameter))
                 tensors.on_gradient(parameter, self._hook(parameter))
         self._knows_usage = self._is_ordered = False
+        self._planned = None
+        if self._planner is not None and self.backwards:
+            self._planner.give_up("other parameters are trained than before")
         self._build_buckets()
 
     def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)
+        packed = self._planned or packed
         self.buckets = [
             Bucket(
                 [self.parameters[index] for index in one],
@@ -244,6 +258,8 @@ class Reducer:
             # All ranks run the same script, so they unfreeze parameters together.
             self._arrange()
         self.restart()
+        if self._planner is not None:
+            self._planner.begin()
 
     def _on_gradient(self, key: int) -> None:
         """Count the gradient of the parameter with the id KEY; send what is complete."""
@@ -259,7 +275,7 @@ class Reducer:
             raise RuntimeError(message)
         if key in self._ready:
             return
-        self._ready[key] = None
+        self._ready[key] = None if self._planner is None else time.perf_counter()
         bucket.missing -= 1
         if not bucket.missing and not self._sends_late:
             while self._next < len(self.buckets) and not self.buckets[self._next].missing:
@@ -327,6 +343,29 @@ class Reducer:
         self._on_reduced(self)
         if order:
             self._reorder(order)
+        elif self._planner is not None:
+            self._plan(self._planner)
+
+    def _plan(self, planner: BucketPlanner) -> None:
+        """Let PLANNER choose the buckets of the next backwards."""
+        if planner.is_on:
+            sizes, packed = self._packed(self.parameters)
+            planned = planner.finish(
+                # What is sent late is sent when all gradients are ready.
+                [
+                    None if self._sends_late else self._ready.get(id(each))
+                    for each in self.parameters
+                ],
+                sizes,
+                [str(each.dtype) for each in self.parameters],
+                packed,
+                self._limits(sum(sizes)).most_gradients,
+            )
+            if planned is not None:
+                self._planned = planned
+                self._build_buckets()
+        if not planner.is_on:
+            self._planner = None
 
     def restart(self) -> None:
         """Reset the state to that before a backward."""

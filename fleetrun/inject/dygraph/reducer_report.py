@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, describe_auto
+from ..buckets import MEBIBYTE, PLAN, describe_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT, plural
 from .compression import DTYPES
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..communicators import Communicator, Hierarchy
     from ..evidence import Evidence
     from ..spec import StrategySpec
+    from .bucket_planner import BucketPlanner
     from .compression import Compression
     from .reducer import Reducer
 
@@ -52,6 +53,10 @@ class ReducerReport:
         self._proof = proof
         self._models: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, list[int]] = {}
+        # By the number of the model, the value in effect and what became of its plan.
+        self._plans: dict[int, tuple[float | str | None, str]] = {}
+        # Why there are no plans.
+        self.why_not_planned = ""
 
     def falls_back(self, text: str) -> None:
         """Report that Paddle's reducer is used for a model, for the reason TEXT."""
@@ -140,11 +145,14 @@ class ReducerReport:
         used = settings.effective(name)
         is_scripts = settings.script_wins(name)
         reason = self._spec.reasons.get(name, "")
-        if name == "fuse_grad_size_in_MB" and used == "auto":
+        if name == "fuse_grad_size_in_MB" and used in ("auto", PLAN):
             # Each model has a limit of its own; report the largest.
+            is_planned = used == PLAN
             used, reason = describe_auto(
                 max(sum(model["bucket_bytes"]) for model in self._models.values())
             )
+            if is_planned:
+                used, reason = self._described_plans(used, reason)
         elif name in _FUSION[1:] and not is_scripts and not self._fuses():
             self._proof.knob(
                 name, NO_EFFECT, reason="fuse_all_reduce_ops is off", evidence=evidence
@@ -159,6 +167,36 @@ class ReducerReport:
                 return
         status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
+
+    def planned(self, planner: BucketPlanner, setup: ReducerSetup) -> None:
+        """Report what became of the buckets that PLANNER was to plan."""
+        outcome = planner.outcome
+        if outcome is None:
+            self._plans[setup.number] = (None, planner.failure)
+        elif outcome.chosen == PLAN:
+            self._plans[setup.number] = (PLAN, outcome.describe())
+        else:
+            kept = "one bucket is" if outcome.chosen == "one" else "auto's buckets are"
+            size = max(outcome.bytes_chosen) / MEBIBYTE if outcome.chosen == "one" else None
+            text = f"{kept} faster: {outcome.describe()}"
+            self._plans[setup.number] = (size and float(f"{size:.3g}"), text)
+        model = self._models.get(setup.number)
+        if model is None:
+            return
+        if outcome is not None:
+            model["bucket_bytes"] = list(outcome.bytes_chosen)
+            model["allreduces"] = len(outcome.bytes_chosen)
+            model["communicators"] = min(len(setup.communicators), model["allreduces"])
+        self._report(setup)
+
+    def _described_plans(self, limit: float, auto: str) -> tuple[float | str, str]:
+        """Return what is in effect where buckets are to be planned, and why; else LIMIT of AUTO."""
+        if not self._plans:
+            why = self.why_not_planned
+            return limit, f"{f'{why}: as' if why else 'plan: measures at first; until then'} {auto}"
+        words = "; ".join(dict.fromkeys(text for _, text in self._plans.values()))
+        found = next((used for used, _ in self._plans.values() if used), limit)
+        return found, f"plan: {words}"
 
     def _report_compression(self, used: Compression) -> None:
         for name in DTYPES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, describe_auto
+from ..buckets import MEBIBYTE, PLAN, describe_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from . import program, settings_view
 from .cpu import channels, gloo
@@ -94,9 +94,10 @@ def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
         )
         in_effect = settings.effective("fuse_grad_size_in_MB")
         text = packed
-        if in_effect == "auto" and limit.size is not None:
+        if in_effect in ("auto", PLAN) and limit.size is not None:
+            why = "static graphs have no times of gradients: as " if in_effect == PLAN else ""
             in_effect, words = describe_auto(sum(sizes))
-            text += f"; {words}"
+            text += f"; {why}{words}"
         _report(
             proof,
             "fuse_grad_size_in_MB",

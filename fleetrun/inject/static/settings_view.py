@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .. import settings
-from ..buckets import MEBIBYTE, auto_limit_bytes
+from ..buckets import MEBIBYTE, PLAN, auto_limit_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def limits(sizes: Sequence[int]) -> Limits:
     counts = [int(settings.effective(name)) for name in COUNTS if settings.effective(name)]
     if size is None and not counts:
         return Limits(None, PADDLES_COUNT)
-    if size == "auto":
+    if size in ("auto", PLAN):
         size = auto_limit_bytes(sum(sizes))
     elif size is not None:
         size = float(size) * MEBIBYTE

@@ -1,0 +1,257 @@
+"""Plans the buckets of a model from its first backwards: `fuse_grad_size_in_MB: plan`.
+
+After some backwards it knows when each gradient is ready, measures what an allreduce costs, and
+plans the buckets. What is planned is tried beside the buckets of `auto` and one bucket for all, a
+few backwards each, in turns; the fastest is kept. All ranks decide by sums over all of them, so
+they decide alike.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ..bucket_plan import AllReduceCost, end_s, fit, plan
+from ..evidence import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..communicators import Communicator
+
+# Backwards that are left alone, as memory and order settle; and those in which times are taken.
+_SETTLING, _WATCHED = 2, 5
+# Backwards in which a candidate is tried at a time, and the first of them, which do not count, as
+# buckets get new memory; and how often its turn comes.
+_TRIED, _UNCOUNTED, _ROUNDS = 6, 1, 2
+# The sizes of the allreduces whose cost is measured, in bytes; and how often each is.
+_PROBED, _PROBES = (4 << 10, 256 << 10, 1 << 20), 4
+_MICRO = 1e6
+
+
+class Adder(Protocol):
+    """What sums numbers over all ranks."""
+
+    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sums."""
+        ...
+
+
+class Outcome(NamedTuple):
+    """What became of a plan: `chosen` is plan, auto or one; times are of a backward, in seconds.
+
+    `bytes_chosen` are those of each bucket that was chosen, `planned` is how many were planned.
+    """
+
+    chosen: str
+    planned: int
+    bytes_chosen: tuple[int, ...]
+    predicted_s: float
+    # By the name of each candidate.
+    seen_s: dict[str, float]
+    cost: AllReduceCost
+
+    def describe(self) -> str:
+        """Say what was predicted and seen.
+
+        >>> cost = AllReduceCost(0.0001, 1e-9)
+        >>> Outcome("plan", 1, (9,), 0.02, {"auto": 0.024, "plan": 0.021}, cost).describe()
+        'planned 1 bucket: 20 ms predicted, 21 ms seen (auto: 24 ms); an allreduce costs 0.1 ms \
+and 1 ms per MB'
+        """
+        others = ", ".join(
+            f"{_WORDS[name]}: {seconds * 1e3:.3g} ms"
+            for name, seconds in self.seen_s.items()
+            if name != "plan"
+        )
+        seen = f", {self.seen_s['plan'] * 1e3:.3g} ms seen" if "plan" in self.seen_s else ""
+        return (
+            f"planned {plural(self.planned, 'bucket')}:"
+            f" {self.predicted_s * 1e3:.3g} ms predicted{seen}{f' ({others})' if others else ''};"
+            f" an allreduce costs {self.cost.startup_s * 1e3:.3g} ms"
+            f" and {self.cost.byte_s * 1e9:.3g} ms per MB"
+        )
+
+
+_WORDS = {"auto": "auto", "one": "all in one", "plan": "plan"}
+
+
+class BucketPlanner:
+    """Watches the backwards of one model; says which buckets come next.
+
+    MEASURE returns the microseconds of allreduces by their bytes, of so many bytes at most, and
+    ON_DECIDED is called once. CLOCK returns seconds.
+    """
+
+    def __init__(
+        self,
+        communicator: Adder,
+        nranks: int,
+        on_decided: Callable[[BucketPlanner], None],
+        measure: Callable[[int], list[tuple[int, int]]],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._communicator = communicator
+        self._nranks = nranks
+        self._on_decided = on_decided
+        self._probe = measure
+        self._clock = clock
+        # It takes times; until it has decided.
+        self.is_on = True
+        # Why there is no plan, if there is none.
+        self.failure = ""
+        self.outcome: Outcome | None = None
+        self._began_s: float | None = None
+        self._backwards = 0
+        # By gradient, the seconds from the beginning of each watched backward; None: one was not.
+        self._ready_s: list[list[float]] = []
+        self._misses = False
+        self._candidates: dict[str, list[list[int]]] = {}
+        # Whose turn it is, and how many backwards of the turn are done.
+        self._turns: list[str] = []
+        self._done = 0
+        self._seen_s: dict[str, list[float]] = {}
+        self._predicted_s = 0.0
+        self._sizes: list[int] = []
+        self._cost = AllReduceCost(0.0, 0.0)
+
+    def begin(self) -> None:
+        """Take the time: a backward begins."""
+        self._began_s = self._clock()
+
+    def give_up(self, why: str) -> None:
+        """Make no plan, or drop it; every rank must do so."""
+        if self.is_on:
+            self.is_on = False
+            self.failure = why
+            self._on_decided(self)
+
+    def finish(
+        self,
+        ready_at: Sequence[float | None],
+        sizes: Sequence[int],
+        kinds: Sequence[Any],
+        current: list[list[int]],
+        limit_count: int | None,
+    ) -> list[list[int]] | None:
+        """Take the time of a backward that was reduced; return other buckets for the next ones.
+
+        READY_AT is when each gradient was ready (None: it was not), SIZES are their bytes, KINDS
+        their dtypes, in the order of the buckets CURRENT, which hold their places.
+        """
+        began_s, self._began_s = self._began_s, None
+        if began_s is None:
+            # A partial round of merged gradients, which no backward has begun.
+            return None
+        if self._turns:
+            return self._try(self._clock() - began_s)
+        self._backwards += 1
+        if self._backwards <= _SETTLING:
+            return None
+        self._misses |= None in ready_at
+        self._ready_s.append([(at or began_s) - began_s for at in ready_at])
+        if len(self._ready_s) < _WATCHED:
+            return None
+        middle = _WATCHED // 2
+        ready_us = [round(sorted(times)[middle] * _MICRO) for times in zip(*self._ready_s)]
+        misses, *sums = self._communicator.sum_integers([int(self._misses), *ready_us])
+        if misses:
+            self.give_up("not every backward computes all gradients")
+            return None
+        ready_s = [each / self._nranks / _MICRO for each in sums]
+        self._cost = fit(self._mean(self._probe(sum(sizes))))
+        planned = plan(sizes, kinds, ready_s, self._cost, limit_count=limit_count)
+        self._sizes = list(sizes)
+        self._predicted_s = end_s(planned, sizes, ready_s, self._cost)
+        self._candidates = {"auto": current, "plan": planned}
+        if len(set(kinds)) == 1 and limit_count is None:
+            self._candidates["one"] = [list(range(len(sizes)))]
+        return self._begin_turns()
+
+    def _mean(self, found_us: list[tuple[int, int]]) -> list[tuple[int, float]]:
+        """Return the bytes and mean seconds of what each rank has FOUND."""
+        sums = self._communicator.sum_integers([each for _, each in found_us])
+        return [(size, total / self._nranks / _MICRO) for (size, _), total in zip(found_us, sums)]
+
+    def _begin_turns(self) -> list[list[int]] | None:
+        """Let what differs take turns."""
+        different: list[str] = []
+        for name in ("auto", "plan", "one"):
+            buckets = self._candidates.get(name)
+            if buckets and all(buckets != self._candidates[each] for each in different):
+                different.append(name)
+        if len(different) == 1:
+            self._decide("auto")
+            return None
+        self._turns = different * _ROUNDS
+        self._seen_s = {name: [] for name in different}
+        return self._candidates[self._turns[0]]
+
+    def _try(self, seconds: float) -> list[list[int]] | None:
+        """Count the SECONDS of a backward for whose turn it is; return the next one's buckets."""
+        self._done += 1
+        if self._done > _UNCOUNTED:
+            self._seen_s[self._turns[0]].append(seconds)
+        if self._done < _TRIED:
+            return None
+        self._done = 0
+        tried = self._turns.pop(0)
+        if self._turns:
+            return self._candidates[self._turns[0]]
+        medians = [
+            round(sorted(times)[len(times) // 2] * _MICRO) for times in self._seen_s.values()
+        ]
+        sums = self._communicator.sum_integers(medians)
+        seen = {name: total / self._nranks / _MICRO for name, total in zip(self._seen_s, sums)}
+        self._seen_s = {name: [seconds] for name, seconds in seen.items()}
+        # The default comes first: what is not faster does not replace it.
+        best = min(seen, key=lambda name: seen[name])
+        self._decide(best)
+        return None if best == tried else self._candidates[best]
+
+    def _decide(self, chosen: str) -> None:
+        self.is_on = False
+        seen = {name: times[0] for name, times in self._seen_s.items()}
+        if chosen == "auto" and self._candidates["plan"] == self._candidates["auto"]:
+            chosen = "plan"
+        if "plan" not in seen and seen:
+            # It is the same as another candidate.
+            same = next(name for name in seen if self._candidates[name] == self._candidates["plan"])
+            seen["plan"] = seen.pop(same)
+            chosen = "plan" if chosen == same else chosen
+        self.outcome = Outcome(
+            chosen,
+            len(self._candidates["plan"]),
+            tuple(sum(self._sizes[index] for index in one) for one in self._candidates[chosen]),
+            self._predicted_s,
+            seen,
+            self._cost,
+        )
+        self._on_decided(self)
+
+
+def probe(communicator: Communicator, most: int) -> list[tuple[int, int]]:
+    """Return the microseconds, on this rank, of allreduces of several sizes, in bytes.
+
+    All but the smallest have MOST bytes at most. Every rank must call it.
+    """
+    import paddle
+
+    sizes = [size for size in _PROBED if size <= most] or [_PROBED[0]]
+    found = []
+    with paddle.no_grad():
+        for size in sizes:
+            tensor = paddle.zeros([size // 4], dtype="float32")
+            times = []
+            for _ in range(_PROBES):
+                # All ranks begin at once.
+                communicator.sum_integers([0])
+                began_s = time.perf_counter()
+                work = communicator.all_reduce(tensor)
+                communicator.calls -= 1
+                if work is not None:
+                    work.wait()
+                times.append(time.perf_counter() - began_s)
+            found.append((size, round(sorted(times)[_PROBES // 2] * _MICRO)))
+    return found

@@ -1,0 +1,122 @@
+"""How buckets are planned from the first backwards of a model, which a clock of ours times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleetrun.inject.dygraph.bucket_planner import BucketPlanner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SIZES, AUTO = [1000] * 4, [[0, 1], [2, 3]]
+MOST, ALL = [[0, 1, 2], [3]], [[0, 1, 2, 3]]
+
+
+class Two:
+    """Sums the numbers of this rank and of another one that has the same."""
+
+    def __init__(self) -> None:
+        self.sums = 0
+
+    def sum_integers(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sums."""
+        self.sums += 1
+        return [2 * number for number in numbers]
+
+
+class Training:
+    """Runs backwards: a gradient a millisecond, and as long as the buckets take by SECONDS."""
+
+    def __init__(
+        self, seconds: Callable[[list[list[int]]], float], cost_us: tuple[int, int]
+    ) -> None:
+        self.now = 0.0
+        self.two = Two()
+        self.buckets: list[list[int]] = AUTO
+        self.seconds = seconds
+        self.decisions = 0
+        self.planner = BucketPlanner(
+            self.two,
+            2,
+            self.decide,
+            lambda _: [(1000, cost_us[0]), (11000, cost_us[0] + 10 * cost_us[1])],
+            clock=lambda: self.now,
+        )
+
+    def decide(self, _planner: BucketPlanner) -> None:
+        """Count."""
+        self.decisions += 1
+
+    def run(self, backwards: int = 60, *, misses: int = -1, limit_count: int | None = None) -> None:
+        """Run so many BACKWARDS, or until there is a decision."""
+        for number in range(backwards):
+            if not self.planner.is_on:
+                return
+            self.planner.begin()
+            ready: list[float | None] = [self.now + each / 1000 for each in range(1, 5)]
+            if number == misses:
+                ready[2] = None
+            self.now += self.seconds(self.buckets)
+            found = self.planner.finish(ready, SIZES, ["a"] * 4, AUTO, limit_count)
+            self.buckets = found or self.buckets
+
+
+# Where starts cost nothing the last gradient goes alone; long starts let all go together.
+@pytest.mark.parametrize(("cost_us", "best"), [((100, 100), MOST), ((9000, 1), ALL)])
+def test_the_plan_that_is_seen_to_be_fastest_is_kept(
+    cost_us: tuple[int, int], best: list[list[int]]
+) -> None:
+    training = Training(lambda buckets: 0.01 if buckets == best else 0.02, cost_us)
+    training.run()
+    assert training.buckets == best
+    outcome = training.planner.outcome
+    assert outcome is not None
+    assert (outcome.chosen, outcome.planned) == ("plan", len(best))
+    assert outcome.seen_s["auto"] == pytest.approx(0.02)
+    assert outcome.seen_s["plan"] == pytest.approx(0.01)
+    assert outcome.bytes_chosen == tuple(1000 * len(one) for one in best)
+    assert training.decisions == 1
+
+
+def test_what_is_not_faster_than_the_default_does_not_replace_it() -> None:
+    training = Training(lambda _: 0.01, (100, 100))
+    training.run()
+    assert training.buckets == AUTO
+    assert training.planner.outcome is not None
+    assert training.planner.outcome.chosen == "auto"
+
+
+def test_one_bucket_is_kept_where_it_is_faster_than_what_was_planned() -> None:
+    training = Training(lambda buckets: len(buckets) / 100, (100, 100))
+    training.run()
+    assert training.buckets == ALL
+    assert training.planner.outcome is not None
+    assert training.planner.outcome.chosen == "one"
+    assert "planned 2 buckets" in training.planner.outcome.describe()
+
+
+def test_a_plan_that_is_the_default_is_not_tried() -> None:
+    # Two and two end as soon as one by one, with fewer starts.
+    training = Training(lambda _: 0.01, (1500, 0))
+    training.run(8, limit_count=2)
+    outcome = training.planner.outcome
+    assert outcome is not None
+    assert (outcome.chosen, outcome.seen_s) == ("plan", {})
+
+
+def test_gradients_that_do_not_always_come_are_not_planned() -> None:
+    training = Training(lambda _: 0.01, (100, 100))
+    training.run(misses=4)
+    assert training.planner.failure == "not every backward computes all gradients"
+    assert training.buckets == AUTO
+    assert training.decisions == 1
+
+
+def test_what_no_backward_has_begun_is_not_timed() -> None:
+    training = Training(lambda _: 0.01, (100, 100))
+    assert training.planner.finish([None] * 4, SIZES, ["a"] * 4, AUTO, None) is None
+    training.run()
+    assert training.planner.outcome is not None
