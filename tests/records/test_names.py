@@ -18,6 +18,7 @@ from fleetrun.records import (
     strategyfiles,
     tracefile,
 )
+from fleetrun.sources import session_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.METRICS: metricsfile.SCHEMA,
         names.MANIFEST: manifest.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
+        names.HOSTS: session_end.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.evidence("{rank}"): strategyfiles.SCHEMA,
         # The training process's; see tests/inject/site.

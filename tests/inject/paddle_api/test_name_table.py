@@ -23,6 +23,8 @@ NOT_PADDLES = {
     # Of a NamedTuple.
     "spec._replace",
     "StaticRanks._instances",
+    # Our reducer's, which a profile wraps.
+    "kind._send",
     # Hooks that hold their reducer weakly.
     "reducer._is_active",
     "reducer._on_gradient",
