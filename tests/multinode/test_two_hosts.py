@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import LONG_S, until
+from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -176,8 +176,10 @@ def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, names: str) -> Non
 @pytest.mark.train
 def test_two_hosts_train_one_model(two_hosts: Pair) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
-    launchers = [start(host, IPS, "--nproc_per_node=1", str(script)) for host in two_hosts]
-    codes = [launcher.wait(300) for launcher in launchers]
+    launchers = [
+        start(host, IPS, "--nproc_per_node=1", str(script), "--epochs=2") for host in two_hosts
+    ]
+    codes = [launcher.wait(TRAINING_S) for launcher in launchers]
     assert codes == [0, 0], "\n".join(map(output, two_hosts))
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
     weights = [
@@ -190,4 +192,5 @@ def test_two_hosts_train_one_model(two_hosts: Pair) -> None:
     assert weights[0] == weights[1]
     assert "all 2 ranks hold identical weights" in logs[0]
     accuracy = float(logs[0].rpartition("test accuracy ")[2].partition(",")[0])
-    assert accuracy > 0.95
+    # What two ranks of one host learn in six epochs is tried in train/test_resnet.py.
+    assert accuracy > 0.85
