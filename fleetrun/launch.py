@@ -195,7 +195,7 @@ def _run(
                 hosts=_hang_of_hosts(session, folder, request),
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
-            *_proof(plan, request, messages),
+            *_proof(plan, request, messages, session),
             *_session(plan, session, request, messages, hide, folder),
         )
         return Equipment(sinks, sources, folder)
@@ -307,7 +307,9 @@ def _rotation(
     return (rotation,)
 
 
-def _proof(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Source, ...]:
+def _proof(
+    plan: LaunchPlan, request: Request, messages: Messages, session: Session | None
+) -> tuple[Source, ...]:
     """Return what shows which of the strategy is in effect, if there is one."""
     if not plan.files:
         return ()
@@ -315,7 +317,13 @@ def _proof(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sour
 
     if proof.find(plan) is None:
         return ()
-    return (proof.Proof(plan, say=messages.say, show=messages.show, is_quiet=request.quiet),)
+    hosts = None
+    if session is not None:
+        from fleetrun.sources.proof_hosts import ProofOfHosts  # noqa: PLC0415 - only with others
+
+        hosts = ProofOfHosts(session)
+    say, show = messages.say, messages.show
+    return (proof.Proof(plan, say=say, show=show, is_quiet=request.quiet, hosts=hosts),)
 
 
 def _session(  # noqa: PLR0917 - as _run has them

@@ -82,9 +82,18 @@ class Stacks(NamedTuple):
     deadlocked: tuple[tuple[int, int, str], ...]
 
 
-FromMember: TypeAlias = LogPart | SilentHost | Stacks
+class Evidence(NamedTuple):
+    """What a rank says of its strategy: `packed` is its file, by zlib and base64."""
+
+    generation: int
+    process: int
+    has_ended: bool
+    packed: str
+
+
+FromMember: TypeAlias = LogPart | SilentHost | Stacks | Evidence
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks
-FROM_MEMBER = (LogPart, SilentHost, Stacks)
+FROM_MEMBER = (LogPart, SilentHost, Stacks, Evidence)
 FROM_COORDINATOR = (SendLog, Dismissed, WantStacks)
 MESSAGES: dict[str, type] = {
     "send log": SendLog,
@@ -93,4 +102,5 @@ MESSAGES: dict[str, type] = {
     "silent host": SilentHost,
     "want stacks": WantStacks,
     "stacks": Stacks,
+    "evidence": Evidence,
 }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fleetrun.records.strategyfiles import RankEvidence, StrategyDocument
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Waiting
+    from fleetrun.sources.proof_hosts import ProofOfHosts
 
 # A rank needs seconds for its first update, or minutes.
 _FIRST_S = 0.3
@@ -67,22 +68,38 @@ class _Trainer:
         """Whether nothing more is to be expected before the end of the job."""
         return self.has_ended or (self.evidence is not None and self.evidence.is_complete)
 
-    def look(self) -> None:
-        """Read the evidence, if it is new."""
+    def look(self) -> bytes | None:
+        """Read the evidence, if it is new, and return its text."""
         from fleetrun.records import reading, strategyfiles  # noqa: PLC0415 - only with a strategy
 
         try:
             stat = os.stat(self.path)
         except OSError:
             # It is not there yet, or its folder is gone.
-            return
+            return None
         seen = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-        if seen != self.seen:
-            self.seen = seen
-            # A file that cannot be read is skipped; the older evidence stays.
-            self.evidence = (
-                strategyfiles.parse_evidence(reading.content(self.path)) or self.evidence
-            )
+        if seen == self.seen:
+            return None
+        self.seen = seen
+        text = reading.content(self.path)
+        # A file that cannot be read is skipped; the older evidence stays.
+        self.evidence = strategyfiles.parse_evidence(text) or self.evidence
+        return text
+
+
+class _RemoteTrainer(_Trainer):
+    """A rank of another host, which tells of it."""
+
+    def take(self, text: bytes | None, *, has_ended: bool) -> None:
+        """Take what its host says."""
+        from fleetrun.records import strategyfiles  # noqa: PLC0415 - only with a strategy
+
+        self.evidence = strategyfiles.parse_evidence(text) or self.evidence
+        self.has_ended = self.has_ended or has_ended
+
+    def look(self) -> bytes | None:
+        """Read nothing."""
+        return None
 
 
 class Proof(Source):
@@ -98,6 +115,7 @@ class Proof(Source):
         say: Callable[[str], None],
         show: Callable[[str], None],
         is_quiet: bool = False,
+        hosts: ProofOfHosts | None = None,
         width: int | None = None,
         first_s: float = _FIRST_S,
         timeout_s: float = _TIMEOUT_S,
@@ -106,6 +124,9 @@ class Proof(Source):
         self._say = say
         self._show_lines = show
         self._is_quiet = is_quiet
+        self._hosts = hosts
+        # Of several hosts one judges the ranks of all, and shows it.
+        self._judges = hosts is None or hosts.judges
         self._width = width
         self._first_s = self._pace_s = first_s
         self._timeout_s = timeout_s
@@ -125,12 +146,30 @@ class Proof(Source):
         self._has_judged = False
         folder = os.path.join(self._plan.cwd, self._plan.run_dir)
         self._trainers: dict[int, _Trainer] = {}
+        self._places: dict[int, int] = {}
+        if self._hosts is not None:
+            self._hosts.begin(self._plan)
         for process, spec in enumerate(self._plan.processes):
             if spec.rank is not None and spec.rank.role == "TRAINER":
                 name = names.evidence(names.rank_name(spec.rank))
                 path = spec.env.get(variables.STRATEGY_EVIDENCE) or os.path.join(folder, name)
                 path = os.path.join(self._plan.cwd, path)
                 self._trainers[process] = _Trainer(names.label(spec), path)
+                if self._hosts is not None:
+                    self._places[process] = self._plan.ranks.index(spec.rank)
+        self._add_others()
+
+    def _add_others(self) -> None:
+        """Expect evidence of the ranks of other hosts, in the order of ranks."""
+        if self._hosts is None or not self._judges:
+            return
+        ours = {place: process for process, place in self._places.items()}
+        local, self._trainers = self._trainers, {}
+        for place, spec in enumerate(self._plan.ranks):
+            if place in ours:
+                self._trainers[ours[place]] = local[ours[place]]
+            elif spec.role == "TRAINER" and spec.node_rank != self._plan.node_rank:
+                self._trainers[_remote(place)] = _RemoteTrainer(names.spec_label(spec), "")
 
     # The supervisor's side ----------------------------------------------------------------------
 
@@ -138,6 +177,8 @@ class Proof(Source):
         """Begin to look."""
         self._waiting = waiting
         self._declare = declare
+        if self._hosts is not None and self._judges:
+            self._hosts.open(self._take)
         self._look_later()
 
     def on_event(self, happening: Happening) -> None:
@@ -147,6 +188,7 @@ class Proof(Source):
                 self._is_ending = False
             case Exited(process=process, status=status) if process in self._trainers:
                 self._trainers[process].has_ended = True
+                self._tell(process)
                 if status.exit_code:
                     self._is_ending = True
                 elif not self._is_ending:
@@ -155,10 +197,7 @@ class Proof(Source):
                 self._is_ending = True
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._plan, self._asked = plan, None
-                for trainer in self._trainers.values():
-                    # It belongs to an attempt that is over.
-                    with suppress(OSError):
-                        os.unlink(trainer.path)
+                self._forget()
                 self._begin()
                 self._look_later()
             case Finished(outcome=outcome):
@@ -174,6 +213,13 @@ class Proof(Source):
     def close(self) -> None:
         """Stop."""
         self._stop()
+
+    def _forget(self) -> None:
+        """Remove evidence that belongs to an attempt that is over."""
+        for trainer in self._trainers.values():
+            if trainer.path:
+                with suppress(OSError):
+                    os.unlink(trainer.path)
 
     # Looking ------------------------------------------------------------------------------------
 
@@ -194,8 +240,28 @@ class Proof(Source):
             self._waiting.alarm("evidence", None, self._look_again)
 
     def _read(self) -> None:
-        for trainer in self._trainers.values():
+        for process, trainer in self._trainers.items():
+            text = trainer.look()
+            if text is not None and self._hosts is not None and not self._judges:
+                self._hosts.tell(self._places[process], text, has_ended=trainer.has_ended)
+
+    def _tell(self, process: int) -> None:
+        """Tell the host that judges the last word of a rank, whatever it has heard before."""
+        if self._hosts is not None and not self._judges:
+            from fleetrun.records import reading  # noqa: PLC0415 - only with a strategy
+
+            trainer = self._trainers[process]
             trainer.look()
+            text = reading.content(trainer.path)
+            self._hosts.tell(self._places[process], text, has_ended=True)
+
+    def _take(self, _generation: int, place: int, text: bytes | None, has_ended: bool) -> None:  # noqa: FBT001 - as a message has it
+        """Take what another host tells of its rank."""
+        trainer = self._trainers.get(_remote(place))
+        if isinstance(trainer, _RemoteTrainer):
+            trainer.take(text, has_ended=has_ended)
+            if not self._is_ending:
+                self._look()
 
     def _look(self) -> None:
         """Judge when all evidence is there, and again when the ranks have ended."""
@@ -234,7 +300,7 @@ class Proof(Source):
             return
         self._has_judged = True
         found = overview.faults(asked, self._show(asked), self._silence())
-        if found and asked.is_strict:
+        if found and asked.is_strict and self._judges:
             self._declare(Refuted(found, time.monotonic()))
 
     def _show(self, asked: StrategyDocument) -> Judged:
@@ -257,10 +323,10 @@ class Proof(Source):
             is_fine = (
                 not overview.faults(asked, judged, silence) and judged.ranks_equal is not False
             )
-            if not (self._is_quiet and is_fine):
+            if self._judges and not (self._is_quiet and is_fine):
                 width = self._columns()
                 self._show_lines(overview_table.table(asked, evidence_of, judged, silence, width))
-        elif not self._is_quiet:
+        elif self._judges and not self._is_quiet:
             for note in overview_table.notes(evidence_of):
                 if note not in self._noted:
                     self._say(f"Strategy: {note}")
@@ -279,6 +345,11 @@ class Proof(Source):
             except OSError:
                 self._width = 0
         return self._width
+
+
+def _remote(place: int) -> int:
+    """Return what stands for a rank of another host among processes of this one."""
+    return -1 - place
 
 
 def _silence_of(trainer: _Trainer) -> str:

@@ -11,6 +11,8 @@ import ports
 from commandline import Command
 from waiting import LONG_S, until
 
+from fleetrun.run.events import REFUTED
+
 if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
@@ -73,3 +75,27 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     assert job.ends() == [124, 124]
     assert "The job hung: for" in job.said(0)
     assert "the job hung for" in job.said(1).lower()
+
+
+# What a training process writes, here by a shell: on the second host a field has no effect.
+EVIDENCE = """
+status=effective
+[ "$PADDLE_TRAINER_ID" = 0 ] || status=no_effect
+knob() { printf '{"name": "%s", "asked": 1, "in_effect": 1, "status": "%s"}' "$1" "$2"; }
+printf '{"schema": 1, "complete": true, "updates": 1, "knobs": [%s, %s]}' \\
+    "$(knob fuse_all_reduce_ops effective)" "$(knob fuse_grad_size_in_MB $status)" \\
+    >"$FLEETRUN_STRATEGY_EVIDENCE.new"
+mv "$FLEETRUN_STRATEGY_EVIDENCE.new" "$FLEETRUN_STRATEGY_EVIDENCE"
+"""
+
+
+def test_one_host_shows_what_became_of_the_strategy_on_all(tmp_path: Path) -> None:
+    options = ("--nnodes=2", "--strategy=comm_fusion", "--strategy_strict")
+    job = Meeting(tmp_path, EVIDENCE, *options)
+    job.start()
+    job.start()
+    assert job.ends() == [REFUTED, REFUTED]
+    assert "Strategy comm_fusion (mode" in job.said(0)
+    assert "Rank 1: fuse_grad_size_in_MB has no effect" in job.said(0)
+    assert "Strategy comm_fusion (mode" not in job.said(1)
+    assert "fuse_grad_size_in_MB has no effect" in job.said(1)
