@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 LINES = """
 count = 0
@@ -277,7 +279,6 @@ def test_s37_a_log_folder_that_becomes_read_only_is_one_warning(tmp_path: Path) 
     assert job.events()[-1]["event"] == "finished"
 
 
-@pytest.mark.slow
 def test_s71_events_are_whole_wherever_the_launcher_is_killed(tmp_path: Path) -> None:
     script = "sleep 0.0$(($R * 7)); [ $R = 5 ] && exit 3; sleep 60"
     job = Command(tmp_path, script, "--max_restart=1", ranks=6)

@@ -20,6 +20,8 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 # Everything that has ever confused a console.
 NASTY = b"".join(
     (

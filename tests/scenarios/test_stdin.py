@@ -18,6 +18,8 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 
 def ended(launcher: subprocess.Popen[bytes], terminal: Terminal, job: Command) -> int:
     """Wait for the end of LAUNCHER; nobody may be left."""
