@@ -32,7 +32,7 @@ class ParsedCommand(NamedTuple):
 
 
 class ParsedOptions(NamedTuple):
-    """Return the part of a command line that is ours.
+    """The part of a command line that is fleetrun's own.
 
     `script_at` is where the script starts (None: there is none yet); `pending` is a last option
     that still lacks its value.
@@ -45,7 +45,7 @@ class ParsedOptions(NamedTuple):
 
 
 def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> ParsedCommand:
-    """Split WORDS into options and script; UsageError when a word before the script is not ours.
+    """Split WORDS into options and script; UsageError for an unknown option before the script.
 
     >>> parsed = split(["--gpus=0,1", "train.py", "--gpus=2", "--", ""])
     >>> [(given.option.name, given.raw) for given in parsed.settings]
@@ -108,7 +108,7 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
 
 
 def mistaken_script(parsed: ParsedCommand) -> str | None:
-    """Say why the script, which does not exist, was hardly meant as one; None if it may be.
+    """Return why the script, which does not exist, was hardly meant as one; None if it may be.
 
     >>> mistaken_script(split(["--gpus", "0", "1", "train.py"]))
     '"1" is taken as the script, because --gpus ends at the space: write --gpus=0,1.'
@@ -145,7 +145,7 @@ def _is_listed(word: str) -> bool:
 
 def _is_value(option: Option, word: str) -> bool:
     """Whether WORD, the next one after OPTION, is its value."""
-    # A negative number is a value; another word with a hyphen is far more likely an option.
+    # A negative number is a value; anything else with a hyphen is far more likely an option.
     if word.startswith("-") and not (word[1:].isdigit() and option.bare is None):
         return False
     return options.takes_next(option, word)

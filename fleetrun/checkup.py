@@ -108,7 +108,7 @@ def examine(
 
 
 def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
-    """Return what shows people what takes long; None in pipes and CI, where nobody waits."""
+    """Return what shows the progress on a terminal; None in pipes and CI."""
     if environ.get("CI") or sys.stderr is None or not sys.stderr.isatty():
         return None
 
@@ -119,7 +119,7 @@ def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:
 
 
 def preflight(request: Request, environ: Mapping[str, str]) -> None:
-    """Say on standard error what is not well; EnvironmentFault where nothing can be started."""
+    """Print on standard error what is not well; EnvironmentFault where nothing can be started."""
     say = remark(environ)
     found = examine(request, environ, timeout_s=_PREFLIGHT_S, say=say).findings
     hide = secrets.of_launch(request, environ)
@@ -185,7 +185,7 @@ def _nccl(request: Request) -> dict[str, str]:
 
 
 def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
-    """Return the ports that the job is to have here, with who has each; free ones are left out."""
+    """Return the job's ports here that are taken, each with the process that has it."""
     if roster is None or (len(roster.members) == 1 and request.start_port is None):
         return []
     me = roster.members[roster.me]
@@ -205,7 +205,7 @@ def _ports(request: Request, roster: Roster | None) -> list[tuple[int, str]]:
 
 
 def _card(hostname: str, programs: Software, cards: Gpus) -> HostDescription:
-    """Return what other hosts are told of this one."""
+    """Return this host's description for the other hosts."""
     build = programs.build
     return HostDescription(
         host=hostname,

@@ -1,4 +1,4 @@
-"""The command: words to a request, and everything that went wrong to one line and an exit code."""
+"""The command line: arguments become a request, and each error one line and an exit code."""
 
 # Nothing but sys here, and no syntax younger than Python 3.7: an old Python must come as far as
 # the sentence that it is too old.
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 UNHEARD = 141
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
-# First words that are no script: NAME is the click command `command` of fleetrun.commands.NAME.
+# Subcommands: NAME is the click command `command` of fleetrun.commands.NAME.
 COMMANDS = (
     *("attach", "completion", "doctor", "logs", "ps", "report", "stop", "strategy", "submit"),
     *("top", "tune"),
@@ -54,7 +54,7 @@ def main(
         from fleetrun.plan.secrets import Hider  # noqa: PLC0415 - see above
         from fleetrun.plan.visible import visible  # noqa: PLC0415 - see above
 
-        # It may quote any value that somebody gave.
+        # It may quote the value of any option.
         said = Hider(variables, words)(str(error))
         _complain(f"{_prefix(words, variables)}{visible(said)}")
         return error.exit_code
@@ -70,7 +70,7 @@ def main(
 
 
 def unfit(platform: str, version: tuple[int, ...]) -> str | None:
-    """Say why fleetrun cannot run here; None if it can.
+    """Return why fleetrun cannot run here; None if it can.
 
     >>> unfit("linux", (3, 9, 2))
     'Python 3.10 or newer is needed, and this is 3.9.2.'
@@ -84,7 +84,7 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
 
 
 def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | None) -> int:
-    """Do what the first word or the first option asks for."""
+    """Run the subcommand or the launch that the command line names."""
     if COMPLETE_VARIABLE in environ:
         from fleetrun.commands import completion  # noqa: PLC0415 - click is slow, a launch lacks it
 
@@ -214,7 +214,7 @@ def _text(path: str) -> str:
 
 
 def _complain(text: str) -> None:
-    """Say on standard error what went wrong, if anybody can hear it; the exit code says it too."""
+    """Print on standard error what went wrong; the exit code says it if that is closed."""
     if sys.stderr is not None:
         from contextlib import suppress  # noqa: PLC0415 - see main
 

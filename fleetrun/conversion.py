@@ -63,7 +63,7 @@ def _real(value: object) -> float | None:
 def number_in_words(
     *, is_whole: bool, minimum: float | None, maximum: float | None, unit: str = ""
 ) -> str:
-    """Say which number is wanted, for an error message.
+    """Return which number is wanted, for an error message.
 
     >>> number_in_words(is_whole=True, minimum=1, maximum=65536, unit="MB")
     'a whole number of MB from 1 to 65536'

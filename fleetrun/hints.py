@@ -1,4 +1,4 @@
-"""What words of other launchers are called here; only a mistake on the command line loads it."""
+"""The equivalents of other launchers' options; only a mistake on the command line loads it."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 from typing import NamedTuple
@@ -7,7 +7,7 @@ _PROCESSES = "nproc_per_node"
 
 
 class Hint(NamedTuple):
-    """What stands here for another launcher's word.
+    """The equivalent of another launcher's option.
 
     `option` is ours that takes the same kind of value; `says` is a sentence of its own, or what is
     to be known besides.
@@ -124,7 +124,7 @@ TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.
 
 
 def find(typed: str, value: str = "") -> str | None:
-    """Say what TYPED, a word of another launcher, is here; VALUE is what was given to it.
+    """Return the equivalent of TYPED, an option of another launcher, given VALUE.
 
     >>> find("-np", "4")
     'here that is --nproc_per_node=4: it counts the processes of this host.'

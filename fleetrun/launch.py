@@ -118,7 +118,7 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     from fleetrun.printing import put  # noqa: PLC0415 - as above
 
     forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
-    # They quote what somebody gave.
+    # They quote values of options.
     noted = [plan._replace(notes=tuple(map(secrets.mask, plan.notes))) for plan in plans]
     text = forms[request.dry_run or "table"](noted, request, here=here)
     return put(text)
@@ -212,14 +212,14 @@ def _run(
     )
     outcome = supervisor.run()
     ending = endings[0].ending if endings else None
-    # One host tells, whatever their number.
+    # Only one host of the job notifies.
     if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
         _tell_others(ending, request, messages, hide)
     return outcome.exit_code
 
 
 def _tell_others(ending: Ending, request: Request, messages: Messages, hide: secrets.Hider) -> None:
-    """Tell those of --on_end and --webhook how the job ended; no secret is in it."""
+    """Notify --on_end and --webhook how the job ended, without secrets."""
     import json  # noqa: PLC0415 - only where somebody is told
 
     from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
@@ -261,7 +261,7 @@ def _screen(folder: Folder, messages: Messages) -> tuple[Sink, ...]:
 
 
 def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink, ...]:
-    """Return what measures the job, unless nobody wants that."""
+    """Return the sink that measures the job, unless metrics are off."""
     if not request.metrics_period_s:
         if request.metrics_port is not None:
             raise UsageError(
@@ -274,7 +274,7 @@ def _metrics(folder: Folder, request: Request, messages: Messages) -> tuple[Sink
 
 
 def _profile(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Sink, ...]:
-    """Return what tells of the steps that ranks record, if any do."""
+    """Return the sink for the steps that ranks record, if any do."""
     if request.profile is None or request.quiet:
         return ()
     from fleetrun.sinks.profile import ProfileSink  # noqa: PLC0415 - few launches have it

@@ -229,7 +229,7 @@ def _environ(found: _Replay, environ: Mapping[str, str], missing: list[str]) -> 
 
 
 def _notes(found: _Replay, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
-    """Say in which way this is not the same launch as that of FOUND."""
+    """Return how this launch differs from that of FOUND."""
     notes = []
     if differing:
         names = ", ".join(f"${name}" for name in differing)

@@ -37,7 +37,7 @@ class Knob(NamedTuple):
     value: KnobValue
     # A file and its line, or --set.
     source: str
-    # How the word auto, or nothing, became this value.
+    # How `auto`, or no value, became this value.
     reason: str = ""
 
 
@@ -103,12 +103,12 @@ class Request(NamedTuple):
     bind: str = "none"
     max_restart: int = 0
     grace_s: float = 10.0
-    # A shell command, and an address, that are told how the job ended.
+    # A shell command and a URL that are notified of the end of the job.
     on_end: str | None = None
     webhook: str | None = None
     # Check the host before the first start.
     preflight: bool = False
-    # 0: nobody looks for hangs.
+    # 0: hangs are not looked for.
     hang_timeout_s: float = 0.0
     log_dir: str = "log"
     log_level: str = "info"
@@ -128,7 +128,7 @@ class Request(NamedTuple):
     stdin: str | None = None
     # The ranks that wait for a debugger: all, or numbers with commas.
     debug: str | None = None
-    # What stands before these ranks' commands: ranks as above, a colon, and words of a shell.
+    # The wrapper of these ranks' commands: ranks as above, a colon, and a shell command.
     wrap: str | None = None
     # Ranks, as above, and the steps that they record: `0,2:3-7`.
     profile: str | None = None
@@ -184,7 +184,7 @@ class Processors(NamedTuple):
 
     cores: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
-    # The NUMA node of a device, by its number and by its UUID, where the driver tells.
+    # The NUMA node of a device, by its number and by its UUID, where the driver reports it.
     near: Mapping[str, int] = {}
 
 
@@ -222,7 +222,7 @@ class Facts(NamedTuple):
     network: Address | None = None
     # Interfaces that lead to no other host: no link, or only to containers of this host.
     dead_ends: frozenset[str] = frozenset()
-    # What the host names in the lists resolve to, where somebody had to know.
+    # What the host names in the lists resolve to, where that was needed.
     resolved: Mapping[str, tuple[str, ...]] = {}
     # RDMA devices with an active port, and all there are.
     hcas: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ class SharedLogs(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """Who takes part, in rank order, and which member we are."""
+    """The hosts of the job, in rank order, and the index of this one."""
 
     members: tuple[Member, ...]
     me: int
@@ -309,7 +309,7 @@ class Roster(NamedTuple):
     notes: tuple[str, ...] = ()
     # Inherited variables that the hosts were read from: true for the ranks, too.
     told: tuple[str, ...] = ()
-    # None: the mode says who runs here.
+    # None: the mode says which processes run here.
     assigned: Assigned | None = None
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None

@@ -72,7 +72,7 @@ class Option(NamedTuple):
     slot: str = ""
     # Words allowed: all of them for a choice, besides numbers for an int.
     words: tuple[str, ...] = ()
-    # Other words for the same thing: (written, meant).
+    # Aliases of values: (written, meant).
     synonyms: tuple[tuple[str, str], ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -164,7 +164,7 @@ def takes_next(option: Option, word: str) -> bool:
 
 
 def wanted(option: Option) -> str:
-    """Say what OPTION takes, for an error message."""
+    """Return what OPTION takes, for an error message."""
     choices = ", ".join(option.words)
     match option.kind:
         case "int" | "float":
@@ -699,7 +699,7 @@ TABLE: tuple[Option, ...] = (
         "flag",
         JOB,
         "Check this host first, as `fleetrun doctor` does; with several hosts, on all of them. "
-        "Nothing is started where something has to be mended first.",
+        "Nothing is started if there is an error.",
         default="false",
         bare="true",
     ),

@@ -33,7 +33,7 @@ def places(request: Request) -> ModeHosts:
 
 
 def mode(request: Request) -> str:
-    """Return the word for REQUEST's mode, for those who may compare it and not ask for it."""
+    """Return the name of REQUEST's mode, for code that must not import modes."""
     return request.run_mode
 
 
@@ -129,7 +129,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
 
 
 def _check_free(request: Request, roster: Roster) -> None:
-    """Complain when each of several hosts would count its free GPUs for itself."""
+    """Raise an error when each of several hosts would count its free GPUs for itself."""
     counted = isinstance(request.nproc_per_node, int)
     if len(roster.members) > 1 and request.devices == use.FREE and not counted:
         raise UsageError(
@@ -139,7 +139,7 @@ def _check_free(request: Request, roster: Roster) -> None:
 
 
 def _lacking(request: Request, facts: Facts) -> tuple[str, ...]:
-    """Say, or refuse, when the Paddle that is here lacks what the mode needs."""
+    """Note, or refuse, that this host's Paddle lacks what the mode needs."""
     feature, version = modes.BY_WORD[request.run_mode].feature, facts.paddle_lacking
     if feature is None or version is None:
         return ()
@@ -195,7 +195,7 @@ def _unwrapped(
 
 
 def _check_ranks(request: Request, option: str, words: Sequence[str], layout: Layout) -> None:
-    """Complain about an OPTION that names trainers' ranks which the job does not have."""
+    """Raise an error about an OPTION that names trainers' ranks which the job does not have."""
     there = [spec.rank for spec in layout.ranks if spec.role == TRAINER]
     missing = [word for word in words if word.isdigit() and int(word) not in there]
     if missing and there:
@@ -231,7 +231,7 @@ def _files(
     ranks: HostTopology | None,
     run_dir: str,
 ) -> Mapping[str, str]:
-    """Return the files of ENV, and the one that tells the training processes of STRATEGY."""
+    """Return the files of ENV, and the one with STRATEGY for the training processes."""
     if strategy is None or ranks is None:
         return env.files
     from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
@@ -241,7 +241,7 @@ def _files(
 
 
 def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
-    """Say why STRATEGY cannot get into the script, when it is clear that it cannot."""
+    """Return why STRATEGY cannot get into the script, when it is clear that it cannot."""
     if strategy is None:
         return ()
     from fleetrun.strategy import reach  # noqa: PLC0415 - only those who have one pay for it

@@ -70,7 +70,7 @@ def _out() -> TextIO:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say why standard output cannot be written, unless whoever reads has seen enough: `| head`."""
+    """Turn an error of writing standard output into EnvironmentFault, but not of `| head`."""
     try:
         yield
     except BrokenPipeError:

@@ -32,7 +32,7 @@ _MOST_RANKS = 1 << 16
 # No number of hosts has more digits.
 _DIGITS = 9
 _LEAST_LOG = 1024 * 1024
-# What a launcher tells its ranks. On one host it says nothing about the job that we start.
+# Variables of ranks. On one host they say nothing about the job to be started.
 _IDENTITY = (
     "PADDLE_TRAINER_ID",
     "PADDLE_TRAINERS_NUM",
@@ -55,7 +55,7 @@ _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
 class ResolvedOption(NamedTuple):
-    """One field of the request: its value, and who gave it."""
+    """One field of the request: its value, and the option that it comes from."""
 
     value: Value
     given: RawOption
@@ -187,7 +187,7 @@ def resolve(
     )
 
 
-# -- who said what -----------------------------------------------------------------------------
+# -- precedence --------------------------------------------------------------------------------
 
 
 def _targets() -> dict[str, Option]:
@@ -242,7 +242,7 @@ def _about(target: str, tier: Iterable[RawOption]) -> list[RawOption]:
 def _choose(
     option: Option, tiers: Sequence[Sequence[RawOption]], notes: list[str]
 ) -> ResolvedOption:
-    """Choose the last word of the highest of TIERS, or else OPTION's default."""
+    """Choose the last value in the highest of TIERS, or else OPTION's default."""
     typed, variables, filed = tiers
     said = typed or variables or filed
     if not said:
@@ -274,7 +274,7 @@ def _take_detected(
     environ: Mapping[str, str],
     notes: list[str],
 ) -> None:
-    """Choose what DETECT returns where nobody says anything; a rank of a job is in that job."""
+    """Use what DETECT returns where no option is given; a rank of a job is in that job."""
     if detect is None or any(environ.get(mark) for mark in _RANK_MARKS):
         return
     from fleetrun.engines import cluster  # noqa: PLC0415 - only where an engine has started us
@@ -327,7 +327,7 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
 
 
 def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
-    """Complain where several hosts that nobody names have no place to meet."""
+    """Raise UsageError for several hosts that are neither listed nor given --master."""
     text = master.of(str)
     if text is None:
         raise UsageError(
@@ -370,7 +370,7 @@ def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | N
 
 
 def _address(found: ResolvedOption) -> str | None:
-    """Return the address that is told of the end; UsageError if it is none, which is not shown."""
+    """Return the URL of the webhook; the UsageError for a bad one does not show it."""
     address = (found.of(str) or "").strip()
     scheme, _, rest = address.partition("://")
     if address and not (scheme in {"http", "https"} and rest):
@@ -383,7 +383,7 @@ def _address(found: ResolvedOption) -> str | None:
 def _run_mode(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> ResolvedOption:
-    """Return the mode of the job, which other options may imply; the script's words never do."""
+    """Return the job's mode, which other options may imply, but never the script's arguments."""
     found = chosen["run_mode"]
     for mode in modes.MODES:
         asking = [chosen[name] for name in mode.options if _asks(chosen[name])]
@@ -410,7 +410,7 @@ def _settled(
     chosen: dict[str, ResolvedOption],
     notes: list[str],
 ) -> ResolvedOption:
-    """Return who wins where --run_mode (FOUND) says another mode than MODE, that of ASKING."""
+    """Return the option that wins where --run_mode (FOUND) contradicts MODE, that of ASKING."""
     strength = _strength(found)
     other = max(asking, key=_strength)
     if _strength(other) > strength:
@@ -432,7 +432,7 @@ def _settled(
 
 
 def _what(mode: modes.Mode) -> str:
-    """Say in words what MODE is about."""
+    """Return MODE's name for an error message."""
     return mode.name if mode.feature is None else mode.feature.name
 
 
@@ -488,7 +488,7 @@ def _rank_list(found: ResolvedOption, parts: tuple[str, ...]) -> str:
 
 
 def _wrap(found: ResolvedOption) -> str | None:
-    """Return ranks, as above, and the command that stands before theirs.
+    """Return ranks, as above, and the command that wraps theirs.
 
     >>> _wrap(ResolvedOption("0-1:nsys  profile", RawOption(options.find("wrap"), "", "--wrap")))
     '0,1: nsys profile'
@@ -588,7 +588,7 @@ def _strategy(
     layers: Mapping[str, Layer],
     notes: list[str],
 ) -> tuple[Strategy | None, Sequence[Setting]]:
-    """Return the strategy and its lines of the settings; None when nobody asks for one."""
+    """Return the strategy and its lines of the settings; None without a strategy."""
     typed, variables, filed = (_about("strategy", tier) for tier in tiers)
     given = typed or variables or filed
     sets = [each for tier in (tiers[2], tiers[0]) for each in _about("set", tier)]
@@ -662,7 +662,7 @@ def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[
 
 
 def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterable[Setting]:
-    """Say which config file was read, and why that one."""
+    """Yield the settings that say which config file was read, and why that one."""
     if config is None:
         yield Setting("config", "None", "default")
     else:

@@ -48,7 +48,7 @@ def loading(text: str, path: str) -> Iterator[SafeLoader]:
 
 
 def at(path: str, mark: Mark) -> str:
-    """Say where MARK is: file:line, but an option that was given has no lines."""
+    """Return where MARK is: file:line, but an option that was given has no lines."""
     return path if path.startswith("-") else f"{path}:{mark.line + 1}"
 
 

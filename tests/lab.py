@@ -101,7 +101,7 @@ class Host(NamedTuple):
 
 
 def missing() -> str | None:
-    """Say what keeps this machine from having hosts, or None."""
+    """Return what keeps this machine from having hosts, or None."""
     absent = [name for name in NEEDED if not shutil.which(name)]
     if absent:
         return f"the commands {', '.join(absent)} are missing (Debian: apt install iproute2 procps)"

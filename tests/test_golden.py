@@ -173,7 +173,7 @@ def _command_lines(case: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _failed(case: Mapping[str, Any]) -> bool:
-    """Say whether Paddle's launcher failed."""
+    """Return whether Paddle's launcher failed."""
     return case["exit"] not in (0, [0, 0])
 
 

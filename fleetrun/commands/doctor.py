@@ -1,4 +1,4 @@
-"""`fleetrun doctor`: whether this host is fit for the job, and what mends it if not."""
+"""`fleetrun doctor`: whether this host is fit for the job, and what fixes it if not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
-    """Return 0, or 3 where something has to be mended first."""
+    """Return 0, or 3 if there is an error."""
     words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
     wanted = _request(words, has_script=bool(launch.script))
     say = checkup.remark(os.environ)
@@ -61,7 +61,7 @@ command = parser.LaunchCommand(
     "PATH, memory, limits, disks, clock, names, interfaces, ports. Give the options of the launch, "
     "and the script if you like. With several hosts (--ips), run it on all of them at once: they "
     "meet on the ports of the job and compare clocks and versions. The exit code is 0, or 3 where "
-    "something has to be mended first.",
+    "something has to be fixed first.",
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),
     params=[

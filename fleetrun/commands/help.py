@@ -50,7 +50,7 @@ EXAMPLES = (
     ("fleetrun report [RUN [RUN]]", "a run, or two side by side, as a page with charts"),
     ("fleetrun top", "how the ranks of a running job are, on a whole screen"),
     ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
-    ("fleetrun doctor [OPTIONS] [train.py]", "is this host fit for it, and what mends it"),
+    ("fleetrun doctor [OPTIONS] [train.py]", "is this host fit for it, and what fixes it"),
     ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),
     ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
 )

@@ -71,7 +71,7 @@ def _show(name: str) -> int:
 @command.command("validate", help="Check files; the exit code is 2 when one is wrong.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=_presets)
 def _validate(files: tuple[str, ...]) -> int:
-    """Say of each of FILES all that is wrong."""
+    """Return all errors of each of FILES."""
     worst = 0
     for name in files:
         layer, faults = _checked(name)

@@ -1,1 +1,1 @@
-"""What the facts of a host mean for a job: findings, each with the command that mends it; pure."""
+"""What the facts of a host mean for a job: findings, each with the command that fixes it; pure."""

@@ -1,4 +1,4 @@
-"""A finding: what was seen of one thing, how bad it is, what it means and what mends it."""
+"""A finding: what was seen of one thing, how bad it is, what it means and what fixes it."""
 
 from __future__ import annotations
 

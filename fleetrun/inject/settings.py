@@ -105,7 +105,7 @@ def script_wins(name: str) -> bool:
 
 
 def one_level(size: int, ranks: int) -> str:
-    """Say why groups of SIZE among so many RANKS have no second level.
+    """Return why groups of SIZE among so many RANKS have no second level.
 
     >>> one_level(1, 4), one_level(8, 4)
     ('each group has one rank', 'all 4 ranks are in one group')

@@ -154,7 +154,7 @@ def _split(cores: Sequence[Mask], ranks: int) -> list[Mask]:
 def _left_over(
     how: str, numa_nodes: Sequence[int] | None, room: Mapping[int, int]
 ) -> tuple[str, ...]:
-    """Say which NUMA nodes nobody lives on."""
+    """Return which NUMA nodes have no rank."""
     empty = [node for node in sorted(room) if numa_nodes is not None and node not in numa_nodes]
     return tuple(
         f"--bind={how}: no process is on NUMA node {node}, so {_counted(room[node])} stay free."

@@ -1,4 +1,4 @@
-"""Which words of a command line must not be shown, and what could bring them back."""
+"""The secrets of a command line, which are not shown, and the variables that can restore them."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from fleetrun.records import variables
 
 
 class Hidden(NamedTuple):
-    """The place of a word that is not shown; after `before` belongs what `variable` holds."""
+    """An argument with a secret: its index, the text `before` the secret, and its `variable`."""
 
     at: int
     before: str

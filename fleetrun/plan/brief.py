@@ -64,7 +64,7 @@ def _broken(line: str, room: int) -> list[str]:
 
 
 def _what(request: Request, plan: LaunchPlan, room: int) -> str:
-    """Say which of the job's processes start here, and what of."""
+    """Return which of the job's processes start here."""
     place = "this host"
     if len(plan.nodes) > 1:
         host = plan.nodes[plan.node_rank]
@@ -98,7 +98,7 @@ def _who(plan: LaunchPlan) -> str:
 
 
 def _devices(request: Request, plan: LaunchPlan, room: int) -> str:
-    """Say which devices the processes get, and how they communicate."""
+    """Return which devices the processes get, and how they communicate."""
     held = [p.rank.devices for p in plan.processes if p.rank is not None and p.rank.devices]
     devices = [device for group in held for device in group]
     shown = "none (CPU)"

@@ -1,4 +1,4 @@
-"""How ranks reach each other: what NCCL and gloo are told unless the user has told them."""
+"""How ranks reach each other: the variables of NCCL and gloo that the user has not set."""
 
 from fleetrun.model import Facts, Request, Roster
 from fleetrun.plan import hosts
@@ -15,7 +15,7 @@ _NCCL, _GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
 
 def variables(request: Request, facts: Facts, share: Share, roster: Roster) -> dict[str, str]:
-    """Say which interfaces the ranks use, and whether InfiniBand."""
+    """Return which interfaces the ranks use, and whether InfiniBand."""
     found: dict[str, str] = {}
     several = len(roster.members) > 1
     own = _own_interface(facts, roster) if several else _LOOPBACK
@@ -50,7 +50,7 @@ def _interface_of(host: str, facts: Facts) -> str | None:
 
 
 def _nccl_sockets(request: Request, facts: Facts, own: str | None) -> str | None:
-    """Return what NCCL must be told of interfaces; None where its own choice is as good.
+    """Return the interfaces for NCCL; None where its own choice is as good.
 
     It uses all that it finds: naming one would leave the others, which may be faster, unused.
     """

@@ -160,7 +160,7 @@ def _backend(request: Request, kind: str) -> str:
 
 
 def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
-    """Complain when devices were asked for and there are none."""
+    """Raise an error when devices were asked for and there are none."""
     if request.devices is not None:
         asked = origin.option(request, "devices")
     elif processes == "gpu":
@@ -173,7 +173,7 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:
-    """Say WHY nothing is VISIBLE, and which mask it is against expectation."""
+    """Return WHY nothing is VISIBLE, and which mask it is against expectation."""
     mask = visible.mask and facts.environ[visible.mask].strip()
     return f"{visible.mask}={mask} is set, but {why}" if mask and "hides" not in why else why
 
@@ -234,7 +234,7 @@ def _words(request: Request) -> tuple[str, ...]:
 
 
 def _is_number(text: str) -> bool:
-    """Say whether TEXT is a plain number (`isdigit` alone would take superscripts)."""
+    """Return whether TEXT is a plain number (`isdigit` alone would take superscripts)."""
     return text.isascii() and text.isdigit()
 
 

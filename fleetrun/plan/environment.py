@@ -143,17 +143,17 @@ def variables(
         }
         for process in layout.processes
     ]
-    # What some other job's launcher says of who a process is.
+    # The identity that another job's launcher has given.
     foreign = tuple(name for name in IDENTITY if name in facts.environ and name not in roster.told)
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
         name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE) if name in facts.environ
     )
-    # Who has another role is told by other names.
+    # Other roles have other variables.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
     if TOKEN in facts.environ:
-        # Who has it may join the job, or end it.
+        # With the token a process may join the job, or end it.
         unset = tuple((*names, TOKEN) for names in unset)
     came_to = {
         name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
@@ -163,7 +163,7 @@ def variables(
 
 
 def _outvoted(strategy: Strategy | None, came_to: Mapping[str, str]) -> tuple[str, ...]:
-    """Say which variables of STRATEGY have another value, because somebody stronger gave one."""
+    """Return which variables of STRATEGY are overridden, and by what."""
     if strategy is None:
         return ()
     return tuple(
@@ -181,7 +181,7 @@ def _shown(name: str, value: str) -> str:
 
 
 def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Say where this rank learns of STRATEGY, and where it writes down what came of it."""
+    """Return the variables with the paths of STRATEGY and of this rank's evidence."""
     if strategy is None:
         return {}
     return {
@@ -191,7 +191,7 @@ def _strategy_files(strategy: Strategy | None, spec: RankSpec, run_dir: str) -> 
 
 
 def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Say which steps this rank records, and where it writes them down; nothing for others."""
+    """Return the variables for the steps that this rank records; none if it records none."""
     ranks, _, steps = (request.profile or "").partition(":")
     if spec.role != "TRAINER" or (ranks != "all" and str(spec.rank) not in ranks.split(",")):
         return {}
@@ -199,7 +199,7 @@ def _profile(request: Request, spec: RankSpec, run_dir: str) -> dict[str, str]:
 
 
 def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dict[str, str]:
-    """Say which launch this is, whatever the mode."""
+    """Return the variables of the launch, which all modes share."""
     return {
         "PADDLE_JOB_ID": request.job_id,
         "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),  # noqa: PTH100, PTH118 - pathlib costs start-up time
@@ -221,7 +221,7 @@ def _own_mask(share: Share, spec: RankSpec) -> dict[str, str]:
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
-    """Say where this rank may leave word of its progress and of its end."""
+    """Return the variables with the paths of this rank's heartbeat, error file and exit note."""
     name = names.rank_name(spec)
     return {
         ERROR_FILE: f"{run_dir}/{names.error(name)}",
@@ -345,7 +345,7 @@ def _move_long(
 
 
 def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
-    """Say in one line which variables of another job are removed."""
+    """Return in one line which variables of another job are removed."""
     if not unset:
         return ()
     verb = "says" if len(unset) == 1 else "say"
@@ -353,7 +353,7 @@ def _removed(unset: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_size(process: ProcessSpec, facts: Facts) -> None:
-    """Complain when PROCESS's command line and environment are more than one exec may have."""
+    """Raise an error when PROCESS's command line and environment are too large for exec."""
     inherited = {
         name: value
         for name, value in facts.environ.items()

@@ -127,12 +127,12 @@ def _only(host: HostEntry, devices: tuple[int, ...], option: str) -> HostEntry:
 
 def _slots(host: HostEntry, option: str) -> int:
     if host.slots is None:
-        raise UsageError(f"{option}: nobody says how many slots {host.name} has; write slots=N.")
+        raise UsageError(f"{option}: {host.name} has no number of slots; write slots=N.")
     return host.slots
 
 
 def _host(target: str, slots: str | None, where: str) -> HostEntry:
-    """Return one host, checked; WHERE is who says so."""
+    """Return one host, checked; WHERE names the file and line."""
     user, at, name = target.rpartition("@")
     # What begins with a hyphen would be an option to ssh.
     if not name or (at and not user) or target.startswith("-") or not _is_plain(target):

@@ -13,7 +13,7 @@ PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_
 
 
 def in_paddlecloud(environ: Mapping[str, str]) -> bool:
-    """Say whether PaddleCloud's variables name several hosts."""
+    """Return whether PaddleCloud's variables name several hosts."""
     return (
         all(environ.get(name) for name in PADDLECLOUD)
         and "," in environ["PADDLE_TRAINERS"]
@@ -72,7 +72,7 @@ def meets_at(request: Request) -> Endpoint | None:
 
 
 def is_loopback(name: str) -> bool:
-    """Say whether NAME means this host wherever it is read.
+    """Return whether NAME means this host wherever it is read.
 
     >>> is_loopback("127.0.0.2"), is_loopback("localhost"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -81,7 +81,7 @@ def is_loopback(name: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Say whether NAME is an IPv4 address and not a host's name.
+    """Return whether NAME is an IPv4 address and not a host's name.
 
     >>> is_address("10.0.0.1"), is_address("10.0.0"), is_address("node1")
     (True, False, False)
@@ -92,7 +92,7 @@ def is_address(name: str) -> bool:
 
 
 def is_host(name: str) -> bool:
-    """Say whether NAME can be an IPv4 address or a host's name (RFC 1123; underscores are seen).
+    """Return whether NAME can be an IPv4 address or a host's name (RFC 1123; underscores are seen).
 
     >>> is_host("10.0.0.1"), is_host("gpu_1.lan"), is_host("256.0.0.1"), is_host("a;b")
     (True, True, False, False)
@@ -118,7 +118,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def is_own(name: str, facts: Facts) -> bool:
-    """Say whether NAME is an address or a name of this host."""
+    """Return whether NAME is an address or a name of this host."""
     if is_loopback(name) or name == facts.hostname:
         return True
     own = {address.ip for address in facts.addresses}
@@ -135,7 +135,7 @@ def place(
 ) -> tuple[int, tuple[str, ...]]:
     """Find which of NAMES, given by OPTIONS or --ips, this host is, and what to say about it.
 
-    A dry run may be done from anywhere: there a stranger looks through the first host's eyes.
+    A dry run may be done from any machine: one that is not listed plans as the first host.
     """
     mine = [index for index, name in enumerate(names) if is_own(name, facts)]
     notes: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ def place(
 
 
 def _from_environment(request: Request, name: str) -> bool:
-    """Say whether an option came from a variable, which may be meant for something else."""
+    """Return whether an option came from a variable, which may be meant for something else."""
     return any(
         setting.name == name and setting.source.startswith("$") for setting in request.settings
     )

@@ -113,7 +113,7 @@ def _mask_entries(text: str) -> tuple[str, ...]:
 
 
 def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) -> None:
-    """Complain about a mask that the driver would cut short or refuse."""
+    """Raise an error about a mask that the driver would cut short or refuse."""
     shown = f"{name}={','.join(entries)}"
     count = facts.device_counts[kind]
     ids = facts.device_ids.get(kind, ())
@@ -130,7 +130,7 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
 
 
 def has(count: int, kind: str) -> str:
-    """Say what this host has."""
+    """Return this host's devices, for an error message."""
     if count == 1:
         return f"this host has 1 {NAMES[kind]}, number 0"
     return f"this host has {count} {NAMES[kind]}s, 0-{count - 1}"

@@ -55,7 +55,7 @@ def _block(plan: LaunchPlan, request: Request, *, active: bool) -> str:
 
 
 def _preamble(plan: LaunchPlan, request: Request, *, active: bool) -> list[str]:
-    """Say in comments what this block is, and refuse to run without its secrets."""
+    """Return comments about this block, and a check that its secrets are set."""
     host = plan.nodes[plan.node_rank]
     lines = [f"# {request.script.target!a} on node {plan.node_rank}, host {host}"]
     if not active:

@@ -1,4 +1,4 @@
-"""Which GPUs others use: those that are free, and a word about those that are not."""
+"""The use of GPUs by others: which are free, and notes about those that are not."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
 from fleetrun.plan import masks, origin
 
-# The word for the GPUs that nobody uses.
+# The value of --gpus for those that are free.
 FREE = "free"
 
 # The driver itself, and a desktop, take some of a GPU's memory.
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
 def free(
     request: Request, facts: Facts, visible: masks.Visible, kind: str, wanted: int | None
 ) -> Choice:
-    """Choose the first WANTED of the VISIBLE devices that nobody uses; None: all of them."""
+    """Choose the first WANTED of the VISIBLE devices that are free; None: all of them."""
     option = origin.option(request, "devices")
     if kind != "gpu":
         raise UsageError(f"{option}: which {masks.NAMES[kind]}s are free is not known; name them.")
@@ -57,7 +57,7 @@ def free(
 def remarks(
     facts: Facts, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
-    """Say which devices of GROUPS have less memory than one expects, because others use it."""
+    """Return which devices of GROUPS have less memory than one expects, because others use it."""
     said = []
     for device in dict.fromkeys(device for group in groups for device in group):
         use = _use(facts, visible, device)

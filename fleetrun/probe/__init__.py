@@ -27,7 +27,7 @@ _EXEC_CEILING = 6 * 1024 * 1024
 
 
 def _remark(text: str) -> None:
-    """Say TEXT to the user at once."""
+    """Print TEXT to the user at once."""
     if sys.stderr is not None:
         print(f"fleetrun: {visible(text)}", file=sys.stderr, flush=True)
 

@@ -65,7 +65,7 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
 
 
 def check_module(name: str, cwd: str) -> None:
-    """Complain about a module NAME that is not there when one here has nearly that name."""
+    """Raise an error about a module NAME that is not there when one here has nearly that name."""
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
         return
     path = name.replace(".", "/")

@@ -1,4 +1,4 @@
-"""Reading `error.RANK.json`, in which a rank leaves word of the exception that ended it.
+"""Reading `error.RANK.json`, in which a rank records the exception that ended it.
 
 Any program may write one to $FLEETRUN_ERROR_FILE; Python ranks do it by themselves. It may be
 half-written, or something else altogether: what can be read is returned.

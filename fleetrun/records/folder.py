@@ -14,7 +14,7 @@ import os
 import stat
 from contextlib import suppress
 
-# What tells of a launch is its owner's alone; what ranks print follows the umask.
+# Files about a launch are readable by the owner alone; the output of ranks follows the umask.
 PRIVATE = 0o600
 SHARED = 0o666
 
@@ -43,7 +43,7 @@ class Folder:
         self._fd = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=parent)
 
     def revive(self) -> None:
-        """Make the folder again, should somebody have removed it."""
+        """Make the folder again if it was removed."""
         if os.fstat(self.fd).st_nlink == 0:
             os.makedirs(self.path, exist_ok=True)
             self.close()
@@ -53,11 +53,11 @@ class Folder:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=self.fd)
 
     def append(self, name: str, mode: int = PRIVATE) -> int:
-        """Open NAME for appending: a new file, or one that can only be ours."""
+        """Open NAME for appending: a new file, or one of this user that is no link."""
         try:
             return self.open(name, _CREATE | os.O_APPEND, mode)
         except FileExistsError:
-            # Not waiting for the reader of a pipe that somebody has put there.
+            # Without waiting for the reader of a pipe that another user has put there.
             fd = self.open(name, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
         found, own = os.fstat(fd), os.fstat(self.fd)
         if stat.S_ISREG(found.st_mode) and found.st_uid == own.st_uid and found.st_nlink == 1:
@@ -102,7 +102,7 @@ def _fill(fd: int, text: str) -> None:
 
 
 def enter(path: str, dir_fd: int | None = None) -> int:
-    """Open the folder PATH (in DIR_FD); a link counts only if who may decide there has made it.
+    """Open the folder PATH (in DIR_FD); a link counts only if its owner is trusted there.
 
     As the kernel's protected_symlinks has it, but in every folder: the link is ours, root's, or
     belongs to the owner of the folder that it stands in.

@@ -28,7 +28,7 @@ def launcher(fd: int, name: str) -> int | None:
 
 
 def is_locked(fd: int) -> bool:
-    """Lock FD for us; True if somebody alive has it or nobody can tell."""
+    """Lock FD; True if a living process has the lock, or that cannot be known."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

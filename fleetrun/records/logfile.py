@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleetrun.records import outputtimes
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-# A cut is noted by then, or it was none: somebody emptied the file.
+# A rotation is noted within this time; otherwise the file was truncated.
 _NOTED_S = 1.0
 
 
@@ -86,7 +86,7 @@ class LogFile:
         deadline = time.monotonic() + _NOTED_S
         while not self._is_cut():
             if time.monotonic() > deadline:
-                # Somebody emptied it; what the rank goes on to write comes after all it wrote.
+                # It was truncated; what the rank writes next comes after all that it wrote.
                 self._base = self._moved = self._base + self._size
                 self._size = 0
                 return

@@ -49,7 +49,7 @@ class File(NamedTuple):
 
     # With {rank} as `rank_name` has it, {log} as the plan names a log, {attempt} and {part} from 1.
     name: str
-    # Who writes it, and who reads it.
+    # The programs that write and read it.
     writer: str
     reader: str
     schema: int | None

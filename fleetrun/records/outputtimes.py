@@ -134,7 +134,7 @@ class Notes:
             # Whatever was done to clocks and files.
             if log.offsets:
                 if offset < log.offsets[-1]:
-                    # Somebody emptied the log.
+                    # The log was truncated.
                     log.at_ms.clear()
                     log.offsets.clear()
                 elif at < log.at_ms[-1]:

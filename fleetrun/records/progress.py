@@ -1,4 +1,4 @@
-"""Step and loss as ranks print them: what the last lines of a log tell."""
+"""Step and loss as ranks print them, from the last lines of a log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Progress(NamedTuple):
 
 
 def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
-    r"""Return what the end of a log, TEXT, tells: the last line, and the last step and loss.
+    r"""Return the last line, step and loss in TEXT, the end of a log.
 
     PATTERN has a group `step` or `loss`, or both, for scripts that print them in another way.
 
@@ -56,7 +56,7 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
 
 
 def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
-    """Return when the heartbeat of the process of LOG was written, and which step it tells.
+    """Return when the heartbeat of the process of LOG was written, and its step.
 
     None: there is none of this attempt.
     """
@@ -71,7 +71,7 @@ def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
 
 
 def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
-    """Return what the heartbeat and the end of LOG tell just now."""
+    """Return the progress by the heartbeat and the end of LOG."""
     said = of(reading.content(log.path, TAIL, from_end=True) or b"", pattern)
     beat = beaten(run_dir, log)
     return said if beat is None else said._replace(step=beat[1])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A file of ours is never longer, or has a reason to be cut.
+# Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -24,7 +24,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | None:
     """Return at most MOST bytes of the file PATH; None where there is no such file."""
     try:
-        # A pipe or a link that somebody has put there is none of ours.
+        # A pipe or a link was not written by fleetrun.
         fd = os.open(path, _OPEN)
         with open(fd, "rb", buffering=0) as file:
             found = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""`report.json`, which tells programs what is known of a bad end; schema 1.
+"""`report.json`, what is known about a failed job, for programs; schema 1.
 
 `schema`, `outcome`, `exit_code`, `attempts`, `time`, and where a process is to blame `culprit`,
 `victims` and `evidence`; `earlier` has what ended the attempts before. Nothing of any environment

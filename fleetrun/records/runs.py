@@ -36,7 +36,7 @@ class LogRecord(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One launch, as its run directory tells it."""
+    """One launch, as read from its run directory."""
 
     path: str
     # None: it has not been written yet.
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 def read(path: str) -> Run:
-    """Return what the run directory PATH tells; a launch that has just begun tells little."""
+    """Read the run directory PATH; a launch that has just begun has few files."""
     logs: dict[tuple[str, int], LogRecord] = {}
     plan = planfile.read(os.path.join(path, names.PLAN))
     launched = finished = None
@@ -120,7 +120,7 @@ def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
     """Return the name of the log of a process that has started, and of no other file."""
     log = reading.text(event.more.get("log"))
     if not log and plan is not None:
-        # Written by a fleetrun that did not tell.
+        # Written by an older fleetrun.
         found = [one.log for one in plan.processes if one.name == event.process]
         log = names.log_name(found[0], event.attempt) if found else ""
     return "" if os.path.basename(log) != log else log
@@ -183,7 +183,7 @@ def find(word: str, log_dir: str) -> list[str]:
     return [path for path in listed(log_dir) if word in os.path.basename(path)]
 
 
-# The hosts of a job are started within so many seconds of each other.
+# The hosts of a job are started within this many seconds of each other.
 _APART_S = 3600.0
 
 

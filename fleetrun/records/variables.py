@@ -1,4 +1,4 @@
-"""Every variable FLEETRUN_* there is: who sets it, who reads it, what it means.
+"""The table of all variables FLEETRUN_*: what sets each, what reads it, and its meaning.
 
 The island in the ranks, which may not import this, writes the names out; a test holds both
 together, and the pages of docs/ to what users may set or read.
@@ -21,7 +21,7 @@ PROFILE = "FLEETRUN_PROFILE"
 STEP_TIMES = "FLEETRUN_STEP_TIMES"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 COMPLETE = "_FLEETRUN_COMPLETE"
-# How those begin that may bring back a secret word of a command that has no better name.
+# The prefix of variables that restore a secret argument of a command without a better name.
 SECRET = "FLEETRUN_"  # noqa: S105 - a name
 SECRET_ARGUMENT = "FLEETRUN_ARG_"  # noqa: S105 - see above
 

@@ -1,4 +1,4 @@
-"""The end at another host, started by ssh: looks around, waits for the word, runs the launcher.
+"""The agent on another host, started by ssh: inspects it, waits for the order, runs the launcher.
 
 It ends the launcher when its own input ends or falls silent: that is how a head that was killed, a
 connection that was cut and a laptop that sleeps are noticed.
@@ -100,7 +100,7 @@ class _Input:
 
     @property
     def has_lines(self) -> bool:
-        """Whether something has come that nobody has read yet."""
+        """Whether there is unread input."""
         return bool(self._lines)
 
 
@@ -144,7 +144,7 @@ def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: 
     parent = os.getpid()
 
     def prepare() -> None:
-        # Should somebody kill the agent, nobody else would end the launcher.
+        # If the agent is killed, nothing else would end the launcher.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(1)
@@ -160,7 +160,7 @@ def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: 
     pidfd = os.pidfd_open(child.pid)
     is_asked = False
     while True:
-        # Orders may have come together with the word to go.
+        # Further orders may have come together with the order to go.
         if head.has_lines:
             is_asked = _obey(head.read(), pidfd, is_asked=is_asked, is_over=False)
         watched = [pidfd] if head.is_over else [pidfd, 0]

@@ -1,4 +1,4 @@
-"""The head of a job by ssh: one connection to each host checks, waits for the word, and runs it.
+"""The head of a job by ssh: a connection to each host inspects it, waits, and runs the launcher.
 
 What the launchers say is shown here. They have a session of their own, which says how a job ends.
 """
@@ -41,7 +41,7 @@ _SSH = 255
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
 _CHUNK = 1 << 16
-# What a launcher ends with that has told no other: usage, its host, no meeting.
+# The exit codes of a launcher that has not joined the others: usage, its host, no rendezvous.
 _NOT_BEGUN = (2, 3, 4)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
 _TIMEOUT_S = 30.0
@@ -123,7 +123,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of ENVIRON goes along: what trainings read, and not who or where we are."""
+    """Return the variables of ENVIRON that are sent along: those that training reads."""
     return {
         name: value
         for name, value in environ.items()
@@ -133,7 +133,7 @@ def _environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def words(request: Request, host: HostEntry, addresses: Sequence[str], me: int) -> tuple[str, ...]:
-    """Return the words of the launcher on HOST, number ME of those at ADDRESSES."""
+    """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
     given = argv.scan(request.typed)
     names = {one.option.name for one in given.settings}
     found = (
@@ -248,7 +248,7 @@ class Head:
         self._go_if_all_answered()
 
     def _go_if_all_answered(self) -> None:
-        """Say go when all are well; say all that is wrong, and end, when all are heard of."""
+        """When all have answered, send the order to go, or print all that is wrong and end."""
         if self._is_going or self._code is not None:
             return
         if any(one.answer is None and one.code is None for one in self._remotes):
@@ -321,7 +321,7 @@ class Head:
             if one.code in _NOT_BEGUN:
                 self._hang_up()
             else:
-                # The launchers tell each other, and stop their ranks with grace.
+                # The launchers notify each other, and stop their ranks with grace.
                 self._hang_up_later()
 
     def _interrupted(self, fd: int) -> None:
@@ -344,7 +344,7 @@ class Head:
         self._loop.alarm("timeout", at, self._hang_up)
 
     def _hang_up(self) -> None:
-        """End every connection, at the latest a while after what runs there has been told."""
+        """End every connection, at the latest a while after the launchers were asked to end."""
         self._unstarted.clear()
         grace_s = self._request.grace_s if self._is_going else 0.0
         at = time.monotonic() + grace_s + self._closing_s
@@ -386,7 +386,7 @@ def _part(fd: int) -> bytes:
 
 
 def _has_more(fd: int) -> bool:
-    """Whether FD has something that nobody has read."""
+    """Whether FD has unread input."""
     import fcntl  # noqa: PLC0415 - only at an end
     import termios  # noqa: PLC0415 - see above
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from fleetrun.run.loop import Loop
 
-# More than this of one stream is not kept: who writes it is not read until there is room.
+# More than this of one stream is not kept: its writer is not read until there is room.
 _MOST = 1 << 20
-# How long the last words wait for a reader who takes nothing.
+# How long the last lines wait for a reader that takes nothing.
 _TIMEOUT_S = 2.0
 
 

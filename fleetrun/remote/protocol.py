@@ -71,7 +71,7 @@ def inquiry(text: bytes) -> Inquiry:
     """
     found = json.loads(text)
     if not isinstance(found, dict) or found.get("version") != VERSION:
-        # Not TEXT itself: it has the token, and the agent's last words are shown by the head.
+        # Not TEXT itself: it has the token, and the head shows the agent's last lines.
         raise ValueError("no inquiry of this version")
     environ = {str(name): str(value) for name, value in found["environ"].items()}
     return Inquiry(str(found["cwd"]), str(found["form"]), str(found["target"]), environ)
@@ -93,7 +93,7 @@ def answer(text: bytes) -> Answer:
 
 
 def words(text: bytes) -> tuple[str, ...]:
-    """Return the words of fleetrun that an order to go has; ValueError if it is none."""
+    """Return fleetrun's arguments in an order to go; raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ValueError("no words")

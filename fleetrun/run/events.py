@@ -46,7 +46,7 @@ class GatherFailed(NamedTuple):
     at: float
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> GatherFailed(1, "Port 6070 is taken.", 3, 9.0).describe()
         'the job could not be started again: Port 6070 is taken'
@@ -94,7 +94,7 @@ class Exited(NamedTuple):
     has_core: bool = False
 
     def describe(self) -> str:
-        """Say it in words, as `rank 1 exited with 7`."""
+        """Return text such as `rank 1 exited with 7`."""
         if self.fault:
             return f"{self.label} could not be started: {self.fault}"
         if self.status.signum is not None:
@@ -141,7 +141,7 @@ class Hung(NamedTuple):
     deadlocked: tuple[tuple[str, int, str], ...] = ()
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
         'the job hung for 30 s, rank 1 elsewhere than the rest'
@@ -202,7 +202,7 @@ class Refuted(NamedTuple):
     exit_code: int = REFUTED
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> Refuted(("rank 0: nccl_comm_num is refused", "rank 1 left no evidence"), 9.0).describe()
         'the strategy is not in effect: rank 0: nccl_comm_num is refused, and 1 more'
@@ -235,7 +235,7 @@ class PeerFailed(NamedTuple):
     words: str = ""
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> PeerFailed("10.0.0.2", "server 1 exited with 7", 7, at=9.0).describe()
         'server 1 exited with 7 on 10.0.0.2'
@@ -276,7 +276,7 @@ class SourceFailed(NamedTuple):
     exit_code: int = 1
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> SourceFailed("the strategy proof", "a bug", "without its proof", 9.0).describe()
         'the strategy proof failed (a bug)'
@@ -284,7 +284,7 @@ class SourceFailed(NamedTuple):
         return f"{self.source} failed ({self.why})"
 
     def sentence(self) -> str:
-        """Say it with its consequence.
+        """Return a sentence with the consequence.
 
         >>> SourceFailed("the hang watch", "a bug", "without it", 9.0, False).sentence()
         'The hang watch failed (a bug); the job goes on without it.'
@@ -324,7 +324,7 @@ class Outcome(NamedTuple):
         return self.cause.exit_code
 
     def describe(self) -> str:
-        """Say it in one line.
+        """Return one line of text.
 
         >>> from fleetrun.model import ExitStatus
         >>> Outcome(Exited(1, "rank 1", ExitStatus(7), at=2.5)).describe()

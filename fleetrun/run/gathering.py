@@ -46,7 +46,7 @@ class Gathering:
         return "the hosts of the job"
 
     def progress(self, left_s: float) -> str:
-        """Say for whom it waits, up to LEFT_S seconds from now; empty: nothing."""
+        """Return for whom it waits, up to LEFT_S seconds from now; empty: nothing."""
         return f"Waiting up to {left_s:.0f} s for {self.missing()}."
 
     def cancel(self) -> None:

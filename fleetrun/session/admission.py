@@ -21,7 +21,7 @@ _LONGEST_REFUSAL = 700
 
 
 def objection(state: State, event: Received, join: Join) -> str:
-    """Say why a launcher cannot take part; nothing if it can."""
+    """Return why a launcher cannot take part; nothing if it can."""
     if join.launcher in state.lost:
         return "it was silent for too long, and counts as lost"
     if state.phase == ENDED:
@@ -39,7 +39,7 @@ def misfit(state: State, join: Join) -> list[str]:
 
 
 def _no_place(state: State, event: Received, offer: Offer) -> str:
-    """Say why there is no place for a launcher; nothing if there is one."""
+    """Return why there is no place for a launcher; nothing if there is one."""
     terms, rank = state.terms, offer.rank
     if rank is not None and rank >= terms.most:
         return f"its rank is {rank}, and the job has {terms.most} hosts, 0 to {terms.most - 1}"
@@ -76,7 +76,7 @@ def refuse(state: State, event: Received, why: str) -> Step:
 
 
 def line(event: Received, why: str) -> str:
-    """Say for the others who cannot take part, and WHY."""
+    """Return for the others who cannot take part, and WHY."""
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - nobody else is refused
     return f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]

@@ -228,7 +228,7 @@ class Connection:
 
 
 def reason(error: OSError) -> str:
-    """Say what ERROR was, without Python's own form of it.
+    """Return what ERROR was, without Python's own form of it.
 
     >>> reason(ConnectionResetError(104, "Connection reset by peer"))
     'connection reset by peer'

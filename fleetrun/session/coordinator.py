@@ -478,7 +478,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
 
 
 def _wait(state: State, at: float) -> Step:
-    """Say who is missing, or that it has taken too long."""
+    """Report which hosts are missing, or that the timeout has passed."""
     who, verb = _missing(state), "did not come"
     if state.phase == PREPARING:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]

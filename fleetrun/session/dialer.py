@@ -80,7 +80,7 @@ class Dialer:
 
     @property
     def trouble(self) -> str:
-        """Say why nobody has answered yet, with address and port; empty while nothing is known.
+        """Return why nobody has answered yet, with address and port; empty while nothing is known.
 
         What an unwelcome launcher answered says more than that another address is silent.
         """

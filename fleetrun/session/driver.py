@@ -328,7 +328,7 @@ class Session:
         self._do(partial(self._feed_coordinator, state.Broken(number, time.monotonic())))
 
     def _turned_away(self, address: str, why: str) -> None:
-        """Say once of each address that somebody was turned away."""
+        """Print that a connection was refused, once for each address."""
         if address not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
             self._strangers.add(address)
             self._say(f"A caller from {address} was turned away: {why}.")
@@ -431,7 +431,7 @@ class Session:
             self.shown(remark)
 
     def shown(self, remark: str) -> None:
-        """Say REMARK about the hosts of the job, once."""
+        """Print REMARK about the hosts of the job, once."""
         if remark not in self._said and len(self._said) < _MOST_REMARKS:
             self._said.add(remark)
             self._say(f"{remark}.")

@@ -236,7 +236,7 @@ def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for e
 
 
 def _say(state: State, message: FromMember, *more: Action) -> Step:
-    """Say MESSAGE; without a connection it is said on the next one, see _connected."""
+    """Send MESSAGE; without a connection it is sent on the next one, see _connected."""
     said = (Send(message),) if state.is_connected else ()
     return state, (*said, *more)
 
@@ -252,7 +252,7 @@ def last_words(state: State, failure: Failure | None) -> tuple[FromMember, ...]:
 
 
 def _connected(state: State, at: float) -> Step:
-    """Say who we are and all that the coordinator may not have heard."""
+    """Join, and send everything that the coordinator may not have received."""
     state = state._replace(is_connected=True, broken_at=None, unanswered=(), wake_at=at)
     if state.offer is None:
         return state, ()

@@ -92,7 +92,7 @@ class Rendezvous(Gathering):
         self._waiting.alarm("unanswered", self._until, self._unanswered)
 
     def progress(self, left_s: float) -> str:  # noqa: ARG002 - that is for planning, too
-        """Say for whom it waits, and up to when."""
+        """Return for whom it waits, and up to when."""
         return super().progress(self._until - time.monotonic())
 
     def _tell(self, fault: FleetrunError, until: float) -> None:

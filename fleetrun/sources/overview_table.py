@@ -145,7 +145,7 @@ def _cut(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
 
 
 def _counted(counts: GradientCounts | None, where: str) -> list[str]:
-    """Say how the gradients were sent.
+    """Return lines about how the gradients were sent.
 
     >>> from fleetrun.records.strategyfiles import GradientCounts
     >>> counts = GradientCounts(161, 161, 6, (16777216, 16777216, 8388608), 2, ((0, 1), (2, 3)))
@@ -193,7 +193,7 @@ def _ranks(group: Sequence[int]) -> str:
 
 
 def _difference(one: Verdict, main: Verdict) -> str:
-    """Say how a field is on some ranks, where it is otherwise on the first."""
+    """Return how a field is on some ranks, where it is otherwise on the first."""
     verb = "differs" if len(one.labels) == 1 else "differ"
     who = f"{_sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
     if one.status == main.status == EFFECTIVE:

@@ -97,7 +97,7 @@ def listed(field: Field, indent: str) -> list[str]:
 
 
 def kind(field: Field) -> str:
-    """Say FIELD's type, range and default in a few words."""
+    """Return FIELD's type, range and default in a few words."""
     if field.kind == "configs":
         return "with these parts"
     said = fields.wanted(field).removeprefix("give ")
@@ -128,7 +128,7 @@ def outcomes(
 
 
 def _using(field: Field, presets: Mapping[str, Layer]) -> list[str]:
-    """Say which of PRESETS set FIELD, or parts of it, to what."""
+    """Return which of PRESETS set FIELD, or parts of it, to what."""
     found = []
     for name, layer in presets.items():
         said = [

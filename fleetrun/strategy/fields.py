@@ -508,7 +508,7 @@ def find(section: str, name: str) -> Field:
 
 
 def wanted(field: Field) -> str:
-    """Say what FIELD takes, for an error message.
+    """Return what FIELD takes, for an error message.
 
     >>> wanted(find("strategy", "fuse_grad_size_in_MB"))
     'give a whole number of MB from 1 to 65536, auto or plan'

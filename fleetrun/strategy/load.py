@@ -220,7 +220,7 @@ class _Document:
         self._tell = tell
 
     def at(self, node: "Node") -> str:
-        """Say where NODE is."""
+        """Return where NODE is."""
         return f"{self._path}:{node.start_mark.line + 1}"
 
     def pairs(self, node: "Node", wanted: str) -> "Iterator[tuple[Node, Node]]":

@@ -14,7 +14,7 @@ _LAST = frozenset("cm")
 
 
 def obstacle(script: Script) -> str | None:
-    """Say why no strategy reaches SCRIPT; None when nothing is known that keeps it out.
+    """Return why no strategy reaches SCRIPT; None when nothing is known that keeps it out.
 
     >>> obstacle(Script("file", "python3", ("-uI", "train.py")))
     'the strategy cannot reach the script: python3 -I runs isolated; leave -I out.'

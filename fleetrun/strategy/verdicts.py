@@ -526,7 +526,7 @@ def rows(field: Field, *, is_off: bool = False) -> tuple[VerdictRow, ...]:
 def verdict(
     field: Field, *, paddle: str, graph: str, device: str, is_off: bool = False
 ) -> FieldOutcome:
-    """Say what becomes of FIELD in one place; IS_OFF: when it is false.
+    """Return what becomes of FIELD in one place; IS_OFF: when it is false.
 
     >>> field = fields.find("strategy", "nccl_comm_num")
     >>> verdict(field, paddle="3.3.1", graph="dygraph", device="cpu").status

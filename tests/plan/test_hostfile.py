@@ -106,7 +106,7 @@ def test_a_bad_choice_is_one_sentence(include: str | None, exclude: str | None, 
 
 
 def test_devices_of_an_unknown_number_cannot_be_left_out() -> None:
-    with pytest.raises(UsageError, match=r"nobody says how many slots a has"):
+    with pytest.raises(UsageError, match=r"a has no number of slots"):
         hostfile.chosen((HostEntry("a"), HostEntry("b")), None, "a:0")
 
 

@@ -924,7 +924,7 @@ def end(one: Job) -> None:
 
 
 def check(one: Job) -> None:
-    """Say what must hold in every history."""
+    """Print what must hold in every history."""
     outcome = one.verdict()
     assert [type(action) for action in one.done].count(Finish) == 1
     assert isinstance(one.done[-1], Finish)

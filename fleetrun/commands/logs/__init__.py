@@ -68,7 +68,7 @@ def _logs(**own: object) -> int:
 
 
 def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
-    """Say on standard error why nothing is shown; EnvironmentFault if there should be something."""
+    """Print why nothing is shown; EnvironmentFault if there should be something."""
     if asked.failed and any(run.logs for run in found):
         verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""
         told = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""

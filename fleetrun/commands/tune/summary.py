@@ -76,7 +76,7 @@ def best_of(results: Sequence[Result]) -> Result | None:
 
 
 def doubts(results: Sequence[Result]) -> list[str]:
-    """Say why the first may not really be the best."""
+    """Return why the first may not really be the best."""
     finished = [one for one in results if not one.fault]
     found = []
     if len(finished) > 1 and finished[0].round == finished[1].round:

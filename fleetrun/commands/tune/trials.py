@@ -120,7 +120,7 @@ def read_steps(folder: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def _why(folder: Path, code: int, events: list[EventRecord]) -> str:
-    """Say why a run failed, in one line."""
+    """Return why a run failed, in one line."""
     verdict = reading.text(events[-1].more.get("verdict")) if events else ""
     parts = [verdict] if verdict else []
     found = reportfile.read(str(folder / "log" / names.LATEST / names.REPORT))
@@ -166,7 +166,7 @@ def _merged(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> int:
 
 
 def _idle(candidate: Candidate, verdicts: dict[str, FieldVerdict]) -> tuple[str, ...]:
-    """Say which varied fields are not in effect, as far as there is a word about them."""
+    """Return which varied fields are not in effect, as far as the evidence says."""
     found = []
     for key, _ in candidate.values:
         one = verdicts.get(_field(key))

@@ -146,7 +146,7 @@ class Watcher:
             updates.record(main)
 
     def end(self) -> None:
-        """Say what was merged and never applied."""
+        """Record micro-steps that were merged and never applied."""
         left = max((seen.runs % seen.every for seen in self._rounds), default=0)
         if left:
             tail = self._spec.merge_tail
@@ -158,7 +158,7 @@ class Watcher:
             self._proof.write()
 
     def _knob(self, name: str, *, done: bool, evidence: str, reason: str) -> None:
-        """Say whether what was asked for was DONE, if it was asked for and still holds.
+        """Record whether what was asked for was DONE, if it was asked for and still holds.
 
         Where only its details were asked for, the script has switched it on: these are told.
         """

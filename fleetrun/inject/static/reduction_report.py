@@ -153,7 +153,7 @@ def _report_rings(
 
 
 def _report_waiting(running: Any, proof: Evidence) -> None:
-    """Say whether each allreduce is waited for before the computation goes on."""
+    """Record whether each allreduce is waited for before the computation goes on."""
     waits = settings_view.waits()
     if not gloo.is_used():
         for name in ("sync_nccl_allreduce", "calc_comm_same_stream"):
@@ -183,7 +183,7 @@ def _report_waiting(running: Any, proof: Evidence) -> None:
 
 
 def _report_stream(running: Any, name: str, proof: Evidence) -> None:
-    """Say whether the allreduces are in the stream of the computation, or not, as NAME asks."""
+    """Record whether the allreduces are in the computation's stream, or not, as NAME asks."""
     inside = [
         bool(op.attr(_STREAM))
         for block in running.blocks

@@ -198,7 +198,7 @@ def _is_synchronised() -> bool | None:
 
 
 def libgomp(load: Callable[[str], object] | None = None) -> str:
-    """Say why GCC's OpenMP library, which Paddle needs, cannot be loaded; nothing if it can."""
+    """Return why GCC's OpenMP library, which Paddle needs, cannot be loaded; nothing if it can."""
     import ctypes  # noqa: PLC0415 - see read
 
     try:
