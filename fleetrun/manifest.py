@@ -51,7 +51,7 @@ class Replay(NamedTuple):
     layers: Mapping[str, Layer]
 
 
-class _Replay(NamedTuple):
+class _Recorded(NamedTuple):
     """What of the file matters here."""
 
     path: str
@@ -119,7 +119,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 
 def _words(
-    found: _Replay,
+    found: _Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -159,7 +159,7 @@ def _pair_names(settings: Sequence[RawOption]) -> set[str]:
 
 
 def _config(
-    found: _Replay,
+    found: _Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -184,7 +184,7 @@ def _config(
 
 
 def _layers(
-    found: _Replay,
+    found: _Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -214,7 +214,7 @@ def _layers(
 # -- the environment ------------------------------------------------------------------------------
 
 
-def _environ(found: _Replay, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
+def _environ(found: _Recorded, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
     """Return ENVIRON with the variables that count as they were when FOUND was written."""
     made = {name: value for name, value in environ.items() if not is_remembered(name)}
     made |= found.values
@@ -228,7 +228,7 @@ def _environ(found: _Replay, environ: Mapping[str, str], missing: list[str]) -> 
     return made
 
 
-def _notes(found: _Replay, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
+def _notes(found: _Recorded, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
     """Return how this launch differs from that of FOUND."""
     notes = []
     if differing:
@@ -258,7 +258,7 @@ def _notes(found: _Replay, environ: Mapping[str, str], differing: Sequence[str])
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> _Replay:
+def _read(path: str) -> _Recorded:
     """Read the file at PATH; UsageError in one sentence if it is no manifest of ours."""
     # Only this option pays for json.
     import json  # noqa: PLC0415
@@ -293,7 +293,7 @@ def _refuse(path: str, why: str) -> NoReturn:
     )
 
 
-def _parse(path: str, document: "dict[str, object]") -> _Replay:
+def _parse(path: str, document: "dict[str, object]") -> _Recorded:
     """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
     environment = _of(document, "environment", dict)
     values = _of(environment, "values", dict)
@@ -306,7 +306,7 @@ def _parse(path: str, document: "dict[str, object]") -> _Replay:
         Layer(_of(each, "name", str), tuple(_knob(knob) for knob in _of(each, "knobs", list)))
         for each in strategies
     ]
-    return _Replay(
+    return _Recorded(
         path,
         _of(_of(document, "versions", dict), "fleetrun", str),
         command,

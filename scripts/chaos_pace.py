@@ -61,7 +61,7 @@ class Pace:
 
 
 def _burn(writer: int) -> None:
-    """Print when each round is done, until nobody listens."""
+    """Say when each round is done, until nobody listens."""
     parent = os.getppid()
     while os.getppid() == parent and Path(f"/proc/{parent}").exists():
         time.sleep(_PAUSE_S)

@@ -40,7 +40,7 @@ class Impressions(NamedTuple):
 
     @property
     def clicks(self) -> np.ndarray:
-        """Return for each impression whether it was clicked."""
+        """Say for each impression whether it was clicked."""
         return (self.digits[:, None] == np.arange(CANDIDATES)).ravel().astype("float32")
 
     def part(self, index: int, parts: int) -> Impressions:
@@ -92,7 +92,7 @@ def load() -> tuple[Impressions, Impressions]:
 
 
 def auc(scores: np.ndarray, clicks: np.ndarray) -> float:
-    """Return how often a clicked impression scores above another; ties count half."""
+    """Say how often a clicked impression scores above another; ties count half."""
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     positive = int(clicks.sum())
@@ -243,7 +243,7 @@ def train(model: Model, options: argparse.Namespace) -> None:
 
 
 def refusal() -> str | None:
-    """Return in a sentence why this cannot work here, or nothing."""
+    """Say in a sentence why this cannot work here, or nothing."""
     if not hasattr(paddle.base.core, "DistFleetWrapper"):
         return (
             f"train_ctr.py: this Paddle ({paddle.__version__}) was built without the parameter "

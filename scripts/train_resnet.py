@@ -239,7 +239,7 @@ def evaluate(trainer: Trainer, images: np.ndarray, labels: np.ndarray) -> float:
 
 
 def compare_weights(trainer: Trainer) -> None:
-    """Print the sha256 of this rank's weights, and on rank 0 whether all ranks have the same."""
+    """Say the sha256 of this rank's weights, and on rank 0 whether all ranks have the same."""
     rank, ranks = fleet.worker_index(), fleet.worker_num()
     digest = hashlib.sha256()
     for array in trainer.weights().values():

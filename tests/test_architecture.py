@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 from test_floors import FLOORS
@@ -11,6 +12,21 @@ from test_floors import FLOORS
 ROOT = Path(__file__).parents[1]
 HOUSE = ROOT / "fleetrun"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+# Class names that are used twice, each with its reason. `inject` is a program of its own.
+TWICE = {
+    # Each module of an engine offers one, as `Maker` in engines/__init__.py says.
+    "Engine",
+    # The three protocols that are a `step(state, event)`: policy, coordinator and member.
+    *("State", "Elapsed", "Send"),
+    # Messages of the session, and what they mean to the policy, to planning or to a caller.
+    *("Ready", "Roster", "Verdict", "Refused", "Run"),
+}
+# Files of one name: the doctor judges, or a sink writes, what the other reads; or each has what its
+# folder is named for.
+SAME_FILES = {
+    *("connection.py", "devices.py", "gpus.py", "machine.py", "names.py", "network.py"),
+    *("outputtimes.py", "peers.py", "progress.py", "ps.py", "software.py"),
+}
 
 
 def section(title: str) -> str:
@@ -73,3 +89,26 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """They are files and not a package: pytest would refuse to collect both."""
     found = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name in found if found.count(name) > 1] == []
+
+
+def repeated(names: list[str]) -> set[str]:
+    """Return those of NAMES that are there more than once."""
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+def test_no_class_name_means_two_things() -> None:
+    """A stale row of TWICE is found, too."""
+    classes = [
+        node.name.lstrip("_")
+        for path in sorted(HOUSE.rglob("*.py"))
+        if "inject" not in path.relative_to(HOUSE).parts
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 200
+    assert repeated(classes) == TWICE
+
+
+def test_no_file_name_means_two_things() -> None:
+    files = [path.name for path in HOUSE.rglob("*.py")]
+    assert repeated(files) - {"__init__.py"} == SAME_FILES

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,19 +20,25 @@ pytestmark = [
 ]
 
 
-def test_bench_launch_measures_everything(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.json"
-    little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
+def bench(folder: Path, words: list[str], shown: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
+    """Run `scripts/bench WORDS`, whose tables have each text of SHOWN; return its numbers."""
+    numbers = folder / "numbers.json"
     done = subprocess.run(
-        [ROOT / "scripts" / "bench", "launch", *little, "--json", numbers],
+        [ROOT / "scripts" / "bench", *words, "--json", numbers],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    for wanted in ("2 ranks, median", "fleetrun --help", "2000 lines", "Goals"):
-        assert wanted in done.stdout
-    found = json.loads(numbers.read_text())
+    for text in shown:
+        assert text in done.stdout
+    return json.loads(numbers.read_text())
+
+
+def test_bench_launch_measures_everything(tmp_path: Path) -> None:
+    little = ["--ranks=1,2", "--rounds=2", "--heavy-ranks=0", "--lines=2000", "--idle-s=0.2"]
+    shown = ("2 ranks, median", "fleetrun --help", "2000 lines", "Goals")
+    found = bench(tmp_path, ["launch", *little], shown)
     assert [(one["launcher"], one["ranks"]) for one in found["launches"]] == [
         ("bare loop", 1),
         ("fleetrun", 1),
@@ -51,18 +58,9 @@ def test_bench_launch_measures_everything(tmp_path: Path) -> None:
 
 
 def test_bench_faults_measures_everything(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.json"
     little = ["--ranks=2", "--rounds=2", "--heavy-ranks=0", "--grace=0.2"]
-    done = subprocess.run(
-        [ROOT / "scripts" / "bench", "faults", *little, "--json", numbers],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for wanted in ("2 ranks: a rank fails;", "ignore TERM", "SIGTERM to the launcher", "Goals"):
-        assert wanted in done.stdout
-    found = json.loads(numbers.read_text())
+    shown = ("2 ranks: a rank fails;", "ignore TERM", "SIGTERM to the launcher", "Goals")
+    found = bench(tmp_path, ["faults", *little], shown)
     ours = {one["fault"]: one["rounds"] for one in found["faults"] if one["launcher"] == "fleetrun"}
     fails, deaf, term = ours.values()
     assert [one["asked"] for one in (*fails, *deaf, *term)] == [1, 1, 1, 1, 2, 2]
@@ -74,19 +72,10 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
 
 @pytest.mark.train
 def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.json"
     only = "--only=reducer:many,fusion:many,hooks:many"
     little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
-    done = subprocess.run(
-        [ROOT / "scripts" / "bench", "strategy", *little, "--json", numbers],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for wanted in ("our reducer against Paddle's", "one per gradient", "Goals"):
-        assert wanted in done.stdout
-    found = json.loads(numbers.read_text())
+    shown = ("our reducer against Paddle's", "one per gradient", "Goals")
+    found = bench(tmp_path, ["strategy", *little], shown)
     assert not found["failures"]
     reducer, fusion, hooks = found["comparisons"]
     assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]
@@ -103,18 +92,9 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
 @pytest.mark.multinode
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 def test_bench_nodes_measures_everything(tmp_path: Path) -> None:
-    numbers = tmp_path / "numbers.json"
     little = ["--hosts=2", "--rounds=1", "--heavy-hosts=0", "--give-up-s=20"]
-    done = subprocess.run(
-        [ROOT / "scripts" / "bench", "nodes", *little, "--json", numbers],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for wanted in ("2 hosts, one rank each", "unconnected", "Goals"):
-        assert wanted in done.stdout
-    found = json.loads(numbers.read_text())
+    shown = ("2 hosts, one rank each", "unconnected", "Goals")
+    found = bench(tmp_path, ["nodes", *little], shown)
     starts = {one["launcher"]: one["rounds"] for one in found["starts"]}
     for name in ("unconnected", "fleetrun --ips"):
         assert 0 < starts[name][0]["first_s"] <= starts[name][0]["last_s"]

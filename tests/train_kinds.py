@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from waiting import TRAINING_S
-from warming import warm
+from training import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,25 +44,12 @@ def launch(
         (folder / "strategy.yaml").write_text(strategy, encoding="utf-8")
         asked = ["--strategy", folder / "strategy.yaml", *["--strategy_strict"] * is_strict]
         asked += ["--merge_tail=drop" if "--resume" in words else "--merge_tail=step"]
-    done = subprocess.run(
-        [
-            *(python, "-m", "fleetrun", f"--nproc_per_node={nranks}", *asked),
-            *(SCRIPT, f"--accumulate={accumulate}", *words),
-        ],
-        cwd=folder,
-        env={
-            **{name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"},
-            **warm(python),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            "OUTPUT": str(folder / "report"),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
+    argv = ["-m", "fleetrun", f"--nproc_per_node={nranks}", *asked, SCRIPT]
+    done = run(
+        python,
+        [*argv, f"--accumulate={accumulate}", *words],
+        folder,
+        OUTPUT=str(folder / "report"),
     )
     assert done.returncode == 0, done.stdout
     reports = [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]

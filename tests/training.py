@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ports
 from waiting import TRAINING_S
 from warming import WARM, warm
 
 from fleetrun.strategy import document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
@@ -29,6 +32,35 @@ PYTHONS = {
 def told(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the strategy.json of ASKED, with what the launcher knows of its fields."""
     return {"schema": 1, **asked, "verdicts": document.known(asked)}
+
+
+def run(
+    python: Path, argv: Sequence[str | Path], folder: Path, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run PYTHON with ARGV in FOLDER on the CPU, both outputs in one; MORE are its variables."""
+    # A thread may call this, and outlive the fixture that cleans the environment of a test.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PADDLE_", "FLEETRUN_", "FLAGS_"))
+    }
+    return subprocess.run(
+        [python, *argv],
+        cwd=folder,
+        env={
+            **environ,
+            **warm(python),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            **more,
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINING_S,
+        check=False,
+    )
 
 
 def alone(

@@ -42,12 +42,12 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Inspect each program that a trainer runs, if there are servers."""
     if not are_used() or not paddle_api.has(names.SERVERS):
         return
-    watcher = _Watcher(spec, proof)
+    watcher = _ServerWatcher(spec, proof)
     after_import("paddle.distributed.communicator", watcher.watch_communicators)
     after_import("paddle.base.executor", watcher.watch_executors)
 
 
-class _Watcher:
+class _ServerWatcher:
     """Counts what the programs of this trainer send, and reports `a_sync` and its details."""
 
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:

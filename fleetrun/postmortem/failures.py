@@ -56,11 +56,6 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
     )
 
 
-def prospects(plan: LaunchPlan, exited: Exited) -> Exited:
-    """Return EXITED with the facts that decide whether another attempt can help."""
-    return _with_words(exited, lastlines.last_lines(_log(plan, exited)))
-
-
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
     path = plan.processes[exited.process].env.get(variables.ERROR_FILE, "")
     error = _error(path, exited)

@@ -83,11 +83,6 @@ def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:
     return [one for one in own if ipaddress.ip_address(one.ip) in wanted]
 
 
-def interface_of(ip: str, own: Sequence[Address]) -> str | None:
-    """Return the interface that has the address IP, if it is one of OWN."""
-    return next((one.interface for one in own if one.ip == ip), None)
-
-
 def addresses() -> tuple[Address, ...]:
     """Return every IP address of this host."""
     try:

@@ -33,7 +33,7 @@ _MOST_CHATTER = 1 << 20
 _KEPT = 1 << 16
 
 
-class Connection:
+class SshConnection:
     """One host, and the ssh to it."""
 
     def __init__(self, host: HostEntry, ssh: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.variables import JOB, TOKEN
 from fleetrun.remote import protocol
-from fleetrun.remote.connection import FILES, Connection
+from fleetrun.remote.connection import FILES, SshConnection
 from fleetrun.remote.outlets import Outlets
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
@@ -117,7 +117,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     )
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:
-        return Head([Connection(host, ssh) for host in hosts], request, asked).run()
+        return Head([SshConnection(host, ssh) for host in hosts], request, asked).run()
     finally:
         files.restore()
 
@@ -155,7 +155,7 @@ class Head:
 
     def __init__(
         self,
-        remotes: Sequence[Connection],
+        remotes: Sequence[SshConnection],
         request: Request,
         asked: protocol.Inquiry,
         closing_s: float = _CLOSING_S,
@@ -221,11 +221,11 @@ class Head:
             at = time.monotonic() + _CHECK_S
             self._loop.alarm(one, at, lambda one=one: self._give_up(one))  # type: ignore[misc]
 
-    def _give_up(self, one: Connection) -> None:
+    def _give_up(self, one: SshConnection) -> None:
         if one.answer is None:
             one.give_up(f"it gave no answer within {_CHECK_S:g} s.")
 
-    def _read_out(self, one: Connection) -> None:
+    def _read_out(self, one: SshConnection) -> None:
         out, _ = one.streams
         part = _part(out)
         if not part:
@@ -241,7 +241,7 @@ class Head:
             elif one.fault:
                 self._loop.unwatch(out)
 
-    def _answered(self, one: Connection) -> None:
+    def _answered(self, one: SshConnection) -> None:
         self._loop.alarm(one, None, _no_call)
         self._connecting -= 1
         self._connect()
@@ -276,7 +276,7 @@ class Head:
             one.beat()
         self._loop.alarm("heartbeat", time.monotonic() + protocol.HEARTBEAT_S, self._beat)
 
-    def _read_err(self, one: Connection) -> None:
+    def _read_err(self, one: SshConnection) -> None:
         _, err = one.streams
         part = _part(err)
         if not part:
@@ -290,7 +290,7 @@ class Head:
         if shown:
             self._outlets.put(2, shown, err if part else -1, lambda: self._read_err(one))
 
-    def _ended(self, one: Connection) -> None:
+    def _ended(self, one: SshConnection) -> None:
         """Hear that the connection to a host has ended; the first bad end is that of the job."""
         self._loop.unwatch(one.pidfd)
         self._loop.alarm(one, None, _no_call)
@@ -355,7 +355,7 @@ class Head:
                 one.hang_up()
                 self._loop.alarm(one, at, lambda one=one: self._cut(one))  # type: ignore[misc]
 
-    def _cut(self, one: Connection) -> None:
+    def _cut(self, one: SshConnection) -> None:
         self._say(f"ssh to {one.host.name} does not end by itself, and is killed.")
         one.give_up("its ssh did not end")
 
@@ -363,7 +363,7 @@ class Head:
         self._outlets.put(2, f"fleetrun: {visible(text)}\n".encode(), -1, _no_call)
 
 
-def _address(one: Connection) -> str:
+def _address(one: SshConnection) -> str:
     """Return where the other hosts reach this one: as listed, if that is an address."""
     name = one.host.name
     if one.answer is None or not one.answer.address or name.replace(".", "").isdigit():
@@ -371,7 +371,7 @@ def _address(one: Connection) -> str:
     return one.answer.address
 
 
-def _heard(one: Connection) -> Answer:
+def _heard(one: SshConnection) -> Answer:
     """Return what this host has answered; a fault if it has not, or is gone since."""
     if one.answer is None or (one.code is not None and not one.answer.fault):
         return protocol.Answer(fault=one.why())

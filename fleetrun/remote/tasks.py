@@ -39,7 +39,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 _MASKS = ("CUDA", "HIP", "ROCR", "XPU", "XPULINK", "ASCEND_RT", "NPU")
 
 
-class Place(NamedTuple):
+class TaskPlace(NamedTuple):
     """Where this task stands among the TASKS of its host; `name` is that of their socket."""
 
     name: str
@@ -48,12 +48,12 @@ class Place(NamedTuple):
     own: tuple[str, ...] = ()
 
 
-def place(found: Detected) -> Place:
+def place(found: Detected) -> TaskPlace:
     """Return the place that the engine gives this task."""
     run = found.run or str(_starter())
     # Several "hosts" may be this one, trying out.
     name = f"\0fleetrun/tasks/{os.getuid()}/{found.engine}/{run}/{found.node}"
-    return Place(name, found.local or 0, found.here or 1, found.own)
+    return TaskPlace(name, found.local or 0, found.here or 1, found.own)
 
 
 def _starter() -> int:
@@ -69,14 +69,14 @@ def _starter() -> int:
     return os.getppid()
 
 
-def mine(here: Place, environ: Mapping[str, str]) -> Task:
+def mine(here: TaskPlace, environ: Mapping[str, str]) -> Task:
     """Return what is this task's alone."""
     names = [*here.own, *(f"{name}_VISIBLE_DEVICES" for name in _MASKS)]
     env = {name: environ[name] for name in names if name in environ}
     return Task(tuple(sorted(os.sched_getaffinity(0))), env)
 
 
-def follow(here: Place, task: Task, timeout_s: float) -> int:
+def follow(here: TaskPlace, task: Task, timeout_s: float) -> int:
     """Wait for the end of the first task of this host, and return this one's exit code."""
     until = time.monotonic() + timeout_s
     said = json.dumps({"number": here.number, "cpus": task.cpus, "env": task.env}).encode()
@@ -102,7 +102,7 @@ def follow(here: Place, task: Task, timeout_s: float) -> int:
 class Leader:
     """The first task of a host, to which the others come."""
 
-    def __init__(self, here: Place, task: Task, timeout_s: float) -> None:
+    def __init__(self, here: TaskPlace, task: Task, timeout_s: float) -> None:
         self._count = here.tasks
         self._task = task
         self._timeout_s = timeout_s

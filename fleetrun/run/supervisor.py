@@ -513,7 +513,7 @@ class Supervisor:
             stdin=self._stdin,
         )
         now = time.monotonic()
-        if isinstance(started, worker.Refusal):
+        if isinstance(started, worker.SpawnRefusal):
             return Exited(
                 index, self._labels[index], started.status, now, attempt=attempt, fault=started.why
             )

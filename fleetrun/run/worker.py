@@ -26,7 +26,7 @@ _NOT_RUNNABLE = ExitStatus(code=126)
 _INTERPRETER = (sys.executable, "-u")
 
 
-class Refusal(NamedTuple):
+class SpawnRefusal(NamedTuple):
     """Why a process could not be started, and the exit code a shell would give."""
 
     status: ExitStatus
@@ -169,7 +169,7 @@ def spawn(
     guard: Guard,
     folder: Folder,
     stdin: terminal.Stdin,
-) -> Worker | Refusal:
+) -> Worker | SpawnRefusal:
     """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER.
 
     The one that reads the terminal stays in the launcher's session.
@@ -180,7 +180,7 @@ def spawn(
             folder.revive()
         log_fd = folder.append(os.path.basename(log), SHARED)
     except OSError as error:
-        return Refusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
+        return SpawnRefusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
     has_stdin = index == stdin.process
     has_terminal = has_stdin and stdin.is_terminal and terminal.is_foreground()
     order = Order(
@@ -208,13 +208,13 @@ def spawn(
         return _refusal(spec, error)
 
 
-def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> Refusal:
+def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> SpawnRefusal:
     """Explain why SPEC could not be started, which the errno alone does not."""
     program = spec.argv[0]
     if isinstance(error, ValueError):
-        return Refusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
+        return SpawnRefusal(_NOT_RUNNABLE, f"{error} in its command or environment.")
     status = _NOT_FOUND if error.errno == errno.ENOENT else _NOT_RUNNABLE
-    return Refusal(status, _why(program, error.errno))
+    return SpawnRefusal(status, _why(program, error.errno))
 
 
 def _why(program: str, number: int | None) -> str:

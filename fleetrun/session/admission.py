@@ -1,4 +1,4 @@
-"""Who may take part in a session, who may not and why, and which of that is told to the others."""
+"""Admission to a session: which launchers may join, and why others are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fleetrun.session.seating import Host
     from fleetrun.session.state import Received, State, Step
 
-# Misconfigured hosts try again and again; so many lines are remembered, so many of each address.
+# Misconfigured hosts retry: the most refusals that are remembered, in all and for each address.
 _REMEMBERED, _EACH = 16, 3
 # What all of them say fits into one failure's text, which every member takes.
 _LONGEST_REFUSAL = 700
@@ -30,12 +30,12 @@ def objection(state: State, event: Received, join: Join) -> str:
 
 
 def misfit(state: State, join: Join) -> list[str]:
-    """Return in what a launcher differs that must not differ."""
-    ours = next((host for host in state.hosts.values() if host.is_local), None)
-    where = "the coordinator" if ours is None else ours.offer.hostname
+    """Return the settings of a launcher that differ and must not."""
+    local = next((host for host in state.hosts.values() if host.is_local), None)
+    where = "the coordinator" if local is None else local.offer.hostname
     if join.protocol != PROTOCOL:
         return [f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"]
-    return [] if ours is None else seating.differences(ours.offer, join.offer, where=where)
+    return [] if local is None else seating.differences(local.offer, join.offer, where=where)
 
 
 def _no_place(state: State, event: Received, offer: Offer) -> str:
@@ -45,7 +45,7 @@ def _no_place(state: State, event: Received, offer: Offer) -> str:
         return f"its rank is {rank}, and the job has {terms.most} hosts, 0 to {terms.most - 1}"
     holder = holder_of(state, rank)
     if holder is not None:
-        # Two want the same place, or one was started again.
+        # Two launchers claim the same rank, or one was started again.
         return "" if holder.connection is None or terms.has_token else _taken(holder)
     is_closed = state.phase != FORMING and not terms.may_change
     here = [host.name for host in state.hosts.values() if host.connection is not None]
@@ -67,7 +67,7 @@ def holder_of(state: State, rank: int | None) -> Host | None:
 
 
 def refuse(state: State, event: Received, why: str) -> Step:
-    """Tell a launcher that it cannot take part, and remember that for the others."""
+    """Refuse a launcher, and remember that for the others."""
     if state.phase != ENDED:
         new = Refusal(event.address, line(event, why))
         state = state._replace(refused=_remember(state.refused, new))
@@ -76,14 +76,14 @@ def refuse(state: State, event: Received, why: str) -> Step:
 
 
 def line(event: Received, why: str) -> str:
-    """Return for the others who cannot take part, and WHY."""
+    """Return the line for the other hosts that a launcher cannot take part, and WHY."""
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - nobody else is refused
     return f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
 
 
 def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
-    """Add NEW; who is refused often drives out but his own lines."""
+    """Add NEW; an address that is refused often displaces only its own lines."""
     counts = Counter(one.address for one in known)
     if new in known or counts[new.address] >= _EACH:
         return known

@@ -1,4 +1,4 @@
-"""Who may take part: both ends of a connection prove that they know the key of the job.
+"""Authentication: both ends of a connection prove that they know the key of the job.
 
     caller  -> listener   nonce of the caller
     caller  <- listener   nonce of the listener, and its proof
@@ -49,7 +49,7 @@ def _hmac(key: bytes, text: bytes) -> bytes:
 class Key:
     """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
-    Without a token it keeps jobs apart, and strangers out only as far as they do not know its name.
+    Without a token it keeps jobs apart, but anyone who knows the name can connect.
     """
 
     def __init__(self, job_id: str, token: str | None = None) -> None:
@@ -91,25 +91,25 @@ class Handshake:
         self._is_caller = is_caller
         self._nonce = os.urandom(_NONCE_BYTES)
         self._nonces = b""
-        # Ours to send with, theirs to read with.
+        # The seals of outgoing and of incoming frames.
         self.seals: tuple[Seal, Seal] | None = None
 
     def begin(self) -> bytes | None:
-        """Return the first frame, if it is ours to send."""
+        """Return the first frame, if this end sends it."""
         if not self._is_caller:
             return None
         return dump(self._introduction())
 
     def feed(self, payload: bytes) -> bytes | None:
-        """Take a frame and return the answer; `seals` are there once there is nothing more to say.
+        """Take a frame and return the answer; `seals` are set when the handshake is complete.
 
-        Raises Refused, or Malformed where no launcher can have said it.
+        Raises Refused, or Malformed for a frame that no launcher sends.
         """
         values = load(payload)
         if self._is_caller:
-            return self._hear_listener(values)
+            return self._read_listener(values)
         if not self._nonces:
-            return self._hear_caller(values)
+            return self._read_caller(values)
         self._check_proof(values, _CALLER)
         self._agree()
         return None
@@ -121,7 +121,7 @@ class Handshake:
             "token": self._key.has_token,
         }
 
-    def _hear_caller(self, values: Mapping[str, object]) -> bytes:
+    def _read_caller(self, values: Mapping[str, object]) -> bytes:
         try:
             nonce = self._read_introduction(values)
         except Refused as refused:
@@ -129,7 +129,7 @@ class Handshake:
         self._nonces = nonce + self._nonce
         return dump({**self._introduction(), "proof": self._proof(_LISTENER).hex()})
 
-    def _hear_listener(self, values: Mapping[str, object]) -> bytes:
+    def _read_listener(self, values: Mapping[str, object]) -> bytes:
         nonce = self._read_introduction(values)
         self._nonces = self._nonce + nonce
         self._check_proof(values, _LISTENER)
@@ -146,9 +146,9 @@ class Handshake:
                 f"{WIRE_VERSION}: install the same fleetrun on every host"
             )
         if has_token != self._key.has_token:
-            theirs, ours = ("a", "none") if has_token else ("no", "one")
+            peer, own = ("a", "none") if has_token else ("no", "one")
             raise Refused(
-                f"its fleetrun has {theirs} token ({TOKEN}), and this one has {ours}: "
+                f"its fleetrun has {peer} token ({TOKEN}), and this one has {own}: "
                 "set the same on every host"
             )
         return _bytes(values.get("nonce"), _NONCE_BYTES)
@@ -166,8 +166,8 @@ class Handshake:
 
     def _agree(self) -> None:
         key = _hmac(self._key.secret, b"frames\0" + self._nonces)
-        ours, theirs = (_CALLER, _LISTENER) if self._is_caller else (_LISTENER, _CALLER)
-        self.seals = Seal(key, ours), Seal(key, theirs)
+        own, peer = (_CALLER, _LISTENER) if self._is_caller else (_LISTENER, _CALLER)
+        self.seals = Seal(key, own), Seal(key, peer)
 
 
 def _bytes(value: object, length: int) -> bytes:

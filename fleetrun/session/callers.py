@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # A launcher joins as soon as it is connected; on a bad network that takes seconds.
 _JOIN_S = 10.0
-# Who has not joined takes one of so many places: 512 launchers may call at once.
+# The most connections that have not joined yet: 512 launchers may connect at once.
 _MOST_PENDING = 1024
 
 
@@ -46,11 +46,11 @@ class Callers:
         # 0 is the coordinator's own launcher, which does not call.
         self._last = 0
         self._open: dict[int, Connection] = {}
-        # Until when those may join that have not, in the order of coming.
+        # The deadlines of connections that have not joined yet, in the order of arrival.
         self._pending: dict[int, float] = {}
 
     def take(self, caller: Connection) -> None:
-        """Take the call of somebody who knows the key."""
+        """Take an authenticated connection."""
         if len(self._pending) >= self._most_pending:
             self._close(self._least_wanted())
         self._last += 1
@@ -106,13 +106,13 @@ class Callers:
         self._gone(number, "")
 
     def _least_wanted(self) -> int:
-        """Return the oldest of the address that has most; so a flood drives out but itself."""
+        """Return the oldest of the address with most, so that a flood displaces only itself."""
         counts = Counter(self._open[number].address for number in self._pending)
         most, _ = counts.most_common(1)[0]
         return next(number for number in self._pending if self._open[number].address == most)
 
     def _expire(self) -> None:
-        """Close who has not joined in time, and come again for the next."""
+        """Close connections that have not joined in time, and set the alarm for the next."""
         now = time.monotonic()
         for number, until in list(self._pending.items()):
             if until > now:

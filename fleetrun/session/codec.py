@@ -27,7 +27,7 @@ _WORD = "is"
 
 
 class Malformed(ValueError):  # noqa: N818 - what it is called
-    """Bytes that no launcher can have sent; the message says what is wrong with them."""
+    """Bytes that no launcher sends; the message says what is wrong with them."""
 
 
 # Frames ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 class Codec:
-    """Writes and reads messages; WORDS says what each type is called in a frame.
+    """Writes and reads messages; WORDS are the names of the types in a frame.
 
     A type may have a method `check`, which raises ValueError for what its annotations allow and
     its meaning does not.

@@ -1,4 +1,4 @@
-"""A connection between two launchers, once both have proved who they are: messages in and out."""
+"""An authenticated connection between two launchers: messages in and out."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PIECE = 1 << 16
 # From whom calls: a join, a failure with a rank's last lines. From whom is called: a roster too.
 LONGEST_FROM_CALLER = 1 << 18
 LONGEST_FROM_LISTENER = 1 << 24
-# Who does not read is lost: a roster of ten thousand hosts fits several times.
+# A peer that does not read is lost: a roster of ten thousand hosts fits several times.
 MOST_UNSENT = 1 << 25
-# How long what is left to say may take after `finish`.
-_FAREWELL_S = 2.0
+# How long unsent messages may take after `finish`.
+_FLUSH_S = 2.0
 # From linux/tcp.h; a kernel that does not know them does without.
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 _LONGEST_RETRANSMIT_MS = 1000
@@ -36,7 +36,7 @@ _GIVE_UP_MS = 60_000
 
 
 class Link(NamedTuple):
-    """What a connection is made of: a socket, already connected, and who is at its other end."""
+    """A connected socket, and the addresses of both ends."""
 
     socket: _socket.socket
     address: str
@@ -76,8 +76,8 @@ class Connection:
     ) -> None:
         self.address = link.address
         self.local_address = link.local_address
-        self.heard: Callable[[tuple[object, ...]], None] = _nobody_hears
-        self.lost: Callable[[str], None] = _nobody_hears
+        self.heard: Callable[[tuple[object, ...]], None] = _ignore
+        self.lost: Callable[[str], None] = _ignore
         self.is_open = True
         self._socket = link.socket
         self._waiting = waiting
@@ -102,7 +102,7 @@ class Connection:
     # For its user -------------------------------------------------------------------------------
 
     def send(self, message: tuple[object, ...]) -> None:
-        """Send MESSAGE, now or when there is room; what cannot be sent is told as a loss."""
+        """Send MESSAGE, now or when there is room; a failure is reported to `lost`."""
         if self.is_open and not self._is_finishing and self._sealing is not None:
             self._push(frame(self._sealing.put(self._codec.write(message))))
 
@@ -111,14 +111,14 @@ class Connection:
         if not self.is_open:
             return
         self._is_finishing = True
-        self._waiting.alarm(self._key("farewell"), time.monotonic() + _FAREWELL_S, self._part)
+        self._waiting.alarm(self._key("flush"), time.monotonic() + _FLUSH_S, self._part)
         self._flush()
 
     def close(self) -> None:
         """End the connection at once; nothing is called any more."""
         if self.is_open:
             self.is_open = False
-            for what in ("farewell", "later"):
+            for what in ("flush", "later"):
                 self._waiting.alarm(self._key(what), None, self._part)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
@@ -133,7 +133,7 @@ class Connection:
         self._lose("hung up")
 
     def _lose(self, why: str) -> None:
-        """Close, and say why: to whoever waits for the handshake, or has the connection."""
+        """Close, and report why to the owner of the connection or of the handshake."""
         if not self.is_open:
             return
         self.close()
@@ -143,7 +143,7 @@ class Connection:
             self.lost(why)
 
     def _lose_later(self, why: str) -> None:
-        """Do so from the loop: whoever sends something is not ready to hear of a loss."""
+        """Report a loss from the loop, as `send` must not call back its caller."""
         self._waiting.alarm(self._key("later"), time.monotonic(), lambda: self._lose(why))
 
     def _push(self, data: bytes) -> None:
@@ -239,8 +239,8 @@ def reason(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _nobody_hears(_: object) -> None:
-    """Stand in until whoever has the connection sets what is to be called."""
+def _ignore(_: object) -> None:
+    """Do nothing, until the owner of the connection sets its callbacks."""
 
 
 def _tune(link: _socket.socket) -> None:

@@ -69,11 +69,11 @@ def step(state: State, event: Event) -> Step:
             return _look(state, at)
 
 
-# Who comes ------------------------------------------------------------------------------------
+# Joining --------------------------------------------------------------------------------------
 
 
 def _join(state: State, event: Received) -> Step:
-    """Let a launcher in, or back in, or say why not."""
+    """Admit a launcher, or its new connection, or refuse it."""
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - see step
     known = state.hosts.get(join.launcher)
@@ -99,7 +99,7 @@ def _join(state: State, event: Received) -> Step:
     if holder is not None and holder.connection is not None:
         return _two_of_one_rank(state, event, host, holder)
     if holder is not None:
-        # It was killed, and somebody has started it again.
+        # It was killed, and started again.
         state = without_host(state, holder)
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
@@ -110,7 +110,7 @@ def _join(state: State, event: Received) -> Step:
 
 
 def _refuse(state: State, event: Received, why: str) -> Step:
-    """Refuse a launcher, and end the job that nobody else can make complete."""
+    """Refuse a launcher, and end the job if no other can take its place."""
     join = event.message
     assert isinstance(join, Join)  # noqa: S101 - see step
     state, actions = admission.refuse(state, event, why)
@@ -153,7 +153,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
 
 
 def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
-    """Return what tells HOST all that it may have missed."""
+    """Return the messages that HOST may have missed."""
     if state.phase == FORMING:
         behind = join.generation < state.generation
         return [state.verdict] if behind and state.verdict is not None else []
@@ -216,7 +216,7 @@ def _is_complete(state: State, at: float) -> bool:
     if len(here) < terms.least:
         return False
     newest = max(host.joined_at for host in here)
-    # Who has been training together goes on at once.
+    # Hosts that have been training together continue at once.
     return state.generation > 0 or at >= newest + terms.elastic_timeout_s
 
 
@@ -237,10 +237,10 @@ def _missing(state: State) -> str:
 
 def _remarks_for(state: State, host: Host) -> tuple[str, ...]:
     """Return who was refused, and in what HOST differs."""
-    ours = next((one for one in state.hosts.values() if one.is_local), None)
-    if ours is None or ours is host:
+    local = next((one for one in state.hosts.values() if one.is_local), None)
+    if local is None or local is host:
         return state.remarks
-    found = seating.remarks(ours.offer, host.offer, where=ours.offer.hostname)
+    found = seating.remarks(local.offer, host.offer, where=local.offer.hostname)
     return (*state.remarks, *(f"{host.name}: {each}" for each in found))
 
 
@@ -271,7 +271,7 @@ def _received(state: State, event: Received) -> Step:
 def _reported(
     state: State, host: Host, message: Ready | Done | Failed | Stopped, at: float
 ) -> Step:
-    """Take what a host of the roster says about this generation."""
+    """Handle what a host of the roster reports about this generation."""
     match message:
         case Ready() if state.phase == PREPARING:
             return _ready(with_host(state, host._replace(is_ready=True)))
@@ -319,7 +319,7 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
         failure = Failure(host.name, "the ranks were stopped", LOST)
     if failure is not None:
         state, actions = _failed(state, host.launcher, failure, at)
-        # What is said at the end is said with more knowledge than the first word.
+        # The report at the end knows more than the first one.
         reports = tuple(
             one._replace(failure=failure) if one.launcher == host.launcher else one
             for one in state.reports
@@ -371,7 +371,7 @@ def _arbitrate(state: State, at: float) -> Step:
     ), (told,)
 
 
-# Who goes -------------------------------------------------------------------------------------
+# Leaving --------------------------------------------------------------------------------------
 
 
 def _broken(state: State, connection: int, at: float) -> Step:
@@ -389,7 +389,7 @@ def _broken(state: State, connection: int, at: float) -> Step:
 
 
 def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
-    """Let a launcher go that says so: at the end, or because it was asked to stop."""
+    """Handle a launcher that leaves: at the end, or because it was asked to stop."""
     state = without_host(state, host)
     closing = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED:
@@ -410,11 +410,11 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
 
 
 def _look(state: State, at: float) -> Step:
-    """See who is silent, and what is due."""
+    """Find lost hosts, and handle deadlines that have passed."""
     terms = state.terms
     asleep = at - state.looked_at - 2 * terms.look_s
     if asleep > terms.heartbeat_timeout_s / 2:
-        # It was we who were not there: whoever is alive shall have time to say so.
+        # This process itself was stopped: give living hosts the time for a heartbeat.
         hosts = {
             one: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
             for one, host in state.hosts.items()
@@ -500,7 +500,7 @@ def _rendezvous_failed(state: State, what: str, at: float) -> Step:
 
 
 def _end(state: State, verdict: Verdict, at: float) -> Step:
-    """Tell everybody how the job ended."""
+    """Send the verdict of the job to all."""
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
     state = state._replace(phase=ENDED, verdict=verdict, wake_at=at + state.terms.look_s)
     return state, (Send(everybody, verdict),)

@@ -1,4 +1,4 @@
-"""Calls another launcher, by every address that it may have, until one of them answers."""
+"""Connects to another launcher, trying all of its possible addresses until one answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.session.authentication import Key
     from fleetrun.session.codec import Codec
 
-# A firewall that drops packets says nothing; the next address is tried meanwhile.
+# A firewall may drop packets; the next address is tried after this.
 _NEXT_S = 0.25
 # Until there must be a connection, and until both ends have introduced themselves. The kernel would
 # repeat a lost call after 1, 3 and 7 s, and so be late where a network has come back.
@@ -80,9 +80,9 @@ class Dialer:
 
     @property
     def trouble(self) -> str:
-        """Return why nobody has answered yet, with address and port; empty while nothing is known.
+        """Return why there is no connection yet, with address and port; empty: not known.
 
-        What an unwelcome launcher answered says more than that another address is silent.
+        A launcher's refusal says more than the silence of another address.
         """
         alike: dict[tuple[str, str], list[Target]] = {}
         for target, why in self._troubles.items():
@@ -94,7 +94,7 @@ class Dialer:
 
     @property
     def is_calling(self) -> bool:
-        """Whether somebody who was called may answer any moment."""
+        """Whether an attempt is under way."""
         return bool(self._attempts or self._queue)
 
     def begin(self) -> None:
@@ -120,7 +120,7 @@ class Dialer:
     # A round ------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        """Find out what the names mean, if that is long ago, and call everybody."""
+        """Resolve the names again if that was long ago, and connect to all."""
         now = time.monotonic()
         is_known = all(self._places.get(target) for target in self._targets)
         if is_known and now < self._looked_up_at + _LOOK_UP_AGAIN_S:
@@ -159,7 +159,7 @@ class Dialer:
         self._next()
 
     def _next(self) -> None:
-        """Call the next one; if there is none and nobody may still answer, end the round."""
+        """Connect to the next one; without any left or under way, end the round."""
         if not self._is_begun:
             return
         if self._queue:
@@ -190,7 +190,7 @@ class Dialer:
     def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
         self._attempts.remove(attempt)
         self._troubles[target] = why
-        # Not at once: whoever has just begun an attempt goes on after it.
+        # Not at once: the caller may just be starting this attempt.
         self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
 
 
@@ -278,7 +278,7 @@ class _Attempt:
         if self._connection is None:
             self._fail(f"no answer within {_CONNECT_S:g} s (is a firewall in between?)")
         else:
-            self._fail("whoever listens there does not answer as fleetrun")
+            self._fail("what listens there does not answer as fleetrun")
 
     def _fail(self, why: str) -> None:
         self.close()

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     )
     from fleetrun.session.terms import Terms
 
-    class Audience(Protocol):
-        """Who acts on what the session decides."""
+    class SessionHandler(Protocol):
+        """Performs what the session decides."""
 
         def plan(self, roster: Roster) -> None:
             """Plan the generation; `planned` is the answer."""
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
             """Stop the ranks; `stopped` is the answer."""
 
         def kill(self) -> None:
-            """End the ranks now: nobody knows any more that they run."""
+            """Kill the ranks now: the other hosts may restart without them."""
 
         def conclude(self, verdict: Verdict) -> None:
             """Take the verdict."""
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 _OWN = 0
 # So many lines are said about callers that were refused, and about launchers that do not fit: the
 # coordinator tells of each address only some.
-_MOST_STRANGERS, _MOST_REMARKS = 32, 64
-# How long others may take to hear how a rendezvous has ended.
-_FAREWELL_S = 2.0
+_MOST_REFUSED, _MOST_REMARKS = 32, 64
+# How long the delivery of the end of a rendezvous may take.
+_FLUSH_S = 2.0
 
 
 class Meeting(NamedTuple):
@@ -82,7 +82,7 @@ class Meeting(NamedTuple):
 
 
 class Session:
-    """The session, as this launcher is in it; LAUNCHER names it among all, HOST to people."""
+    """A launcher's part in the session: LAUNCHER is its unique name, HOST its name for people."""
 
     def __init__(
         self, meeting: Meeting, launcher: str, *, host: str, say: Callable[[str], None]
@@ -90,7 +90,7 @@ class Session:
         self.launcher = launcher
         self.terms = meeting.terms
         self.host = host
-        self.audience: Audience
+        self.handler: SessionHandler
         self._meeting = meeting
         self._say = say
         self._relay = Relay()
@@ -105,7 +105,7 @@ class Session:
         self._missing: Missing | None = None
         # What was said of the session already, and of which addresses that a caller was refused.
         self._said: set[str] = set()
-        self._strangers: set[str] = set()
+        self._refused: set[str] = set()
         # What is said on a connection that comes after this launcher has left.
         self._last_words: tuple[FromMember, ...] = ()
         # Who takes what the hosts tell each other beside the protocol: by its type, with the node
@@ -157,7 +157,7 @@ class Session:
             key=self._key,
             codec=self._codec,
             opened=self._callers.take,
-            refused=self._turned_away,
+            refused=self._caller_refused,
             allowed=meeting.allowed,
         )
         try:
@@ -174,7 +174,7 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody has still to hear something, or to be heard."""
+        """Whether messages are still to be sent or received."""
         if self._is_closed:
             return False
         if self._coordinator is not None:
@@ -189,24 +189,24 @@ class Session:
 
     def _quit(self, failure: Failure | None) -> None:
         if self._member is not None and self._member.phase == member.ENDED:
-            self._tell(messages.Leave(None))
+            self._send_own(messages.Leave(None))
         else:
             if not self.is_connected and self._member is not None:
                 self._last_words = member.last_words(self._member, failure)
             self._feed(member.Quit(failure, time.monotonic()))
-        # Who is just being connected would else wait in vain for this host.
+        # Hosts that are just connecting would otherwise wait for this one.
         if self._dialer is not None and not self._last_words:
             self._dialer.close()
         if self._connection is not None:
             self._connection.finish()
 
-    def farewell(self) -> None:
-        """Let the others hear the last words where there is no loop any more; not for long."""
+    def flush(self) -> None:
+        """Deliver the last messages, for a short time, where no loop runs any more."""
         loop = Loop()
         self._relay.move(loop)
-        until = time.monotonic() + _FAREWELL_S
+        until = time.monotonic() + _FLUSH_S
         while self.is_busy and time.monotonic() < until:
-            loop.alarm("farewell", until, nothing)
+            loop.alarm("flush", until, nothing)
             loop.turn()
         self.close()
         loop.close()
@@ -235,15 +235,15 @@ class Session:
         self._event(member.Planned(time.monotonic(), failure))
 
     def done(self) -> None:
-        """Tell that the ranks here which the job waits for have ended well."""
+        """Report that all ranks of this host that the job waits for have succeeded."""
         self._event(member.RanksDone(time.monotonic()))
 
     def failed(self, failure: Failure) -> None:
-        """Tell that the generation has failed here."""
+        """Report that the generation has failed here."""
         self._event(member.RanksFailed(failure, time.monotonic()))
 
     def stopped(self, failure: Failure | None) -> None:
-        """Tell that nothing runs here any more, and what went wrong here first."""
+        """Report that no rank runs here any more, and what failed here first."""
         self._event(member.RanksStopped(failure, time.monotonic()))
 
     @property
@@ -327,11 +327,11 @@ class Session:
     def _caller_lost(self, number: int) -> None:
         self._do(partial(self._feed_coordinator, state.Broken(number, time.monotonic())))
 
-    def _turned_away(self, address: str, why: str) -> None:
+    def _caller_refused(self, address: str, why: str) -> None:
         """Print that a connection was refused, once for each address."""
-        if address not in self._strangers and len(self._strangers) < _MOST_STRANGERS:
-            self._strangers.add(address)
-            self._say(f"A caller from {address} was turned away: {why}.")
+        if address not in self._refused and len(self._refused) < _MOST_REFUSED:
+            self._refused.add(address)
+            self._say(f"A connection from {address} was refused: {why}.")
 
     def _answered(self, connection: Connection) -> None:
         """Take the connection to the coordinator."""
@@ -405,7 +405,7 @@ class Session:
     def _perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
         match action:
             case member.Send(message=message):
-                self._tell(message)
+                self._send_own(message)
             case member.Redial():
                 if self._connection is not None:
                     self._connection.close()
@@ -413,17 +413,17 @@ class Session:
                 if self._dialer is not None:
                     self._dialer.begin()
             case member.Plan(roster=roster):
-                self._todo.append(partial(self.audience.plan, roster))
+                self._todo.append(partial(self.handler.plan, roster))
             case member.Run():
-                self._todo.append(self.audience.run)
+                self._todo.append(self.handler.run)
             case member.StopRanks(failure=failure):
-                self._todo.append(partial(self.audience.stop, failure))
+                self._todo.append(partial(self.handler.stop, failure))
             case member.Kill():
-                self._todo.append(self.audience.kill)
+                self._todo.append(self.handler.kill)
             case member.Show(missing=missing):
                 self._show(missing)
             case member.Conclude(verdict=verdict):
-                self._todo.append(partial(self.audience.conclude, verdict))
+                self._todo.append(partial(self.handler.conclude, verdict))
 
     def _show(self, missing: Missing) -> None:
         self._missing = missing
@@ -436,7 +436,7 @@ class Session:
             self._said.add(remark)
             self._say(f"{remark}.")
 
-    def _tell(self, message: FromMember) -> None:
+    def _send_own(self, message: FromMember) -> None:
         if self._coordinator is not None:
             now, host = time.monotonic(), self._meeting.host
             received = state.Received(_OWN, message, now, host, is_local=True)

@@ -1,4 +1,4 @@
-"""Takes the calls of other launchers, whatever else calls there and however much of it."""
+"""Accepts connections of other launchers, with bounds for unauthenticated ones."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 # A launcher introduces itself as soon as it is connected; on a bad network it takes seconds.
 _INTRODUCTION_S = 5.0
-# Who has not introduced himself takes one of so many places.
+# The most connections that are not authenticated yet.
 _MOST_PENDING = 1024
 # The kernel keeps callers waiting while we are busy: 512 launchers may call at once.
 _BACKLOG = 1024
-# One turn of the loop takes so many, as others wait for theirs.
+# The most connections accepted in one turn of the loop.
 _MOST_AT_ONCE = 64
-# Without a file to spare the next look would be at once, for ever.
+# The pause without free descriptors, where the socket stays readable.
 _PAUSE_S = 0.1
 
 
 class PortTaken(EnvironmentFault):
-    """Somebody else listens there; the message says who."""
+    """Another process listens there; the message names it."""
 
 
 class Listener:
     """Listens at one of PORTS of ADDRESSES, and gives each caller who knows KEY to OPENED.
 
-    `allowed` are the addresses that may call; None: all. A caller that is turned away costs a
-    place among the pending for a few seconds at most, and is told to REFUSED: its address, and why.
+    `allowed` are the addresses that may connect; None: all. A connection that is refused takes a
+    place among the pending ones for a few seconds at most; REFUSED gets its address, and why.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Listener:
         self._most_pending = most_pending
         self._introduction_s = introduction_s
         self._is_open = False
-        self._doors: list[_socket.socket] = []
-        # Who has not introduced himself yet, in the order of coming, and until when he may.
+        self._sockets: list[_socket.socket] = []
+        # The pending (unauthenticated) connections in the order of arrival, with their deadlines.
         self._pending: dict[Connection, float] = {}
         # A file that can be given up when there is none to take a call with.
         self._spare_fd = -1
 
     @property
     def pending(self) -> int:
-        """How many have called and not introduced themselves yet."""
+        """The number of connections that are not authenticated yet."""
         return len(self._pending)
 
     def prepare(self) -> None:
@@ -115,7 +115,7 @@ class Listener:
 
     def _refusal(self, address: str, port: int) -> OSError | None:
         try:
-            self._doors.append(_bound(address, port))
+            self._sockets.append(_bound(address, port))
         except OSError as error:
             return error
         return None
@@ -129,8 +129,8 @@ class Listener:
     def close(self) -> None:
         """Take no more calls; those that are open are their users'."""
         if self._is_open:
-            for door in self._doors:
-                self._waiting.unwatch(door.fileno())
+            for one in self._sockets:
+                self._waiting.unwatch(one.fileno())
             self._waiting.alarm((id(self), "deadline"), None, self._expire)
             self._waiting.alarm((id(self), "pause"), None, self._watch)
         for caller in list(self._pending):
@@ -138,47 +138,47 @@ class Listener:
         self._free()
 
     def _free(self) -> None:
-        for door in self._doors:
-            door.close()
-        self._doors.clear()
+        for one in self._sockets:
+            one.close()
+        self._sockets.clear()
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
             self._spare_fd = -1
 
     def _watch(self) -> None:
-        for door in self._doors:
-            self._waiting.watch(door.fileno(), partial(self._answer, door))
+        for one in self._sockets:
+            self._waiting.watch(one.fileno(), partial(self._answer, one))
 
-    def _answer(self, door: _socket.socket) -> None:
+    def _answer(self, server: _socket.socket) -> None:
         for _ in range(_MOST_AT_ONCE):
             try:
                 # socket.accept adds but a wrapper.
-                fd, name = getattr(door, "_accept")()  # noqa: B009
+                fd, name = getattr(server, "_accept")()  # noqa: B009
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                    self._without_files(door)
+                    self._without_files(server)
                     return
-                # He has hung up already, or the network has.
+                # The connection is closed already.
                 continue
             self._admit(_socket.socket(fileno=fd), plain_address(name))
 
-    def _without_files(self, door: _socket.socket) -> None:
-        """Make room: the oldest who has not introduced himself goes, else who calls."""
+    def _without_files(self, server: _socket.socket) -> None:
+        """Free a descriptor: refuse the oldest pending connection, or else the new one."""
         if self._pending:
             self._refuse(next(iter(self._pending)), "no more files can be open here")
             return
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
             with suppress(OSError):
-                fd, _ = getattr(door, "_accept")()  # noqa: B009 - as above
+                fd, _ = getattr(server, "_accept")()  # noqa: B009 - as above
                 os.close(fd)
             self._spare_fd = -1
-        # Closing above freed one; if somebody else of ours took it, we look again later.
+        # Closing above freed one; if it was taken again, try later.
         with suppress(OSError):
             self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for one in self._doors:
+        for one in self._sockets:
             self._waiting.unwatch(one.fileno())
         self._waiting.alarm((id(self), "pause"), time.monotonic() + _PAUSE_S, self._watch)
 
@@ -208,12 +208,12 @@ class Listener:
             self._expire()
 
     def _least_wanted(self) -> Connection:
-        """Return the oldest of the address that has most; so a flood drives out but itself."""
+        """Return the oldest of the address with most, so that a flood displaces only itself."""
         most, _ = Counter(caller.address for caller in self._pending).most_common(1)[0]
         return next(caller for caller in self._pending if caller.address == most)
 
     def _expire(self) -> None:
-        """Turn away who has not introduced himself in time, and come again for the next."""
+        """Refuse connections not authenticated in time, and set the alarm for the next."""
         now = time.monotonic()
         for caller, until in list(self._pending.items()):
             if until > now:
@@ -242,14 +242,14 @@ def _bound(address: str, port: int) -> _socket.socket:
     """Return a socket that listens at PORT of ADDRESS; `::` means IPv4, too."""
     family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
     kind = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK
-    door = _socket.socket(family, kind)
+    server = _socket.socket(family, kind)
     try:
-        door.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+        server.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         if family == _socket.AF_INET6:
-            door.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, int(address != "::"))
-        door.bind((address, port))
-        door.listen(_BACKLOG)
+            server.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, int(address != "::"))
+        server.bind((address, port))
+        server.listen(_BACKLOG)
     except OSError:
-        door.close()
+        server.close()
         raise
-    return door
+    return server

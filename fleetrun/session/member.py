@@ -61,7 +61,7 @@ class Disconnected(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """The coordinator says something."""
+    """A message of the coordinator has arrived."""
 
     message: FromCoordinator
     at: float
@@ -151,7 +151,7 @@ class Show(NamedTuple):
 
 
 class Conclude(NamedTuple):
-    """The generation has ended so."""
+    """The generation has ended with this verdict."""
 
     verdict: Verdict
 
@@ -172,7 +172,7 @@ Action: TypeAlias = Send | Redial | Plan | Run | StopRanks | Kill | Show | Concl
 
 
 class State(NamedTuple):
-    """Where this launcher stands."""
+    """The state of this launcher."""
 
     terms: Terms
     launcher: str
@@ -192,7 +192,7 @@ class State(NamedTuple):
     number: int = 0
     unanswered: tuple[tuple[int, float], ...] = ()
     is_done: bool = False
-    # What went wrong here, and whether that was told with all that is known.
+    # What failed here, and whether the full report of it was sent.
     failure: Failure | None = None
     # The verdict came before the ranks had stopped, or there will be none from the coordinator.
     verdict: Verdict | None = None
@@ -242,7 +242,7 @@ def _say(state: State, message: FromMember, *more: Action) -> Step:
 
 
 def last_words(state: State, failure: Failure | None) -> tuple[FromMember, ...]:
-    """Return what a launcher that leaves says on a connection that comes after that."""
+    """Return the messages for a connection that is made after this launcher has left."""
     if state.offer is None or state.phase != JOINING:
         return ()
     return Join(PROTOCOL, state.launcher, state.generation, state.offer), Leave(failure)
@@ -277,7 +277,7 @@ def _disconnected(state: State, at: float) -> Step:
 
 
 def _elapsed(state: State, at: float) -> Step:
-    """Show that we are there, and see whether the coordinator is."""
+    """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
         return state._replace(wake_at=at + state.terms.heartbeat_timeout_s), ()
     state, lost = _watch(state, at)
@@ -302,10 +302,10 @@ def _beat(state: State, at: float) -> Step:
 
 
 def _watch(state: State, at: float) -> Step:
-    """Act when nothing is heard of the coordinator for too long."""
+    """Act when the coordinator has been silent for too long."""
     terms = state.terms
     if state.phase in {IDLE, JOINING} and not state.generation:
-        # Whoever gathers the hosts knows how long to wait.
+        # The gathering has its own timeout.
         return state, ()
     silence = at - state.alive_at
     is_gone = state.broken_at is not None and at >= state.broken_at + terms.rejoin_s
@@ -372,7 +372,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
         case Roster() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Roster() if state.phase == JOINING:
-            # It has heard us since we joined.
+            # It has received our messages since we joined.
             state = state._replace(phase=PLANNING, alive_at=max(state.alive_at, at))
             return state, (Plan(message),)
         case Start() if state.phase == READY:
@@ -397,7 +397,7 @@ def _acknowledged(state: State, number: int, at: float) -> Step:
 
 
 def _refused(state: State, why: str) -> Step:
-    """End: the coordinator does not want us, or not any more."""
+    """End: the coordinator has refused this launcher."""
     is_early = state.phase in {IDLE, JOINING}
     code = RendezvousError.exit_code if is_early else LOST
     failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
@@ -462,7 +462,7 @@ def _failed(state: State, failure: Failure) -> Step:
 
 
 def _stopped(state: State, failure: Failure | None, at: float) -> Step:
-    """Tell that nothing runs here any more; the verdict follows."""
+    """Report that no rank runs here any more; the verdict follows."""
     if state.phase not in {RUNNING, STOPPING}:
         return state, ()
     state = state._replace(phase=STOPPED, failure=failure or state.failure, wake_at=at)

@@ -1,7 +1,7 @@
-"""What the launchers of a session say to each other; each message tells a whole state.
+"""The messages between the launchers of a session; each message describes a whole state.
 
-A member sends Join first on each connection, then what it was about to say; so a message that was
-lost with a connection is said again, and one that comes twice changes nothing.
+A member sends Join first on each connection, then its unacknowledged messages. So a message that
+was lost with a connection is sent again, and one that arrives twice changes nothing.
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
@@ -15,7 +15,7 @@ PROTOCOL = 1
 LOST = 1
 _LAST_PORT = 65535
 _LAST_CODE = 255
-# Last words of a rank are its last lines, not its log.
+# For the last lines of a rank, not for its log.
 _LONGEST_TEXT = 16 * 1024
 # A name of DNS has 253 characters at most.
 _LONGEST_NAME = 255
@@ -70,7 +70,7 @@ class Failure(NamedTuple):
     what: str
     exit_code: int
     words: str = ""
-    # Whether it says what only those say who lost a peer.
+    # Whether it looks like the loss of a peer.
     is_victim: bool = False
     # Why no other attempt can help; empty: one may.
     no_retry: str = ""
@@ -139,7 +139,7 @@ class Refused(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Who is waited for, and what else is worth knowing while waiting."""
+    """The hosts that are waited for, and remarks."""
 
     who: str
     remarks: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Entry(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """Who takes part in a generation, in the order of their ranks."""
+    """The hosts of a generation, in the order of their ranks."""
 
     generation: int
     # How often the job was started again because it had failed.

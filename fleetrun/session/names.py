@@ -1,4 +1,4 @@
-"""What the names of hosts resolve to, without ever waiting for an answer."""
+"""Resolves host names without blocking."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _places(host: str, port: int, flags: int) -> tuple[Place, ...]:
 
 
 class Lookup:
-    """Asks what HOST is, in a child; DONE is called once, with nothing where nobody knows."""
+    """Resolves HOST in a child process; DONE is called once, with () for an unknown name."""
 
     def __init__(
         self, host: str, port: int, waiting: Waiting, done: Callable[[tuple[Place, ...]], None]

@@ -1,4 +1,4 @@
-"""What outlives the one who lends it a loop: registrations that move with their owner."""
+"""Loop registrations that can be moved, as a session outlives the observer that lends it a loop."""
 
 from __future__ import annotations
 

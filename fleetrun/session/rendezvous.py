@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from fleetrun.session.terms import Terms
 
     class Settled(Protocol):
-        """Who wants to know that the first rendezvous is over."""
+        """Called when the first rendezvous is over."""
 
         def __call__(self, *, has_begun: bool) -> None:
             """Take note that the job begins, or that there will be none."""
 
 
-# The coordinator knows who is missing, so it has the first word on that.
+# The coordinator knows which hosts are missing, so it reports that first.
 _LATER_S, _LAST_S = 0.5, 1.0
-# So long a host that cannot take part looks for somebody whom it could tell.
-_TELL_S, _LOOK_S = 3.0, 0.05
+# How long a host that cannot take part tries to report that to the coordinator.
+_REPORT_S, _LOOK_S = 3.0, 0.05
 
 
 class Rendezvous(Gathering):
     """Plans each generation together with the other hosts.
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
-    no offer, BARE is what the host joins with, to tell the others why; HIDE takes secrets out.
-    SETTLED hears how the first rendezvous has ended.
+    no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
+    at the end of the first rendezvous.
     """
 
     is_shared = True
@@ -57,7 +57,7 @@ class Rendezvous(Gathering):
     ) -> None:
         self._rdzv_timeout_s = terms.rdzv_timeout_s
         self._prepare_s = terms.prepare_s
-        # The coordinator has the first word on who is late.
+        # The coordinator reports late hosts first.
         self.timeout_s = self._rdzv_timeout_s + self._prepare_s + _LAST_S
         self._session = session
         self._offer = offer
@@ -74,16 +74,16 @@ class Rendezvous(Gathering):
         """Join the generation."""
         self._attempt, self._waiting, self._answer = attempt, waiting, answer
         self._fault, self._planned, self._is_over = None, None, False
-        self._session.audience = self
+        self._session.handler = self
         if not attempt:
             self._session.open(waiting)
         self._wait(self._rdzv_timeout_s)
         try:
             offer = self._offer(attempt)
         except FleetrunError as error:
-            # The others shall hear of it, and not wait for this host.
+            # Report it, so that the others do not wait for this host.
             self._fault, offer = error, self._bare
-            self._tell(error, time.monotonic() + _TELL_S)
+            self._report(error, time.monotonic() + _REPORT_S)
         self._session.offer(offer)
 
     def _wait(self, seconds: float) -> None:
@@ -95,14 +95,14 @@ class Rendezvous(Gathering):
         """Return for whom it waits, and up to when."""
         return super().progress(self._until - time.monotonic())
 
-    def _tell(self, fault: FleetrunError, until: float) -> None:
-        """End with FAULT once the coordinator has heard of it, or is not to be found."""
+    def _report(self, fault: FleetrunError, until: float) -> None:
+        """End with FAULT once it is reported to the coordinator, or that is not found."""
         now = time.monotonic()
         has_told = self._session.is_connected and not self._session.serves
         if has_told or now >= until:
             self._refuse(fault)
         else:
-            self._waiting.alarm("tell", now + _LOOK_S, partial(self._tell, fault, until))
+            self._waiting.alarm("report", now + _LOOK_S, partial(self._report, fault, until))
 
     def missing(self) -> str:
         """Name what the answer waits for."""
@@ -117,7 +117,7 @@ class Rendezvous(Gathering):
         host = self._bare.named()
         self._session.quit(Failure(host, "interrupted", _INTERRUPTED))
         if not self._attempt:
-            self._session.farewell()
+            self._session.flush()
 
     def _reply(self, planned: LaunchPlan | FleetrunError) -> None:
         if self._is_over:
@@ -150,11 +150,11 @@ class Rendezvous(Gathering):
     def _refuse(self, error: FleetrunError) -> None:
         self._settle(has_begun=False)
         where = "" if isinstance(error, RendezvousError) else self._bare.named()
-        self._session.quit(Failure(where, self._told(error), error.exit_code))
+        self._session.quit(Failure(where, self._shareable(error), error.exit_code))
 
         def reply() -> None:
             if not self._attempt and not self._is_over:
-                self._session.farewell()
+                self._session.flush()
             self._reply(error)
 
         # Not from within the session, which has still to say so.
@@ -173,12 +173,12 @@ class Rendezvous(Gathering):
                 fault = error
         failure = None
         if fault is not None:
-            why = self._told(fault)
+            why = self._shareable(fault)
             failure = Failure(self._bare.named(), why, fault.exit_code, no_retry=why)
         self._session.planned(failure)
 
-    def _told(self, error: FleetrunError) -> str:
-        """Return ERROR as the other hosts may hear it."""
+    def _shareable(self, error: FleetrunError) -> str:
+        """Return ERROR for the other hosts, without secrets."""
         return self._hide(str(error))[:_LONGEST].rstrip(".")
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Which host has which place in a roster, who is missing, and who does not fit."""
+"""The ranks of hosts in a roster, the hosts that are missing, and differing settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import Offer
     from fleetrun.session.terms import Terms
 
-# So many hosts are named one by one.
+# The most hosts that are listed by name.
 _NAMED = 8
 # Of a value that differs so much is shown, and so much before the first difference.
 _SHOWN, _BEFORE = 100, 20
@@ -60,7 +60,7 @@ def listed(names: Sequence[str], *, more: int = 0) -> str:
 def seats(hosts: Sequence[Host], most: int, before: int) -> list[Host]:
     """Return at most MOST of HOSTS in the order of their ranks; BEFORE hosts had ranks so far.
 
-    Who had a rank keeps it; when there are fewer than before, those who are left keep their order.
+    A host keeps its rank; when there are fewer than before, the remaining ones keep their order.
     """
     settled = sorted((host for host in hosts if host.order >= 0), key=lambda host: host.order)
     new = sorted((host for host in hosts if host.order < 0), key=_rank_of_newcomer)
@@ -99,7 +99,7 @@ def _numbers(address: str) -> tuple[int, ...]:
 
 
 def missing(terms: Terms, hosts: Sequence[Host]) -> str:
-    """Name who has not come yet."""
+    """Name the hosts that have not joined yet."""
     if terms.names:
         taken = {host.offer.rank for host in hosts}
         absent = [name for place, name in enumerate(terms.names) if place not in taken]
@@ -118,21 +118,21 @@ def missing(terms: Terms, hosts: Sequence[Host]) -> str:
     return f"{who} of {terms.least} ({here} {'are' if len(hosts) > 1 else 'is'} here)"
 
 
-def differences(ours: Offer, theirs: Offer, *, where: str) -> list[str]:
+def differences(first: Offer, second: Offer, *, where: str) -> list[str]:
     """Return in what two hosts differ that must not differ; WHERE is the host of OURS."""
-    return _differences(dict(ours.settings), dict(theirs.settings), where)
+    return _differences(dict(first.settings), dict(second.settings), where)
 
 
-def remarks(ours: Offer, theirs: Offer, *, where: str) -> list[str]:
+def remarks(first: Offer, second: Offer, *, where: str) -> list[str]:
     """Return in what two hosts differ that is worth a remark."""
-    return _differences(dict(ours.remarks), dict(theirs.remarks), where)
+    return _differences(dict(first.remarks), dict(second.remarks), where)
 
 
-def _differences(ours: Mapping[str, str], theirs: Mapping[str, str], where: str) -> list[str]:
+def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> list[str]:
     found = []
-    for name in dict.fromkeys((*ours, *theirs)):
-        here, there = ours.get(name, ""), theirs.get(name, "")
-        if ours.get(name) != theirs.get(name):
+    for name in dict.fromkeys((*first, *second)):
+        here, there = first.get(name, ""), second.get(name, "")
+        if first.get(name) != second.get(name):
             shown = _shown(there, here) or "none", _shown(here, there) or "none"
             found.append(f"{name} is {shown[0]} there and {shown[1]} on {where}")
     return found

@@ -92,7 +92,7 @@ class LogServer:
         return ""
 
 
-class _Host:
+class _HostLogs:
     """A host of which logs are wanted: what is left, and where the current log stands."""
 
     def __init__(self, wanted: Sequence[tuple[int, int]]) -> None:
@@ -130,7 +130,7 @@ class LogGatherer:
         self._done = done
         self._everything = everything
         self._attempts = range(1)
-        self._hosts: dict[int, _Host] = {}
+        self._hosts: dict[int, _HostLogs] = {}
         self._later: deque[int] = deque()
         self._had: list[str] = []
         self._missed: list[str] = []
@@ -178,7 +178,7 @@ class LogGatherer:
         """Begin with more hosts where few are being asked; say so when nobody is left."""
         while self._later and len(self._hosts) < _AT_ONCE:
             node = self._later.popleft()
-            self._hosts[node] = _Host(
+            self._hosts[node] = _HostLogs(
                 [
                     (process, attempt)
                     for process, spec in enumerate(self.plan.ranks)
@@ -254,7 +254,7 @@ class LogGatherer:
             _close(host)
         self._next(node)
 
-    def _write(self, host: _Host, part: LogPart, data: bytes, *, is_first: bool) -> None:
+    def _write(self, host: _HostLogs, part: LogPart, data: bytes, *, is_first: bool) -> None:
         if is_first:
             spec = self.plan.ranks[part.process]
             if not data and part.attempt != self._attempts[-1]:
@@ -294,7 +294,7 @@ class LogGatherer:
         return said.strip()
 
 
-def _close(host: _Host) -> None:
+def _close(host: _HostLogs) -> None:
     if host.fd >= 0:
         os.close(host.fd)
     host.fd, host.offset = -1, None

@@ -75,7 +75,7 @@ class JobSession(Source):
         self._waiting = waiting
         self._declare = declare
         self._session.move(waiting)
-        self._session.audience = self
+        self._session.handler = self
         self._end.open(waiting)
         self._look()
 
@@ -86,7 +86,7 @@ class JobSession(Source):
                 self._attempt = attempt
                 self._take(plan)
                 self._end.take(plan)
-                self._session.audience = self
+                self._session.handler = self
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:
                 self._owed.discard(process)

@@ -71,7 +71,7 @@ def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> st
 
 
 def goals(found: Sequence[Goal]) -> str:
-    """Return for every goal whether it was reached."""
+    """Say of every goal whether it was reached."""
     words = {True: "reached", False: "MISSED", None: "not measured"}
     rows = [[goal.what, goal.wanted, goal.seen, words[goal.reached]] for goal in found]
     return table("Goals", ["what", "wanted", "seen", ""], rows)
@@ -87,13 +87,13 @@ def machine() -> dict[str, Any]:
 
 
 def headline(found: dict[str, Any]) -> str:
-    """Return on what this was measured: a machine that is busy with something else lies."""
+    """Say on what this was measured: a machine that is busy with something else lies."""
     machine, versions = found["machine"], found["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{machine['cpus']} cores, load {machine['load_before']:.1f} before, {software}\n"
 
 
 def progress(text: str) -> None:
-    """Print how far the measuring is, where somebody watches."""
+    """Say how far the measuring is, where somebody watches."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

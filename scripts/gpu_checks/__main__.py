@@ -103,7 +103,7 @@ def driver() -> str:
 
 
 def describe(machine: Machine, found: dict[str, Any]) -> str:
-    """Return a line about what is tried, and on what."""
+    """Say in a line what is tried, and on what."""
     about = f"Paddle {found['paddle']}, CUDA {found['cuda']}, NCCL {found['nccl']}"
     if machine.device == "gpu":
         return f"{len(found['gpus'])} GPUs ({found['gpus'][0]}), {machine.ranks} ranks; {about}."

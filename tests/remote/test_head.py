@@ -21,7 +21,7 @@ from waiting import LONG_S, until
 from fleetrun import argv, cli, request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import agent, head, protocol
-from fleetrun.remote.connection import Connection
+from fleetrun.remote.connection import SshConnection
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
@@ -278,7 +278,7 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     )
     wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
     asked = protocol.Inquiry(str(tmp_path), "file", "t.py", {})
-    remotes = [Connection(host, [ssh[6:]]) for host in head.listed(wanted)]
+    remotes = [SshConnection(host, [ssh[6:]]) for host in head.listed(wanted)]
     remotes[1].answer = protocol.Answer()
     assert head.Head(remotes, wanted, asked, closing_s=0.0).run() == 3
     said = capfd.readouterr().err

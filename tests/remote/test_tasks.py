@@ -15,7 +15,7 @@ from fleetrun import cli
 from fleetrun.errors import EnvironmentFault, RendezvousError
 from fleetrun.model import Task
 from fleetrun.remote import tasks
-from fleetrun.remote.tasks import Place
+from fleetrun.remote.tasks import TaskPlace
 
 if TYPE_CHECKING:
     import subprocess
@@ -84,7 +84,7 @@ def test_only_the_first_task_ends_with_the_exit_code_of_the_job(
 
 
 def test_a_first_task_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    here = Place(f"\0fleetrun/tasks/test/{os.getpid()}", 1, 3)
+    here = TaskPlace(f"\0fleetrun/tasks/test/{os.getpid()}", 1, 3)
     with pytest.raises(RendezvousError, match=r"first of the 3 tasks of this host did not come"):
         tasks.follow(here, Task((), {}), 0.001)
     leader = tasks.Leader(here, Task((), {}), 0.001)

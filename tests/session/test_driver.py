@@ -59,7 +59,7 @@ class Launchers:
         meeting = Meeting(terms, HERE, (self.port,), "job", addresses=addresses)
         said: list[str] = []
         session = Session(meeting, name, host=name, say=said.append)
-        session.audience = rank = Rank()
+        session.handler = rank = Rank()
         session.open(self.loop)
         session.offer(Offer("", name, len(self.sessions), (7000,), ((),)))
         self.sessions.append(session)
@@ -105,7 +105,7 @@ def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Laun
 def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
     session, _, said = launchers.start("first", serves=True)
     for number in range(100):
-        session._turned_away(f"10.0.1.{number}", "has another token")  # noqa: SLF001 - by the listener
+        session._caller_refused(f"10.0.1.{number}", "has another token")  # noqa: SLF001 - by the listener
     assert len(said) == 32
     session.shown("node-2 cannot take part: --run_mode is rpc there")
     assert said[-1].startswith("node-2 cannot take part")

@@ -337,7 +337,7 @@ def works(net: Net) -> None:
         (Key("job"), Key("other"), "has another --job_id"),
     ],
 )
-def test_a_launcher_with_another_key_is_turned_away_and_told(
+def test_a_launcher_with_another_key_is_caller_refused_and_told(
     net: Net, ours: Key, theirs: Key, why: str
 ) -> None:
     net.listen(key=ours)
@@ -348,7 +348,7 @@ def test_a_launcher_with_another_key_is_turned_away_and_told(
     assert net.server.connections == end.connections == []
 
 
-def test_an_address_that_is_not_listed_is_turned_away_at_once(net: Net) -> None:
+def test_an_address_that_is_not_listed_is_caller_refused_at_once(net: Net) -> None:
     listener = net.listen(allowed={"10.0.0.1"})
     dialer, _ = net.call()
     turn_until(net.loop, lambda: net.server.refused and dialer.trouble)

@@ -7,16 +7,12 @@ the evidence, and the weights are compared with those of plain data parallel.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from training import PYTHONS
-from waiting import TRAINING_S
-from warming import warm
+from training import PYTHONS, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,34 +98,13 @@ def launch(setup: Setup, folder: Path) -> Done:
         arguments.append("--static")
     elif setup.preset == "overlap":
         arguments.append("--linger")
-    # This is a thread, which outlives the fixture that cleans the environment of a test.
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PADDLE_", "FLEETRUN_", "FLAGS_"))
-    }
-    run = subprocess.run(
-        [PYTHONS[setup.version], "-m", "fleetrun", *words, SCRIPT, *arguments],
-        cwd=folder,
-        env={
-            **environ,
-            **warm(PYTHONS[setup.version]),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
+    done = run(PYTHONS[setup.version], ["-m", "fleetrun", *words, SCRIPT, *arguments], folder)
     ranks = range(setup.ranks)
     made = [folder / f"made.{rank}.json" for rank in ranks]
     proofs = [folder / "log" / "latest" / f"strategy.{rank}.json" for rank in ranks]
     return Done(
-        run.returncode,
-        run.stdout,
+        done.returncode,
+        done.stdout,
         *(
             [json.loads(path.read_text()) for path in paths if path.exists()]
             for paths in (made, proofs)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import PYTHONS, told
-from waiting import TRAINING_S
-from warming import warm
+from training import PYTHONS, run, told
 
 pytestmark = pytest.mark.train
 
@@ -74,29 +71,14 @@ def train(
     (folder / "strategy.json").write_text(json.dumps(told(asked)), encoding="utf-8")
     merged = strategy.get("gradient_merge_configs", {}).get("k_steps", 1)
     local = strategy.get("localsgd_configs", {}).get("k_steps", 0)
-    run = subprocess.run(
-        [
-            python,
-            *("-m", "fleetrun", f"--nproc_per_node={ranks}"),
-            f"--env=FLEETRUN_STRATEGY_FILE={folder / 'strategy.json'}",
-            SCRIPT,
-            json.dumps({"merged": merged, "local": local, "cases": cases}),
-        ],
-        cwd=folder,
-        env={
-            **os.environ,
-            **warm(python),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout
+    argv: list[str | Path] = [
+        *("-m", "fleetrun", f"--nproc_per_node={ranks}"),
+        f"--env=FLEETRUN_STRATEGY_FILE={folder / 'strategy.json'}",
+        SCRIPT,
+        json.dumps({"merged": merged, "local": local, "cases": cases}),
+    ]
+    done = run(python, argv, folder)
+    assert done.returncode == 0, done.stdout
     return Trained(folder, ranks)
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ports
 import pytest
-from training import PYTHONS
-from waiting import TRAINING_S
-from warming import warm
+from training import PYTHONS, run
 
 from fleetrun.errors import UsageError
 from fleetrun.strategy import fields, load, verdicts
@@ -143,34 +139,6 @@ def names(case: Case) -> list[str]:
     )
 
 
-def run(
-    version: str, argv: list[str | Path], folder: Path, **more: str
-) -> subprocess.CompletedProcess[str]:
-    # This is a thread, which outlives the fixture that cleans the environment of a test.
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PADDLE_", "FLEETRUN_", "FLAGS_"))
-    }
-    return subprocess.run(
-        [PYTHONS[version], *argv],
-        cwd=folder,
-        env={
-            **environ,
-            **warm(PYTHONS[version]),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            **more,
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-
-
 def launch(version: str, case: Case, folder: Path) -> Done:
     folder.mkdir()
     words = [f"--set={word}" for word in case.knobs.split()]
@@ -183,7 +151,7 @@ def launch(version: str, case: Case, folder: Path) -> Done:
         SCRIPT,
         *options,
     ]
-    ended = run(version, argv, folder)
+    ended = run(PYTHONS[version], argv, folder)
     proof = folder / "log" / "latest" / "strategy.0.json"
     said: list[dict[str, Any]] = json.loads(proof.read_text())["knobs"] if proof.exists() else []
     logs = "".join(log.read_text() for log in folder.glob("log/workerlog.*"))
@@ -197,7 +165,7 @@ def stop(version: str, folder: Path) -> str:
     ends = [f"127.0.0.1:{port}" for port in ports.free(3)]
     tried = [each.names.split()[0] for each in STOPS if version in each.versions]
     ended = run(
-        version,
+        PYTHONS[version],
         [SCRIPT, "--static", "--each", *tried],
         folder,
         PADDLE_TRAINER_ID="0",
