@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import links
 import processes
 import report
 from peers import ROOT
@@ -49,6 +50,10 @@ class Comparison(NamedTuple):
     limit: float | None = None
     # How many times as many turns: what differs little shows in many only.
     more_turns: int = 1
+    # It is about a slow link between two hosts: how many Mbit/s it is for.
+    mbits: tuple[int, ...] = ()
+    # Steps that it needs before the first turn.
+    warm_up: int = 0
 
 
 def _set(**fields: object) -> tuple[str, ...]:
@@ -62,6 +67,10 @@ _SMALL = _set(fuse_grad_size_in_MB=4, fuse_grad_size_in_num=32)
 _ALL = ("many", "resnet", "large")
 # How many steps of theirs take about as long as one of the others'.
 _LIGHTER = {"many": 5, "many-static": 5, "large": 2}
+
+_PLAN = _set(fuse_grad_size_in_MB="plan")
+# A plan is made in fewer.
+_PLANNING_STEPS = 50
 
 COMPARISONS = {
     "null": Comparison("nothing against nothing", (), (), ("many",)),
@@ -93,6 +102,26 @@ COMPARISONS = {
         ("--check_ranks=0",),
         (),
         ("many", "resnet"),
+    ),
+    **{
+        f"plan-{count}": Comparison(
+            f"planned buckets against those of {count} gradients",
+            _PLAN,
+            _set(fuse_grad_size_in_num=count, fuse_grad_size_in_MB=1024),
+            ("layers",),
+            1.02,
+            mbits=(100, 1000),
+            warm_up=_PLANNING_STEPS,
+        )
+        for count in (1, 4, 16, 1000)
+    },
+    "bf16": Comparison(
+        "gradients sent in 16 bits against 32",
+        _set(fuse_grad_size_in_MB="auto", bf16_allreduce=True),
+        _set(fuse_grad_size_in_MB="auto"),
+        ("large",),
+        0.6,
+        mbits=(100,),
     ),
 }
 
@@ -154,6 +183,12 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument(
         "--only", type=_some, metavar="LIST", help="some comparisons: fusion,reducer:resnet"
     )
+    parser.add_argument(
+        "--mbits",
+        type=int,
+        choices=sorted({mbits for one in COMPARISONS.values() for mbits in one.mbits}),
+        help="what is for a link of so many Mbit/s between two hosts, which are namespaces (root)",
+    )
     parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     parser.set_defaults(run=run)
@@ -194,6 +229,8 @@ def run(chosen: argparse.Namespace) -> int:
     seen: list[Seen] = []
     failures: dict[str, str] = {}
     for name, comparison in COMPARISONS.items():
+        if chosen.mbits not in (comparison.mbits or (None,)):
+            continue
         some = _measure(chosen, python, name, failures)
         seen += some
         if some:
@@ -289,21 +326,20 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
         base["PYTHONPATH"] = str(ROOT)
         if chosen.cpu:
             base["CUDA_VISIBLE_DEVICES"] = ""
-        worker = (TRAINEE, model, str(steps), str(chosen.warm_up))
+        warm_up = max(chosen.warm_up, comparison.warm_up)
+        worker = (TRAINEE, model, str(steps), str(warm_up))
+        hosts: tuple[tuple[str, ...], ...] = ((),)
+        if chosen.mbits:
+            hosts = stack.enter_context(links.linked(chosen.mbits, folder / "hosts"))
         sides: dict[bool, Side] = {}
         for is_one, options in ((True, comparison.one), (False, comparison.other)):
             if options is None:
                 continue
-            command = (
-                str(python),
-                "-m",
-                "fleetrun",
-                f"--nproc_per_node={RANKS}",
-                *options,
-                *worker,
-            )
+            where = links.options(int(is_one)) if chosen.mbits else (f"--nproc_per_node={RANKS}",)
+            command = (str(python), "-m", "fleetrun", *where, *options, *worker)
             place = folder / ("one" if is_one else "other")
-            sides[is_one] = stack.enter_context(_launched(command, place, base))
+            commands = [(*host, *command) for host in hosts]
+            sides[is_one] = stack.enter_context(_launched(commands, place, base))
         for turn in range(chosen.turns * comparison.more_turns):
             for is_one in (True, False) if turn % 2 == 0 else (False, True):
                 side = sides.get(is_one)
@@ -320,9 +356,9 @@ class Side:
     """One launch, whose ranks train when they are told to."""
 
     def __init__(
-        self, launcher: subprocess.Popen[bytes], place: Path, ear: int, turns: list[int]
+        self, launchers: list[subprocess.Popen[bytes]], place: Path, ear: int, turns: list[int]
     ) -> None:
-        self._launcher = launcher
+        self._launchers = launchers
         self._place = place
         self._ear = ear
         self._turns = turns
@@ -330,8 +366,8 @@ class Side:
 
     def hear(self, word: str) -> list[float]:
         """Return the numbers that the ranks say with WORD, when all have said it."""
-        output = self._place / "output"
-        return processes.hear(self._ear, word, RANKS, self._launcher, output)
+        output = self._place / "0" / "output"
+        return processes.hear(self._ear, word, RANKS, self._launchers[0], output)
 
     def get_ready(self) -> None:
         """Wait until every rank waits for its turn."""
@@ -350,13 +386,15 @@ class Side:
         """End the training, and return what its strategy has counted."""
         while self._turns:
             os.close(self._turns.pop())
-        try:
-            code = self._launcher.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            raise Failed("it did not end with its ranks") from None
-        if code:
-            raise Failed(f"exit code {code}: {processes.last_word(self._place / 'output')}")
-        proof = self._place / "log" / "latest" / "strategy.0.json"
+        for number, launcher in enumerate(self._launchers):
+            try:
+                code = launcher.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                raise Failed("it did not end with its ranks") from None
+            if code:
+                said = processes.last_word(self._place / str(number) / "output")
+                raise Failed(f"exit code {code}: {said}")
+        proof = self._place / "0" / "log" / "latest" / "strategy.0.json"
         if not proof.exists():
             return {}
         counts: dict[str, Any] = json.loads(proof.read_text())["counts"]
@@ -364,8 +402,10 @@ class Side:
 
 
 @contextmanager
-def _launched(command: Sequence[str], place: Path, base: Mapping[str, str]) -> Iterator[Side]:
-    """Launch COMMAND in PLACE, whose ranks are then ready."""
+def _launched(
+    commands: Sequence[Sequence[str]], place: Path, base: Mapping[str, str]
+) -> Iterator[Side]:
+    """Launch COMMANDS, one for each host, in PLACE; their ranks are then ready."""
     place.mkdir()
     said = place / "said"
     pipes = [said, *(place / f"turns.{rank}" for rank in range(RANKS))]
@@ -374,23 +414,29 @@ def _launched(command: Sequence[str], place: Path, base: Mapping[str, str]) -> I
     # Both ends, so that no pipe waits for its other end, or finds none.
     ear, *turns = (os.open(pipe, os.O_RDWR | os.O_NONBLOCK) for pipe in pipes)
     env = {**base, "BENCH_SAID": str(said), "BENCH_TURNS": str(place / "turns")}
-    with (place / "output").open("wb") as output:
-        launcher = subprocess.Popen(
-            command,
-            env=env,
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    launchers = []
+    for number, command in enumerate(commands):
+        own = place / str(number)
+        own.mkdir()
+        with (own / "output").open("wb") as output:
+            launcher = subprocess.Popen(
+                command,
+                env=env,
+                cwd=own,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        launchers.append(launcher)
     try:
-        side = Side(launcher, place, ear, turns)
+        side = Side(launchers, place, ear, turns)
         side.get_ready()
         yield side
     finally:
         for end in (ear, *turns):
             os.close(end)
-        if launcher.poll() is None:
-            launcher.kill()
-        launcher.wait()
+        for launcher in launchers:
+            if launcher.poll() is None:
+                launcher.kill()
+            launcher.wait()

@@ -40,7 +40,13 @@ def large() -> tuple[nn.Layer, list[int]]:
     return nn.Linear(1024, 4096, bias_attr=False), [16, 1024]
 
 
-MODELS = {"many": deep, "many-static": deep, "resnet": resnet, "large": large}
+def layers() -> tuple[nn.Layer, list[int]]:
+    """48 gradients of 1.6 MB in all, which a slow link needs longer for than backward does."""
+    net = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(128, 128), nn.ReLU())))
+    return net, [128, 128]
+
+
+MODELS = {"layers": layers, "many": deep, "many-static": deep, "resnet": resnet, "large": large}
 
 
 def dynamic() -> Callable[[], None]:
@@ -69,7 +75,7 @@ def static() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL]()
     loss = paddle.mean(net(paddle.static.data("batch", shape)))
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1e-3)).minimize(loss)
+    fleet.distributed_optimizer(paddle.optimizer.SGD(1e-3)).minimize(loss)  # pyright: ignore[reportPrivateImportUsage]
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     program: Any = paddle.static.default_main_program()
@@ -118,7 +124,7 @@ def unhooked() -> Iterator[None]:
 
 
 def wait_for_device() -> None:
-    if paddle.is_compiled_with_cuda() and paddle.device.get_device().startswith("gpu"):
+    if paddle.is_compiled_with_cuda() and paddle.device.get_device().startswith("gpu"):  # pyright: ignore[reportPrivateImportUsage]
         paddle.device.cuda.synchronize()
 
 
