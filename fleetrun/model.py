@@ -85,6 +85,7 @@ class Request(NamedTuple):
     rank: int | None = None
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
+    elastic_timeout_s: float = 30.0
     start_port: int | None = None
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
@@ -309,7 +310,9 @@ class Roster(NamedTuple):
     notes: tuple[str, ...] = ()
     # Inherited variables that the hosts were read from: true for the ranks, too.
     told: tuple[str, ...] = ()
-    # None: the mode says which processes run here.
+    # Our place when the session of an elastic job began; None: hosts neither come nor go.
+    first_me: int | None = None
+    # None: the mode says who runs here.
     assigned: Assigned | None = None
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None

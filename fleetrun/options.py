@@ -43,13 +43,18 @@ _MOST = 1e9
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
-_ELASTIC = "this version keeps the hosts it started with; until then name them with --ips."
+_ELASTIC = (
+    "hosts meet at --master=HOST:PORT in this version, without etcd, and --nnodes=LEAST:MOST makes "
+    "a job elastic; leave it out."
+)
 _TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
 _TUNER = (
     "this version searches no parallel layouts: `fleetrun tune` measures the fields of a strategy; "
     f"for Paddle's tuner use {_PADDLE_LAUNCHER}."
 )
-_FLEET_SIZE = "no job is elastic; --rdzv_timeout says how long hosts are waited for."
+_FLEET_SIZE = (
+    "start fleetrun on one more host of an elastic job (--nnodes=LEAST:MOST), or stop one."
+)
 
 
 class Option(NamedTuple):
@@ -490,8 +495,9 @@ TABLE: tuple[Option, ...] = (
         "nnodes",
         "text",
         HOSTS,
-        "How many hosts; follows from --ips, and is needed with --master.",
-        metavar="N",
+        "How many hosts; follows from --ips, and is needed with --master. With N:M the job is "
+        "elastic: it goes on without hosts that are lost, and with such that come.",
+        metavar="N[:M]",
         default="1",
         env=("PADDLE_NNODES",),
     ),
@@ -512,6 +518,18 @@ TABLE: tuple[Option, ...] = (
         metavar="SECONDS",
         default="600",
         slot="rdzv_timeout_s",
+        minimum=0.1,
+    ),
+    Option(
+        "elastic_timeout",
+        "float",
+        HOSTS,
+        "Seconds that an elastic job waits for one more host: before its start, before it starts "
+        "again with new ones, and when too few are left.",
+        metavar="SECONDS",
+        default="30",
+        env=("PADDLE_ELASTIC_TIMEOUT",),
+        slot="elastic_timeout_s",
         minimum=0.1,
     ),
     Option(
@@ -983,15 +1001,6 @@ TABLE: tuple[Option, ...] = (
         status="accepted",
         reason="launch.txt in the launch's folder has the settings; --banner=full prints them.",
     ),
-    Option(
-        "elastic_timeout",
-        "int",
-        PADDLE,
-        "Seconds to wait for hosts.",
-        metavar="SECONDS",
-        status="accepted",
-        reason=_FLEET_SIZE,
-    ),
     Option("scale", "int", PADDLE, "Elastic scaling.", "N", status="accepted", reason=_FLEET_SIZE),
     Option(
         "force",
@@ -1017,11 +1026,12 @@ TABLE: tuple[Option, ...] = (
     Option(
         "elastic_level",
         "text",
-        LATER,
+        PADDLE,
         "Elastic restarts.",
         metavar="N",
-        status="later",
-        reason=_ELASTIC,
+        status="accepted",
+        reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart tries "
+        "failures again.",
     ),
     Option(
         "elastic_server",
@@ -1040,7 +1050,7 @@ TABLE: tuple[Option, ...] = (
         "Command before an elastic start.",
         metavar="COMMAND",
         status="later",
-        reason=_ELASTIC,
+        reason="this version runs nothing before a start; let a script run it, and then fleetrun.",
     ),
     Option(
         "np",
@@ -1048,9 +1058,10 @@ TABLE: tuple[Option, ...] = (
         LATER,
         "Elastic size.",
         "N",
+        env=("PADDLE_ELASTIC_NP",),
         status="later",
-        reason="processes are counted with --nproc_per_node here; elastic jobs, whose size Paddle "
-        "calls --np, are not in this version.",
+        reason="this version counts processes with --nproc_per_node, and hosts, which Paddle's "
+        "--np counts, with --nnodes=N, or --nnodes=LEAST:MOST for an elastic job.",
     ),
     # Where ranks go, and tuning.
     Option(

@@ -56,7 +56,8 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
     layout = mode.rules.layout(request, facts, share, roster)
-    if roster.assigned is None:
+    # Of an elastic job some ranks may come only later, or not any more.
+    if roster.assigned is None and roster.first_me is None:
         _check_ranks(request, "tee", (request.tee or "").split(","), layout)
         _check_ranks(request, "stdin", (request.stdin or "",), layout)
         _check_ranks(request, "debug", (request.debug or "").split(","), layout)
@@ -123,7 +124,7 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
             *_reach(request, strategy),
         ),
         strategy=strategy,
-        has_session=len(roster.members) > 1,
+        has_session=len(roster.members) > 1 or roster.first_me is not None,
         shared_logs=roster.shared_logs,
     )
 
@@ -292,6 +293,9 @@ def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
     shared = roster.shared_logs
     if shared is not None:
         return f"{shared.run_name}/{shared.own}" if shared.own else shared.run_name
+    if roster.first_me is not None:
+        # Files stay where they are while places change.
+        return f"{run_name(request, facts)}-node{roster.first_me}"
     node = f"-node{roster.me}" if len(roster.members) > 1 else ""
     return run_name(request, facts) + node
 

@@ -101,8 +101,9 @@ def resolve(
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
     is_told = in_paddlecloud(environ) or _is_told(mode, environ)
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
+    _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
     # With roles, what is removed is said where they are known.
-    if int(hosts.nnodes) == 1 and not in_paddlecloud(environ) and mode.is_uniform:
+    if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ))
 
     strategy, strategy_settings = _strategy(chosen, tiers, layers, notes)
@@ -123,6 +124,7 @@ def resolve(
         rank=hosts.rank,
         rdzv_timeout_s=chosen["rdzv_timeout_s"].of(float) or 600.0,
         heartbeat_timeout_s=chosen["heartbeat_timeout_s"].of(float) or 10.0,
+        elastic_timeout_s=chosen["elastic_timeout_s"].of(float) or 30.0,
         start_port=chosen["start_port"].of(int),
         hosts=chosen["hosts"].of(str),
         hostfile=chosen["hostfile"].of(str),
@@ -303,7 +305,12 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     listed = chosen["ips"].value
     ips = listed if isinstance(listed, tuple) else ()
     nnodes, master = chosen["nnodes"], chosen["master"]
-    count = _count(nnodes.given)
+    least, count = _bounds(nnodes.given)
+    if ips and least < count and least <= len(ips) <= count:
+        # An elastic job of listed hosts needs not all of them.
+        count = len(ips)
+    elif ips and least == count:
+        least = len(ips)
     if ips and nnodes.given.source != "default" and count != len(ips):
         named = f"{chosen['ips'].given.typed} names {len(ips)} host{'s' * (len(ips) > 1)}"
         # A variable may be there for all jobs of a machine; the list was written for this one.
@@ -323,7 +330,31 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     if master.given.source == "command line" and count == 1:
         notes.append(f"{master.given.typed} has no effect: the job is on one host.")
     is_alone = count == 1 and not is_cloud
-    return Hosts(ips, str(count), _rank(chosen["rank"], notes, is_alone=is_alone))
+    size = str(count) if least >= count else f"{least}:{count}"
+    return Hosts(ips, size, _rank(chosen["rank"], notes, is_alone=is_alone))
+
+
+def _check_elastic(
+    chosen: Mapping[str, ResolvedOption],
+    hosts: Hosts,
+    mode: str,
+    notes: list[str],
+    *,
+    is_placed: bool,
+) -> None:
+    """Complain where a job cannot be elastic that shall be."""
+    nnodes, timeout = chosen["nnodes"].given, chosen["elastic_timeout_s"].given
+    is_elastic = ":" in hosts.nnodes
+    if is_elastic and (is_placed or mode != "collective"):
+        raise UsageError(
+            nnodes.blame(
+                "only collective jobs whose ranks fleetrun places are elastic; give one number."
+            )
+        )
+    if timeout.source == "command line" and not is_elastic:
+        notes.append(
+            f"{timeout.typed} has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
+        )
 
 
 def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
@@ -345,18 +376,16 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
         )
 
 
-def _count(given: RawOption) -> int:
-    """Return the number of hosts; UsageError for a range of them, which is an elastic job."""
+def _bounds(given: RawOption) -> tuple[int, int]:
+    """Return how many hosts the job has at least and at most."""
     low, colon, high = given.raw.strip().partition(":")
     # Python refuses to read numbers of thousands of digits.
     is_long = max(len(low), len(high)) > _DIGITS
     if is_long or not (low.isdecimal() and int(low) > 0 and (not colon or high.isdecimal())):
         raise UsageError(given.blame("give a number of hosts, 1 or more."))
-    if colon and int(low) != int(high):
-        raise UsageError(
-            given.blame("this version keeps the hosts it started with; give one number.")
-        )
-    return int(low)
+    if colon and int(high) < int(low):
+        raise UsageError(given.blame("give the smaller number of hosts first."))
+    return int(low), int(high if colon else low)
 
 
 def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | None:

@@ -37,6 +37,10 @@ class Chances(NamedTuple):
     never_comes: float = 0.03
     duplicate: float = 0.03
     no_plan: float = 0.03
+    # A host is asked to end, and the job may go on without it.
+    departs: float = 0.1
+    # A host comes while the job may run already.
+    late: float = 0.2
 
 
 class Wire:
@@ -70,6 +74,8 @@ class Launcher:
         self.has_ended = False
         self.ended_at = 0.0
         self.failure: Failure | None = None
+        # Why it leaves a job that can go on without it.
+        self.departure: Failure | None = None
         self.run = 0
         self.timer = 0
         self.state = member.begin(world.terms, name, "host 0", self.clock(), is_local=self.is_local)
@@ -81,6 +87,11 @@ class Launcher:
     def is_cut(self) -> bool:
         """Whether nothing gets through to it now."""
         return self.world.now < self.cut_until
+
+    def is_turned_away(self) -> bool:
+        """Whether it came when there was no place, and never had one."""
+        ends = [one.failure.what for one in self.verdicts.values() if one.failure is not None]
+        return not self.rosters and any("refused this host" in what for what in ends)
 
     def feed(self, event: member.Event) -> None:
         """Let the launcher take EVENT."""
@@ -140,7 +151,7 @@ class Launcher:
         """Take the verdict, and go on or end."""
         assert verdict.generation not in self.verdicts, "two verdicts in one generation"
         self.verdicts[verdict.generation] = verdict
-        if verdict.is_final:
+        if verdict.is_final or self.departure is not None:
             self.world.to_coordinator_leave(self)
         else:
             self.world.after(self.world.chance.uniform(0.1, 1.0), self.offer)
@@ -157,6 +168,8 @@ class Launcher:
 
     def lose_patience(self, generation: int) -> None:
         """Give up what nobody has answered."""
+        if self.state.stands_by:
+            return
         gathering = (member.IDLE, member.JOINING, member.PLANNING, member.READY)
         if self.state.generation == generation and self.state.phase in gathering:
             self.world.to_coordinator_leave(self)
@@ -194,6 +207,12 @@ class Launcher:
         for other in self.world.launchers:
             if other is not self and self.world.chance.random() < 0.5:
                 self.world.victim(other)
+
+    def depart(self) -> None:
+        """Let a host be asked to end, as by a scheduler that wants it back."""
+        if self.ranks is not None and self.world.terms.may_change and not self.is_local:
+            self.departure = Failure(self.name, "interrupted", 143, is_departure=True)
+            self.fail(self.run, self.departure)
 
     def grace(self) -> float:
         """Return how long the ranks take to end; some do only when they are killed."""
@@ -331,7 +350,7 @@ class World:
 
     def to_coordinator_leave(self, host: Launcher) -> None:
         """Let a launcher end."""
-        host.feed(member.Quit(None, host.clock()))
+        host.feed(member.Quit(host.departure, host.clock()))
         host.has_ended = True
         host.ended_at = self.now
 
@@ -451,7 +470,10 @@ class World:
             if not host.is_local and chance.random() < chances.never_comes:
                 host.is_alive = False
                 continue
-            begin = chance.uniform(0.0, 3.0)
+            is_late = host.index >= self.terms.most or (
+                self.terms.is_elastic and chance.random() < chances.late
+            )
+            begin = chance.uniform(0.0, 60.0 if is_late and not host.is_local else 3.0)
             self.after(begin, lambda h=host: self.dial(h))  # type: ignore[misc]
             self.after(begin, host.offer)
             self.after(begin, host.set_timer)
@@ -462,6 +484,7 @@ class World:
                 (chances.reset, lambda h=host: self.reset(h)),
                 (chances.reset, lambda h=host: self.reset(h)),
                 (chances.jump, lambda h=host: self.jump(h, 60.0)),
+                (chances.departs, host.depart),
             ):
                 if chance.random() < likely:
                     self.after(chance.uniform(0.0, span), what)
@@ -488,8 +511,14 @@ class World:
         if not self.coordinator_alive:
             return
         alike: dict[int, Verdict] = {}
+        ends: list[Failure | None] = []
         for host in live:
-            if host.was_cut_long:
+            if host.was_cut_long or host.is_turned_away():
+                continue
+            final = [one.failure for one in host.verdicts.values() if one.is_final]
+            assert final in ([], ends := ends or final), f"{host.name}: {final}, not {ends}"
+            if not host.rosters:
+                # Whoever never had a place knows no generation but the first.
                 continue
             for generation, verdict in host.verdicts.items():
                 known = alike.setdefault(generation, verdict)

@@ -99,6 +99,7 @@ VALUES = {
     "master": ("a:1", "b:2"),
     "rdzv_timeout": ("5", "6"),
     "heartbeat_timeout": ("2", "3"),
+    "elastic_timeout": ("2", "3"),
     "rank": ("-1", "0"),
     "run_mode": ("collective", "COLLECTIVE"),
     "job_id": ("a", "b"),
@@ -340,6 +341,14 @@ def test_s70_secrets_are_not_among_the_settings(config_file: ConfigFile) -> None
 # -- hosts --
 
 
+def test_a_range_of_hosts_makes_an_elastic_job() -> None:
+    found = asked("--nnodes=2:4", "--master=10.0.0.1:6170", "--elastic_timeout=5")
+    assert (found.nnodes, found.elastic_timeout_s) == ("2:4", 5.0)
+    assert asked("--nnodes=2:2", "--master=10.0.0.1:6170").nnodes == "2"
+    assert asked("--nnodes=1:8", "--ips=10.0.0.1,10.0.0.2").nnodes == "1:2"
+    assert "not elastic" in asked("--elastic_timeout=5").notes[0]
+
+
 def test_listed_hosts_are_counted() -> None:
     found = asked("--ips=10.0.0.1, 10.0.0.2")
     assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")
@@ -365,7 +374,10 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
         ("--nnodes=2", "or where they meet with --master=HOST:PORT"),
         ("--nnodes=2 --master=a", "--master=a: give HOST:PORT"),
         ("--nnodes=2 --master=fd00::1:80", "IPv6 in brackets"),
-        ("--nnodes=2:4", "this version keeps the hosts it started with"),
+        ("--nnodes=2:4", "or where they meet with --master=HOST:PORT"),
+        ("--nnodes=4:2 --master=a:1", "give the smaller number of hosts first"),
+        ("--nnodes=2:4 --ips=a", "names 1 host"),
+        ("--nnodes=2:4 --master=a:1 --run_mode=rpc", "only collective jobs"),
         ("--master=etcd://a:1", "this version does not meet through etcd"),
     ],
 )
@@ -569,7 +581,7 @@ def test_a_bad_file_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: processes are counted with --nproc_per_node"),
+        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: this version counts processes with --nproc_per_node"),
         ("env: [A]\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=2: give KEY=VALUE"),
@@ -593,10 +605,10 @@ def test_a_file_may_say_nothing(text: str, config_file: ConfigFile) -> None:
 
 
 def test_a_file_may_use_any_spelling_and_an_empty_variable(config_file: ConfigFile) -> None:
-    found = asked(config=config_file("selected-gpus: 0\nenv: {A: }\nelastic_timeout: 2\n"))
+    found = asked(config=config_file("selected-gpus: 0\nenv: {A: }\nscale: 2\n"))
     assert found.devices == "0"
     assert found.env == (("A", ""),)
-    assert found.notes[0].startswith("elastic_timeout has no effect")
+    assert found.notes[0].startswith("scale has no effect")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

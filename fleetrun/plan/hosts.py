@@ -42,7 +42,7 @@ def listed(request: Request) -> tuple[str, ...]:
                 f"{option}: {near[0]} is only this host to itself; other hosts cannot reach it. "
                 "Give the address that they know."
             )
-        if request.nnodes not in {"1", str(len(names))}:
+        if bounds(request.nnodes)[1] not in {1, len(names)}:
             raise UsageError(
                 f"{origin.option(request, 'nnodes')} disagrees with {option}, "
                 f"which names {len(names)} hosts; leave --nnodes out."
@@ -69,6 +69,16 @@ def meets_at(request: Request) -> Endpoint | None:
     if request.master is None or request.nnodes == "1" or request.ips:
         return None
     return meeting_point(request.master)
+
+
+def bounds(nnodes: str) -> tuple[int, int]:
+    """Return how many hosts a job has at least and at most.
+
+    >>> bounds("2:4"), bounds("3")
+    ((2, 4), (3, 3))
+    """
+    low, _, high = nnodes.partition(":")
+    return int(low), int(high or low)
 
 
 def is_loopback(name: str) -> bool:

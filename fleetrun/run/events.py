@@ -233,6 +233,8 @@ class PeerFailed(NamedTuple):
     is_final: bool = False
     # The culprit's last lines.
     words: str = ""
+    # Whether nothing failed, but hosts have come or gone.
+    is_departure: bool = False
 
     def describe(self) -> str:
         """Return one line of text.

@@ -30,6 +30,8 @@ class Gathering:
     timeout_s = TIMEOUT_S
     # Whether other hosts take silence of this launcher for a loss.
     is_shared = False
+    # Whether hosts may come and go while the job runs.
+    may_change = False
     # How often to print what it waits for.
     progress_s = 10.0
 

@@ -26,6 +26,10 @@ class Waiting(Protocol):
         """Call CALLBACK once at the moment AT; None takes KEY's alarm away."""
 
 
+# One turn of the loop waits no longer; a day is as good as for ever.
+_LONGEST_S = 86_400.0
+
+
 class Loop:
     """The epoll behind `Waiting`."""
 
@@ -59,6 +63,8 @@ class Loop:
         timeout = -1.0
         if self._alarms:
             timeout = max(0.0, min(at for at, _ in self._alarms.values()) - time.monotonic())
+            # The kernel counts milliseconds in an int.
+            timeout = min(timeout, _LONGEST_S)
         for fd, _ in self._epoll.poll(timeout):
             # An earlier callback of this turn may have taken it away.
             callback = self._callbacks.get(fd)

@@ -404,7 +404,10 @@ def _no_retry(state: State, rules: Rules) -> str:
         return "" if cause is None else Outcome(cause).describe()
     if state.interrupted is not None:
         return Outcome(state.interrupted).describe()
-    return "" if not rules.max_restarts else _no_progress((*state.earlier, cause))
+    # Hosts that come and go make an elastic job start again without --max_restart.
+    return (
+        "" if not (rules.max_restarts or state.earlier) else _no_progress((*state.earlier, cause))
+    )
 
 
 def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
@@ -418,10 +421,14 @@ def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
         return state, ()
     state = state._replace(cause=event.failure or state.cause)
     if event.is_final or not isinstance(state.cause, Retried):
-        return _finish(state._replace(given_up=event.given_up if rules.max_restarts else ""))
+        return _finish(
+            state._replace(given_up=event.given_up if rules.max_restarts or state.earlier else "")
+        )
     if state.interrupted is not None:
         return _finish(_given_up_for(state, state.interrupted))
-    wait = backoff(rules.backoff_s, state.attempt, event.at)
+    # What failed shall have time to heal; hosts that come and go need none.
+    has_failed = not (isinstance(state.cause, PeerFailed) and state.cause.is_departure)
+    wait = backoff(rules.backoff_s, state.attempt if has_failed else 0, event.at)
     return state._replace(phase=WAITING, deadline=event.at + wait), (Sweep(),)
 
 

@@ -558,9 +558,11 @@ class Supervisor:
         # The first start is attempt 0, as in log files' names and $PADDLE_RESTART_COUNT.
         attempt, most = self._state.attempt + 1, self._rules.max_restarts
         wait = (self._state.deadline or at) - at
-        self._say(
-            f"{self._state.outcome().describe()}. Attempt {attempt} of {most} in {wait:.1f} s."
-        )
+        comes = f"Attempt {attempt} of {most} in {wait:.1f} s."
+        if self._gathering.may_change:
+            # Those that hosts cause, which come and go, are not limited.
+            comes = f"All ranks start again in {wait:.1f} s or later, on the hosts that are there."
+        self._say(f"{self._state.outcome().describe()}. {comes}")
 
     def _say_who_is_late(self) -> None:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:

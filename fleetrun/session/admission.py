@@ -41,15 +41,16 @@ def misfit(state: State, join: Join) -> list[str]:
 def _no_place(state: State, event: Received, offer: Offer) -> str:
     """Return why there is no place for a launcher; nothing if there is one."""
     terms, rank = state.terms, offer.rank
-    if rank is not None and rank >= terms.most:
-        return f"its rank is {rank}, and the job has {terms.most} hosts, 0 to {terms.most - 1}"
+    hosts = terms.most + terms.spares
+    if rank is not None and rank >= hosts:
+        return f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}"
     holder = holder_of(state, rank)
     if holder is not None:
-        # Two launchers claim the same rank, or one was started again.
-        return "" if holder.connection is None or terms.has_token else _taken(holder)
+        # Two want the same place, or one was started again.
+        return "" if holder.connection is None or not state.generation else _taken(holder)
     is_closed = state.phase != FORMING and not terms.may_change
     here = [host.name for host in state.hosts.values() if host.connection is not None]
-    if is_closed or (not event.is_local and len(here) >= terms.most + terms.spares):
+    if is_closed or (not event.is_local and len(here) >= hosts):
         return f"all hosts of the job are there: {seating.listed(here)}"
     return ""
 

@@ -48,6 +48,8 @@ from fleetrun.session.state import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fleetrun.session.messages import FromCoordinator
     from fleetrun.session.state import Action, Event, State, Step
     from fleetrun.session.terms import Terms
@@ -95,18 +97,29 @@ def _join(state: State, event: Received) -> Step:
         event.at,
         event.at,
     )
+    return _admit(state, event, host)
+
+
+def _admit(state: State, event: Received, host: Host) -> Step:
+    """Let HOST in, whose launcher is new here and fits."""
     holder = admission.holder_of(state, host.offer.rank)
     if holder is not None and holder.connection is not None:
         return _two_of_one_rank(state, event, host, holder)
+    lost: tuple[Action, ...] = ()
     if holder is not None:
-        # It was killed, and started again.
-        state = without_host(state, holder)
+        # It was killed, and somebody has started it again.
+        state, lost = _lost(state, holder, event.at)
+        if state.phase == ENDED:
+            state, told_so = _join(state, event)
+            return state, (*lost, *told_so)
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
-    if state.phase == FORMING or join.launcher not in state.seated:
+    if state.phase == FORMING:
         told = Send((event.connection,), Missing(_missing(state), _remarks_for(state, host)))
-        return state, (told, *actions)
-    return state, actions
+        return state, (*lost, told, *actions)
+    if host.launcher not in state.seated:
+        actions = (*actions, _stand_by(state, (event.connection,)))
+    return state, (*lost, *actions)
 
 
 def _refuse(state: State, event: Received, why: str) -> Step:
@@ -122,7 +135,7 @@ def _refuse(state: State, event: Received, why: str) -> Step:
 
 
 def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) -> Step:
-    """End the job of which two hosts, both with its token, want the same place."""
+    """End the job of which two hosts want the same place: nobody knows which one is right."""
     who = f"{holder.name}, pid {holder.offer.pid}, and {host.name}, pid {host.offer.pid}"
     what = f"two launchers have rank {host.offer.rank}: {who}"
     state, actions = _rendezvous_failed(state, what, event.at)
@@ -153,15 +166,18 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
 
 
 def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
-    """Return the messages that HOST may have missed."""
+    """Return what tells HOST all that it may have missed."""
+    verdict = state.verdict
+    # Whoever came later was never in the generation that ended.
+    was_there = verdict is not None and 0 <= host.since <= verdict.generation
+    is_behind = was_there and join.generation < state.generation
     if state.phase == FORMING:
-        behind = join.generation < state.generation
-        return [state.verdict] if behind and state.verdict is not None else []
+        return [verdict] if is_behind and verdict is not None else []
     if state.phase == ENDED or host.launcher not in state.seated:
-        return [] if state.phase != ENDED or state.verdict is None else [state.verdict]
+        return [] if state.phase != ENDED or verdict is None else [verdict]
     owed: list[FromCoordinator] = []
-    if join.generation < state.generation and state.verdict is not None:
-        owed.append(state.verdict)
+    if is_behind and verdict is not None:
+        owed.append(verdict)
     if state.roster is not None:
         owed.append(state.roster)
     if state.phase == RUNNING:
@@ -176,14 +192,17 @@ def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
 
 def _form(state: State, at: float) -> Step:
     """Make the roster if all are there who are waited for."""
-    if state.phase != FORMING or at < state.not_before or not _is_complete(state, at):
+    if state.phase != FORMING or at < state.not_before:
         return state, ()
+    if not _is_complete(state, at):
+        return _wait_for_more(state, at), ()
     terms = state.terms
     before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
     chosen = seating.seats(_here(state), terms.most, before)
     hosts = dict(state.hosts)
     for order, host in enumerate(chosen):
-        hosts[host.launcher] = host._replace(order=order)
+        since = state.generation if host.since < 0 else host.since
+        hosts[host.launcher] = host._replace(order=order, since=since)
     entries = tuple(_entry(state, host) for host in chosen)
     roster = Roster(state.generation, state.restarts, entries, state.remarks)
     state = state._replace(
@@ -194,9 +213,12 @@ def _form(state: State, at: float) -> Step:
         timeout_s=terms.prepare_s,
     )
     actions: list[Action] = [to_seated(state, roster)]
+    others = [host for host in hosts.values() if host.launcher not in state.seated]
+    if terms.may_change and others:
+        actions.append(_stand_by(state, [h.connection for h in others if h.connection is not None]))
     if not terms.may_change:
         # One that was counted twice: its connection broke, and it came again as another one.
-        for host in [host for host in hosts.values() if host.launcher not in state.seated]:
+        for host in others:
             state = without_host(state, host)
             if host.connection is not None:
                 actions += [
@@ -204,6 +226,15 @@ def _form(state: State, at: float) -> Step:
                     Close(host.connection),
                 ]
     return state, tuple(actions)
+
+
+def _wait_for_more(state: State, at: float) -> State:
+    """Begin to wait for new hosts, once all are back that are left, and they are too few."""
+    terms, is_back = state.terms, len(_here(state)) == len(state.hosts)
+    if not terms.may_change or not state.generation or state.is_short or not is_back:
+        return state
+    wait_s = terms.elastic_timeout_s
+    return state._replace(is_short=True, deadline=at + wait_s, timeout_s=wait_s)
 
 
 def _is_complete(state: State, at: float) -> bool:
@@ -216,8 +247,15 @@ def _is_complete(state: State, at: float) -> bool:
     if len(here) < terms.least:
         return False
     newest = max(host.joined_at for host in here)
-    # Hosts that have been training together continue at once.
-    return state.generation > 0 or at >= newest + terms.elastic_timeout_s
+    # Who has been training together goes on at once.
+    return state.generation > 0 or at >= min(newest + terms.elastic_timeout_s, state.deadline)
+
+
+def _stand_by(state: State, connections: Sequence[int]) -> Send:
+    """Tell launchers that the job runs without them, for now."""
+    running = [state.hosts[one].name for one in state.seated if one in state.hosts]
+    who = f"a place in the job, which runs on {seating.listed(running)}"
+    return Send(tuple(connections), Missing(who, state.remarks, stands_by=True))
 
 
 def _here(state: State) -> list[Host]:
@@ -226,7 +264,7 @@ def _here(state: State) -> list[Host]:
 
 def _entry(state: State, host: Host) -> Entry:
     offer = host.offer
-    seen = host.address if not host.is_local else state.own
+    seen = (state.own or host.address) if host.is_local else host.address
     name = offer.host or seen or offer.hostname
     return Entry(host.launcher, name, offer.hostname, offer.ports, offer.groups, offer.master_port)
 
@@ -354,7 +392,7 @@ def _arbitrate(state: State, at: float) -> Step:
         one: host._replace(is_ready=False, is_done=False, is_stopped=False)
         for one, host in hosts.items()
     }
-    timeout_s = terms.elastic_timeout_s if terms.is_elastic else terms.rdzv_timeout_s
+    timeout_s = terms.rdzv_timeout_s
     return state._replace(
         phase=FORMING,
         generation=state.generation + 1,
@@ -366,6 +404,7 @@ def _arbitrate(state: State, at: float) -> Step:
         verdict=verdict,
         deadline=max(at, state.not_before) + timeout_s,
         timeout_s=timeout_s,
+        is_short=False,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
     ), (told,)
@@ -396,8 +435,12 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
         return state, closing
     failure = failure or Failure(host.name, "fleetrun has ended", LOST)
     if state.phase == FORMING:
-        if state.terms.may_change and failure.is_departure:
-            return state, closing
+        # Who had no place yet, while others had, is not missed.
+        is_spare = state.generation > 0 and host.since < 0
+        may_go = state.terms.may_change and (failure.is_departure or is_spare)
+        if may_go and not host.is_local:
+            state, actions = _form(state, at)
+            return state, (*closing, *actions)
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
         state, actions = _end(state, ended, at)
     elif host.launcher in state.seated:
@@ -435,7 +478,25 @@ def _look(state: State, at: float) -> Step:
     if state.phase in {FORMING, PREPARING}:
         state, more = _wait(state, at)
         actions += more
+    if state.phase == RUNNING and terms.is_elastic:
+        state, more = _grow(state, at)
+        actions += more
     return state, tuple(actions)
+
+
+def _grow(state: State, at: float) -> Step:
+    """Start again with those who stand by, once nobody else has come for a while."""
+    seated = [state.hosts[one] for one in state.seated if one in state.hosts]
+    new = [host for host in _here(state) if host.launcher not in state.seated]
+    is_full = len(seated) >= state.terms.most
+    # What is done in part is not begun again.
+    if is_full or not new or any(host.is_done for host in seated):
+        return state, ()
+    if at < max(host.joined_at for host in new) + state.terms.elastic_timeout_s:
+        return state, ()
+    names = seating.listed([host.name for host in new])
+    failure = Failure(names, "fleetrun was started", LOST, is_departure=True)
+    return _failed(state, "", failure, at)
 
 
 def _is_lost(terms: Terms, host: Host, at: float) -> bool:
@@ -468,7 +529,9 @@ def _lost(state: State, host: Host, at: float) -> Step:
     )
     if state.phase == FORMING:
         if failure.is_departure:
-            return state, closing
+            # Others may be too few now.
+            deadline = max(state.deadline, state.not_before + state.timeout_s)
+            return state._replace(deadline=deadline, is_short=False), closing
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
         state, actions = _end(state, ended, at)
         return state, (*closing, *actions)

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
         def stop(self, failure: Failure) -> None:
             """Stop the ranks; `stopped` is the answer."""
 
+        def stand_by(self) -> None:
+            """Wait for a place, for however long: the job runs without this host."""
+
         def kill(self) -> None:
             """Kill the ranks now: the other hosts may restart without them."""
 
@@ -426,6 +429,8 @@ class Session:
                 self._todo.append(partial(self.handler.conclude, verdict))
 
     def _show(self, missing: Missing) -> None:
+        if missing.stands_by and not (self._missing is not None and self._missing.stands_by):
+            self._todo.append(self.handler.stand_by)
         self._missing = missing
         for remark in missing.remarks:
             self.shown(remark)

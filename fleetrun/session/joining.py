@@ -32,6 +32,7 @@ _UNPROTECTED = (
     f"{TOKEN} is not set: until all hosts were there, whoever knew --job_id and ran the same "
     "script could take part."
 )
+_OPEN = f"{TOKEN} is not set: whoever knows --job_id and runs the same script can take part."
 # Of a digest, enough to tell two apart.
 _DIGITS = 12
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
@@ -66,6 +67,7 @@ def join(
     bare = _bare(request, facts, slots, found, place)
     session = Session(meeting, launcher, host=bare.named(), say=say)
     local = first
+    first_me: int | None = None
     run = planner.run_name(request, facts)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)  # noqa: PTH118 - pathlib is slow
 
@@ -87,13 +89,18 @@ def join(
             master_port=local.master.port if slots.master == "own" else None,
         )
 
-    def make(attempt: int, agreed: messages.Roster) -> LaunchPlan:
+    def make(agreed: messages.Roster) -> LaunchPlan:
+        nonlocal first_me
         assert local is not None  # noqa: S101 - else there was no offer
-        roster = _roster(agreed, launcher, attempt, local)
+        roster = _roster(agreed, launcher, local)
         launchers = [one.launcher for one in agreed.entries]
+        if meeting.terms.may_change:
+            first_me = roster.me if first_me is None else first_me
+            roster = roster._replace(first_me=first_me)
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation))
         if meeting.token is None and not found.hosts:
-            roster = roster._replace(notes=(*roster.notes, _UNPROTECTED))
+            note = _OPEN if meeting.terms.may_change else _UNPROTECTED
+            roster = roster._replace(notes=(*roster.notes, note))
         return plan(roster)
 
     rendezvous = Rendezvous(
@@ -102,20 +109,21 @@ def join(
         bare=bare,
         plan=make,
         hide=hide,
+        say=say,
         terms=meeting.terms,
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
 
 
-def _roster(agreed: messages.Roster, launcher: str, attempt: int, local: Roster) -> Roster:
+def _roster(agreed: messages.Roster, launcher: str, local: Roster) -> Roster:
     """Return the session's roster as planning knows it."""
     members = tuple(Member(one.host, one.ports, one.groups) for one in agreed.entries)
     me = [one.launcher for one in agreed.entries].index(launcher)
     first = agreed.entries[0]
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
-        members=members, me=me, master=Endpoint(first.host, port), generation=attempt
+        members=members, me=me, master=Endpoint(first.host, port), generation=agreed.generation
     )
 
 
@@ -135,16 +143,19 @@ def _meeting(
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
     token = facts.environ.get(TOKEN) or None
-    count = len(found.hosts) if point is None else int(request.nnodes)
+    least, most = hosts.bounds(request.nnodes)
+    if point is None:
+        # Whose number is not said, as by a cluster's engine, must all come.
+        least, most = (least if least < most else len(found.hosts)), len(found.hosts)
     terms = Terms(
-        count,
-        count,
+        least,
+        most,
         names=found.hosts if point is None else (),
         max_restarts=request.max_restart,
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
+        elastic_timeout_s=request.elastic_timeout_s,
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
-        has_token=token is not None,
     )
     if point is not None:
         is_ours = hosts.is_own(point.host, facts)
@@ -213,7 +224,8 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
     """Return what is known of this host before it holds any port."""
     strategy = "" if request.strategy is None else request.strategy.digest
     mode = planner.mode(request)
-    nodes = str(len(found.hosts)) if found.hosts else request.nnodes
+    is_fixed = found.hosts and ":" not in request.nnodes
+    nodes = str(len(found.hosts)) if is_fixed else request.nnodes
     settings = [
         ("--nnodes", nodes),
         ("--run_mode", mode),

@@ -192,7 +192,9 @@ class State(NamedTuple):
     number: int = 0
     unanswered: tuple[tuple[int, float], ...] = ()
     is_done: bool = False
-    # What failed here, and whether the full report of it was sent.
+    # The job runs without this launcher, which waits for a place.
+    stands_by: bool = False
+    # What went wrong here, and whether that was told with all that is known.
     failure: Failure | None = None
     # The verdict came before the ranks had stopped, or there will be none from the coordinator.
     verdict: Verdict | None = None
@@ -304,8 +306,9 @@ def _beat(state: State, at: float) -> Step:
 def _watch(state: State, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
     terms = state.terms
-    if state.phase in {IDLE, JOINING} and not state.generation:
-        # The gathering has its own timeout.
+    is_first = state.phase in {IDLE, JOINING} and not state.generation
+    if is_first and not state.stands_by:
+        # Whoever gathers the hosts knows how long to wait.
         return state, ()
     silence = at - state.alive_at
     is_gone = state.broken_at is not None and at >= state.broken_at + terms.rejoin_s
@@ -363,18 +366,23 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
-        case Missing():
-            return state, (Show(message),)
+        case Missing(stands_by=stands_by):
+            return _missing(state, message, at) if stands_by else (state, (Show(message),))
         case Refused(why=why):
             return _refused(state, why)
         case Verdict():
             return _judged(state, message)
+        case Roster() if state.phase == JOINING and message.generation >= state.generation:
+            # It has heard us since we joined; a newcomer's first generation may be a later one.
+            state = state._replace(
+                phase=PLANNING,
+                generation=message.generation,
+                stands_by=False,
+                alive_at=max(state.alive_at, at),
+            )
+            return state, (Plan(message),)
         case Roster() | Start() | Stop() if message.generation != state.generation:
             return state, ()
-        case Roster() if state.phase == JOINING:
-            # It has received our messages since we joined.
-            state = state._replace(phase=PLANNING, alive_at=max(state.alive_at, at))
-            return state, (Plan(message),)
         case Start() if state.phase == READY:
             return state._replace(phase=RUNNING), (Run(),)
         case Stop(failure=failure) if state.phase == RUNNING:
@@ -385,6 +393,15 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
             return _say(state, Stopped(state.generation, None))
         case _:
             return state, ()
+
+
+def _missing(state: State, message: Missing, at: float) -> Step:
+    """Wait for a place as long as the coordinator is there."""
+    if state.phase != JOINING or state.generation:
+        return state, ()
+    if not state.stands_by:
+        state = state._replace(stands_by=True, alive_at=max(state.alive_at, at))
+    return _set_alarm(state, at), (Show(message),)
 
 
 def _acknowledged(state: State, number: int, at: float) -> Step:
@@ -412,7 +429,11 @@ def _refused(state: State, why: str) -> Step:
 
 def _judged(state: State, verdict: Verdict) -> Step:
     """Take the verdict; the ranks have to stop first."""
-    if verdict.generation != state.generation:
+    # Of a generation in which this launcher had no place, only that it was the last is news.
+    is_over = state.phase == JOINING and verdict.is_final
+    if verdict.generation != state.generation and not (
+        is_over and verdict.generation > state.generation
+    ):
         return state, ()
     if verdict.failure is not None and state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import Device
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 1
+PROTOCOL = 2
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -143,6 +143,8 @@ class Missing(NamedTuple):
 
     who: str
     remarks: tuple[str, ...] = ()
+    # The job runs without the launcher, which may get a place later.
+    stands_by: bool = False
 
 
 class Entry(NamedTuple):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # The coordinator knows which hosts are missing, so it reports that first.
 _LATER_S, _LAST_S = 0.5, 1.0
+_FOR_EVER_S = 1e9
 # How long a host that cannot take part tries to report that to the coordinator.
 _REPORT_S, _LOOK_S = 3.0, 0.05
 
@@ -50,8 +51,9 @@ class Rendezvous(Gathering):
         *,
         offer: Callable[[int], Offer],
         bare: Offer,
-        plan: Callable[[int, Roster], LaunchPlan],
+        plan: Callable[[Roster], LaunchPlan],
         hide: Callable[[str], str],
+        say: Callable[[str], None],
         terms: Terms,
         settled: Settled | None = None,
     ) -> None:
@@ -59,16 +61,24 @@ class Rendezvous(Gathering):
         self._prepare_s = terms.prepare_s
         # The coordinator reports late hosts first.
         self.timeout_s = self._rdzv_timeout_s + self._prepare_s + _LAST_S
+        self._terms = terms
+        self.may_change = terms.may_change
+        if terms.may_change:
+            # Who stands by does so for as long as the job runs.
+            self.timeout_s = _FOR_EVER_S
         self._session = session
         self._offer = offer
         self._bare = bare
         self._make = plan
         self._hide = hide
+        self._say = say
         self._settled = settled
         self._attempt = 0
         self._fault: FleetrunError | None = None
         self._planned: LaunchPlan | None = None
         self._is_over = True
+        # Until when it waits; None: it stands by.
+        self._until: float | None = None
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
         """Join the generation."""
@@ -77,7 +87,13 @@ class Rendezvous(Gathering):
         self._session.handler = self
         if not attempt:
             self._session.open(waiting)
-        self._wait(self._rdzv_timeout_s)
+        terms = self._terms
+        if attempt and terms.may_change:
+            # As long as the coordinator waits for others, and a little more.
+            longest_s = terms.quarantine_s + terms.elastic_timeout_s + _LAST_S
+            self._wait(max(self._rdzv_timeout_s, longest_s))
+        else:
+            self._wait(self._rdzv_timeout_s)
         try:
             offer = self._offer(attempt)
         except FleetrunError as error:
@@ -92,7 +108,9 @@ class Rendezvous(Gathering):
         self._waiting.alarm("unanswered", self._until, self._unanswered)
 
     def progress(self, left_s: float) -> str:  # noqa: ARG002 - that is for planning, too
-        """Return for whom it waits, and up to when."""
+        """Say for whom it waits, and up to when."""
+        if self._until is None:
+            return ""
         return super().progress(self._until - time.monotonic())
 
     def _report(self, fault: FleetrunError, until: float) -> None:
@@ -115,7 +133,9 @@ class Rendezvous(Gathering):
         self._is_over = True
         self._settle(has_begun=False)
         host = self._bare.named()
-        self._session.quit(Failure(host, "interrupted", _INTERRUPTED))
+        # An elastic job that has begun goes on without this host.
+        is_departure = self._terms.may_change and self._attempt > 0
+        self._session.quit(Failure(host, "interrupted", _INTERRUPTED, is_departure=is_departure))
         if not self._attempt:
             self._session.flush()
 
@@ -168,7 +188,7 @@ class Rendezvous(Gathering):
         self._wait(self._prepare_s + _LATER_S)
         if fault is None:
             try:
-                self._planned = self._make(self._attempt, roster)
+                self._planned = self._make(roster)
             except FleetrunError as error:
                 fault = error
         failure = None
@@ -190,6 +210,12 @@ class Rendezvous(Gathering):
     def stop(self, failure: Failure) -> None:
         """Stop nothing: nothing has been started."""
 
+    def stand_by(self) -> None:
+        """Wait as long as the job runs, which the session sees."""
+        self._until = None
+        self._waiting.alarm("unanswered", None, self._unanswered)
+        self._say(f"This host waits for {self.missing()}.")
+
     def kill(self) -> None:
         """Kill nothing."""
 
@@ -201,8 +227,12 @@ class Rendezvous(Gathering):
         error = self._fault if self._fault is not None and failure is not None else None
         if error is None or failure is None or failure.host != self._bare.named():
             error = RendezvousError(_sentence(f"{what}{where}."))
-            error.exit_code = RendezvousError.exit_code if failure is None else failure.exit_code
+            error.exit_code = failure.exit_code if failure is not None else self._unused()
         self._refuse(error)
+
+    def _unused(self) -> int:
+        """Return the exit code of a host of which the job had no need, or that came too late."""
+        return 0 if self._until is None else RendezvousError.exit_code
 
 
 # As a shell has it for SIGTERM.

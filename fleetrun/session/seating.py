@@ -28,8 +28,9 @@ class Host(NamedTuple):
     heard_at: float
     joined_at: float
     broken_at: float | None = None
-    # Its place in the last roster.
+    # Its place in the last roster, and the generation in which it first had one.
     order: int = -1
+    since: int = -1
     # What it has said of this generation.
     is_joined: bool = True
     is_ready: bool = False
@@ -99,12 +100,15 @@ def _numbers(address: str) -> tuple[int, ...]:
 
 
 def missing(terms: Terms, hosts: Sequence[Host]) -> str:
-    """Name the hosts that have not joined yet."""
-    if terms.names:
+    """Name who has not come yet."""
+    if terms.names and not terms.may_change:
         taken = {host.offer.rank for host in hosts}
         absent = [name for place, name in enumerate(terms.names) if place not in taken]
         return listed(absent)
     lacking = terms.least - len(hosts)
+    if lacking <= 0:
+        more = terms.most - len(hosts)
+        return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
     known = {host.offer.rank for host in hosts} - {None}
     if known and all(host.offer.rank is not None for host in hosts):
         absent = [f"rank {rank}" for rank in range(terms.least) if rank not in known]
@@ -113,9 +117,13 @@ def missing(terms: Terms, hosts: Sequence[Host]) -> str:
         who = f"{lacking} host{'s' * (lacking != 1)}"
     if not hosts:
         return f"{who} of {terms.least}"
+    return f"{who} of {terms.least} ({_here(hosts)})"
+
+
+def _here(hosts: Sequence[Host]) -> str:
     # Asked for at each join, so a thousand names that are not shown are not made.
-    here = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
-    return f"{who} of {terms.least} ({here} {'are' if len(hosts) > 1 else 'is'} here)"
+    names = listed([host.name for host in hosts[:_NAMED]], more=max(0, len(hosts) - _NAMED))
+    return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
 
 
 def differences(first: Offer, second: Offer, *, where: str) -> list[str]:

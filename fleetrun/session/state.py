@@ -93,6 +93,8 @@ class State(NamedTuple):
     # When the roster must stand, and how long that is after its beginning.
     deadline: float
     timeout_s: float
+    # Whether those who are left are too few, and new hosts are waited for.
+    is_short: bool = False
     phase: str = FORMING
     generation: int = 0
     restarts: int = 0

@@ -20,8 +20,6 @@ class Terms(NamedTuple):
     names: tuple[str, ...] = ()
     # What each of them is known to call from; empty: anything.
     addresses: tuple[tuple[str, ...], ...] = ()
-    # Whether all who join have proved that they know a secret of this job.
-    has_token: bool = False
     max_restarts: int = 0
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0

@@ -21,7 +21,7 @@ from fleetrun.run.events import (
     signal_name,
 )
 from fleetrun.run.observers import Source
-from fleetrun.run.policy import FORWARDED, SESSION
+from fleetrun.run.policy import FORWARDED, SESSION, TERM
 from fleetrun.session.messages import Failure
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _REMARK_S = 5.0
 # Of the last lines of a rank, so many characters are told to the other hosts.
 _MOST_CHARACTERS = 8000
 _LONGEST = 2000
+# A rank of Paddle's elastic jobs ends with it to have all ranks started again.
+_START_AGAIN = 101
 
 
 class JobSession(Source):
@@ -87,6 +89,9 @@ class JobSession(Source):
                 self._take(plan)
                 self._end.take(plan)
                 self._session.handler = self
+                if self._session.terms.may_change:
+                    hosts = f"{len(plan.nodes)} host{'s' * (len(plan.nodes) != 1)}"
+                    self._say(f"The job goes on with {hosts}; this is host {plan.node_rank}.")
                 self._look()
             case Exited(status=status, process=process) if not status.exit_code:
                 self._owed.discard(process)
@@ -132,15 +137,19 @@ class JobSession(Source):
 
     def _failure(self, cause: Cause, no_retry: str) -> Failure:
         """Return CAUSE as the message for the other hosts."""
-        words, is_victim = "", False
+        words, is_victim, is_departure = "", False, False
+        may_change = self._session.terms.may_change
         match cause:
             case Interrupted(signum=signum):
                 what = f"interrupted by {signal_name(signum)}"
                 code = 128 + signum
-                no_retry = no_retry or what
+                # Schedulers take a host away by TERM, and the coordinator's takes the job along.
+                is_departure = may_change and signum == TERM and not self._session.serves
+                no_retry = "" if is_departure else no_retry or what
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code
                 is_victim = cause.is_victim
+                is_departure = may_change and code == _START_AGAIN
                 no_retry = no_retry or cause.no_retry or cause.fault
                 words = self._words(cause) if not cause.fault else ""
             case Hung(places=places):
@@ -159,6 +168,7 @@ class JobSession(Source):
             self._hide(words)[-_MOST_CHARACTERS:],
             is_victim=is_victim,
             no_retry=self._hide(no_retry)[:_LONGEST],
+            is_departure=is_departure,
         )
 
     def _words(self, exited: Exited) -> str:
@@ -178,6 +188,9 @@ class JobSession(Source):
     def stop(self, failure: Failure) -> None:
         """Stop, as the others do."""
         self._declare(self._peer_failed(failure))
+
+    def stand_by(self) -> None:
+        """Wait for nothing: ranks run here."""
 
     def kill(self) -> None:
         """Kill the ranks: the other hosts may restart without them."""
@@ -204,4 +217,5 @@ class JobSession(Source):
             self._attempt,
             is_final,
             failure.words,
+            failure.is_departure,
         )

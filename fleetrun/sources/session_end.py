@@ -85,13 +85,15 @@ class SessionEnd:
 
     def finish(self, left: Failure | None) -> None:
         """Leave the session because of LEFT; before the verdict that is a failure."""
+        # The others go on without a host that departs, and wait until it is gone.
+        is_departure = left is not None and left.is_departure
         if self._session.serves:
             self._write_ends()
             self._session.quit(left)
             if self._gatherer is not None:
                 self._gatherer.begin(self._session.connected())
                 self._dismiss()
-        elif self._server is not None and self._session.is_connected:
+        elif self._server is not None and self._session.is_connected and not is_departure:
             self._server.complete()
             self._leave_later = partial(self._session.quit, left)
             self._stay()

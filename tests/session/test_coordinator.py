@@ -39,7 +39,6 @@ class Session:
         *,
         restarts: int = 0,
         least: int = 0,
-        has_token: bool = False,
         names: tuple[str, ...] = (),
     ) -> None:
         terms = Terms(
@@ -49,7 +48,6 @@ class Session:
             max_restarts=restarts,
             rdzv_timeout_s=60.0,
             addresses=tuple((name,) for name in names),
-            has_token=has_token,
         )
         self.now = 100.0
         self.state = state.begin(terms, self.now)
@@ -258,6 +256,76 @@ def test_a_generation_waits_until_who_is_cut_off_has_ended_its_ranks() -> None:
     )
 
 
+def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
+    one = Session(3, least=2)
+    one.join(0)
+    one.join(2)
+    one.wait(29.0, 0, 2)
+    assert one.state.phase == state.FORMING
+    assert one.state.told.startswith("up to 1 more host")
+    one.wait(2.0, 0, 2)
+    assert len(one.state.seated) == 2
+
+
+def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:
+    one = Session(3, least=2)
+    one.join(0)
+    one.join(2)
+    one.wait(31.0, 0, 2)
+    for number in (0, 2):
+        one.say(number, Ready(0))
+    one.join(5)
+    told = one.last(5)
+    assert isinstance(told, Missing)
+    assert told.stands_by
+    one.wait(29.0, 0, 2, 5)
+    assert one.state.phase == state.RUNNING
+    one.wait(2.0, 0, 2, 5)
+    stop = one.last(0)
+    assert isinstance(stop, Stop)
+    assert (stop.failure.host, stop.failure.is_departure) == ("10.0.0.5 (node-5)", True)
+    for number in (0, 2):
+        one.say(number, Stopped(0, None))
+    for number in (0, 2):
+        one.join(number)
+    roster = one.last(5)
+    assert isinstance(roster, Roster)
+    assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2", "node-5"]
+    assert (roster.generation, roster.restarts) == (1, 0)
+
+
+def test_a_job_that_is_done_in_part_is_not_begun_again_for_a_newcomer() -> None:
+    one = Session(3, least=2)
+    one.join(0)
+    one.join(2)
+    one.wait(31.0, 0, 2)
+    for number in (0, 2):
+        one.say(number, Ready(0))
+    one.say(2, Done(0))
+    one.join(5)
+    one.wait(60.0, 0, 2, 5)
+    assert one.state.phase == state.RUNNING
+    one.say(0, Done(0))
+    assert one.verdict(5) == one.verdict(0)
+
+
+def test_a_host_that_departs_is_not_waited_for() -> None:
+    one = Session(3, least=2)
+    one.run(0, 2, 3)
+    asked = Failure("node-3", "interrupted by SIGTERM", 143, is_departure=True)
+    one.say(3, Failed(0, asked))
+    for number in (0, 2):
+        one.say(number, Stopped(0, None))
+    one.say(3, Stopped(0, asked))
+    assert not one.verdict(0).is_final
+    for number in (0, 2):
+        one.join(number)
+    one.say(3, Leave(asked))
+    roster = one.last(2)
+    assert isinstance(roster, Roster)
+    assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2"]
+
+
 def test_one_host_more_than_wanted_is_refused() -> None:
     one = Session(2)
     one.run(0, 2)
@@ -299,8 +367,8 @@ def test_what_is_told_of_hosts_that_differ_is_never_too_long_to_be_read() -> Non
             assert codec.read(codec.write(message)) == message
 
 
-def test_two_hosts_of_one_rank_that_know_the_token_end_the_job_for_all() -> None:
-    one = Session(3, has_token=True)
+def test_two_hosts_of_one_rank_end_the_job_for_all() -> None:
+    one = Session(3)
     one.join(0)
     one.join(2, rank=1)
     one.join(3, rank=1)
@@ -312,22 +380,21 @@ def test_two_hosts_of_one_rank_that_know_the_token_end_the_job_for_all() -> None
         assert "node-3" in told.what
 
 
-def test_without_a_token_the_second_of_one_rank_is_refused_and_named_everywhere() -> None:
-    one = Session(3)
+def test_a_newcomer_of_a_taken_rank_does_not_end_a_job_that_starts_again() -> None:
+    one = Session(3, least=2)
     one.join(0)
     one.join(2, rank=1)
+    one.wait(31.0, 0, 2)
+    for number in (0, 2):
+        one.say(number, Ready(0))
+    one.say(0, Failed(0, Failure("node-0", "asked", 101, is_departure=True)))
+    for number in (0, 2):
+        one.say(number, Stopped(0, None))
     one.join(3, rank=1)
     refused = one.last(3)
     assert isinstance(refused, Refused)
     assert "the same rank as 10.0.0.2 (node-2), pid 7: 1" in refused.why
     assert one.state.phase == state.FORMING
-    one.wait(2.0, 0, 2)
-    for number in (0, 2):
-        missing = one.last(number)
-        assert isinstance(missing, Missing)
-        assert "10.0.0.3 (node-3) cannot take part" in missing.remarks[0]
-    one.join(4, rank=2)
-    assert isinstance(one.last(2), Roster)
 
 
 def test_a_listed_host_that_is_configured_otherwise_ends_the_job_at_once() -> None:

@@ -36,6 +36,9 @@ class Rank:
     def stop(self, failure: Failure) -> None:
         """Stop nothing."""
 
+    def stand_by(self) -> None:
+        """Wait."""
+
     def kill(self) -> None:
         """Kill nothing."""
 

@@ -12,11 +12,21 @@ _PARTS = 4
 
 
 def play(seed: int) -> None:
-    hosts = 1 + seed % 5
-    # Every other history is of a job that goes on without a host that is lost.
-    least = max(1, hosts - 2) if seed % 2 else hosts
-    terms = Terms(least, hosts, max_restarts=seed % 3, rdzv_timeout_s=30.0, elastic_timeout_s=5.0)
-    world = World(seed, hosts=hosts, terms=terms, chances=Chances())
+    most = 1 + seed % 5
+    # Every other history is of a job that goes on without a host that is lost; some have hosts that
+    # stand by, and in some more come than have a place.
+    least = max(1, most - 2) if seed % 2 else most
+    spares = (0, 0, 1, 2)[seed // 5 % 4]
+    surplus = (0, 0, 1)[seed // 20 % 3]
+    terms = Terms(
+        least,
+        most,
+        max_restarts=seed % 3,
+        rdzv_timeout_s=30.0,
+        elastic_timeout_s=5.0,
+        spares=spares,
+    )
+    world = World(seed, hosts=most + spares + surplus, terms=terms, chances=Chances())
     world.script()
     try:
         world.check(1000.0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BARE = Offer("10.0.0.1", "node-1", 7, (), ())
 
 
-def rendezvous(told: Told, plan: Callable[[int, Roster], LaunchPlan]) -> Rendezvous:
+def rendezvous(told: Told, plan: Callable[[Roster], LaunchPlan]) -> Rendezvous:
     """Make the gathering of a host that offers nothing, with the session TOLD."""
     return Rendezvous(
         cast("Session", told),
@@ -28,6 +28,7 @@ def rendezvous(told: Told, plan: Callable[[int, Roster], LaunchPlan]) -> Rendezv
         bare=BARE,
         plan=plan,
         hide=lambda text: text.replace("hunter2", "***"),
+        say=lambda _: None,
         terms=Terms(2, 2),
     )
 
@@ -47,7 +48,7 @@ class Told:
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
-    def plan(_attempt: int, _roster: Roster) -> LaunchPlan:
+    def plan(_roster: Roster) -> LaunchPlan:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
     told, codec, loop = Told(), Codec(MESSAGES), Loop()
@@ -63,7 +64,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
 
 
 def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
-    def plan(_attempt: int, _roster: Roster) -> LaunchPlan:
+    def plan(_roster: Roster) -> LaunchPlan:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
 
     told, loop = Told(), Loop()

@@ -1,0 +1,56 @@
+"""Launchers that meet at --master, all on this machine: several hosts without namespaces."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import ports
+from commandline import Command
+from waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+
+class Meeting:
+    """Launchers of one job, each with one rank and a folder to itself."""
+
+    def __init__(self, folder: Path, script: str, *options: str) -> None:
+        self.folder = folder
+        self.script = script
+        self.port = ports.free(1)[0]
+        self.options = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1", *options)
+        self.commands: list[Command] = []
+        self.launchers: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
+        """Start one more launcher; the first one serves, once somebody can call it."""
+        number = len(self.launchers)
+        own = self.folder / f"host{number}"
+        own.mkdir(parents=True)
+        command = Command(own, self.script, *self.options, *more, ranks=1)
+        command.argv.remove("--quiet")
+        with (own / "said").open("wb") as said:
+            self.launchers.append(command.start(stdout=said, stderr=said))
+        self.commands.append(command)
+        if not number:
+            until(self._is_served)
+        return self.launchers[-1]
+
+    def _is_served(self) -> bool:
+        with closing(socket.socket()) as call:
+            return call.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def said(self, number: int) -> str:
+        """Return what launcher NUMBER has said so far."""
+        return (self.folder / f"host{number}" / "said").read_text(errors="replace")
+
+    def ends(self) -> list[int]:
+        """Wait for all launchers, see that nothing is left, and return their codes."""
+        codes = []
+        for command, launcher in zip(self.commands, self.launchers, strict=True):
+            codes.append(command.finish(launcher, LONG_S).code)
+        return codes

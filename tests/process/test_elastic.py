@@ -1,0 +1,76 @@
+"""Jobs that go on while their hosts come and go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from meetings import Meeting
+from waiting import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Leaves who it is, and waits until it may end.
+SPEAK = """
+touch "../is.$PADDLE_RESTART_COUNT.$R.of.$PADDLE_TRAINERS_NUM"
+until [ -e ../go ]; do sleep 0.02; done
+"""
+QUICK = ("--heartbeat_timeout=1", "--grace=1")
+# Whoever is there waits for all; or does not wait for more.
+PATIENT, HASTY = "--elastic_timeout=600", "--elastic_timeout=0.2"
+
+
+def wait_for(folder: Path, generation: int, hosts: int) -> None:
+    """Wait until all ranks of a GENERATION of so many HOSTS have spoken."""
+    names = [f"is.{generation}.{rank}.of.{hosts}" for rank in range(hosts)]
+    until(lambda: all((folder / name).exists() for name in names))
+
+
+def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:3", *QUICK, PATIENT)
+    _, second, _ = (job.start("--rank", str(rank)) for rank in range(3))
+    wait_for(tmp_path, 0, hosts=3)
+    second.kill()
+    wait_for(tmp_path, 1, hosts=2)
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, -9, 0]
+    assert "The job goes on with 2 hosts; this is host 1." in job.said(2)
+    log = tmp_path / "host2" / "log" / "latest" / "workerlog.0.attempt1"
+    assert log.exists()
+
+
+def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *QUICK, HASTY)
+    job.start()
+    wait_for(tmp_path, 0, hosts=1)
+    job.start()
+    wait_for(tmp_path, 1, hosts=2)
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, 0]
+    assert "This host waits for a place in the job" in job.said(1)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *QUICK, PATIENT)
+    _, second = (job.start() for _ in range(2))
+    wait_for(tmp_path, 0, hosts=2)
+    second.terminate()
+    wait_for(tmp_path, 1, hosts=1)
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, 143]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2:3", *QUICK, "--elastic_timeout=1")
+    _, second, third = (job.start() for _ in range(3))
+    until(lambda: list(tmp_path.glob("is.*.of.3")))
+    second.kill()
+    third.kill()
+    assert job.ends() == [4, -9, -9]
+    assert "1 host of 2" in job.said(0)
+    assert "did not come within 1 s" in job.said(0)
