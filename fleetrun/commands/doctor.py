@@ -27,6 +27,10 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
     wanted = _request(words, has_script=bool(launch.script))
     say = checkup.remark(os.environ)
+    if wanted.hosts or wanted.hostfile:
+        wanted = wanted._replace(typed=tuple(words if launch.script else [*words, CHECK]))
+        options = [f"--wait={wait:g}", *(["--allreduce"] if allreduce else [])]
+        return _of_all_hosts(wanted, options, wait, is_json=own["json"])
     report = checkup.examine(wanted, os.environ, timeout_s=wait, allreduce=allreduce, say=say)
     # Processes, variables and paths are quoted.
     hide = secrets.of_launch(wanted._replace(typed=tuple(words)), os.environ)
@@ -45,6 +49,28 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
     return code
 
 
+def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: bool) -> int:
+    """Check all hosts of --hosts at once; return 0, or 3 where one of them has an error."""
+    from fleetrun.remote import checkups  # noqa: PLC0415 - only for them
+
+    say = checkup.remark(os.environ)
+    reports = checkups.examine(wanted, os.environ, options, timeout_s=wait, say=say)
+    shown = checkups.merged(reports)
+    code = findings.exit_code(shown)
+    if is_json:
+        hosts = {
+            one.host: one.document or output.document(one.host, one.findings) for one in reports
+        }
+        document = {"schema": output.SCHEMA, "exit_code": code, "hosts": hosts}
+        put(json.dumps(document, indent=2) + "\n")
+        return code
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_coloured = colors.is_wanted(wanted.color, os.environ, is_terminal=is_terminal)
+    visible_ones = [one._replace(seen=visible(one.seen), fix=visible(one.fix)) for one in shown]
+    put(output.text(visible_ones, width=tables.width(), is_coloured=is_coloured))
+    return code
+
+
 def _request(words: list[str], *, has_script: bool) -> Request:
     """Return the request of a launch of WORDS; without a script, any will do."""
     parsed = argv.split(words if has_script else [*words, CHECK])
@@ -59,8 +85,9 @@ command = parser.LaunchCommand(
     "doctor",
     help="Check this host for a job, in seconds and without starting it: GPUs and driver, Paddle, "
     "PATH, memory, limits, disks, clock, names, interfaces, ports. Give the options of the launch, "
-    "and the script if you like. With several hosts (--ips), run it on all of them at once: they "
-    "meet on the ports of the job and compare clocks and versions. The exit code is 0, or 3 where "
+    "and the script if you like. With --hosts or --hostfile all hosts are checked by ssh, with one "
+    "table; with --ips, run it on all of them at once. They meet on the ports of the job and "
+    "compare clocks and versions. The exit code is 0, or 3 where "
     "something has to be fixed first.",
     options_metavar="[OPTIONS] [LAUNCH OPTIONS] [SCRIPT [ARGUMENTS]...]",
     callback=click.pass_obj(_doctor),

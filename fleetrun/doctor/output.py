@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fleetrun.doctor.findings import Finding
 
 SCHEMA = 1
+# Of a finding in a document, in the order of its fields.
+KEYS = ("check", "level", "seen", "means", "mend")
 _COLORS = {OK: "\x1b[32m", WARNING: "\x1b[33m", ERROR: "\x1b[1;31m"}
 _END = "\x1b[0m"
 _NARROWEST = 40
@@ -101,7 +103,7 @@ def document(
 
 def _record(one: Finding) -> dict[str, str]:
     """Return ONE as schema 1 has it, where the command that fixes it is `mend`."""
-    return {("mend" if name == "fix" else name): value for name, value in one._asdict().items()}
+    return dict(zip(KEYS, one, strict=True))
 
 
 def _wrapped(said: str, room: int) -> list[str]:

@@ -113,7 +113,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     if not ssh or shutil.which(ssh[0]) is None:
         raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
     asked = protocol.Inquiry(
-        current_folder(), request.script.form, request.script.target, _environ(environ)
+        current_folder(), request.script.form, request.script.target, forwarded(environ)
     )
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:
@@ -122,7 +122,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         files.restore()
 
 
-def _environ(environ: Mapping[str, str]) -> dict[str, str]:
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ENVIRON that are sent along: those that training reads."""
     return {
         name: value

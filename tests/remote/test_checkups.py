@@ -1,0 +1,73 @@
+"""`fleetrun doctor --hosts`: all hosts at once, one table, and who cannot be reached."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from sshd import HOSTS, by_ssh, instead_of_ssh
+
+from fleetrun.doctor.findings import Finding, error, ok
+from fleetrun.remote.checkups import HostReport, merged
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from commandline import Ended
+
+
+def doctor(command: Command, *options: str) -> Ended:
+    """Let COMMAND be a check-up of its hosts."""
+    at = command.argv.index("fleetrun")
+    command.argv[at + 1 : -1] = ["doctor", *options, *command.argv[at + 3 : -1]]
+    return command.finish(command.start())
+
+
+@pytest.mark.slow
+def test_hosts_are_checked_at_once_and_meet_on_the_ports_of_the_job(tmp_path: Path) -> None:
+    done = doctor(by_ssh(tmp_path, "", "--env=SECRET_KEY=hunter2"), "--json", "--wait=60")
+    assert done.code in {0, 3}, done.said
+    found = json.loads(done.out)
+    assert list(found["hosts"]) == HOSTS.split(",")
+    for host, other in zip(HOSTS.split(","), reversed(HOSTS.split(",")), strict=True):
+        findings = found["hosts"][host]["findings"]
+        met = [one for one in findings if one["check"] == "connection"]
+        assert [(one["level"], other in one["seen"]) for one in met] == [("ok", True)]
+        assert any(one["check"] == "Paddle" for one in findings)
+    assert b"hunter2" not in done.out
+
+
+def test_a_host_that_cannot_be_reached_is_a_finding_with_its_fix(tmp_path: Path) -> None:
+    ssh = instead_of_ssh(tmp_path, "echo Permission denied >&2; exit 255")
+    command = Command(tmp_path, "", ranks=1)
+    command.argv[-1:-1] = ["--hosts=a,b", ssh]
+    done = doctor(command)
+    assert done.code == 3
+    text = done.out.decode()
+    assert "a: the check-up gives no result (Permission denied)" in text
+    assert f"ssh b {sys.executable} -m fleetrun --version" in text
+    assert "0 ok, 0 warnings, 2 errors" in text
+
+
+def test_a_host_that_prints_without_end_is_a_finding(tmp_path: Path) -> None:
+    command = Command(tmp_path, "", ranks=1)
+    command.argv[-1:-1] = ["--hosts=a", instead_of_ssh(tmp_path, "exec yes")]
+    assert "a: the check-up gives no result (it says too much)" in doctor(command).out.decode()
+
+
+def test_findings_that_are_alike_are_one_with_its_hosts() -> None:
+    clock = error("clock", "slow", "late", "chronyc makestep")
+    reports = [
+        HostReport("a", (ok("Paddle", "3.3.1"), ok("clock", "synchronised"))),
+        HostReport("b", (ok("Paddle", "3.3.1"), clock)),
+        HostReport("c", (ok("Paddle", "2.6.2"), clock)),
+    ]
+    assert merged(reports) == [
+        Finding("Paddle", "ok", "a, b: 3.3.1"),
+        Finding("Paddle", "ok", "c: 2.6.2"),
+        Finding("clock", "ok", "a: synchronised"),
+        clock._replace(seen="b, c: slow"),
+    ]

@@ -1,0 +1,78 @@
+"""Hosts by ssh in tests: a real sshd for each connection, or a program in the place of ssh."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from commandline import ROOT, Command
+from ports import free
+from processes import MARKER
+
+# Two hosts on loopback, each with an address to itself.
+HOSTS = "127.0.0.1,127.0.0.2"
+
+
+class Ssh:
+    """An ssh whose every connection has an sshd of its own, on a pipe: no port, no daemon."""
+
+    def __init__(self, folder: Path, marker: str, greeting: str = "") -> None:
+        folder.mkdir()
+        for key in ("id", "hostkey"):
+            generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+            subprocess.run(generate, check=True)
+        (folder / "authorized_keys").write_text((folder / "id.pub").read_text())
+        server = [
+            f"HostKey {folder}/hostkey",
+            f"AuthorizedKeysFile {folder}/authorized_keys",
+            *("PasswordAuthentication no", "KbdInteractiveAuthentication no"),
+            *("UsePAM no", "StrictModes no", "PrintMotd no"),
+            f"SetEnv {MARKER}={marker} PYTHONPATH={ROOT}",
+        ]
+        if greeting:
+            server.append(f'ForceCommand echo {greeting}; eval "$SSH_ORIGINAL_COMMAND"')
+        (folder / "sshd_config").write_text("\n".join(server) + "\n")
+        client = [
+            "Host nowhere",
+            "  ProxyCommand echo no route to it >&2; false",
+            "Host *",
+            f"  User {getpass.getuser()}",
+            f"  IdentityFile {folder}/id",
+            "  IdentitiesOnly yes",
+            f"  UserKnownHostsFile {folder}/known_hosts",
+            "  StrictHostKeyChecking no",
+            "  LogLevel ERROR",
+            f"  ProxyCommand {SSHD} -i -f {folder}/sshd_config",
+        ]
+        (folder / "ssh_config").write_text("\n".join(client) + "\n")
+        self.option = f"--ssh=ssh -F {folder}/ssh_config"
+
+
+SSHD = next((path for path in ("/usr/sbin/sshd", "/usr/bin/sshd") if Path(path).exists()), "")
+
+
+def by_ssh(
+    folder: Path, script: str, *options: str, hosts: str = HOSTS, greeting: str = ""
+) -> Command:
+    """Return the command of a job on HOSTS, one rank on each."""
+    if not SSHD:
+        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
+    if os.geteuid() == 0:
+        # Where sshd of root leaves its rights; it is there wherever one runs.
+        Path("/run/sshd").mkdir(exist_ok=True)
+    command = Command(folder, script, ranks=1)
+    ssh = Ssh(folder / "ssh", command.marker, greeting)
+    port = f"--start_port={free(1)[0]}"
+    command.argv[-1:-1] = [f"--hosts={hosts}", ssh.option, port, *options]
+    return command
+
+
+def instead_of_ssh(folder: Path, script: str, name: str = "instead") -> str:
+    """Return the option for a program that does SCRIPT where ssh would connect."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nfor command; do :; done\n{script}\n")
+    path.chmod(0o755)
+    return f"--ssh={path}"
