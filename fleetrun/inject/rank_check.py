@@ -16,6 +16,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import checksums, settings, updates
+from .check_schedule import NEVER, Pace, is_due
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import ModelRanks, StaticRanks, world_size
@@ -29,16 +30,9 @@ if TYPE_CHECKING:
     from .evidence import Evidence
     from .spec import StrategySpec
 
-_NEVER = -1
 # With these, ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# The updates after which ranks are always compared. From the third on, everything that a reducer
-# keeps between backwards (the order of buckets, their memory) is in use.
-_ALWAYS = (1, 3)
-# `auto`: after the updates 1, 2, 4, ... and after every so many, which costs less than 1 % of them;
-# but only after powers of two where ranks differ by rounding, as each comparison is long then.
-_AUTO_EVERY = 32
 # The number of updates before which the history of parameters is recorded, unless they are compared
 # after every N updates.
 _WATCHED_UPDATES = 4
@@ -46,13 +40,15 @@ _WATCHED_UPDATES = 4
 _TRAINED, _WRITTEN = 1, 2
 # The number of parameters that a note names.
 _MOST_NAMES = 4
+# Ranks send times in microseconds.
+_MICRO = 1e6
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and later ones as `check_ranks` says."""
-    if spec.check_ranks == _NEVER:
+    if spec.check_ranks == NEVER:
         return
     check = _Check(spec.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
@@ -73,21 +69,6 @@ def barrier(source: Any) -> None:
         paddle.distributed.barrier()
 
 
-def is_due(every: int | str, update: int, *, is_exact: bool = True) -> bool:
-    """Whether the ranks are compared after UPDATE, which counts from 1.
-
-    EVERY is the setting `check_ranks`; IS_EXACT: the ranks have been equal to the last bit.
-
-    >>> [update for update in range(1, 100) if is_due("auto", update)]
-    [1, 2, 4, 8, 16, 32, 64, 96]
-    >>> [update for update in range(1, 12) if is_due(5, update)]
-    [1, 3, 5, 10]
-    """
-    if isinstance(every, str):
-        return not update & (update - 1) or (is_exact and update % _AUTO_EVERY == 0)
-    return update in _ALWAYS or (every > 0 and update % every == 0)
-
-
 class _Check:
     """Compares the ranks after the updates for which `is_due` holds with EVERY."""
 
@@ -102,8 +83,9 @@ class _Check:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # Updates of the optimizer or program that is compared.
         self._updates = 0
-        # Models and programs whose ranks were not equal to the last bit. All ranks of a model know.
-        self._inexact: weakref.WeakSet[Any] = weakref.WeakSet()
+        # By model or program. Where ranks differ by rounding there is no interval, as each
+        # comparison is long then.
+        self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
 
     def watch_models(self, module: ModuleType) -> None:
         """Keep a history of the parameters of every DataParallel model."""
@@ -156,9 +138,12 @@ class _Check:
                 continue
             known = self._histories[model]
             known.updates = self._updates
-            parameters = _parameters(model)
-            known.record_gradients(list(parameters.values()))
-            self._compare(model, parameters, ModelRanks(model), known)
+            pace = self._paces.setdefault(model, Pace())
+            with pace.measured():
+                parameters = _parameters(model)
+                known.record_gradients(list(parameters.values()))
+                self._compare(pace, parameters, ModelRanks(model), known)
+            pace.end(count)
 
     def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
@@ -166,15 +151,22 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         elif self._is_due(self._updates, program):
-            self._compare(program, _variables(program), StaticRanks(), None)
+            pace = self._paces.setdefault(program, Pace())
+            with pace.measured():
+                self._compare(pace, _variables(program), StaticRanks(), None)
+            pace.end(self._updates)
 
     def _in_order(self) -> list[Any]:
         return sorted(self._histories, key=lambda model: str(model.full_name()))
 
     def _is_due(self, update: int, trained: Any = None) -> bool:
         """Whether TRAINED, a model or a program, is compared after UPDATE; None: anything."""
-        is_exact = trained is None or trained not in self._inexact
-        return is_due(self._every, update, is_exact=is_exact)
+        pace = self._paces.get(trained) if trained is not None else None
+        return (
+            is_due(self._every, update)
+            if pace is None
+            else is_due(self._every, update, interval=pace.interval)
+        )
 
     def _watches(self, updates: int) -> bool:
         """Whether to record, after so many UPDATES, what updates the parameters."""
@@ -183,7 +175,7 @@ class _Check:
 
     def _compare(
         self,
-        trained: Any,
+        pace: Pace,
         parameters: Mapping[str, Any],
         ranks: ModelRanks | StaticRanks,
         known: ParameterHistory | None,
@@ -197,7 +189,11 @@ class _Check:
             else checksums.of_tensors(values)
         )
         total = zlib.crc32(json.dumps(sums).encode())
-        rows = ranks.gather([len(sums), total])
+        times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
+        gathered = ranks.gather([len(sums), total, *times])
+        rows = [row[:2] for row in gathered]
+        # The rank that comes last does not wait for others.
+        pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[2:]))
         self._proof.counts["ranks_compared"] = len(rows)
         self._proof.counts["parameters_compared"] = len(sums)
         self._proof.compared_after = self._updates
@@ -212,7 +208,7 @@ class _Check:
             for each in values
         ]
         if not self._compare_each(parameters, sums, rows, kinds, ranks):
-            self._inexact.add(trained)
+            pace.interval = None
 
     def _compare_each(
         self,

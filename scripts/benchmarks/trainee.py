@@ -46,7 +46,25 @@ def layers() -> tuple[nn.Layer, list[int]]:
     return net, [128, 128]
 
 
-MODELS = {"layers": layers, "many": deep, "many-static": deep, "resnet": resnet, "large": large}
+def tiny() -> tuple[nn.Layer, list[int]]:
+    """1 KB of gradients."""
+    return nn.Linear(16, 15), [4, 16]
+
+
+def wide() -> tuple[nn.Layer, list[int]]:
+    """100 MB of gradients, in ten layers."""
+    return nn.Sequential(*(nn.Linear(1600, 1600) for _ in range(10))), [16, 1600]
+
+
+MODELS = {
+    "layers": layers,
+    "tiny": tiny,
+    "many": deep,
+    "many-static": deep,
+    "resnet": resnet,
+    "large": large,
+    "wide": wide,
+}
 
 
 def dynamic() -> Callable[[], None]:
@@ -68,8 +86,7 @@ def dynamic() -> Callable[[], None]:
 
 def static() -> Callable[[], None]:
     """Return what makes a step of a static graph."""
-    from paddle.distributed import fleet  # noqa: PLC0415 - only here
-
+    fleet: Any = paddle.distributed.fleet
     paddle.enable_static()
     fleet.init(is_collective=True)
     paddle.seed(5)

@@ -12,7 +12,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..rank_check import is_due
+from ..check_schedule import Pace, is_due
 
 if TYPE_CHECKING:
     from ..evidence import Evidence
@@ -39,6 +39,9 @@ class GradientCheck:
         self._group = group
         self._nranks = nranks
         self._every = every
+        self._pace = Pace()
+        # Of the backward that runs, from 1 on.
+        self._number = 0
         self._proof = proof
         # Of each bucket: the projection, the sum of squares, before and after; and its rounding.
         self._before: list[Any] = []
@@ -46,14 +49,20 @@ class GradientCheck:
         self._rounding: list[tuple[float, float]] = []
         self.is_on = False
 
+    def is_due(self, backwards: int) -> bool:
+        """Whether the backward after so many BACKWARDS that were reduced is checked."""
+        return is_due(self._every, backwards + 1, interval=self._pace.interval)
+
     def begin(self, backwards: int) -> None:
         """Prepare for a backward after so many BACKWARDS that were reduced."""
-        self.is_on = self._every != -1 and is_due(self._every, backwards + 1)
+        self._number = backwards + 1
+        self.is_on = self.is_due(backwards)
         self._before, self._after, self._rounding = [], [], []
 
     def sent(self, flat: Any, dtype: str) -> None:
         """Project the bucket FLAT, this rank's share of an average that is summed as DTYPE."""
-        self._before += _projection(flat)
+        with self._pace.measured():
+            self._before += _projection(flat)
         name = dtype.rpartition(".")[2].lower()
         smallest = _SMALLEST.get(name, 0.0) * math.sqrt(flat.size)
         self._rounding.append((_EPSILON[name], smallest))
@@ -61,7 +70,8 @@ class GradientCheck:
     def received(self, flat: Any) -> None:
         """Project the bucket FLAT, which holds the average; in the order of `sent`."""
         if self.is_on:
-            self._after += _projection(flat)
+            with self._pace.measured():
+                self._after += _projection(flat)
 
     def finish(self) -> None:
         """Compare; every rank of the model must call it.
@@ -73,11 +83,15 @@ class GradientCheck:
 
         if not self._before:
             return
-        with paddle.no_grad():
-            sums = paddle.stack(self._before)
+        with paddle.no_grad(), self._pace.measured():
+            times = paddle.to_tensor([self._pace.check_s, self._pace.update_s], dtype="float64")
+            sums = paddle.concat([paddle.stack(self._before), times])
             self._group.all_reduce(sums, ReduceOp.SUM, True).wait()
             found = paddle.concat([sums, paddle.stack(self._after)]).numpy().tolist()
-        expected, averaged = found[: len(self._before)], found[len(self._before) :]
+        end = len(self._before)
+        expected, averaged = found[:end], found[end + 2 :]
+        self._pace.agree(*(each / self._nranks for each in found[end : end + 2]))
+        self._pace.end(self._number)
         for number, (epsilon, smallest) in enumerate(self._rounding):
             projection, squares = expected[2 * number : 2 * number + 2]
             allowed = self._nranks * _DEVIATIONS * (epsilon * math.sqrt(squares) + smallest)

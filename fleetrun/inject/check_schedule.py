@@ -1,0 +1,95 @@
+"""After which updates something is checked: often at first, then as often as costs little."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEVER = -1
+# With a number N: the updates that are always checked. From the third on, everything that a reducer
+# keeps between backwards (the order of buckets, their memory) is in use.
+_ALWAYS = (1, 3)
+# With `auto`: after the updates 1, 2, 4, ... and after every so many, at least and at most.
+_MOST_OFTEN, _LEAST_OFTEN = 32, 1024
+# The share of the time of training that the regular checks may take.
+_SHARE = 0.005
+
+
+def is_due(every: int | str, number: int, *, interval: int | None = _MOST_OFTEN) -> bool:
+    """Whether there is a check after the update NUMBER, which counts from 1.
+
+    EVERY is the setting `check_ranks`. INTERVAL, a power of 2, is that of `auto`; None: after
+    powers of 2 only.
+
+    >>> [update for update in range(1, 100) if is_due("auto", update)]
+    [1, 2, 4, 8, 16, 32, 64, 96]
+    >>> [update for update in range(1, 12) if is_due(5, update)]
+    [1, 3, 5, 10]
+    """
+    if every == NEVER:
+        return False
+    if isinstance(every, str):
+        return not number & (number - 1) or (interval is not None and number % interval == 0)
+    return number in _ALWAYS or (every > 0 and number % every == 0)
+
+
+def interval_of(check_s: float, update_s: float) -> int:
+    """Return how many updates of UPDATE_S go by between checks of CHECK_S; a power of 2.
+
+    >>> interval_of(0.001, 0.1), interval_of(0.01, 0.02), interval_of(1.0, 0.0)
+    (32, 128, 1024)
+    """
+    interval = _MOST_OFTEN
+    while interval < _LEAST_OFTEN and check_s > _SHARE * interval * update_s:
+        interval *= 2
+    return interval
+
+
+class Pace:
+    """How often one model or program is checked: what a check takes is measured on all ranks.
+
+    `check_s` and `update_s` are this rank's, 0 as long as they are not known. Both are wall-clock
+    time and what they have become lately: a busy machine makes both longer. The first check takes
+    longer than others, and does not count.
+    """
+
+    def __init__(self) -> None:
+        self.check_s = self.update_s = 0.0
+        # See `is_due`.
+        self.interval: int | None = _MOST_OFTEN
+        # Of the check that is under way.
+        self._spent_s = 0.0
+        # When the last check ended, and after which update.
+        self._last: tuple[float, int] | None = None
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Count the time in this context as time of the check."""
+        began_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_s += time.perf_counter() - began_at
+
+    def end(self, number: int) -> None:
+        """End the check after the update NUMBER."""
+        now = time.perf_counter()
+        if self._last is not None and number > self._last[1]:
+            update_s = (now - self._last[0] - self._spent_s) / (number - self._last[1])
+            self.update_s = _smooth(self.update_s, update_s)
+            self.check_s = _smooth(self.check_s, self._spent_s)
+        self._spent_s = 0.0
+        self._last = now, number
+
+    def agree(self, check_s: float, update_s: float) -> None:
+        """Take CHECK_S and UPDATE_S, on which all ranks agree, for what is to come."""
+        if self.interval is not None:
+            self.interval = interval_of(check_s, update_s)
+
+
+def _smooth(known: float, new: float) -> float:
+    return (known + new) / 2 if known else new
