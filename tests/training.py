@@ -97,17 +97,18 @@ def train(
     *,
     check_ranks: int | str = 0,
     profile: str = "",
+    nranks: int = 2,
 ) -> list[Any]:
-    """Return what each of two ranks of MODEL reports; PYTHON runs them with STRATEGY.
+    """Return what each of NRANKS ranks of MODEL reports; PYTHON runs them with STRATEGY.
 
     The steps PROFILE are recorded.
     """
     folder.mkdir()
-    master, *ends = (f"127.0.0.1:{port}" for port in ports.free(3))
+    master, *ends = (f"127.0.0.1:{port}" for port in ports.free(1 + nranks))
     environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
     environ |= {
         "PADDLE_MASTER": master,
-        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINERS_NUM": str(nranks),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
         "PADDLE_DISTRI_BACKEND": "gloo",
         **warm(python),
@@ -119,7 +120,7 @@ def train(
         asked = {
             "strategy": strategy,
             "check_ranks": check_ranks,
-            "topology": {"nranks": 2, "ranks_per_node": 2},
+            "topology": {"nranks": nranks, "ranks_per_node": nranks},
         }
         (folder / "strategy.json").write_text(json.dumps(told(asked)))
         environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
@@ -149,6 +150,6 @@ def train(
     codes = [rank.returncode for rank in ranks]
     if any(codes) and strategy is None and attempts > 1:
         # What nothing of ours is in: seen to die without a word once in some hundred starts.
-        return train(python, model, folder / "again", None, attempts - 1)
-    assert codes == [0, 0], f"{codes}\n{outputs}"
-    return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(2)]
+        return train(python, model, folder / "again", None, attempts - 1, nranks=nranks)
+    assert codes == [0] * nranks, f"{codes}\n{outputs}"
+    return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.train
 # Digits that a sum of two has left, of gradients of about 1.
 CLOSE = {"bf16_allreduce": 2e-2, "fp16_allreduce": 2e-3}
 SENT = {"bf16_allreduce": {"bfloat16", "bf16"}, "fp16_allreduce": {"float16", "fp16"}}
-# Buckets that overlap, one that is waited for at once, and two levels.
+# Buckets that overlap, and one that is waited for at once.
 WAYS: tuple[dict[str, Any], ...] = (
     {"fuse_grad_size_in_num": 2, "nccl_comm_num": 2},
     {"sync_nccl_allreduce": True},
@@ -49,6 +49,28 @@ def test_gradients_are_sent_in_16_bits_and_the_weights_are_close(
     assert told["status"] == "effective"
     error = float(told["evidence"].partition(" by ")[2].split()[0])
     assert 0 < error < CLOSE[name]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("version", "name"), [("3.3.1", "bf16_allreduce"), ("2.6.2", "fp16_allreduce")]
+)
+def test_gradients_are_sent_in_16_bits_over_two_levels(
+    version: str, name: str, tmp_path: Path
+) -> None:
+    levels = {"use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2}
+    asked = {name: True, "fuse_grad_size_in_num": 2, **levels}
+    ranks = train(PYTHONS[version], "compressed.py", tmp_path / "ours", asked, nranks=4)
+    assert len(ranks) == 4
+    for rank in ranks:
+        assert rank["weights"] == ranks[0]["weights"]
+        assert rank["weights"] == pytest.approx(rank["alone"], abs=2 * CLOSE[name])
+        assert rank["weights"] != rank["alone"]
+    # Among the leaders alone.
+    assert [set(rank["sent"]) <= SENT[name] for rank in ranks] == [True] * 4
+    assert [bool(rank["sent"]) for rank in ranks] == [True, False, True, False]
+    assert row(tmp_path / "ours", name)["status"] == "effective"
+    assert row(tmp_path / "ours", "use_hierarchical_allreduce")["status"] == "effective"
 
 
 def test_what_the_backend_sums_wrongly_is_refused_and_sent_in_32_bits(tmp_path: Path) -> None:
