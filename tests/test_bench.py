@@ -74,7 +74,7 @@ def test_bench_faults_measures_everything(tmp_path: Path) -> None:
 def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     only = "--only=reducer:many,fusion:many,hooks:many"
     little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
-    shown = ("our reducer against Paddle's", "one per gradient", "Goals")
+    shown = ("reducer that the strategy brings", "one per gradient", "Goals")
     found = bench(tmp_path, ["strategy", *little], shown)
     assert not found["failures"]
     reducer, fusion, hooks = found["comparisons"]

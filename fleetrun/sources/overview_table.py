@@ -159,7 +159,7 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
         return []
     before = "" if counts.allreduces_before is None else f"{counts.allreduces_before} → "
     # A dynamic graph has buckets of Paddle's own without a strategy.
-    own = " (Paddle's own reducer → fleetrun's)" if before and "dygraph" in where else ""
+    own = " (without the strategy → with it)" if before and "dygraph" in where else ""
     gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
     lines = [f"Allreduces: {before}{counts.allreduces}{own}{gradients}."]
     if counts.bucket_bytes:

@@ -40,6 +40,10 @@ PRESETS["small buckets"] = yaml.safe_dump(
         "build_strategy": {"fuse_all_optimizer_ops": True},
     }
 )
+# Paddle's own reducer has them where they are plain.
+PRESETS["bytes alone"] = yaml.safe_dump(
+    {"strategy": {"fuse_grad_size_in_MB": 1, "last_comm_group_size_MB": 0.0001}}
+)
 PRESETS["one gradient each"] = yaml.safe_dump({"strategy": {"fuse_all_reduce_ops": False}})
 
 

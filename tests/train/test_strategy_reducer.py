@@ -86,10 +86,48 @@ def test_paddles_own_reducer_gets_strided_gradients_wrong_as_the_readme_says(
 
 
 @pytest.mark.parametrize("version", PYTHONS)
+def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
+    version: str, tmp_path: Path
+) -> None:
+    asked = {"fuse_grad_size_in_MB": 0.0003}
+    ranks = train(PYTHONS[version], "handed_over.py", tmp_path / "ours", asked, check_ranks="auto")
+    for rank in ranks:
+        for way, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
+            assert model["weights"] == ranks[0][way]["weights"], way
+        # Paddle's sends without a word to Python. Ours has what is checked: 1, 2, 4, 8.
+        seen = {way: [bool(made) for made in model["allreduces"]] for way, model in rank.items()}
+        first = [True, True, False, True]
+        assert seen["plain"] == seen["accumulated"] == [*first, False, False, False, True]
+        assert seen["several"] == seen["thawed"] == [*first, True, True, True, True]
+    proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
+    (knob,) = proof["knobs"]
+    assert knob["status"] == "effective"
+    assert "as built: Paddle's own reducer" in knob["evidence"]
+
+
+# What one model alone does not show: losses one after the other, layers of several models, ...
+@pytest.mark.long
+@pytest.mark.parametrize("check_ranks", ["auto", -1])
+@pytest.mark.parametrize("model", ["twice.py", "strided.py", "shared.py", "final_hooks.py"])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_models_that_are_not_plain_are_averaged_right_where_only_bytes_are_asked_for(
+    version: str, model: str, check_ranks: int | str, tmp_path: Path
+) -> None:
+    asked = {"fuse_grad_size_in_MB": 0.0003}
+    ranks = train(PYTHONS[version], model, tmp_path / "ours", asked, check_ranks=check_ranks)
+    for rank in ranks:
+        rank.pop("gone", None)
+        for name, trained in rank.items():
+            assert trained["weights"] == pytest.approx(trained["alone"], abs=1e-6), name
+            assert trained["weights"] == ranks[0][name]["weights"], name
+
+
+@pytest.mark.parametrize("version", PYTHONS)
 def test_the_sizes_of_buckets_that_the_script_gives_hold_where_the_strategy_gives_none(
     version: str, tmp_path: Path
 ) -> None:
-    train(PYTHONS[version], "buffers.py", tmp_path / "ours", {"fuse_all_reduce_ops": True})
+    train(PYTHONS[version], "buffers.py", tmp_path / "ours", {"fuse_grad_size_in_num": 99})
     proof = json.loads((tmp_path / "ours" / "strategy.0.json").read_text())
     all_bytes = 4 * (4 * 64 + 2 * 16 + 2 * 4)
     first, *others = proof["counts"]["bucket_bytes"]

@@ -35,6 +35,8 @@ _listeners: weakref.WeakValueDictionary[int, BackwardListener] = weakref.WeakVal
 _numbers = itertools.count()
 _last_listeners: list[BackwardListener] = []
 _depth = 0
+# How many backwards have run inside others so far.
+_nested = 0
 # Final hooks that the running backward has called, or a backward within it.
 _final_hooks: list[Callable[[], Any]] = []
 
@@ -52,6 +54,11 @@ def listen_last(listener: BackwardListener) -> None:
 def is_nested() -> bool:
     """Whether a backward runs inside another one, as recomputation does."""
     return _depth > 1
+
+
+def nested_count() -> int:
+    """Return how many backwards have run inside others so far."""
+    return _nested
 
 
 def patch(core: ModuleType) -> None:
@@ -90,9 +97,10 @@ def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
 
 def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        global _depth  # noqa: PLW0603 - autograd of one process
+        global _depth, _nested  # noqa: PLW0603 - autograd of one process
         if _depth:
             _depth += 1
+            _nested += 1
             try:
                 return run(*args, **kwargs)
             finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
 from ..paddle_api import names
-from . import compression
+from . import compression, handover
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
@@ -176,7 +176,7 @@ class Reducers:
                 each for each in parameters if id(each) in sparse_ids and not each.stop_gradient
             ]
             # The attribute in which Paddle keeps its own.
-            model._reducer = self._new_reducer(model, dense, sparse)
+            model._reducer = self._new_reducer(model, dense, sparse, init_reducer)
 
         return replaced
 
@@ -186,7 +186,13 @@ class Reducers:
         self._report.falls_back(paddle_api.sentence([paddle_api.refusal(names.SPARSE)]))
         return False
 
-    def _new_reducer(self, model: Any, dense: list[Any], sparse: list[Any]) -> Reducer:
+    def _new_reducer(
+        self,
+        model: Any,
+        dense: list[Any],
+        sparse: list[Any],
+        init_reducer: Callable[[Any], None],
+    ) -> Reducer:
         ranks = list(model.group.ranks)
         number, self._models = self._models, self._models + 1
         size = self._group_size(len(ranks))
@@ -216,7 +222,18 @@ class Reducers:
         # No closure may hold the model: it holds the reducer, and both must go together.
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
-        reducer = Reducer(
+        make: Callable[..., Reducer] = Reducer
+        sizes = [each.size * each.element_size() for each in dense if not each.stop_gradient]
+        if (
+            not sparse
+            and not model.find_unused_parameters
+            and handover.suffices(self._asked())
+            and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
+        ):
+            limits = bucket_limits(sum(sizes), model_bytes, model_last_bytes)
+            paddles = handover.PaddlesReducer(model, limits, init_reducer)
+            make = functools.partial(handover.SparingReducer, paddles=paddles)
+        reducer = make(
             dense,
             sparse_parameters=sparse,
             group=model.group.process_group,
@@ -242,6 +259,14 @@ class Reducers:
         # At exit there is nobody left to have them.
         weakref.finalize(reducer, communicators.release, own).atexit = False
         return reducer
+
+    def _asked(self) -> set[str]:
+        """Return the fields of communication that are in effect, or are to be reported."""
+        return {
+            name
+            for name in REDUCER_FIELDS
+            if name in self._spec.strategy or settings.effective(name)
+        }
 
     def _group_size(self, nranks: int) -> int | None:
         """Return the number of ranks per group of the hierarchical allreduce; None without it."""

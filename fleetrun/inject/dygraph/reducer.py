@@ -143,6 +143,11 @@ class Reducer:
         backward.listen(self)
 
     @property
+    def bytes_as_built(self) -> list[int] | None:
+        """The bytes of each bucket of the reducer of Paddle that averages; None: this one does."""
+        return None
+
+    @property
     def trained_parameters(self) -> list[Any]:
         """The parameters whose gradients it averages, dense or sparse."""
         return [*self.parameters, *self._sparse]
@@ -190,13 +195,22 @@ class Reducer:
         self._frozen = [each for each in self._all if each.stop_gradient]
         for parameter in self.parameters:
             if id(parameter) not in self._hooked:
-                self._hooked.add(id(parameter))
-                tensors.on_gradient(parameter, self._hook(parameter))
+                self._watch(parameter)
         self._knows_usage = self._is_ordered = False
         self._planned = None
         if self._planner is not None and self.backwards:
             self._planner.give_up("other parameters are trained than before")
         self._build_buckets()
+
+    def _watch(self, parameter: Any) -> None:
+        """Hear of each gradient of PARAMETER."""
+        self._hooked.add(id(parameter))
+        tensors.on_gradient(parameter, self._hook(parameter))
+
+    @property
+    def _reuses_memory(self) -> bool:
+        """Whether gradients may stay in the memory of their buckets."""
+        return not self._shares_parameters
 
     def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)
@@ -205,7 +219,7 @@ class Reducer:
             Bucket(
                 [self.parameters[index] for index in one],
                 sum(sizes[index] for index in one),
-                reuse=not self._shares_parameters,
+                reuse=self._reuses_memory,
             )
             for one in packed
         ]
@@ -340,6 +354,7 @@ class Reducer:
                 self.sparse_collectives += sparse.average(parameter, self._group, self._nranks)
         self._check.finish()
         self.backwards += 1
+        self._conclude()
         self._on_reduced(self)
         if order:
             self._reorder(order)
@@ -366,6 +381,9 @@ class Reducer:
                 self._build_buckets()
         if not planner.is_on:
             self._planner = None
+
+    def _conclude(self) -> None:
+        """Do nothing; called when all gradients have been averaged."""
 
     def restart(self) -> None:
         """Reset the state to that before a backward."""

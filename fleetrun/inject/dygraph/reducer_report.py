@@ -71,20 +71,24 @@ class ReducerReport:
 
     def reduced(self, reducer: Reducer, setup: ReducerSetup) -> None:
         """Count what REDUCER did in the backward that has just ended."""
-        # The second one shows the steady state; counting more would only cost time.
-        if reducer.backwards > _COUNTED_BACKWARDS:
-            return
+        built = reducer.bytes_as_built
+        was_built = self._models.get(setup.number, {}).get("is_built", False)
         before = self._calls.get(setup.number, [0] * len(setup.communicators))
         after = [communicator.calls for communicator in setup.communicators]
         self._calls[setup.number] = after
+        # The second one shows the steady state; counting more would only cost time.
+        if reducer.backwards > _COUNTED_BACKWARDS and was_built is (built is not None):
+            return
         calls = [now - then for now, then in zip(after, before)]
         self._models[setup.number] = {
             "gradients": len(reducer.parameters),
             "allreduces_before": setup.paddles_buckets,
-            "allreduces": sum(calls),
-            "bucket_bytes": [bucket.nbytes for bucket in reducer.buckets],
-            "communicators": sum(1 for count in calls if count),
-            "usage_allreduces": reducer.agreements,
+            "allreduces": sum(calls) if built is None else len(built),
+            "bucket_bytes": built or [bucket.nbytes for bucket in reducer.buckets],
+            "is_built": built is not None,
+            "communicators": sum(1 for count in calls if count) if built is None else 1,
+            # While Paddle's reducer averages there are none.
+            "usage_allreduces": reducer.agreements if built is None else 0,
             "sparse_collectives": reducer.sparse_collectives,
             "early": reducer.early,
             "moved": reducer.moved,
@@ -112,6 +116,8 @@ class ReducerReport:
             f" (Paddle's own: {counts['allreduces_before']});"
             f" largest {max(counts['bucket_bytes']) / MEBIBYTE:.3g} MB"
         )
+        if any(model["is_built"] for model in models):
+            fused += "; as built: Paddle's own reducer sends them, which cannot be watched"
         if counts["usage_allreduces"]:
             several = plural(counts["usage_allreduces"], "small allreduce")
             fused += f"; besides, {several} to tell which gradients other ranks have"

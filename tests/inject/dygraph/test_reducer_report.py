@@ -30,10 +30,12 @@ def told(
     *buckets: tuple[int, ...],
     calls: tuple[int, ...],
     agreements: int = 0,
+    built: list[int] | None = None,
 ) -> dict[str, tuple[Any, ...]]:
     """Return status, value, reason and evidence of each field ASKED for.
 
-    The reducer of each model has BUCKETS of so many bytes; each communicator has made CALLS.
+    The reducer of each model has BUCKETS of so many bytes; each communicator has made CALLS. BUILT:
+    of Paddle's reducer, which has taken over.
     """
     spec = StrategySpec(asked, {}, {})
     proof = Evidence(str(folder / "proof.json"), spec)
@@ -49,6 +51,7 @@ def told(
             moved=0,
             agreements=agreements,
             sparse_collectives=3 * agreements,
+            bytes_as_built=built,
         )
         report.reduced(
             reducer, ReducerSetup(number, communicators, None, 1, overlaps=True, nranks=4)
@@ -113,4 +116,15 @@ def test_collectives_beside_the_buckets_are_told(tmp_path: Path) -> None:
     assert said["fuse_all_reduce_ops"][3].endswith(
         "; besides, 1 small allreduce to tell which gradients other ranks have"
         "; besides, 3 collectives for sparse gradients"
+    )
+
+
+def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
+    asked = {"fuse_grad_size_in_MB": 2}
+    said = told(tmp_path, asked, (8, 8, 8), calls=(4,), agreements=1, built=[16, 8])
+    (row,) = said.values()
+    assert row[:2] == ("effective", 2)
+    assert row[3] == (
+        "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
+        " reducer sends them, which cannot be watched; besides, 3 collectives for sparse gradients"
     )

@@ -62,6 +62,8 @@ def private_names(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.Attribute(value=ast.Name(id="self" | "cls")):
             return
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+            return
         case ast.Attribute(attr=attribute):
             text = ast.unparse(node)
             if text not in NOT_PADDLES | MODULES and (
