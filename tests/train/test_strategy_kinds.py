@@ -49,7 +49,7 @@ def sample(python: Path) -> list[str]:
     """Return some of the kinds that one process trains alone, too; others with each Paddle."""
     first = list(PYTHONS.values()).index(python)
     names = train_kinds.names()
-    return [*names[:1], *names[1 + first :: 4], *train_kinds.draws(range(first, 10, 2))]
+    return [*names[:1], *names[1 + first :: 8], *train_kinds.draws(range(first, 10, 2))]
 
 
 @pytest.fixture(scope="module")
