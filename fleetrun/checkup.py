@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Importing Paddle takes a busy host half a minute; then it hangs.
 _ALLREDUCE_S = 180.0
-_LAST_WORDS = 3
+_LAST_LINES = 3
 # Launches by hand on several hosts begin some seconds apart.
 _PREFLIGHT_S = 20.0
 
@@ -128,8 +128,8 @@ def preflight(request: Request, environ: Mapping[str, str]) -> None:
     if sys.stderr is not None:
         for one in shown:
             seen = one.seen.removesuffix(".")
-            told = f"{one.check}: {seen}; {one.means}; fix: {one.fix}"
-            print(f"fleetrun: {one.level}: {visible(hide(told))}", file=sys.stderr, flush=True)
+            reported = f"{one.check}: {seen}; {one.means}; fix: {one.fix}"
+            print(f"fleetrun: {one.level}: {visible(hide(reported))}", file=sys.stderr, flush=True)
     if grave:
         count = "one thing" if len(grave) == 1 else f"{len(grave)} things"
         raise EnvironmentFault(
@@ -281,12 +281,12 @@ def _measured(
             raise
     lines = [line for line in said.splitlines() if line.startswith("fleetrun: ")]
     if launcher.returncode:
-        last = "; ".join(line.removeprefix("fleetrun: ") for line in lines[:_LAST_WORDS])
+        last = "; ".join(line.removeprefix("fleetrun: ") for line in lines[:_LAST_LINES])
         return asked._replace(trouble=f"exit code {launcher.returncode} ({last})")
     try:
-        told = json.loads(out.read_text(encoding="utf-8"))
+        reported = json.loads(out.read_text(encoding="utf-8"))
     except FileNotFoundError:
         # Rank 0, on another host, has it.
         return asked
-    rows = tuple(Transfer(*row) for row in told["rows"])
-    return Transfers(told["backend"], told["ranks"], rows, told["link"])
+    rows = tuple(Transfer(*row) for row in reported["rows"])
+    return Transfers(reported["backend"], reported["ranks"], rows, reported["link"])

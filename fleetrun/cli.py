@@ -22,7 +22,7 @@ OLDEST_PYTHON = (3, 10)
 UNFIT = 3
 INTERRUPTED = 130
 # 128 + SIGPIPE, as other commands end in `command | head`.
-UNHEARD = 141
+BROKEN_PIPE = 141
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 # Subcommands: NAME is the click command `command` of fleetrun.commands.NAME.
@@ -66,7 +66,7 @@ def main(
     except BrokenPipeError:
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return UNHEARD
+        return BROKEN_PIPE
 
 
 def unfit(platform: str, version: tuple[int, ...]) -> str | None:

@@ -214,22 +214,24 @@ def _run(
     ending = endings[0].ending if endings else None
     # Only one host of the job notifies.
     if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
-        _tell_others(ending, request, messages, hide)
+        _notify_others(ending, request, messages, hide)
     return outcome.exit_code
 
 
-def _tell_others(ending: Ending, request: Request, messages: Messages, hide: secrets.Hider) -> None:
+def _notify_others(
+    ending: Ending, request: Request, messages: Messages, hide: secrets.Hider
+) -> None:
     """Notify --on_end and --webhook how the job ended, without secrets."""
     import json  # noqa: PLC0415 - only where somebody is told
 
     from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
     from fleetrun.run import notification  # noqa: PLC0415 - as above
 
-    told = secrets.everywhere(document(ending, os.uname().nodename), hide)
+    reported = secrets.everywhere(document(ending, os.uname().nodename), hide)
     # The sink is closed with the job.
     say = Messages(is_coloured=messages.is_coloured, hide=hide).say
     notification.notify(
-        json.dumps(told) + "\n", command=request.on_end, url=request.webhook, say=say
+        json.dumps(reported) + "\n", command=request.on_end, url=request.webhook, say=say
     )
 
 
@@ -294,8 +296,8 @@ def _rotation(
     from fleetrun.sinks.rotate import Rotation  # noqa: PLC0415 - off by default
 
     def follow(cut: Cut) -> None:
-        for hear in observers:
-            hear(cut)
+        for observe in observers:
+            observe(cut)
 
     rotation = Rotation(
         plan,

@@ -309,10 +309,10 @@ class Roster(NamedTuple):
     engine: str = "local"
     notes: tuple[str, ...] = ()
     # Inherited variables that the hosts were read from: true for the ranks, too.
-    told: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
     # Our place when the session of an elastic job began; None: hosts neither come nor go.
     first_me: int | None = None
-    # None: the mode says who runs here.
+    # None: the mode says which processes run here.
     assigned: Assigned | None = None
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None

@@ -45,12 +45,12 @@ def command(words: tuple[str, ...], *, is_json: bool) -> int:
     if words:
         found = tuple(job for job in found if any(job in jobs.named(found, one) for one in words))
     now = time.time()
-    told = [(job, jobs.about(job)) for job in found]
+    reported = [(job, jobs.about(job)) for job in found]
     if is_json:
-        return put("".join(json.dumps(record(*one)) + "\n" for one in told))
-    if not told:
+        return put("".join(json.dumps(record(*one)) + "\n" for one in reported))
+    if not reported:
         return put("No job of yours runs on this host.\n")
-    rows = [row(job, about, now) for job, about in told]
+    rows = [row(job, about, now) for job, about in reported]
     return put(tables.layout(rows, heads=HEADS, numbers=1, width=tables.width()) + "\n")
 
 

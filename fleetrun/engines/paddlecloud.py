@@ -60,7 +60,7 @@ class Engine:
         cloud = read(facts.environ)
         rows = ports(cloud, request, slots)
         made = static.roster(self._ports, cloud.names, cloud.me, rows, slots)
-        return made._replace(notes=_overruled(request, cloud), told=_KEPT)
+        return made._replace(notes=_overruled(request, cloud), inherited=_KEPT)
 
     def close(self) -> None:
         """Release the ports."""

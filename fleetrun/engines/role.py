@@ -51,7 +51,7 @@ class Engine:
         """Return this host, with the port that the cluster has chosen."""
         assigned, endpoint = read(facts.environ)
         member = Member(endpoint.host, (endpoint.port,), ((),))
-        return Roster((member,), 0, endpoint, engine=NAME, told=IDENTITY, assigned=assigned)
+        return Roster((member,), 0, endpoint, engine=NAME, inherited=IDENTITY, assigned=assigned)
 
     def close(self) -> None:
         """Do nothing: no port is held."""

@@ -101,9 +101,9 @@ def main(out: str) -> None:
     """Measure; rank 0 writes the file OUT."""
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    told = measure(rank, len(endpoints), link_speed(rank, endpoints))
+    reported = measure(rank, len(endpoints), link_speed(rank, endpoints))
     if rank == 0:
-        Path(out).write_text(json.dumps(told), encoding="utf-8")
+        Path(out).write_text(json.dumps(reported), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -209,16 +209,16 @@ class _Injection:
         from paddle.static import BuildStrategy
 
         fresh: Any = BuildStrategy()
-        ours = self._spec.build_strategy
+        own = self._spec.build_strategy
         is_lent = id(build) in _lent
         set_fields = []
         for name in _build_fields(strategy):
-            if name not in ours:
+            if name not in own:
                 continue
             value = getattr(build, name)
-            untouched = ours[name] if is_lent else getattr(fresh, name)
+            untouched = own[name] if is_lent else getattr(fresh, name)
             if value == untouched:
-                setattr(strategy.strategy.build_strategy, name, ours[name])
+                setattr(strategy.strategy.build_strategy, name, own[name])
             else:
                 set_fields.append(name)
         return set_fields

@@ -175,8 +175,8 @@ def _without_secrets(record: dict[str, Any]) -> object:
     """Return RECORD without the secrets in this process's environment and arguments."""
     module = sys.modules.get(_SECRETS)
     if module is None:
-        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        path = os.path.join(home, "plan", "secrets.py")
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        path = os.path.join(root, "plan", "secrets.py")
         spec = util.spec_from_file_location(_SECRETS, path)
         if spec is None or spec.loader is None:
             raise ImportError(path)

@@ -144,7 +144,9 @@ def variables(
         for process in layout.processes
     ]
     # The identity that another job's launcher has given.
-    foreign = tuple(name for name in IDENTITY if name in facts.environ and name not in roster.told)
+    foreign = tuple(
+        name for name in IDENTITY if name in facts.environ and name not in roster.inherited
+    )
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
         name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE) if name in facts.environ

@@ -122,9 +122,9 @@ def last_lines_of(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, Err
             error = None
         # The log has what the user saw; but not if the script sent its errors elsewhere.
         if error is not None and not lastlines.explains(words):
-            told = error.stack.rstrip().split("\n") if error.stack else []
-            told = lastlines.shorten(told) or error.raw.strip().split("\n")[:_RAW_LINES]
-            words, source = (told, path) if any(told) else (words, source)
+            reported = error.stack.rstrip().split("\n") if error.stack else []
+            reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
+            words, source = (reported, path) if any(reported) else (words, source)
     return words, source, error
 
 

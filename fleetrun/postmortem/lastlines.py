@@ -67,13 +67,13 @@ def _start_of_crash(lines: list[str]) -> int | None:
     if not found:
         return None
     # An earlier one may be of a child that was replaced.
-    told: set[str] = set()
+    reported: set[str] = set()
     start = found[-1]
     for number in reversed(found):
         kind = next(mark for mark in _CRASHES if lines[number].startswith(mark))
-        if kind in told:
+        if kind in reported:
             break
-        told.add(kind)
+        reported.add(kind)
         start = number
     return start - 1 if start and lines[start - 1].startswith(_RULE) else start
 

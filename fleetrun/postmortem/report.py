@@ -87,19 +87,19 @@ def left_running(left: Sequence[Leftover]) -> str:
     'The job is done; ended what it had left running: pid 7 (serve --password=***).'
     """
     # multiprocessing's resource tracker ends by itself.
-    told = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
-    if not told:
+    reported = [one for one in left if one.argv and "resource_tracker" not in " ".join(one.argv)]
+    if not reported:
         return ""
     from fleetrun.plan.arguments import conceal  # noqa: PLC0415 - rare
 
     parts = []
-    for pid, words in told[:_LEFT]:
+    for pid, words in reported[:_LEFT]:
         # A process title, or a shell's script, has several words in one argument.
         line = " ".join(conceal(" ".join(words).split())[0])
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
         parts.append(f"pid {pid} ({shown[:_LINE]}{'…' if len(shown) > _LINE else ''})")
-    if len(told) > _LEFT:
-        parts.append(f"and {len(told) - _LEFT} more")
+    if len(reported) > _LEFT:
+        parts.append(f"and {len(reported) - _LEFT} more")
     return f"The job is done; ended what it had left running: {', '.join(parts)}."
 
 

@@ -108,9 +108,9 @@ def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
     )
 
 
-def _use(told: tuple[int, int, tuple[int, ...]]) -> GpuUse:
+def _use(reported: tuple[int, int, tuple[int, ...]]) -> GpuUse:
     """Return what the driver has TOLD of a GPU's use, with the commands of processes."""
-    used, total, pids = told
+    used, total, pids = reported
     holders = []
     for pid in sorted(set(pids)):
         # The driver numbers them as the machine does, which a container does not see.

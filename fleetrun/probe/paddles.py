@@ -27,12 +27,12 @@ _HEADER_BYTES = 64
 def without(symbol: bytes, path: Sequence[str]) -> str | None:
     """Return the version of the Paddle on PATH if SYMBOL is surely none of its library's texts."""
     for folder in path:
-        home = os.path.join(folder, "paddle")
-        text = proc.content(os.path.join(home, "version", "__init__.py")).decode(errors="replace")
+        root = os.path.join(folder, "paddle")
+        text = proc.content(os.path.join(root, "version", "__init__.py")).decode(errors="replace")
         if not text:
             continue
         version = _VERSION.search(text)
-        found = constants(home)
+        found = constants(root)
         if found is not None and symbol not in found:
             return version.group(1) if version else "?"
         return None
@@ -58,13 +58,13 @@ def is_for_rocm(path: Sequence[str]) -> bool:
     return False
 
 
-def constants(home: str) -> bytes | None:
-    """Return the constants of the library of the Paddle in the folder HOME; None: of another kind.
+def constants(root: str) -> bytes | None:
+    """Return the constants of the library of the Paddle in the folder ROOT; None: of another kind.
 
     They are a few of its hundreds of megabytes.
     """
     for library in _LIBRARIES:
-        found = _constants(os.path.join(home, library))
+        found = _constants(os.path.join(root, library))
         if found is not None:
             return found
     return None

@@ -98,16 +98,16 @@ def read(path: str) -> Run:
                         logs[name, event.attempt] = one._replace(has_failed=True)
             case _:
                 pass
-    told = launched.more if launched else {}
+    reported = launched.more if launched else {}
     ended = finished.more if finished else {}
     return Run(
         path=path,
         plan=plan,
         logs=tuple(logs.values()),
-        job_id=reading.text(told.get("job_id")),
-        node_rank=reading.whole(told.get("node_rank")) or 0,
-        launcher_pid=reading.whole(told.get("launcher_pid")),
-        processes=reading.whole(told.get("processes")) or 0,
+        job_id=reading.text(reported.get("job_id")),
+        node_rank=reading.whole(reported.get("node_rank")) or 0,
+        launcher_pid=reading.whole(reported.get("launcher_pid")),
+        processes=reading.whole(reported.get("processes")) or 0,
         started_at=launched.time if launched else None,
         finished_at=finished.time if finished else None,
         exit_code=reading.whole(ended.get("exit_code")),

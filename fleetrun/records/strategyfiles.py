@@ -125,16 +125,16 @@ def _evidence(found: Mapping[str, Any]) -> RankEvidence:
     )
 
 
-def _counts(told: Mapping[str, Any]) -> GradientCounts | None:
-    if reading.whole(told.get("allreduces")) is None:
+def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
+    if reading.whole(reported.get("allreduces")) is None:
         return None
     return GradientCounts(
-        gradients=reading.whole(told.get("gradients")),
-        allreduces_before=reading.whole(told.get("allreduces_before")),
-        allreduces=reading.whole(told.get("allreduces")),
-        bucket_bytes=reading.wholes(told.get("bucket_bytes")),
-        communicators=reading.whole(told.get("communicators")),
-        groups=tuple(map(reading.wholes, reading.items(told.get("groups")))),
+        gradients=reading.whole(reported.get("gradients")),
+        allreduces_before=reading.whole(reported.get("allreduces_before")),
+        allreduces=reading.whole(reported.get("allreduces")),
+        bucket_bytes=reading.wholes(reported.get("bucket_bytes")),
+        communicators=reading.whole(reported.get("communicators")),
+        groups=tuple(map(reading.wholes, reading.items(reported.get("groups")))),
     )
 
 

@@ -35,10 +35,10 @@ class TraceRecord(NamedTuple):
     hidden: float | None
     spans: tuple[SpanRecord, ...]
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """Return in one line where the time went.
 
-        >>> print(TraceRecord(0, 3, 5, {"step": 0.09, "wait": 0.0304}, 0.354, ()).told())
+        >>> print(TraceRecord(0, 3, 5, {"step": 0.09, "wait": 0.0304}, 0.354, ()).reported())
         rank 0, steps 3-7: 90 ms a step: wait 30 ms; 35 % of communication hidden
         """
         shown = [

@@ -36,9 +36,9 @@ class EndingSink(Sink):
         from fleetrun.records.heartbeat import read_step  # noqa: PLC0415 - as above
 
         steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in self._plan.processes]
-        told = [step for step in steps if step is not None]
+        reported = [step for step in steps if step is not None]
         return Ending(
-            outcome, self._plan, at - self._began_at, self._began, max(told, default=None)
+            outcome, self._plan, at - self._began_at, self._began, max(reported, default=None)
         )
 
     def line(self) -> str:

@@ -147,7 +147,7 @@ class EventLog(Sink):
             case Noticed(what=what, at=at, text=text, labels=labels):
                 self._write("noticed", at, what=what, who=list(labels), text=text)
             case Judged(at=at, silent=silent, ranks_equal=ranks_equal):
-                told = [
+                reported = [
                     {
                         "who": list(one.labels),
                         "name": one.name,
@@ -159,7 +159,7 @@ class EventLog(Sink):
                     for one in happening.verdicts
                 ]
                 self._write(
-                    "judged", at, verdicts=told, silent=list(silent), ranks_equal=ranks_equal
+                    "judged", at, verdicts=reported, silent=list(silent), ranks_equal=ranks_equal
                 )
             case PeersDone(at=at, attempt=attempt):
                 self._write("peers done", at, attempt=attempt)

@@ -47,7 +47,7 @@ class ProfileSink(Sink):
             else:
                 found.append(record)
         for record in found[:_MOST]:
-            self._say(f"Profile of {record.told()}.")
+            self._say(f"Profile of {record.reported()}.")
         if len(found) > _MOST:
             self._say(f"Profile: {len(found) - _MOST} more ranks have left traces.")
         if found:

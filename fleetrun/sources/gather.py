@@ -36,7 +36,7 @@ _TAIL_BYTES = 64 * 1024
 _BYTES_PER_S = 32 << 20
 _AT_ONCE = 16
 # A host that does not answer for so long, beside --grace, is left out.
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _LOOK_S = 0.5
 
 
@@ -209,7 +209,7 @@ class LogGatherer:
             asked = SendLog(process, attempt, offset, length)
         else:
             asked = SendLog(process, attempt, host.offset)
-        self._await(node, now + self._patience_s())
+        self._await(node, now + self._timeout_s())
         self._ask(node, asked)
 
     def _await(self, node: int, until: float) -> None:
@@ -221,9 +221,9 @@ class LogGatherer:
             at = min(until, now + _LOOK_S)
             self._waiting.alarm(("log", node), at, partial(self._await, node, until))
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         # Its ranks may still be stopping.
-        return _PATIENCE_S + self.plan.rules.grace_s
+        return _TIMEOUT_S + self.plan.rules.grace_s
 
     def take(self, node: int, part: LogPart) -> None:
         """Take what the host NODE answers."""

@@ -174,7 +174,7 @@ class Comparison:
         self._busy_since: dict[int, float] = {}
         self._idle_since: dict[int, float] = {}
         # When a line about these ranks may come again, and how long after that the next one.
-        self._told: dict[tuple[tuple[int, ...], bool], tuple[float, float]] = {}
+        self._reported: dict[tuple[tuple[int, ...], bool], tuple[float, float]] = {}
 
     def restart(self) -> None:
         """Begin again: the ranks are new, or were stopped."""
@@ -211,10 +211,10 @@ class Comparison:
         if len(odd) > few:
             return None
         key = (tuple(sorted(odd)), is_idle)
-        due, pause = self._told.get(key, (at, self.again_s))
+        due, pause = self._reported.get(key, (at, self.again_s))
         if at < due:
             return None
-        self._told[key] = (at + pause, pause * 2)
+        self._reported[key] = (at + pause, pause * 2)
         began = max(since[r] for since in (self._busy_since, self._idle_since) for r in since)
         return Lag(key[0], tuple(sorted(others)), is_idle, at - began)
 

@@ -60,11 +60,11 @@ def judge(
 
 def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]:
     """Return what a rank says of each field that was asked for, and of others it tells of."""
-    told = {knob.name: knob for knob in one.fields}
+    reported = {knob.name: knob for knob in one.fields}
     for name, value in asked.fields:
-        switch = told.get(name.removesuffix(_CONFIGS)) if name.endswith(_CONFIGS) else None
-        if name in told:
-            yield told[name]._replace(asked=value)
+        switch = reported.get(name.removesuffix(_CONFIGS)) if name.endswith(_CONFIGS) else None
+        if name in reported:
+            yield reported[name]._replace(asked=value)
         elif switch is not None:
             # The parts of a feature have its status and its reason.
             how = f"with {switch.name}"
@@ -73,7 +73,7 @@ def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]
         else:
             yield FieldEvidence(name, value, "", NO_WORD, "")
     names = {name for name, _ in asked.fields}
-    yield from (knob for knob in told.values() if knob.name not in names)
+    yield from (knob for knob in reported.values() if knob.name not in names)
 
 
 def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) -> tuple[str, ...]:

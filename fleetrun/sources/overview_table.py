@@ -56,7 +56,7 @@ def table(
         _difference(one, main[one.name]) for one in judged.verdicts if main[one.name] is not one
     ]
     remarks += [f"{_sentence(who)} {silence[who]}." for who in judged.silent]
-    remarks += _told(evidence_of, [one.disagreements for one in witnesses])
+    remarks += _by_rank(evidence_of, [one.disagreements for one in witnesses])
     if judged.ranks_equal is not None:
         after = max((one.compared_after or 0 for one in witnesses), default=0)
         when = f" after update {after}" if after else ""
@@ -203,10 +203,10 @@ def _difference(one: Verdict, main: Verdict) -> str:
 
 def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:
     """Return what the ranks have noted, each sentence once."""
-    return _told(evidence_of, [one.notes for one in evidence_of.values() if one is not None])
+    return _by_rank(evidence_of, [one.notes for one in evidence_of.values() if one is not None])
 
 
-def _told(
+def _by_rank(
     evidence_of: Mapping[str, RankEvidence | None], said: Sequence[tuple[str, ...]]
 ) -> list[str]:
     """Return each sentence once, with those who say it if not all do."""

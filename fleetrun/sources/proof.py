@@ -163,11 +163,11 @@ class Proof(Source):
         """Expect evidence of the ranks of other hosts, in the order of ranks."""
         if self._hosts is None or not self._judges:
             return
-        ours = {place: process for process, place in self._places.items()}
+        own = {place: process for process, place in self._places.items()}
         local, self._trainers = self._trainers, {}
         for place, spec in enumerate(self._plan.ranks):
-            if place in ours:
-                self._trainers[ours[place]] = local[ours[place]]
+            if place in own:
+                self._trainers[own[place]] = local[own[place]]
             elif spec.role == "TRAINER" and spec.node_rank != self._plan.node_rank:
                 self._trainers[_remote(place)] = _RemoteTrainer(names.spec_label(spec), "")
 
@@ -188,7 +188,7 @@ class Proof(Source):
                 self._is_ending = False
             case Exited(process=process, status=status) if process in self._trainers:
                 self._trainers[process].has_ended = True
-                self._tell(process)
+                self._declare_verdicts(process)
                 if status.exit_code:
                     self._is_ending = True
                 elif not self._is_ending:
@@ -245,7 +245,7 @@ class Proof(Source):
             if text is not None and self._hosts is not None and not self._judges:
                 self._hosts.tell(self._places[process], text, has_ended=trainer.has_ended)
 
-    def _tell(self, process: int) -> None:
+    def _declare_verdicts(self, process: int) -> None:
         """Tell the host that judges the last word of a rank, whatever it has heard before."""
         if self._hosts is not None and not self._judges:
             from fleetrun.records import reading  # noqa: PLC0415 - only with a strategy

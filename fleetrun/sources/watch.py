@@ -450,7 +450,7 @@ class Watch(Source):
 
         before = self._silent_samples
 
-        def told(texts: dict[int, str]) -> None:
+        def reported(texts: dict[int, str]) -> None:
             assert self._hosts is not None  # noqa: S101 - who asks is it
             self._hosts.collected(
                 {process: places.main_thread(text) for process, text in texts.items()},
@@ -460,7 +460,7 @@ class Watch(Source):
             )
 
         if self._ranks and not self._is_ending:
-            self._collect(f"nothing has happened for {silence_s:.0f} s on any host", told)
+            self._collect(f"nothing has happened for {silence_s:.0f} s on any host", reported)
         elif self._hosts is not None:
             self._hosts.collected({}, went_on=None, by_steps=False, deadlocked=())
 

@@ -69,7 +69,7 @@ def _stop(error: UsageError) -> None:
     raise error
 
 
-def read(name: str, tell: Callable[[UsageError], None] = _stop) -> Layer:
+def read(name: str, report: Callable[[UsageError], None] = _stop) -> Layer:
     """Read the preset or file NAME; UsageError as file:line where it cannot be meant.
 
     TELL gets what is wrong line by line, and the other lines are read if it returns.
@@ -78,21 +78,21 @@ def read(name: str, tell: Callable[[UsageError], None] = _stop) -> Layer:
     # What a preset says is told by its name alone; a file's place is what people look for.
     shown = name if name in PRESETS else path
     text = yamlfile.text_of(path, "this strategy")
-    return Layer(name, tuple(parse(text, shown, tell)))
+    return Layer(name, tuple(parse(text, shown, report)))
 
 
-def parse(text: str, path: str, tell: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
+def parse(text: str, path: str, report: Callable[[UsageError], None] = _stop) -> Iterator[Knob]:
     """Yield what TEXT, the YAML of PATH, asks for; TELL what is wrong with it."""
     loaded = _load(text, path)
     if loaded is None:
         return
     root, values = loaded
-    document = _Document(path, values, tell)
+    document = _Document(path, values, report)
     wanted = "write sections: " + ", ".join(fields.SECTIONS)
     for section, node in document.pairs(root, wanted):
         name = str(section.value)
         if name not in fields.SECTIONS:
-            tell(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
+            report(UsageError(f"{document.at(section)}: {_unknown_section(name)}"))
         elif not yamlfile.is_null(node):
             yield from document.section(name, node)
 
@@ -159,15 +159,15 @@ def refusals(knobs: Iterable[Knob]) -> Iterator[UsageError]:
 
 def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
     """Remark on configs of what is not switched on."""
-    told = set[str]()
+    reported = set[str]()
     for section, dotted in last:
         configs, dot, _ = dotted.partition(".")
         name = configs.removesuffix("_configs")
-        if not dot or configs in told or (section, name) in last or name == configs:
+        if not dot or configs in reported or (section, name) in last or name == configs:
             continue
         if name not in fields.by_name(section):
             continue
-        told.add(configs)
+        reported.add(configs)
         where = last[section, dotted].source
         yield f"{where}: {configs} is set without {name}, which only the script can switch on now."
 
@@ -213,11 +213,11 @@ class _Document:
     """A file that is being read: its nodes know their lines, VALUES what they mean."""
 
     def __init__(
-        self, path: str, values: Mapping[int, object], tell: Callable[[UsageError], None]
+        self, path: str, values: Mapping[int, object], report: Callable[[UsageError], None]
     ) -> None:
         self._path = path
         self._values = values
-        self._tell = tell
+        self._report = report
 
     def at(self, node: "Node") -> str:
         """Return where NODE is."""
@@ -228,14 +228,14 @@ class _Document:
         from yaml import MappingNode  # noqa: PLC0415 - see _load
 
         if not isinstance(node, MappingNode):
-            self._tell(UsageError(f"{self.at(node)}: {wanted}."))
+            self._report(UsageError(f"{self.at(node)}: {wanted}."))
             return
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
             if name in lines:
                 said = f"{name} was already said in line {lines[name]}."
-                self._tell(UsageError(f"{self.at(key)}: {said}"))
+                self._report(UsageError(f"{self.at(key)}: {said}"))
                 continue
             lines[name] = key.start_mark.line + 1
             yield key, value
@@ -254,12 +254,12 @@ class _Document:
                     at = (knob.section, knob.name)
                     if at in said:
                         message = f"{name} means {knob.name}, which {said[at]} says, too."
-                        self._tell(UsageError(f"{self.at(key)}: {message}"))
+                        self._report(UsageError(f"{self.at(key)}: {message}"))
                         continue
                     said[at] = name
                     yield knob
             except UsageError as error:
-                self._tell(error)
+                self._report(error)
 
     def _knobs(self, section: str, name: str, node: "Node", *, where: str) -> Iterator[Knob]:
         """Yield what the line `NAME: NODE` of SECTION asks for."""
@@ -283,7 +283,7 @@ class _Document:
                 part = _key(field, str(key.value), at)
                 given = _converted(part, self._value(value), at)
             except UsageError as error:
-                self._tell(error)
+                self._report(error)
                 continue
             yield Knob(field.section, f"{field.name}.{part.name}", given, at)
 

@@ -123,7 +123,7 @@ def test_two_ranks_may_not_have_one_endpoint() -> None:
 
 
 def test_its_own_words_stay_for_the_ranks() -> None:
-    assert gathered(a_request(nproc_per_node=2), some_facts(environ=CLOUD)).told[-1] == (
+    assert gathered(a_request(nproc_per_node=2), some_facts(environ=CLOUD)).inherited[-1] == (
         "TRAINER_PORTS_NUM"
     )
 

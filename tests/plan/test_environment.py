@@ -204,7 +204,7 @@ def test_what_the_hosts_were_read_from_stays() -> None:
     environ = {"PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "TRAINER_PORTS_NUM": "2"}
     facts, roster = some_facts(8, environ=environ), a_roster(TWO_HOSTS)
     assert set(made(roster, facts=facts).unset) == {tuple(environ)}
-    assert made(roster._replace(told=tuple(environ)), facts=facts).unset[0] == ()
+    assert made(roster._replace(inherited=tuple(environ)), facts=facts).unset[0] == ()
 
 
 def test_options_win_over_everything() -> None:

@@ -71,8 +71,8 @@ def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
     """Print why nothing is shown; EnvironmentFault if there should be something."""
     if asked.failed and any(run.logs for run in found):
         verdict = found[0].verdict or "it still runs" if runs.is_running(found[0].path) else ""
-        told = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""
-        sys.stderr.write(f"fleetrun: no rank of {found[0].name} has failed{told}.\n")
+        reported = f" ({verdict or found[0].verdict})" if verdict or found[0].verdict else ""
+        sys.stderr.write(f"fleetrun: no rank of {found[0].name} has failed{reported}.\n")
         return
     raise EnvironmentFault(
         f"{found[0].path} has no logs: nothing was started, or {names.EVENTS} is gone."

@@ -279,15 +279,15 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
     has_steps = False
     for line in re.split(rb"(?<=[\r\n])", text):
         offset += len(line)
-        told = progress.of(line)
-        if told.step is None and told.loss is None:
+        reported = progress.of(line)
+        if reported.step is None and reported.loss is None:
             continue
         while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
             look += 1
         at = noted.at_ms[look] / 1000 - began if noted.at_ms else 0.0
-        has_steps = has_steps or told.step is not None
-        step = told.step if told.step is not None else len(rows) + 1
-        rows[step] = (at, told.loss)
+        has_steps = has_steps or reported.step is not None
+        step = reported.step if reported.step is not None else len(rows) + 1
+        rows[step] = (at, reported.loss)
     every = max(1, len(rows) // _MOST_POINTS)
     picked = sorted(rows.items())[::every]
     if not picked:

@@ -108,7 +108,9 @@ def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) 
             chart("Buckets of gradients", "buckets", charts.buckets(run)),
             *(
                 chart(
-                    f"Where a step goes: {_text(trace.told())}", f"step-{index}", charts.step(trace)
+                    f"Where a step goes: {_text(trace.reported())}",
+                    f"step-{index}",
+                    charts.step(trace),
                 )
                 for index, trace in enumerate(run.traces)
             ),

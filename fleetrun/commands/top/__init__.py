@@ -46,11 +46,11 @@ def _top(
     once: bool,
 ) -> int:
     """Show the job; UsageError for what is not there."""
-    told = None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
+    reported = None if pattern is None else choose.pattern(pattern, "--pattern", ("step", "loss"))
     found = choose.find_runs(run, log_dir)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     is_coloured = colors.is_wanted(color, os.environ, is_terminal=is_terminal)
-    sampler = Sampler(found, pattern=told, period_s=interval)
+    sampler = Sampler(found, pattern=reported, period_s=interval)
     try:
         is_screen = is_terminal and os.environ.get("TERM", "") not in {"", "dumb"} and not once
         if is_screen and any(runs.is_running(one.path) for one in found):

@@ -165,7 +165,7 @@ class Sampler:
         used = usage.of(alive) if is_here else {}
         gpus = self._gpus([one for spec in specs.values() for one in spec.devices], is_here=is_here)
         host = _host(run) or self._here
-        told = None if is_here or not is_alive else _other_hosts(run)
+        reported = None if is_here or not is_alive else _other_hosts(run)
         for name, log in newest.items():
             spec = specs.get(name)
             devices = spec.devices if spec is not None else ()
@@ -178,7 +178,7 @@ class Sampler:
                 used=used.get(log.pid) if log.pid is not None and log.ended_at is None else None,
                 gpus=[gpus[one] for one in devices if one in gpus and log.ended_at is None],
             )
-            yield row if told is None or log.ended_at is not None else _with(row, told)
+            yield row if reported is None or log.ended_at is not None else _with(row, reported)
         for name, spec in specs.items():
             if name not in newest:
                 # It waits for what it needs before its start.
@@ -343,10 +343,10 @@ def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:
     return found if found is not None and found.time >= time.time() - _OLD_S else None
 
 
-def _with(row: RankRow, told: metricsfile.MetricsRecord) -> RankRow:
+def _with(row: RankRow, reported: metricsfile.MetricsRecord) -> RankRow:
     """Return ROW with what its host has TOLD of it."""
-    used = [one for one in told.ranks if one.pid == row.pid]
-    gpus = [one for one in told.gpus if row.rank is not None and row.rank in one.ranks]
+    used = [one for one in reported.ranks if one.pid == row.pid]
+    gpus = [one for one in reported.gpus if row.rank is not None and row.rank in one.ranks]
     row = row._replace(
         cpu_percent=used[0].cpu_percent if used else None,
         memory_bytes=used[0].memory_bytes if used else None,

@@ -71,7 +71,7 @@ def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
     columns = _fitting(snapshot, rows, width)
     table = _table(rows, columns, width)
     if hidden:
-        table.append([(f"and {len(hidden)} more: {_told(hidden)}", _DIM)])
+        table.append([(f"and {len(hidden)} more: {_described(hidden)}", _DIM)])
     lines = [*top, *table, *end]
     return [cut(line, width) if width else line for line in lines][:height]
 
@@ -106,15 +106,15 @@ def _counts(snapshot: Snapshot) -> Line:
     if not snapshot.rows:
         return [("no process has been started yet", _DIM)]
     count = len(snapshot.rows)
-    told: Line = [(f"{count} {'process' if count == 1 else 'processes'}: ", "")]
-    told.append((_told(snapshot.rows), ""))
+    reported: Line = [(f"{count} {'process' if count == 1 else 'processes'}: ", "")]
+    reported.append((_described(snapshot.rows), ""))
     speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
     if speeds:
-        told.append((f"; {_rate(min(speeds))} steps/s", ""))
-    return told
+        reported.append((f"; {_rate(min(speeds))} steps/s", ""))
+    return reported
 
 
-def _told(rows: Sequence[RankRow]) -> str:
+def _described(rows: Sequence[RankRow]) -> str:
     """Return how many of ROWS are in which state."""
     words = (row.state.partition(" ")[0] for row in rows)
     counted = Counter("failed" if word == "exit" else word for word in words)

@@ -25,19 +25,19 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
     _make(wanted.out)
 
     # A pipe is read while it runs.
-    def tell(text: str) -> None:
+    def say(text: str) -> None:
         put(f"{visible_lines(text)}\n")
 
-    tell(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
-    results = halving.run(wanted, trials.Runner(wanted).run, tell=tell)
-    tell(summary.table(results, tables.width()))
+    say(f"fleetrun tune: {len(wanted.candidates)} candidates; everything is kept in {wanted.out}")
+    results = halving.run(wanted, trials.Runner(wanted).run, say=say)
+    say(summary.table(results, tables.width()))
     best = summary.write(wanted, results)
     if best is None:
-        tell("No candidate works, so there is nothing to choose.")
+        say("No candidate works, so there is nothing to choose.")
         return 1
     for doubt in summary.doubts(results):
-        tell(doubt)
-    tell(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{summary.BEST}.")
+        say(doubt)
+    say(f"Fastest: {best.candidate}. Launch with --strategy={wanted.out}/{summary.BEST}.")
     return 0
 
 

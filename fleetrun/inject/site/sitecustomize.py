@@ -221,10 +221,10 @@ def _hider():
     """Return a function that hides the secrets in a text; all of it if that cannot be loaded."""
     from importlib import util
 
-    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     try:
         spec = util.spec_from_file_location(
-            "_fleetrun_secrets", os.path.join(home, "plan", "secrets.py")
+            "_fleetrun_secrets", os.path.join(root, "plan", "secrets.py")
         )
         assert spec is not None
         assert spec.loader is not None
@@ -297,9 +297,9 @@ def _apply_strategy():
     """Load the package `inject`, which this folder lies in, under a name of its own."""
     from importlib import util
 
-    home = os.path.dirname(os.path.dirname(__file__))
+    root = os.path.dirname(os.path.dirname(__file__))
     spec = util.spec_from_file_location(
-        _INJECT, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
+        _INJECT, os.path.join(root, "__init__.py"), submodule_search_locations=[root]
     )
     assert spec is not None
     assert spec.loader is not None

@@ -39,7 +39,7 @@ _META = "paddle.distributed.fleet.meta_optimizers"
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Wait for the modules that write and run static programs."""
     gradient_merge.install()
-    refusals.tell_of_older_programs()
+    refusals.explain_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
     if paddle_api.has(names.STATIC_CPU):
         after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))

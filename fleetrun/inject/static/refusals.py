@@ -74,7 +74,7 @@ def second_minimize() -> str:
     )
 
 
-def tell_of_older_programs() -> None:
+def explain_older_programs() -> None:
     """Have a sentence after the traceback of a script that calls what older programs lack."""
     hook = sys.excepthook
 

@@ -62,7 +62,7 @@ def _room(path: str) -> tuple[Room, float | None]:
     import time  # noqa: PLC0415 - see read
 
     try:
-        told = os.statvfs(path)
+        reported = os.statvfs(path)
     except OSError as error:
         return Room(path, 0, 0, None, error.strerror or str(error)), None
     refusal, ahead_s = "", None
@@ -80,9 +80,9 @@ def _room(path: str) -> tuple[Room, float | None]:
         ahead_s = max(before - stamp, 0.0) - max(stamp - after, 0.0)
     room = Room(
         path=path,
-        total=told.f_blocks * told.f_frsize,
-        free=told.f_bavail * told.f_frsize,
-        inodes=told.f_favail if told.f_files else None,
+        total=reported.f_blocks * reported.f_frsize,
+        free=reported.f_bavail * reported.f_frsize,
+        inodes=reported.f_favail if reported.f_files else None,
         refusal=refusal,
     )
     return room, ahead_s
@@ -150,8 +150,8 @@ def group(root: str) -> CgroupLimits:
             cpus.append(quota / period)
         events = files.text(os.path.join(folder, "memory.events")).split()
         events += files.text(os.path.join(folder, "memory.oom_control")).split()
-        told = dict(zip(events[::2], events[1::2], strict=False))
-        kills = max(kills, int(told.get("oom_kill", "0")))
+        reported = dict(zip(events[::2], events[1::2], strict=False))
+        kills = max(kills, int(reported.get("oom_kill", "0")))
     limit, used = min(memory, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     most, running = min(processes, key=lambda pair: pair[0] - pair[1], default=(None, 0))
     return CgroupLimits(limit, used, min(cpus, default=None), most, running, kills)

@@ -125,12 +125,12 @@ class _PeerCheck:
         """Answer who has called us."""
         try:
             line = await asyncio.wait_for(reader.readline(), _ANSWER_S)
-            told = _parsed(line)
-            if told is None:
+            reported = _parsed(line)
+            if reported is None:
                 return
             writer.write(self._words())
             await writer.drain()
-            self._came.add((int(told["node"]), writer.get_extra_info("sockname")[1]))
+            self._came.add((int(reported["node"]), writer.get_extra_info("sockname")[1]))
             ports = self._spots[self._me].ports
             if len(self._came) >= len(ports) * (len(self._spots) - 1):
                 self._everybody_came.set()
@@ -186,13 +186,13 @@ class _PeerCheck:
             writer.write(self._words())
             line = await asyncio.wait_for(reader.readline(), min(_ANSWER_S, self._left()))
             took = time.monotonic() - began
-            told = _parsed(line)
-            if told is None:
+            reported = _parsed(line)
+            if reported is None:
                 return None
             card = HostDescription(
-                **{name: str(told["card"].get(name, "")) for name in HostDescription._fields}
+                **{name: str(reported["card"].get(name, "")) for name in HostDescription._fields}
             )
-            return _Met(card, float(told["clock"]) - (wall + took / 2), took / 2)
+            return _Met(card, float(reported["clock"]) - (wall + took / 2), took / 2)
         except (OSError, asyncio.TimeoutError, ValueError):
             return None
         finally:
@@ -202,14 +202,14 @@ class _PeerCheck:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return what LINE says if it is one of ours."""
     try:
-        told = json.loads(line[:_MOST_BYTES])
+        reported = json.loads(line[:_MOST_BYTES])
     except ValueError:
         return None
     is_ours = (
-        isinstance(told, dict)
-        and told.get("what") == _MAGIC
-        and isinstance(told.get("node"), int)
-        and isinstance(told.get("clock"), float)
-        and isinstance(told.get("card"), dict)
+        isinstance(reported, dict)
+        and reported.get("what") == _MAGIC
+        and isinstance(reported.get("node"), int)
+        and isinstance(reported.get("clock"), float)
+        and isinstance(reported.get("card"), dict)
     )
-    return told if is_ours else None
+    return reported if is_ours else None

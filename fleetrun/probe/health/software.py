@@ -62,23 +62,23 @@ def _commands(path: str) -> Iterable[Command]:
 def _build(path: Iterable[str]) -> Build | None:
     """Return the Paddle that `import paddle` would find on PATH."""
     for folder in path:
-        home = os.path.join(folder, "paddle")
-        text = files.text(os.path.join(home, "version", "__init__.py"))
+        root = os.path.join(folder, "paddle")
+        text = files.text(os.path.join(root, "version", "__init__.py"))
         if not text:
             continue
-        told = dict(_SETTING.findall(text))
+        reported = dict(_SETTING.findall(text))
         parts: dict[str, bool] = {}
-        constants = paddles.constants(home)
+        constants = paddles.constants(root)
         if constants is not None:
             features = [mode.feature for mode in modes.MODES if mode.feature is not None]
             parts = {each.name: each.symbol in constants for each in features}
             parts["gloo"] = _GLOO in constants
         return Build(
-            version=told.get("full_version", "?"),
-            folder=home,
-            cuda=_without_false(told.get("cuda_version", "")),
-            cudnn=_without_false(told.get("cudnn_version", "")),
-            nccl=_without_false(told.get("nccl_version", "")),
+            version=reported.get("full_version", "?"),
+            folder=root,
+            cuda=_without_false(reported.get("cuda_version", "")),
+            cudnn=_without_false(reported.get("cudnn_version", "")),
+            nccl=_without_false(reported.get("nccl_version", "")),
             parts=parts,
         )
     return None

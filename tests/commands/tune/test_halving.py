@@ -26,7 +26,7 @@ def test_the_better_half_goes_on_with_twice_as_many_updates() -> None:
         ran.append((str(candidate), steps))
         return Trial(updates_per_s=value(candidate))
 
-    results = halving.run(wanted("a=1,2,3,4"), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=1,2,3,4"), trial, say=lambda _: None)
     assert ran == [(f"a={n}", 20) for n in (1, 2, 3, 4)] + [("a=4", 40), ("a=3", 40)]
     assert [str(one.candidate) for one in results] == ["a=4", "a=3", "a=2", "a=1"]
 
@@ -38,7 +38,7 @@ def test_repeats_are_taken_in_turns() -> None:
         ran.append(f"{candidate} {name}")
         return Trial(updates_per_s=1.0)
 
-    halving.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    halving.run(wanted("a=1,2", repeats=2), trial, say=lambda _: None)
     assert ran == ["a=1 1-000-0", "a=2 1-001-0", "a=1 1-000-1", "a=2 1-001-1"]
 
 
@@ -49,7 +49,7 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
         ran.append(str(candidate))
         return Trial(fault="no memory") if value(candidate) == 9 else Trial(value(candidate))
 
-    results = halving.run(wanted("a=9,1", repeats=2), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=9,1", repeats=2), trial, say=lambda _: None)
     assert ran == ["a=9", "a=1", "a=1"]
     best = summary.best_of(results)
     assert best is not None
@@ -58,7 +58,7 @@ def test_who_fails_once_is_out_and_never_chosen() -> None:
 
 
 def test_when_all_fail_nothing_is_chosen() -> None:
-    results = halving.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), tell=lambda _: None)
+    results = halving.run(wanted("a=1,2,3"), lambda *_: Trial(fault="alas"), say=lambda _: None)
     assert summary.best_of(results) is None
     assert {one.round for one in results} == {1}
 
@@ -67,13 +67,13 @@ def test_when_all_fail_nothing_is_chosen() -> None:
 def test_a_lead_within_the_spread_is_a_draw(speeds: tuple[float, ...], *, is_draw: bool) -> None:
     left = iter(speeds)
     few = wanted("a=1,2", repeats=2)
-    results = halving.run(few, lambda *_: Trial(float(next(left))), tell=lambda _: None)
+    results = halving.run(few, lambda *_: Trial(float(next(left))), say=lambda _: None)
     assert any("take it as a draw" in one for one in summary.doubts(results)) == is_draw
 
 
 def test_a_winner_whose_knob_does_nothing_is_doubted() -> None:
     idle = Trial(1.0, idle=("a is not in effect: no_effect",))
-    results = halving.run(wanted("a=1"), lambda *_: idle, tell=lambda _: None)
+    results = halving.run(wanted("a=1"), lambda *_: idle, say=lambda _: None)
     assert summary.doubts(results) == ["Of the first: a is not in effect: no_effect."]
 
 
@@ -88,7 +88,7 @@ def test_a_loss_unlike_that_of_the_others_is_remarked(loss: float, *, is_strange
 
     # So few updates that all candidates make as many in every round.
     few = wanted("fuse_grad_size_in_MB=1,2,3")._replace(steps=8)
-    results = halving.run(few, trial, tell=lambda _: None)
+    results = halving.run(few, trial, say=lambda _: None)
     strange = [str(one.candidate) for one in results if one.remarks]
     assert strange == (["fuse_grad_size_in_MB=3"] if is_strange else [])
 
@@ -98,7 +98,7 @@ def test_losses_of_candidates_that_compute_something_else_are_not_compared() -> 
         return Trial(1.0, loss=value(candidate))
 
     key = "gradient_merge_configs.k_steps"
-    results = halving.run(wanted(f"{key}=1,2"), trial, tell=lambda _: None)
+    results = halving.run(wanted(f"{key}=1,2"), trial, say=lambda _: None)
     assert not any(one.remarks for one in results)
 
 
@@ -108,7 +108,7 @@ def test_repeats_that_differ_themselves_say_how_much_is_noise() -> None:
     def trial(candidate: Candidate, steps: int, name: str) -> Trial:
         return Trial(1.0, loss=next(losses))
 
-    results = halving.run(wanted("a=1,2", repeats=2), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=1,2", repeats=2), trial, say=lambda _: None)
     assert not any(one.remarks for one in results)
 
 
@@ -120,7 +120,7 @@ def raced(losses: dict[str, list[float]], *, steps: int = 8) -> dict[str, str]:
 
     repeats = len(next(iter(losses.values())))
     few = wanted(f"a={','.join(losses)}", repeats=repeats)._replace(steps=steps)
-    results = halving.run(few, trial, tell=lambda _: None)
+    results = halving.run(few, trial, say=lambda _: None)
     return {one.candidate.values[0][1]: "; ".join(one.remarks) for one in results if one.remarks}
 
 
@@ -156,7 +156,7 @@ def test_a_candidate_that_is_dropped_early_is_compared_with_those_that_stay() ->
         # Losses fall with the updates; the slowest computes something else.
         return Trial(value(candidate), loss=10.0 / steps + (value(candidate) == 1))
 
-    results = halving.run(wanted("a=1,2,3"), trial, tell=lambda _: None)
+    results = halving.run(wanted("a=1,2,3"), trial, say=lambda _: None)
     assert [one.steps for one in results] == [40, 40, 20]
     assert [bool(one.remarks) for one in results] == [False, False, True]
 
