@@ -49,9 +49,10 @@ def _no_place(state: State, event: Received, offer: Offer) -> str:
         # Two want the same place, or one was started again.
         return "" if holder.connection is None or not state.generation else _taken(holder)
     is_closed = state.phase != FORMING and not terms.may_change
-    here = [host.name for host in state.hosts.values() if host.connection is not None]
+    here = [host for host in state.hosts.values() if host.connection is not None]
     if is_closed or (not event.is_local and len(here) >= hosts):
-        return f"all hosts of the job are there: {seating.listed(here)}"
+        # Asked at each join, so a thousand names are not made for nothing.
+        return f"all hosts of the job are there: {seating.listed([host.name for host in here])}"
     return ""
 
 

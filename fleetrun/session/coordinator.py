@@ -209,11 +209,13 @@ def _form(state: State, at: float) -> Step:
         phase=PREPARING,
         hosts=hosts,
         roster=roster,
+        seated=tuple(host.launcher for host in chosen),
         deadline=at + terms.prepare_s,
         timeout_s=terms.prepare_s,
     )
     actions: list[Action] = [to_seated(state, roster)]
-    others = [host for host in hosts.values() if host.launcher not in state.seated]
+    known = frozenset(state.seated)
+    others = [host for host in hosts.values() if host.launcher not in known]
     if terms.may_change and others:
         actions.append(_stand_by(state, [h.connection for h in others if h.connection is not None]))
     if not terms.may_change:
@@ -384,8 +386,9 @@ def _arbitrate(state: State, at: float) -> Step:
     if is_final:
         return _end(state, verdict, at)
     told = to_seated(state, verdict)
+    seated = frozenset(state.seated)
     hosts = {
-        one: host._replace(is_joined=False) if one in state.seated else host
+        one: host._replace(is_joined=False) if one in seated else host
         for one, host in state.hosts.items()
     }
     cleared = {
@@ -399,6 +402,7 @@ def _arbitrate(state: State, at: float) -> Step:
         restarts=state.restarts + counts,
         hosts=cleared,
         roster=None,
+        seated=(),
         reports=(),
         stop=None,
         verdict=verdict,

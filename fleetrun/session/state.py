@@ -100,8 +100,9 @@ class State(NamedTuple):
     restarts: int = 0
     hosts: Mapping[str, Host] = {}
     connections: Mapping[int, str] = {}
-    # Of this generation, once it stands.
+    # Of this generation, once it stands, and its launchers.
     roster: Roster | None = None
+    seated: tuple[str, ...] = ()
     reports: tuple[Report, ...] = ()
     stop: Stop | None = None
     # Of the last generation that ended.
@@ -116,11 +117,6 @@ class State(NamedTuple):
     looked_at: float = 0.0
     told_at: float = 0.0
     told: str = ""
-
-    @property
-    def seated(self) -> tuple[str, ...]:
-        """The launchers of this generation's roster."""
-        return () if self.roster is None else tuple(e.launcher for e in self.roster.entries)
 
     @property
     def remarks(self) -> tuple[str, ...]:
