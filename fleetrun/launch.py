@@ -71,7 +71,9 @@ def launch(  # noqa: C901 - one way, in order
     # Before ports are held, each of which is an open file; a dry run opens none.
     is_real = request.dry_run is None
     is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # noqa: PLR2004 - one is us
-    count = 1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1])
+    count = (
+        1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1] + request.spares)
+    )
     files = FileLimit(len(slots.slots), count) if is_real else None
     engine = found.engine(facts.pid)
 

@@ -86,6 +86,8 @@ class Request(NamedTuple):
     rdzv_timeout_s: float = 600.0
     heartbeat_timeout_s: float = 10.0
     elastic_timeout_s: float = 30.0
+    # Hosts beyond those of nnodes that stand by.
+    spares: int = 0
     start_port: int | None = None
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None

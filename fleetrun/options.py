@@ -533,6 +533,15 @@ TABLE: tuple[Option, ...] = (
         minimum=0.1,
     ),
     Option(
+        "spares",
+        "int",
+        HOSTS,
+        "Hosts beyond those that --nnodes names that stand by, and take the places of lost ones.",
+        metavar="N",
+        default="0",
+        minimum=0,
+    ),
+    Option(
         "heartbeat_timeout",
         "float",
         HOSTS,

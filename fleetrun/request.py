@@ -125,6 +125,7 @@ def resolve(
         rdzv_timeout_s=chosen["rdzv_timeout_s"].of(float) or 600.0,
         heartbeat_timeout_s=chosen["heartbeat_timeout_s"].of(float) or 10.0,
         elastic_timeout_s=chosen["elastic_timeout_s"].of(float) or 30.0,
+        spares=_spares(chosen["spares"], hosts, word, notes),
         start_port=chosen["start_port"].of(int),
         hosts=chosen["hosts"].of(str),
         hostfile=chosen["hostfile"].of(str),
@@ -342,7 +343,7 @@ def _check_elastic(
     *,
     is_placed: bool,
 ) -> None:
-    """Complain where a job cannot be elastic that shall be."""
+    """Complain where a job cannot be elastic that shall."""
     nnodes, timeout = chosen["nnodes"].given, chosen["elastic_timeout_s"].given
     is_elastic = ":" in hosts.nnodes
     if is_elastic and (is_placed or mode != "collective"):
@@ -351,10 +352,25 @@ def _check_elastic(
                 "only collective jobs whose ranks fleetrun places are elastic; give one number."
             )
         )
-    if timeout.source == "command line" and not is_elastic:
+    if timeout.source == "command line" and not (is_elastic or chosen["spares"].of(int)):
         notes.append(
             f"{timeout.typed} has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
         )
+
+
+def _spares(found: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:
+    """Return how many hosts stand by; a note where none can."""
+    spares = found.of(int) or 0
+    if not spares or (hosts.nnodes != "1" and not hosts.ips and mode == "collective"):
+        return spares
+    if hosts.nnodes == "1":
+        notes.append(f"{found.given.typed} has no effect: the job is on one host.")
+    else:
+        notes.append(
+            f"{found.given.typed} has no effect: only hosts of collective jobs that meet at "
+            "--master stand by."
+        )
+    return 0
 
 
 def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:

@@ -100,6 +100,7 @@ VALUES = {
     "rdzv_timeout": ("5", "6"),
     "heartbeat_timeout": ("2", "3"),
     "elastic_timeout": ("2", "3"),
+    "spares": ("1", "2"),
     "rank": ("-1", "0"),
     "run_mode": ("collective", "COLLECTIVE"),
     "job_id": ("a", "b"),
@@ -347,6 +348,13 @@ def test_a_range_of_hosts_makes_an_elastic_job() -> None:
     assert asked("--nnodes=2:2", "--master=10.0.0.1:6170").nnodes == "2"
     assert asked("--nnodes=1:8", "--ips=10.0.0.1,10.0.0.2").nnodes == "1:2"
     assert "not elastic" in asked("--elastic_timeout=5").notes[0]
+
+
+def test_hosts_stand_by_only_where_they_meet() -> None:
+    assert asked("--spares=1", "--nnodes=2", "--master=a:1").spares == 1
+    for words in (["--spares=1"], ["--spares=1", "--ips=10.0.0.1,10.0.0.2"]):
+        found = asked(*words)
+        assert (found.spares, "--spares has no effect" in found.notes[-1]) == (0, True)
 
 
 def test_listed_hosts_are_counted() -> None:

@@ -155,6 +155,7 @@ def _meeting(
         rdzv_timeout_s=request.rdzv_timeout_s,
         heartbeat_timeout_s=request.heartbeat_timeout_s,
         elastic_timeout_s=request.elastic_timeout_s,
+        spares=request.spares,
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
     )
     if point is not None:
@@ -228,6 +229,7 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
     nodes = str(len(found.hosts)) if is_fixed else request.nnodes
     settings = [
         ("--nnodes", nodes),
+        ("--spares", str(request.spares)),
         ("--run_mode", mode),
         ("the strategy", strategy),
         ("the script's digest", _script(request, facts)),

@@ -65,6 +65,35 @@ def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *QUICK)
+    _, second = (job.start() for _ in range(2))
+    wait_for(tmp_path, 0, hosts=2)
+    job.start()
+    until(lambda: "This host waits for a place in the job" in job.said(2))
+    second.kill()
+    wait_for(tmp_path, 1, hosts=2)
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, -9, 0]
+    assert "rank 1 of 2" in job.said(2)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *QUICK)
+    for _ in range(2):
+        job.start()
+    wait_for(tmp_path, 0, hosts=2)
+    job.start()
+    until(lambda: "This host waits for a place in the job" in job.said(2))
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, 0, 0]
+    assert "The job is done" in job.said(2)
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: Path) -> None:
     job = Meeting(tmp_path, SPEAK, "--nnodes=2:3", *QUICK, "--elastic_timeout=1")
     _, second, third = (job.start() for _ in range(3))
