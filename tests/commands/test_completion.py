@@ -47,7 +47,7 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["--dry"], [("plain", "--dry-run")]),
         (["--dry_"], [("plain", "--dry_run")]),
         (["--server_n"], [("plain", "--server_num")]),
-        (["--elastic_l"], []),
+        (["--elastic_l"], [("plain", "--elastic_level")]),
         (["--nonsense=1", "--dry"], [("plain", "--dry-run")]),
         (["--nproc_per_node", "g"], [("plain", "gpu")]),
         (["--nproc_per_node=c"], [("plain", "--nproc_per_node=cpu")]),
