@@ -130,11 +130,7 @@ def test_s02_hosts_with_different_numbers_of_ranks_are_in_order(tmp_path: Path) 
     assert {path.name for path in (tmp_path / "host1").glob("rank.*")} == {"rank.0", "rank.1"}
 
 
-def test_s04_two_hosts_of_one_rank_are_both_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without a token any stranger could end a job so; then the second one is refused.
-    monkeypatch.setenv("FLEETRUN_TOKEN", "of these two")
+def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
     ended = by_master(tmp_path, "touch up", [("--rank=0",), ("--rank=0",)]).start().finish()
     assert codes(ended) == [4, 4]
     for one in ended:
