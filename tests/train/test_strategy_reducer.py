@@ -92,6 +92,8 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
     asked = {"fuse_grad_size_in_MB": 0.0003}
     ranks = train(PYTHONS[version], "handed_over.py", tmp_path / "ours", asked, check_ranks="auto")
     for rank in ranks:
+        assert len(rank.pop("own")["allreduces"]) == 8
+    for rank in ranks:
         for way, model in rank.items():
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
             assert model["weights"] == ranks[0][way]["weights"], way

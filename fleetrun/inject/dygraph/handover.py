@@ -118,14 +118,19 @@ class PaddlesReducer:
         # The bytes of each bucket, in the order in which they are sent; as built.
         self.bucket_bytes: list[int] = []
 
-    def make(self, trained: Sequence[Any]) -> None:
-        """Make it for the parameters TRAINED, which are in the order of the model."""
+    def make(self, trained: Sequence[Any]) -> bool:
+        """Make it for the parameters TRAINED, in the order of the model; return if Paddle can.
+
+        That of 2.6.2 cannot where parameters are marked `no_sync`, as experts of one rank are.
+        """
         model: Any = self._model()
         ours, sizes = model._reducer, (model.comm_buffer_size, model.last_comm_buffer_size)
         model.comm_buffer_size, model.last_comm_buffer_size = self._limits
         try:
             self._init_reducer(model)
             self._made = model._reducer
+        except RuntimeError:
+            return False
         finally:
             model._reducer = ours
             model.comm_buffer_size, model.last_comm_buffer_size = sizes
@@ -136,6 +141,7 @@ class PaddlesReducer:
         for each in trained:
             # Their hooks in C++ refer to it without holding it, and they may outlive the model.
             weakref.finalize(each, _let_go, self._made).atexit = False
+        return True
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Let it average the backward of OUTPUTS."""
@@ -238,10 +244,12 @@ class SparingReducer(Reducer):
         """Let Paddle's reducer have other backwards if this one was plain on all ranks."""
         if self._paddles is None:
             return
-        if self._communicators[0].sum_integers([self._is_plain])[0] < self._nranks:
+        is_made = self.bytes_as_built is not None
+        if self._is_plain and not is_made:
+            is_made = self._paddles.make([each for each in self._all if not each.stop_gradient])
+        # All ranks or none.
+        if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()
-        elif self.bytes_as_built is None:
-            self._paddles.make([each for each in self._all if not each.stop_gradient])
 
     def _take_back(self) -> None:
         """Average all backwards from now on."""
