@@ -30,7 +30,7 @@ echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM speaks"
 read -r code <&3
 exit "$code"
 """
-QUICK = ("--heartbeat_timeout=2", "--grace=1")
+QUICK = ("--heartbeat_timeout=4", "--grace=1")
 
 
 class Job:

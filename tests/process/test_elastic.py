@@ -16,7 +16,8 @@ SPEAK = """
 touch "../is.$PADDLE_RESTART_COUNT.$R.of.$PADDLE_TRAINERS_NUM"
 until [ -e ../go ]; do sleep 0.02; done
 """
-QUICK = ("--heartbeat_timeout=1", "--grace=1")
+# A host that is killed is missed soon, one that waits for a processor is not.
+QUICK = ("--heartbeat_timeout=4", "--grace=1")
 # Whoever is there waits for all; or does not wait for more.
 PATIENT, HASTY = "--elastic_timeout=600", "--elastic_timeout=0.2"
 

@@ -92,7 +92,7 @@ for name in ("plain", "several", "accumulated", "thawed"):
     report[name]["alone"] = train(name, alone, alone, [0, 1])["weights"]
 # A layer of this rank alone, which Paddle 2.6.2 makes no reducer beside.
 own = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
-for each in own[0].parameters():
-    each.no_sync = True
+for parameter in own[0].parameters():
+    parameter.no_sync = True
 report["own"] = train("own", own, paddle.DataParallel(own), [rank])
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
