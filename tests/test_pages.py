@@ -37,8 +37,10 @@ PAGES = {
 README = PAGES["README.md"]
 
 # Set-up, the tests themselves, what measures for minutes, and what meets hosts that are not there.
-LEFT_OUT = re.compile(r"(scripts/|pip install|python -m pip|apt-get|dnf |fleetrun doctor --ips)")
-CLUSTER = re.compile(r" --(gpus|ips|servers)=")
+LEFT_OUT = re.compile(
+    r"(scripts/|pip install|python -m pip|apt-get|dnf |fleetrun doctor --(ips|hosts))"
+)
+CLUSTER = re.compile(r" --(gpus|ips|master|servers)=")
 
 TRAINER = """
 import os, signal, socket, sys
