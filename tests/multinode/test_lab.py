@@ -109,10 +109,12 @@ def pong(hosts: tuple[Host, ...]) -> Iterator[None]:
     answering = [host.start(sys.executable, "-c", PONG) for host in hosts]
     for host in hosts:
         until((host.folder / "listening").exists)
-    yield
-    for one in answering:
-        one.kill()
-        one.wait()
+    try:
+        yield
+    finally:
+        for one in answering:
+            one.kill()
+            one.wait()
 
 
 @pytest.mark.parametrize("kind", ["four_hosts", "slow_hosts"])
@@ -120,14 +122,15 @@ def test_a_cable_can_be_cut_and_mended(kind: str, request: pytest.FixtureRequest
     network: Network = request.getfixturevalue(kind)
     first, second, third, _ = network.hosts
     with pong(network.hosts):
-        assert pings(first, second) == 3
+        # On a busy machine an answer may be late.
+        until(lambda: pings(first, second) == 3)
         network.cut(second)
         assert pings(first, second) == 0
         assert pings(second, third) == 0
-        assert pings(first, third) == 3
+        until(lambda: pings(first, third) == 3)
         network.heal(second)
         until(lambda: pings(first, second) == 3)
-        assert pings(second, third) == 3
+        until(lambda: pings(second, third) == 3)
 
 
 def test_a_bad_network_loses_and_delays(slow_hosts: Network) -> None:

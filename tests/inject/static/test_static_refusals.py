@@ -9,7 +9,7 @@ SCRIPT = """
 import sys, types
 sys.modules["paddle"] = types.SimpleNamespace(__version__="3.3.1")
 from fleetrun.inject.static import refusals
-refusals.tell_of_older_programs()
+refusals.explain_older_programs()
 raise TypeError({error!r})
 """
 
