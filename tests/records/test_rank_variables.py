@@ -1,0 +1,83 @@
+"""The table of what a launch sets for its ranks is what plans of all modes set."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from planning import a_request, planned, some_facts
+
+from fleetrun import modes, options
+from fleetrun.model import Facts, LaunchPlan, Processors, Request
+from fleetrun.plan import environment
+from fleetrun.records import rank_variables, variables
+
+IPS = {"ips": ("10.0.0.1", "10.0.0.2")}
+SERVERS = {"run_mode": "ps", "server_num": 1, "trainer_num": 2}
+MIG = {"device_ids": {"gpu": ("GPU-a",)}, "instances": (("MIG-1", "MIG-2"),)}
+
+
+def npus(kind: str) -> Facts:
+    return some_facts(device_counts={kind: 2})
+
+
+# Launches that set every variable together.
+LAUNCHES: tuple[tuple[Request, Facts], ...] = (
+    (a_request(bind="cores"), some_facts(2, processors=Processors(((0,), (1,)), (0, 0)))),
+    (a_request(gpu_memory_fraction=0.5, debug="0"), some_facts(2, has_debugpy=True)),
+    (a_request(**IPS, host="10.0.0.1"), some_facts(2, environ={"http_proxy": "http://p"})),
+    (a_request(**IPS), some_facts(2, peer_interface="eth0", hcas=("mlx5_0",), rdma=("mlx5_0",))),
+    (a_request(), some_facts(1, **MIG)),
+    (a_request(), npus("npu")),
+    (a_request(), npus("xpu")),
+    (a_request(nproc_per_node=9000, start_port=6070), some_facts()),
+    (a_request(**SERVERS), some_facts(2)),
+    (a_request(**SERVERS, coordinator_num=1), npus("npu")),
+    (a_request(**SERVERS, heter_worker_num="2"), npus("xpu")),
+    (a_request(run_mode="rpc", nproc_per_node=2), some_facts()),
+)
+ROWS = {(mode, one.name): one for one in rank_variables.TABLE for mode in one.modes}
+
+
+def set_by(plan: LaunchPlan) -> set[str]:
+    """Return what PLAN sets of others than fleetrun's own variables."""
+    own = {one.name for one in variables.TABLE}
+    return {name for process in plan.processes for name in process.env} - own
+
+
+def test_plans_of_all_modes_set_what_the_table_says_and_nothing_else() -> None:
+    found = defaultdict[str, set[str]](set)
+    for request, facts in LAUNCHES:
+        found[request.run_mode] |= set_by(planned(request, facts))
+    assert found.keys() == {mode.name for mode in modes.MODES} == set(rank_variables.ALL)
+    for mode, names in found.items():
+        # What depends on devices or options alone is seen in one mode.
+        told = {name for where, name in ROWS if where == mode}
+        assert names <= told
+        missing = told - names
+        assert all(ROWS[mode, name].modes == rank_variables.ALL for name in missing)
+    assert {name for _, name in ROWS} == set().union(*found.values())
+
+
+def test_what_the_user_has_exported_stays_where_the_table_says_so() -> None:
+    # An option's variable asks for something, and a launch is not what it was with it.
+    asking = {name for option in options.TABLE for name in option.env}
+    yields, replaces = set(), set()
+    for request, facts in LAUNCHES:
+        names = set_by(planned(request, facts)) - asking - {environment.LONG_VARIABLE}
+        names -= {"TRAINING_ROLE", "PYTHONPATH", "no_proxy", "NO_PROXY"}
+        names -= {name for name in names if name.endswith("_VISIBLE_DEVICES")}
+        exported = facts._replace(environ={**facts.environ, **dict.fromkeys(names, "7")})
+        plan = planned(request, exported)
+        stay = names - set_by(plan)
+        yields |= {(request.run_mode, name) for name in stay}
+        replaces |= {(request.run_mode, name) for name in names - stay}
+    assert {place for place in yields if not ROWS[place].yields} == set()
+    assert {place for place in replaces if ROWS[place].yields} == set()
+
+
+def test_each_row_is_whole() -> None:
+    names = [(mode, one.name) for one in rank_variables.TABLE for mode in one.modes]
+    assert len(names) == len(set(names))
+    for one in rank_variables.TABLE:
+        assert one.meaning.endswith(".")
+        assert set(one.modes) <= set(rank_variables.ALL)
