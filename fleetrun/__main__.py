@@ -8,7 +8,7 @@ def run() -> None:
     """Run the command line and end this process."""
     try:
         # Here, so that a Ctrl-C meanwhile is no traceback.
-        from fleetrun.cli import main  # noqa: PLC0415
+        from fleetrun.cli import main
 
         code = main()
     except KeyboardInterrupt:

@@ -176,7 +176,7 @@ def suggest(typed: str, names: Iterable[str], prefix: str = "--", value: str = "
     '; did you mean --nproc_per_node?'
     """
     # Only a mistake pays for these.
-    from fleetrun import hints, suggestions  # noqa: PLC0415
+    from fleetrun import hints, suggestions
 
     hint = hints.find(typed if prefix else f"--{typed}", value)
     if hint is not None:

@@ -259,7 +259,7 @@ def _measured(
     words: Sequence[str], variables: Mapping[str, str], out: Path, asked: Transfers
 ) -> Transfers:
     """Launch WORDS; return ASKED with what rank 0 wrote to the file OUT, or why it did not."""
-    with subprocess.Popen(  # noqa: S603 - our own command
+    with subprocess.Popen(
         [sys.executable, "-m", "fleetrun", *words],
         # Where no config file is.
         cwd=out.parent,

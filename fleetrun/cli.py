@@ -46,13 +46,13 @@ def main(
     words = sys.argv[1:] if argv is None else list(argv)
     variables = dict(os.environ) if environ is None else environ
     # Below the check above, because an old Python cannot even compile them.
-    from fleetrun.errors import FleetrunError  # noqa: PLC0415
+    from fleetrun.errors import FleetrunError
 
     try:
         return _dispatch(words, variables, launch)
     except FleetrunError as error:
-        from fleetrun.plan.secrets import Hider  # noqa: PLC0415 - see above
-        from fleetrun.plan.visible import visible  # noqa: PLC0415 - see above
+        from fleetrun.plan.secrets import Hider
+        from fleetrun.plan.visible import visible
 
         # It may quote the value of any option.
         said = Hider(variables, words)(str(error))
@@ -86,25 +86,25 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
 def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | None) -> int:
     """Run the subcommand or the launch that the command line names."""
     if COMPLETE_VARIABLE in environ:
-        from fleetrun.commands import completion  # noqa: PLC0415 - click is slow, a launch lacks it
+        from fleetrun.commands import completion  # click is slow, a launch lacks it
 
         return completion.complete(environ[COMPLETE_VARIABLE])
     if words and words[0] in COMMANDS:
-        from fleetrun.commands import parser  # noqa: PLC0415 - see above
+        from fleetrun.commands import parser
 
         return parser.run(words[0], words[1:])
     if words in (["--help"], ["-h"]):
-        from fleetrun.commands import help as text  # noqa: PLC0415 - a launch lacks it
+        from fleetrun.commands import help as text
 
         return text.show("screen", "auto", environ)
-    from fleetrun import argv  # noqa: PLC0415 - see main
+    from fleetrun import argv
 
     parsed = argv.split(words)
     if parsed.asks("help"):
         return _help(parsed, environ)
     if parsed.asks("version"):
-        from fleetrun import __version__  # noqa: PLC0415 - keeps it beside its use
-        from fleetrun.printing import put  # noqa: PLC0415 - a launch prints nothing so
+        from fleetrun import __version__  # keeps it beside its use
+        from fleetrun.printing import put  # a launch prints nothing so
 
         return put(f"fleetrun {__version__}\n")
     return _launch(parsed, environ, launch)
@@ -112,8 +112,8 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
 
 def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | None) -> int:
     """Launch what PARSED asks for."""
-    from fleetrun import request  # noqa: PLC0415 - see main
-    from fleetrun.engines import detect  # noqa: PLC0415 - see main
+    from fleetrun import request
+    from fleetrun.engines import detect
 
     restored: tuple[tuple[str, str | None], ...] = ()
     layers: Mapping[str, Layer] = {}
@@ -134,7 +134,7 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     wanted = request.resolve(parsed, environ, config, layers, detected if rows else None)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude:
-        from fleetrun.remote import head  # noqa: PLC0415 - only for jobs by ssh
+        from fleetrun.remote import head  # only for jobs by ssh
 
         if wanted.dry_run is None:
             return head.launch(wanted, environ)
@@ -142,18 +142,18 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     if launch is not None:
         return launch(wanted, environ)
     if found and wanted.dry_run is None:
-        from fleetrun.remote import started  # noqa: PLC0415 - only below an engine
+        from fleetrun.remote import started  # only below an engine
 
         return started.launch(wanted, environ, found[0])
-    from fleetrun.launch import launch as start  # noqa: PLC0415 - usage errors need none of it
+    from fleetrun.launch import launch as start  # usage errors need none of it
 
     return start(wanted, environ)
 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
     """Show the help text that PARSED asks for."""
-    from fleetrun import colors  # noqa: PLC0415 - a launch lacks them
-    from fleetrun.commands import help as text  # noqa: PLC0415 - a launch lacks it
+    from fleetrun import colors
+    from fleetrun.commands import help as text
 
     given = next(given for given in parsed.settings if given.option.name == "help")
     section = str(given.value())
@@ -164,7 +164,7 @@ def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:
 
 def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return what an error begins with, in colour where that is wanted."""
-    from fleetrun import colors  # noqa: PLC0415 - only for an error
+    from fleetrun import colors  # only for an error
 
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     is_coloured = colors.is_wanted(colors.choice(words), environ, is_terminal=is_terminal)
@@ -173,8 +173,8 @@ def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch of the manifest that PARSED names, from inside its folder."""
-    from fleetrun import manifest  # noqa: PLC0415 - a plain launch needs none of it
-    from fleetrun.errors import EnvironmentFault  # noqa: PLC0415 - see main
+    from fleetrun import manifest  # a plain launch needs none of it
+    from fleetrun.errors import EnvironmentFault
 
     again = manifest.replay(parsed, environ)
     try:
@@ -189,34 +189,34 @@ def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 def _check_script(parsed: ParsedCommand) -> None:
     """Refuse a script that is not there and looks like the rest of an option."""
-    from fleetrun import argv  # noqa: PLC0415 - see main
-    from fleetrun.errors import UsageError  # noqa: PLC0415 - see main
+    from fleetrun import argv
+    from fleetrun.errors import UsageError
 
     mistake = argv.mistaken_script(parsed)
-    if mistake is not None and parsed.script and not os.path.exists(parsed.script.target):  # noqa: PTH110 - pathlib is slow
+    if mistake is not None and parsed.script and not os.path.exists(parsed.script.target):
         raise UsageError(mistake)
 
 
 def _config(parsed: ParsedCommand) -> Config | None:
     """Read the config file that was named, or the one in the current folder."""
-    from fleetrun import configfile  # noqa: PLC0415 - see main
+    from fleetrun import configfile
 
     path = configfile.named(parsed)
-    if path is None and not os.path.exists(configfile.DEFAULT):  # noqa: PTH110 - pathlib is slow
+    if path is None and not os.path.exists(configfile.DEFAULT):
         return None
     return configfile.read(path or configfile.DEFAULT)
 
 
 def _text(path: str) -> str:
     """Return the text of the file PATH."""
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+    with open(path, encoding="utf-8") as file:
         return file.read()
 
 
 def _complain(text: str) -> None:
     """Print on standard error what went wrong; the exit code says it if that is closed."""
     if sys.stderr is not None:
-        from contextlib import suppress  # noqa: PLC0415 - see main
+        from contextlib import suppress
 
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)

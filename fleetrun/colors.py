@@ -31,7 +31,7 @@ def choice(words: Sequence[str]) -> str:
     >>> choice(["--gpus", "0", "--color=never", "train.py"]), choice(["train.py", "--color=never"])
     ('never', 'auto')
     """
-    from fleetrun import options  # noqa: PLC0415 - only for help and mistakes
+    from fleetrun import options  # only for help and mistakes
 
     names = options.by_name()
     found = AUTO

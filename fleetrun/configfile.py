@@ -36,7 +36,7 @@ def read(path: str) -> Config:
         root = loader.get_single_node()
     if root is None:
         return Config(path, ())
-    from yaml import MappingNode  # noqa: PLC0415 - only those who have a config file pay for it
+    from yaml import MappingNode  # only those who have a config file pay for it
 
     if not isinstance(root, MappingNode):
         raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
@@ -80,7 +80,7 @@ def _suggest(typed: str) -> str:
 
 def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str, int]]:
     """Turn NODE into the texts the command line would have given, each with its line."""
-    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - see read
+    from yaml import MappingNode, ScalarNode, SequenceNode
 
     match node:
         case ScalarNode():
@@ -104,7 +104,7 @@ def _read_values(option: Option, node: "Node", where: str) -> Iterable[tuple[str
 
 def _scalar(node: "Node", where: str, option: Option) -> str:
     """Return NODE's text; UsageError when it is a list or a mapping."""
-    from yaml import ScalarNode  # noqa: PLC0415 - see read
+    from yaml import ScalarNode
 
     if not isinstance(node, ScalarNode):
         raise UsageError(f"{where}: {option.name}: give plain values: {options.wanted(option)}")

@@ -48,22 +48,22 @@ def launch(  # noqa: C901 - one way, in order
     Raises FleetrunError when the request cannot be carried out; nothing is left running then.
     """
     if request.preflight and request.dry_run is None:
-        from fleetrun import checkup  # noqa: PLC0415 - only where it is wanted
+        from fleetrun import checkup  # only where it is wanted
 
         checkup.preflight(request, environ)
     found = engines.find(request, environ, planner.places(request))
     background: Background | None = None
     if request.detach and request.dry_run is None:
-        from fleetrun.run.background import begin  # noqa: PLC0415 - most launches stay in front
+        from fleetrun.run.background import begin  # most launches stay in front
 
         probe.current_folder()
-        begun = begin(os.path.abspath(request.log_dir))  # noqa: PTH100 - pathlib is slow
+        begun = begin(os.path.abspath(request.log_dir))
         if isinstance(begun, int):
             return begun
         background = begun
     facts = probe.read(request, environ, found.hosts)._replace(tasks=tasks)
     if request.debug is not None:
-        from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+        from fleetrun.plan import debug  # only where a debugger is wanted
 
         request = debug.at_terminal(request, facts)
     share = planner.share(request, facts)
@@ -92,7 +92,7 @@ def launch(  # noqa: C901 - one way, in order
     ) -> tuple[Gathering, Session | None]:
         if is_alone:
             return AtOnce(lambda attempt: plan(gather(attempt))), None
-        from fleetrun.session import joining  # noqa: PLC0415 - only with other hosts
+        from fleetrun.session import joining  # only with other hosts
 
         session, gathering = joining.join(
             request, facts, found, slots, gather=gather, plan=plan, say=say, hide=hide
@@ -116,8 +116,8 @@ def launch(  # noqa: C901 - one way, in order
 
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     """Print what would run, in the form that was asked for."""
-    from fleetrun.plan import render  # noqa: PLC0415 - a plain launch shows only the banner
-    from fleetrun.printing import put  # noqa: PLC0415 - as above
+    from fleetrun.plan import render  # a plain launch shows only the banner
+    from fleetrun.printing import put
 
     forms = {"table": render.table, "json": render.as_json, "sh": render.as_sh}
     # They quote values of options.
@@ -159,7 +159,7 @@ def _run(
     def equip(plan: LaunchPlan) -> Equipment:
         endings.append(EndingSink(plan))
         # One for all: whoever writes into it means the folder that was made.
-        folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))  # noqa: PTH118 - pathlib is slow
+        folder = Folder(os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
         rundir = RunDirectory(
             plan,
             keep=request.log_keep,
@@ -224,10 +224,10 @@ def _notify_others(
     ending: Ending, request: Request, messages: Messages, hide: secrets.Hider
 ) -> None:
     """Notify --on_end and --webhook how the job ended, without secrets."""
-    import json  # noqa: PLC0415 - only where somebody is told
+    import json  # only where somebody is told
 
-    from fleetrun.postmortem.ending import document  # noqa: PLC0415 - as above
-    from fleetrun.run import notification  # noqa: PLC0415 - as above
+    from fleetrun.postmortem.ending import document
+    from fleetrun.run import notification
 
     reported = secrets.everywhere(document(ending, os.uname().nodename), hide)
     # The sink is closed with the job.
@@ -259,7 +259,7 @@ def _has_screen(request: Request, environ: Mapping[str, str]) -> bool:
 
 def _screen(folder: Folder, messages: Messages) -> tuple[Sink, ...]:
     """Return what shows the job on the whole terminal."""
-    from fleetrun.sinks.ui import Screen  # noqa: PLC0415 - only with --ui
+    from fleetrun.sinks.ui import Screen  # only with --ui
 
     return (Screen(folder.path, messages),)
 
@@ -281,7 +281,7 @@ def _profile(plan: LaunchPlan, request: Request, messages: Messages) -> tuple[Si
     """Return the sink for the steps that ranks record, if any do."""
     if request.profile is None or request.quiet:
         return ()
-    from fleetrun.sinks.profile import ProfileSink  # noqa: PLC0415 - few launches have it
+    from fleetrun.sinks.profile import ProfileSink  # few launches have it
 
     return (ProfileSink(plan, messages.say),)
 
@@ -295,7 +295,7 @@ def _rotation(
     """Return what cuts logs that grow too long, if that is wanted."""
     if not request.log_max_bytes:
         return ()
-    from fleetrun.sinks.rotate import Rotation  # noqa: PLC0415 - off by default
+    from fleetrun.sinks.rotate import Rotation  # off by default
 
     def follow(cut: Cut) -> None:
         for observe in observers:
@@ -317,13 +317,13 @@ def _proof(
     """Return what shows which of the strategy is in effect, if there is one."""
     if not plan.files:
         return ()
-    from fleetrun.sources import proof  # noqa: PLC0415 - most launches have no strategy
+    from fleetrun.sources import proof  # most launches have no strategy
 
     if proof.find(plan) is None:
         return ()
     hosts = None
     if session is not None:
-        from fleetrun.sources.proof_hosts import ProofOfHosts  # noqa: PLC0415 - only with others
+        from fleetrun.sources.proof_hosts import ProofOfHosts  # only with others
 
         hosts = ProofOfHosts(session)
     say, show = messages.say, messages.show
@@ -341,8 +341,8 @@ def _session(  # noqa: PLR0917 - as _run has them
     """Return what agrees with the launchers of the other hosts, if there are any."""
     if session is None:
         return ()
-    from fleetrun.sources.session import JobSession  # noqa: PLC0415 - only with other hosts
-    from fleetrun.sources.session_end import SessionEnd  # noqa: PLC0415 - as above
+    from fleetrun.sources.session import JobSession  # only with other hosts
+    from fleetrun.sources.session_end import SessionEnd
 
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
@@ -353,8 +353,8 @@ def _hang_of_hosts(session: Session | None, folder: Folder, request: Request) ->
     """Return what agrees with the other hosts that the job hangs, if there are any."""
     if session is None or not request.hang_timeout_s or request.debug is not None:
         return None
-    from fleetrun.sources import hang  # noqa: PLC0415 - only with other hosts
-    from fleetrun.sources.hang_hosts import HangOfHosts  # noqa: PLC0415 - as above
+    from fleetrun.sources import hang  # only with other hosts
+    from fleetrun.sources.hang_hosts import HangOfHosts
 
     period_s = hang.IdleClock(request.hang_timeout_s).period_s
     return HangOfHosts(session, folder, period_s=period_s)
@@ -373,8 +373,8 @@ def _gpu_watch(
     )
 
     def ask() -> IsolatedCall:
-        from fleetrun.plan import devices  # noqa: PLC0415 - only before a job is called hung
-        from fleetrun.probe import nvml  # noqa: PLC0415 - as above
+        from fleetrun.plan import devices  # only before a job is called hung
+        from fleetrun.probe import nvml
 
         # Numbers that are not the driver's could mean any GPU.
         known = devices.is_drivers_order(request, environ) or not any(map(str.isdecimal, gpus))
@@ -416,10 +416,10 @@ def _banner(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool)
     if request.banner == "none":
         return ""
     if request.banner == "full":
-        from fleetrun.plan import render  # noqa: PLC0415 - the ranks are started; now there is time
+        from fleetrun.plan import render  # the ranks are started; now there is time
 
         return render.banner(request, plan, has_links=has_links)
-    from fleetrun.plan import brief  # noqa: PLC0415 - see above
+    from fleetrun.plan import brief
 
     try:
         width = os.get_terminal_size(2).columns or brief.WIDTH

@@ -244,7 +244,7 @@ def _notes(found: _Recorded, environ: Mapping[str, str], differing: Sequence[str
     if lost:
         names = ", ".join(f"${name}" for name in lost)
         notes.append(f"exported when {found.path} was written, and not now: {names}.")
-    if found.cwd != os.getcwd():  # noqa: PTH109 - pathlib costs start-up time
+    if found.cwd != os.getcwd():
         notes.append(f"the folder is {found.cwd}, as in {found.path}.")
     if found.python != sys.executable:
         notes.append(f"{found.path} was written with {found.python}; this is {sys.executable}.")
@@ -261,10 +261,10 @@ def _notes(found: _Recorded, environ: Mapping[str, str], differing: Sequence[str
 def _read(path: str) -> _Recorded:
     """Read the file at PATH; UsageError in one sentence if it is no manifest of ours."""
     # Only this option pays for json.
-    import json  # noqa: PLC0415
+    import json
 
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
+        with open(path, encoding="utf-8") as file:
             document = json.load(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}: this manifest cannot be read.") from None

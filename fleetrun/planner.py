@@ -52,7 +52,7 @@ def slots(request: Request, facts: Facts, share: Share) -> Slots:
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
     _check_free(request, roster)
-    log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))  # noqa: PTH100, PTH118 - pathlib costs start-up time
+    log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
     layout = mode.rules.layout(request, facts, share, roster)
@@ -161,7 +161,7 @@ def _commands(
     commands, notes = _unwrapped(request, facts, specs)
     if request.wrap is None:
         return commands, notes
-    import shlex  # noqa: PLC0415 - few launches have it
+    import shlex  # few launches have it
 
     ranks, _, text = request.wrap.partition(": ")
     words = shlex.split(text)
@@ -184,7 +184,7 @@ def _unwrapped(
     plain = command.argv(request, facts)
     if request.debug is None:
         return (plain,) * len(specs), ()
-    from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+    from fleetrun.plan import debug  # only where a debugger is wanted
 
     before, notes = debug.debugging(request, facts, specs)
     return tuple(
@@ -210,7 +210,7 @@ def _strategy(request: Request, layout: Layout) -> tuple[Strategy | None, HostTo
     """Return the request's strategy as it is for the trainers of LAYOUT, and where those are."""
     if request.strategy is None:
         return None, None
-    from fleetrun.strategy import resolve  # noqa: PLC0415 - only those who have one pay for it
+    from fleetrun.strategy import resolve  # only those who have one pay for it
 
     nodes = [spec.node_rank for spec in layout.ranks if spec.role == TRAINER]
     ranks = resolve.topology(nodes)
@@ -221,7 +221,7 @@ def _asked(strategy: Strategy | None) -> Mapping[str, Knob]:
     """Return the variables that STRATEGY asks for."""
     if strategy is None:
         return {}
-    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
+    from fleetrun.strategy import document  # only those who have one pay for it
 
     return document.variables(strategy)
 
@@ -235,7 +235,7 @@ def _files(
     """Return the files of ENV, and the one with STRATEGY for the training processes."""
     if strategy is None or ranks is None:
         return env.files
-    from fleetrun.strategy import document  # noqa: PLC0415 - only those who have one pay for it
+    from fleetrun.strategy import document  # only those who have one pay for it
 
     path = f"{run_dir}/{names.STRATEGY}"
     return {**env.files, path: document.text(strategy, ranks, env.of_strategy)}
@@ -245,7 +245,7 @@ def _reach(request: Request, strategy: Strategy | None) -> tuple[str, ...]:
     """Return why STRATEGY cannot get into the script, when it is clear that it cannot."""
     if strategy is None:
         return ()
-    from fleetrun.strategy import reach  # noqa: PLC0415 - only those who have one pay for it
+    from fleetrun.strategy import reach  # only those who have one pay for it
 
     reason = reach.obstacle(request.script)
     return () if reason is None else (reason,)
@@ -265,7 +265,7 @@ def _bound(
     if facts.processors is None:
         masks = tuple(task.cpus for task in facts.tasks)
         return variables, masks if len(set(masks)) > 1 else ((),) * len(ranks), ()
-    from fleetrun.plan import affinity  # noqa: PLC0415 - only those who bind pay for it
+    from fleetrun.plan import affinity  # only those who bind pay for it
 
     processors, notes = facts.processors, tuple[str, ...]()
     if processors.near and not devices.is_drivers_order(request, facts.environ):

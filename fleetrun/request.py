@@ -280,7 +280,7 @@ def _take_detected(
     """Use what DETECT returns where no option is given; a rank of a job is in that job."""
     if detect is None or any(environ.get(mark) for mark in _RANK_MARKS):
         return
-    from fleetrun.engines import cluster  # noqa: PLC0415 - only where an engine has started us
+    from fleetrun.engines import cluster  # only where an engine has started us
 
     said = {name: found.given for name, found in chosen.items()}
     if cluster.is_left_out(said):
@@ -541,7 +541,7 @@ def _wrap(found: ResolvedOption) -> str | None:
     text = (found.of(str) or "").strip()
     if not text:
         return None
-    import shlex  # noqa: PLC0415 - few launches have it
+    import shlex  # few launches have it
 
     ranks, colon, command = text.partition(":")
     try:
@@ -648,7 +648,7 @@ def _strategy(
         )
         return None, (Setting("strategy", "None", "default"),)
     # Only those who have a strategy pay for it.
-    from fleetrun.strategy import requested  # noqa: PLC0415
+    from fleetrun.strategy import requested
 
     named = requested.names(given)
     found = requested.strategy(named, sets, layers)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def text_of(path: str, what: str) -> str:
     """Return the text of the file at PATH, which is WHAT; UsageError when it cannot be read."""
     try:
-        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs 10 ms
+        with open(path, encoding="utf-8-sig") as file:
             return file.read()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}: {what} cannot be read.") from None
@@ -28,7 +28,7 @@ def text_of(path: str, what: str) -> str:
 def loading(text: str, path: str) -> Iterator[SafeLoader]:
     """Give a loader of TEXT, found at PATH; UsageError for what it raises."""
     # Only those who have such a file pay for yaml.
-    import yaml  # noqa: PLC0415
+    import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:

@@ -94,7 +94,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, lambda *_: None)
     numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
     if chosen.hosts:
-        from chaos_hosts import run  # noqa: PLC0415 - it needs what the tests are made of
+        from chaos_hosts import run  # it needs what the tests are made of
 
         return run(chosen.hosts, numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
     is_root = own_mounts()

@@ -35,7 +35,7 @@ def row(option: Option) -> str:
 
 def tables() -> str:
     """Return a table of options for each section of the help."""
-    from fleetrun import options  # noqa: PLC0415 - the path to it is set below
+    from fleetrun import options  # the path to it is set below
 
     parts = []
     for group in options.GROUPS:

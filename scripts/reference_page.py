@@ -74,7 +74,7 @@ def words(text: str) -> str:
 
 def exit_codes() -> str:
     """Return the table of exit codes."""
-    from fleetrun.commands import help as pages  # noqa: PLC0415 - the path to it is set below
+    from fleetrun.commands import help as pages
 
     rows = ((code, words(meaning)) for code, meaning in pages.EXIT_CODES)
     return EXIT_CODES + table(("code", "meaning"), rows)
@@ -82,7 +82,7 @@ def exit_codes() -> str:
 
 def own_variables() -> str:
     """Return the tables of variables FLEETRUN_* that users may set or read."""
-    from fleetrun.records import variables  # noqa: PLC0415 - as above
+    from fleetrun.records import variables
 
     public = [one for one in variables.TABLE if one.is_public]
     rows = [(f"`{one.name}`", one.set_by, one.read_by, words(one.meaning)) for one in public]
@@ -91,8 +91,8 @@ def own_variables() -> str:
 
 def rank_variables() -> str:
     """Return the table of what else a launch sets for its ranks."""
-    from fleetrun.plan import environment  # noqa: PLC0415 - as above
-    from fleetrun.records import rank_variables as known  # noqa: PLC0415 - as above
+    from fleetrun.plan import environment
+    from fleetrun.records import rank_variables as known
 
     rows = (
         (
@@ -113,7 +113,7 @@ def rank_variables() -> str:
 
 def files() -> str:
     """Return the table of the files of a run directory."""
-    from fleetrun.records import names  # noqa: PLC0415 - as above
+    from fleetrun.records import names
 
     logs = ", ".join(f"`{name}`" for name in names.LOGS.values())
     rows = (

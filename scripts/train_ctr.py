@@ -81,7 +81,7 @@ def shades(grays: np.ndarray) -> np.ndarray:
 def load() -> tuple[Impressions, Impressions]:
     """Return the impressions to learn from, and a fifth of the images held out."""
     # Servers do without.
-    from sklearn.datasets import load_digits  # noqa: PLC0415
+    from sklearn.datasets import load_digits
 
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))

@@ -58,12 +58,12 @@ class Command:
         self,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        **popen: Any,  # noqa: ANN401 - Popen's own
+        **popen: Any,
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
         return piped([*prefix, *self.argv], self.environ(env), self.folder, **popen)
 
-    def run(self, **popen: Any) -> Ended:  # noqa: ANN401 - Popen's own
+    def run(self, **popen: Any) -> Ended:
         """Run the launcher to its end; nobody may be left."""
         return self.finish(self.start(**popen))
 

@@ -101,7 +101,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def terminal() -> Iterator[Terminal]:
     """Return a terminal of one's own, which is closed afterwards."""
     # Most tests need none, and not the modules for it.
-    from terminals import Terminal  # noqa: PLC0415
+    from terminals import Terminal
 
     made = Terminal()
     yield made

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fleetrun.model import LaunchPlan
 
 
-def a_request(**fields: Any) -> Request:  # noqa: ANN401 - any field of a request
+def a_request(**fields: Any) -> Request:
     """Make a request for `train.py` with FIELDS."""
     return Request(Script("file", "train.py", ("--lr", "0.1")))._replace(**fields)
 
@@ -34,7 +34,7 @@ def from_variable(name: str, value: str, variable: str) -> tuple[Setting, ...]:
     return (Setting("job_id", "default", "default"), Setting(name, value, f"${variable}"))
 
 
-def some_facts(gpus: int = 0, **fields: Any) -> Facts:  # noqa: ANN401 - any field of the facts
+def some_facts(gpus: int = 0, **fields: Any) -> Facts:
     """Make the facts of a host with GPUS GPUs, and FIELDS."""
     return Facts(
         environ={},

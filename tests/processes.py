@@ -54,7 +54,7 @@ def piped(
     argv: Sequence[str],
     env: Mapping[str, str],
     folder: Path,
-    **popen: Any,  # noqa: ANN401 - Popen's own
+    **popen: Any,
 ) -> subprocess.Popen[bytes]:
     """Start ARGV in FOLDER; its standard output and error are pipes unless POPEN says else."""
     usual: dict[str, Any] = {
@@ -82,14 +82,14 @@ class Launch:
         self,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        **popen: Any,  # noqa: ANN401 - Popen's own
+        **popen: Any,
     ) -> subprocess.Popen[bytes]:
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
         argv = [*prefix, sys.executable, str(DRIVER), str(self._spec)]
         whole = {**os.environ, MARKER: self.marker, **(env or {})}
         return piped(argv, whole, self.folder, **popen)
 
-    def run(self, **popen: Any) -> subprocess.CompletedProcess[bytes]:  # noqa: ANN401 - Popen's own
+    def run(self, **popen: Any) -> subprocess.CompletedProcess[bytes]:
         """Run the launcher to its end; nobody may be left."""
         return self.finish(self.start(**popen))
 

@@ -238,7 +238,7 @@ class World:
     def __init__(
         self, seed: int, *, hosts: int, terms: Terms, chances: Chances, grace_s: float = 20.0
     ) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 - no secret
+        self.chance = random.Random(seed)
         self.chances = chances
         self.terms = terms
         self.grace_s = grace_s

@@ -92,5 +92,5 @@ class Slurm:
 def slurm(hosts: Sequence[Host], folder: Path) -> Iterator[Slurm]:
     """Start a Slurm on HOSTS; its daemons end with them."""
     made = Slurm(hosts, folder)
-    made._start()  # noqa: SLF001 - ours
+    made._start()
     yield made

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def bench(folder: Path, words: list[str], shown: tuple[str, ...]) -> Any:  # noqa: ANN401 - JSON
+def bench(folder: Path, words: list[str], shown: tuple[str, ...]) -> Any:
     """Run `scripts/bench WORDS`, whose tables have each text of SHOWN; return its numbers."""
     numbers = folder / "numbers.json"
     done = subprocess.run(

@@ -67,7 +67,7 @@ def write(
     return Path(plan.run_dir) / names.MANIFEST
 
 
-def edited(path: Path, **changes: Any) -> str:  # noqa: ANN401 - anything JSON
+def edited(path: Path, **changes: Any) -> str:
     """Change keys of a manifest."""
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return str(path)

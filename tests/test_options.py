@@ -152,7 +152,7 @@ def test_any_text_is_a_value_or_a_clear_refusal(option: Option, raw: str) -> Non
         ("gpus", "train.py", True),
     ],
 )
-def test_an_optional_value_never_eats_the_script(name: str, word: str, eaten: bool) -> None:  # noqa: FBT001 - a row of the table
+def test_an_optional_value_never_eats_the_script(name: str, word: str, eaten: bool) -> None:
     assert options.takes_next(options.find(name), word) is eaten
 
 

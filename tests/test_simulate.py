@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "simulate_main.py"
 HOSTS, RANKS = 6, 2
 
 
-def script() -> Any:  # noqa: ANN401 - a module of no package
+def script() -> Any:
     """Return the script, loaded."""
     spec = importlib.util.spec_from_file_location("simulate_main", SCRIPT)
     assert spec is not None

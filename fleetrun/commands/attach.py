@@ -38,7 +38,7 @@ def _attach(word: str | None, *, lines: int) -> int:
         raise EnvironmentFault(
             f"attach: {job.name} has just ended; its logs are in {job.run_dir}."
         ) from None
-    with open(console(job), "rb", buffering=0) as file:  # noqa: PTH123 - a path of /proc
+    with open(console(job), "rb", buffering=0) as file:
         start = last(file.fileno(), lines)
         os.lseek(file.fileno(), start, os.SEEK_SET)
         has_ended = False
@@ -57,16 +57,16 @@ def _attach(word: str | None, *, lines: int) -> int:
 def console(job: RunningJob) -> str:
     """Return the file that holds the console of JOB; a terminal's text is nobody's, so a log's."""
     own = f"{job.run_dir}/{names.CONSOLE}"
-    if os.path.exists(own):  # noqa: PTH110 - as in the whole package
+    if os.path.exists(own):
         return own
     try:
         path = f"/proc/{job.launcher}/fd/1"
-        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - as above
+        if stat.S_ISREG(os.stat(path).st_mode):
             return path
     except OSError:
         pass
     try:
-        logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))  # noqa: PTH208 - as above
+        logs = sorted(one for one in os.listdir(job.run_dir) if one.startswith("workerlog."))
     except OSError as error:
         raise EnvironmentFault(
             f"attach: {job.run_dir} cannot be read ({error.strerror})."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DOMAIN = "fleetrun"
-LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")  # noqa: PTH118, PTH120 - as everywhere on the way to a help text
+LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")
 # Between two of these a line may end: a word or a character of two columns, with the brackets that
 # open before it and the stops behind it; or blanks.
 _WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"

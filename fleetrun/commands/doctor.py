@@ -51,7 +51,7 @@ def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool)
 
 def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: bool) -> int:
     """Check all hosts of --hosts at once; return 0, or 3 where one of them has an error."""
-    from fleetrun.remote import checkups  # noqa: PLC0415 - only for them
+    from fleetrun.remote import checkups  # only for them
 
     say = checkup.remark(os.environ)
     reports = checkups.examine(wanted, os.environ, options, timeout_s=wait, say=say)

@@ -97,14 +97,14 @@ def _translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     language = asked.partition(":")[0]
     if not language.startswith("zh"):
         return str
-    from fleetrun.commands import chinese  # noqa: PLC0415 - others do not pay for it
+    from fleetrun.commands import chinese  # others do not pay for it
 
     return chinese.translation(language).gettext
 
 
 def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     """Return the help text, or the SECTION of it, as wide as the terminal; TRANSLATE makes it."""
-    from fleetrun import options  # noqa: PLC0415 - the screen lacks them
+    from fleetrun import options  # the screen lacks them
 
     formatter = _formatter(is_english=translate is str)
     if section == "all":
@@ -129,11 +129,11 @@ def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
 
 
 def _formatter(*, is_english: bool) -> "HelpFormatter":
-    from click import HelpFormatter  # noqa: PLC0415 - slow, and the screen lacks it
+    from click import HelpFormatter  # slow, and the screen lacks it
 
     if is_english:
         return HelpFormatter(max_width=_WIDTH)
-    from fleetrun.commands.chinese import WideFormatter  # noqa: PLC0415 - as above
+    from fleetrun.commands.chinese import WideFormatter
 
     return WideFormatter(max_width=_WIDTH)
 
@@ -145,7 +145,7 @@ def _translated(
 
 
 def _write_group(formatter: "HelpFormatter", group: str, translate: Callable[[str], str]) -> None:
-    from fleetrun import options  # noqa: PLC0415 - see text
+    from fleetrun import options
 
     members = [each for each in options.TABLE if each.group == group]
     with formatter.section(translate(group)):

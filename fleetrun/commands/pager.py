@@ -39,15 +39,15 @@ def _pagers(environ: Mapping[str, str]) -> list[str]:
 
 def _paged(text: str, pager: str, environ: Mapping[str, str]) -> bool:
     """Show TEXT by the shell command PAGER; False if there is no such command."""
-    import signal  # noqa: PLC0415 - only for long texts on a terminal
-    import subprocess  # noqa: PLC0415 - see above
+    import signal  # only for long texts on a terminal
+    import subprocess
 
     # As git has it: quit if it fits, take colours, leave the screen as it was.
     with_colors = {**environ, "LESS": environ.get("LESS", "FRX")}
     # Ctrl-C is for the pager.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, env=with_colors)  # noqa: S603, S607 - what the user has chosen
+        process = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, env=with_colors)  # noqa: S607
         process.communicate(text.encode(errors="surrogateescape"))
     finally:
         signal.signal(signal.SIGINT, before)

@@ -29,7 +29,7 @@ def complete(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Return the jobs whose process id or name starts with INCOMPLETE."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for Tab
+    from click.shell_completion import CompletionItem  # only for Tab
 
     words = [str(job.launcher) for job in jobs.find() if job.launcher is not None]
     words += [job.name for job in jobs.find()]

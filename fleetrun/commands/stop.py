@@ -93,7 +93,7 @@ def _wait(job: RunningJob, pidfd: int | None, *, is_now: bool) -> None:
         os.close(pidfd)
     elif job.launcher is None:
         # Its launcher was killed, and so was the guard, which would have done this.
-        from fleetrun.run import jobprocesses  # noqa: PLC0415 - rare
+        from fleetrun.run import jobprocesses
 
         marker = f"{JOB}={job.name}".encode()
         if not jobprocesses.kill_all(marker, frozenset(), _SWEEP_S, 0):

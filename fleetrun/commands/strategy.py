@@ -205,7 +205,7 @@ def _has_part(field: fields.Field, name: str) -> bool:
 
 
 def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - as in strategy/load.py
+    with open(path, encoding="utf-8") as file:
         return file.read()
 
 

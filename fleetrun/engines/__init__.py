@@ -80,7 +80,7 @@ class SelectedEngine(NamedTuple):
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
     """Return the engine of the job that REQUEST asks for, by what it and ENVIRON say."""
-    from importlib import import_module  # noqa: PLC0415 - so it is asked for in one place only
+    from importlib import import_module  # so it is asked for in one place only
 
     for row in ENGINES:
         if all(environ.get(name, "").strip() for name in row.variables):

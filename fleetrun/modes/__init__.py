@@ -52,7 +52,7 @@ class Mode(NamedTuple):
     @property
     def rules(self) -> ModeRules:
         """The mode's module, imported only when it is needed."""
-        from importlib import import_module  # noqa: PLC0415 - the table is read without it
+        from importlib import import_module  # the table is read without it
 
         return cast("ModeRules", import_module(self.file))
 

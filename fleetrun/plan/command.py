@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Paddle's check of its installation, which Paddle's launcher takes instead of a script, too.
 CHECK = "run_check"
-_CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
+_CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "run_check.py")
 
 
 def is_python(script: Script) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FIRST_PORT = 5678
 _LAST_PORT = 65535
 _LOOPBACK = "127.0.0.1"
-_UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")  # noqa: PTH118, PTH120 - pathlib costs start-up time
+_UNDER_PDB = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "under_pdb.py")
 # What may wait for a user waits a week.
 _TIMEOUT_S = 7 * 24 * 3600
 VARIABLES = {

@@ -29,7 +29,7 @@ STRING_LIMIT = 128 * 1024
 LONG_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
 
 # What every Python of a rank runs first is found there; see its own docstring.
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - see _job
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ISLAND = f"{_PACKAGE}/inject/site"
 # At this signal (SIGRTMAX-4) the island writes the stacks of all threads.
 STACK_SIGNAL = 60
@@ -204,7 +204,7 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
     """Return the variables of the launch, which all modes share."""
     return {
         "PADDLE_JOB_ID": request.job_id,
-        "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),  # noqa: PTH100, PTH118 - pathlib costs start-up time
+        "PADDLE_LOG_DIR": os.path.abspath(os.path.join(facts.cwd, request.log_dir)),
         RUN_DIR: run_dir,
         # Unique to this launch: it finds every process of ours, whatever became of its parent.
         JOB: names.run_name(run_dir),
@@ -256,7 +256,7 @@ def _defaults(
         "POD_NAME": f"{request.job_id}-{roster.me}",
     }
     if request.debug is not None:
-        from fleetrun.plan import debug  # noqa: PLC0415 - only where a debugger is wanted
+        from fleetrun.plan import debug  # only where a debugger is wanted
 
         defaults |= debug.VARIABLES
     if share.backend == "xccl":
@@ -333,7 +333,7 @@ def _move_long(
             f"--env {LONG_VARIABLE}: {' and '.join(long)} are too long for a variable and need "
             "this one themselves; leave it out."
         )
-    import json  # noqa: PLC0415 - 15 ms that only a job of thousands of ranks has to pay
+    import json  # 15 ms that only a job of thousands of ranks has to pay
 
     path = f"{run_dir}/{names.LONG_ENVIRONMENT}"
     text = json.dumps({name: shared.pop(name) for name in long}, indent=1)

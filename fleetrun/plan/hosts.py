@@ -118,7 +118,7 @@ def is_host(name: str) -> bool:
 
 
 def _is_ipv6(text: str) -> bool:
-    from ipaddress import AddressValueError, IPv6Address  # noqa: PLC0415 - few have brackets
+    from ipaddress import AddressValueError, IPv6Address  # few have brackets
 
     try:
         IPv6Address(text)

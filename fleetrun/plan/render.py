@@ -204,7 +204,7 @@ def _node_lines(
 
 def as_json(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> str:
     """Return what would run, for programs; SCHEMA goes up when a key changes or goes away."""
-    import json  # noqa: PLC0415 - 15 ms that a launch does not spend
+    import json  # 15 ms that a launch does not spend
 
     first = plans[0]
     document = {
@@ -277,7 +277,7 @@ def as_sh(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
 
 
 def _command(argv: Sequence[str]) -> str:
-    import shlex  # noqa: PLC0415 - only a dry run pays for it
+    import shlex  # only a dry run pays for it
 
     return shlex.join(arguments.conceal(argv)[0])
 

@@ -148,8 +148,8 @@ def quoted(text: str) -> str:
     >>> print(quoted("caf\udce9"))
     caf"$(printf '\351')"
     """
-    import re  # noqa: PLC0415 - only a dry run pays for these two
-    import shlex  # noqa: PLC0415
+    import re  # only a dry run pays for these two
+    import shlex
 
     # Bytes that are no UTF-8, and control characters: a tab would ask the shell for completions.
     fragile = re.compile("([\x01-\x09\x0b-\x1f\x7f-\x9f\udc80-\udcff]+)")

@@ -40,7 +40,7 @@ def columns(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    from unicodedata import combining, east_asian_width  # noqa: PLC0415 - most text is ASCII
+    from unicodedata import combining, east_asian_width  # most text is ASCII
 
     return sum(
         0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text

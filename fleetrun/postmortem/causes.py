@@ -283,7 +283,7 @@ def meaning(signum: int) -> str:
     >>> meaning(9)
     "SIGKILL (killed from outside, most often by the kernel's out-of-memory killer)"
     """
-    from signal import Signals  # noqa: PLC0415 - only the report of a failure needs it
+    from signal import Signals  # only the report of a failure needs it
 
     try:
         name = Signals(signum).name

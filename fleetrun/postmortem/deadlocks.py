@@ -1,7 +1,6 @@
 """Finds forked children that wait for locks which no thread can release any more."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH208
 
 from __future__ import annotations
 

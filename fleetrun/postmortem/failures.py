@@ -5,7 +5,6 @@ a failure is that of the exception, which the rank records (see `inject/site`), 
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110
 
 from __future__ import annotations
 

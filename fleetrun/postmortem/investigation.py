@@ -1,7 +1,6 @@
 """Investigates a failed job: for the report on the console, and for `report.json`."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH100, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -153,7 +152,7 @@ def _interpreter(argv: Sequence[str], known: KnownFailure | None) -> list[str]:
     """Return which Python could not import a module, and whether another one is activated."""
     if known is None or known.name not in {"no-paddle", "missing-module"} or not argv:
         return []
-    import shutil  # noqa: PLC0415 - only after a failure
+    import shutil  # only after a failure
 
     program = shutil.which(argv[0]) or argv[0]
     if "python" not in os.path.basename(program):

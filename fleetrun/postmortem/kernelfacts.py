@@ -4,7 +4,6 @@ What may not be read is left out; nothing here raises.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH108, PTH109, PTH118, PTH119, PTH207
 
 from __future__ import annotations
 
@@ -242,7 +241,7 @@ def _core(culprit: Exited) -> list[str]:
 
 def core_file(pattern: str, pid: int, folder: str) -> str | None:
     """Return the youngest file that PID's core may be, by the kernel's core_pattern."""
-    import glob  # noqa: PLC0415 - only after a crash
+    import glob  # only after a crash
 
     wanted, rest = "", glob.escape(pattern)
     while "%" in rest:

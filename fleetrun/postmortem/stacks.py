@@ -5,7 +5,6 @@ rank (`inject/site/sitecustomize.py`) has readied a file in memory.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH123, PTH118
 
 from __future__ import annotations
 
@@ -51,9 +50,9 @@ class StackTarget(NamedTuple):
 
 def find_spy(environ: Mapping[str, str]) -> str | None:
     """Return the path of py-spy, if it is installed beside our Python or on the PATH."""
-    import sys  # noqa: PLC0415 - it is always there
+    import sys  # it is always there
 
-    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]  # noqa: PTH120
+    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
     candidates = (os.path.join(folder, "py-spy") for folder in folders if folder)
     return next((path for path in candidates if os.access(path, os.X_OK)), None)
 
@@ -135,7 +134,7 @@ class _Asking:
     def begin(self, waiting: Waiting, spy: str | None, environ: Mapping[str, str]) -> None:
         """Ask."""
         self._waiting = waiting
-        self._begin = os.stat(self.target.path).st_size  # noqa: PTH116 - see above
+        self._begin = os.stat(self.target.path).st_size
         if not self._family:
             # A shell, say; what its processes are waiting for is better than nothing.
             self._describe(self._others, "no Python runs here")

@@ -78,27 +78,27 @@ def read(
         where = () if meeting is None else (meeting.host,)
         names = where if request.host is None else (request.host, *where)
     if request.network is not None or not all(map(hosts.is_loopback, names)):
-        from fleetrun.probe import addresses  # noqa: PLC0415 - only where there may be other hosts
+        from fleetrun.probe import addresses  # only where there may be other hosts
 
         facts = addresses.with_network(facts, names, request, root)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, timeout_s=timeout_s)
         facts = devices.with_gpus(facts, survey, root)
-        from fleetrun.probe import processors  # noqa: PLC0415 - only where GPUs are
+        from fleetrun.probe import processors  # only where GPUs are
 
         near = processors.near(root, survey)
     elif not assumed and devices.may_use_gpus(request) and devices.has_amd(root):
-        from fleetrun.probe import rocm  # noqa: PLC0415 - only where AMD's driver is
+        from fleetrun.probe import rocm  # only where AMD's driver is
 
         facts = rocm.with_gpus(facts, request, root, sys.path)
     if facts.device_counts.get("gpu"):
-        from fleetrun.probe import addresses  # noqa: PLC0415 - only where GPUs are
+        from fleetrun.probe import addresses  # only where GPUs are
 
         hcas, rdma = addresses.rdma(root)
         facts = facts._replace(hcas=hcas, rdma=rdma)
     if request.bind != "none":
-        from fleetrun.probe import processors  # noqa: PLC0415 - only for those who bind
+        from fleetrun.probe import processors  # only for those who bind
 
         facts = facts._replace(processors=processors.processors(root, near))
     return facts if request.debug is None else _with_debuggers(facts)
@@ -106,10 +106,10 @@ def read(
 
 def _with_debuggers(facts: Facts) -> Facts:
     """Complete FACTS with what a debugger could use."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only where a debugger is wanted
+    from importlib.util import find_spec  # only where a debugger is wanted
 
-    from fleetrun.probe import tcp  # noqa: PLC0415 - see above
-    from fleetrun.run import terminal  # noqa: PLC0415 - see above
+    from fleetrun.probe import tcp
+    from fleetrun.run import terminal
 
     return facts._replace(
         has_debugpy=find_spec("debugpy") is not None,
@@ -120,12 +120,12 @@ def _with_debuggers(facts: Facts) -> Facts:
 
 def _here(root: str) -> str:
     """Return the current folder, on a host where processes can be supervised at all."""
-    if not os.path.isdir(os.path.join(root, "proc/self/fd")):  # noqa: PTH112, PTH118
+    if not os.path.isdir(os.path.join(root, "proc/self/fd")):
         raise EnvironmentFault(
             "/proc is not mounted, and without it processes cannot be supervised: "
             "`mount -t proc proc /proc`."
         )
-    if not os.path.exists(os.devnull):  # noqa: PTH110
+    if not os.path.exists(os.devnull):
         raise EnvironmentFault(f"{os.devnull} is not there; programs expect it (`mount` a /dev).")
     return current_folder()
 
@@ -133,7 +133,7 @@ def _here(root: str) -> str:
 def current_folder() -> str:
     """Return the folder in which we are, if there is one."""
     try:
-        return os.getcwd()  # noqa: PTH109 - pathlib costs start-up time
+        return os.getcwd()
     except OSError as error:
         raise EnvironmentFault(
             f"The current folder cannot be found ({error.strerror}): it may have been removed or "
@@ -146,7 +146,7 @@ def _with_paddle(request: Request, facts: Facts) -> Facts:
     feature = modes.BY_WORD[request.run_mode].feature
     if feature is None:
         return facts
-    from fleetrun.probe import paddles  # noqa: PLC0415 - most modes need only what every Paddle has
+    from fleetrun.probe import paddles  # most modes need only what every Paddle has
 
     return facts._replace(
         paddle_lacking=paddles.without(feature.symbol, sys.path),

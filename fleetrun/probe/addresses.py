@@ -72,7 +72,7 @@ def chosen(network: str, own: Sequence[Address], option: str) -> Address:
 
 
 def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:
-    import ipaddress  # noqa: PLC0415 - only where a network is given by its addresses
+    import ipaddress  # only where a network is given by its addresses
 
     try:
         wanted = ipaddress.ip_network(network, strict=False)
@@ -93,9 +93,9 @@ def addresses() -> tuple[Address, ...]:
 
 
 def _by_psutil() -> tuple[Address, ...]:
-    import socket  # noqa: PLC0415 - with psutil 80 ms
+    import socket  # with psutil 80 ms
 
-    import psutil  # noqa: PLC0415 - see above
+    import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)
     return tuple(
@@ -118,11 +118,11 @@ def dead_ends(own: Sequence[Address], root: str) -> frozenset[str]:
 
 def _is_cut_off(name: str, root: str) -> bool:
     """Whether the interface NAME has no link, or is a bridge to which nothing is attached."""
-    folder = os.path.join(root, "sys/class/net", name)  # noqa: PTH118
-    if files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK:  # noqa: PTH118
+    folder = os.path.join(root, "sys/class/net", name)
+    if files.text(os.path.join(folder, "operstate")).strip() in _NO_LINK:
         return True
-    ports = os.path.join(folder, "brif")  # noqa: PTH118
-    return os.path.isdir(ports) and not files.names(ports)  # noqa: PTH112
+    ports = os.path.join(folder, "brif")
+    return os.path.isdir(ports) and not files.names(ports)
 
 
 def resolve(name: str) -> tuple[str, ...]:
@@ -154,12 +154,12 @@ def _interface_to(targets: Sequence[str], own: Sequence[Address]) -> str | None:
 
 def rdma(root: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the InfiniBand and RoCE devices with an active port, and all of them."""
-    folder = os.path.join(root, "sys/class/infiniband")  # noqa: PTH118
+    folder = os.path.join(root, "sys/class/infiniband")
     names = files.names(folder)
     active = []
     for name in names:
-        ports = os.path.join(folder, name, "ports")  # noqa: PTH118
-        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]  # noqa: PTH118
+        ports = os.path.join(folder, name, "ports")
+        states = [files.text(os.path.join(ports, port, "state")) for port in files.names(ports)]
         if any("ACTIVE" in state for state in states):
             active.append(name)
     return tuple(active), names

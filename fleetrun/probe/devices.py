@@ -46,16 +46,16 @@ def may_use_gpus(request: Request) -> bool:
 
 def has_amd(root: str) -> bool:
     """Whether AMD's compute driver is here."""
-    return os.path.exists(os.path.join(root, _AMD))  # noqa: PTH110, PTH118
+    return os.path.exists(os.path.join(root, _AMD))
 
 
 def ask_driver(request: Request, root: str, nvml: Callable[[], Nvml] | None) -> DriverQuery | None:
     """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
     if not may_use_gpus(request):
         return None
-    if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):  # noqa: PTH110, PTH118
+    if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
-    from fleetrun.probe.nvml import DriverQuery, pynvml_module  # noqa: PLC0415 - only where a driver is
+    from fleetrun.probe.nvml import DriverQuery, pynvml_module  # only where a driver is
 
     return DriverQuery(nvml or pynvml_module, wants_bus=request.bind != "none")
 
@@ -138,7 +138,7 @@ def assumed(text: str) -> dict[str, int]:
 def _numbered(root: str, prefix: str) -> int:
     """Count the device files that are called PREFIX and a number."""
     try:
-        names = os.listdir(os.path.join(root, "dev"))  # noqa: PTH118, PTH208
+        names = os.listdir(os.path.join(root, "dev"))
     except OSError:
         return 0
     return sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names)

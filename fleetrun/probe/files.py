@@ -10,7 +10,7 @@ from fleetrun.run import proc
 def names(folder: str) -> tuple[str, ...]:
     """List what FOLDER holds, in order; nothing if it is not there."""
     try:
-        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208
+        return tuple(sorted(os.listdir(folder)))
     except OSError:
         return ()
 

@@ -80,7 +80,7 @@ def main(period_s: float) -> None:
     """Write a line of JSON each PERIOD_S, until whoever started us ends or reads no more."""
     # Before the driver is asked, which may take for ever.
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
-    from fleetrun.probe import nvml  # noqa: PLC0415 - this process only
+    from fleetrun.probe import nvml  # this process only
 
     try:
         lib = nvml.meter_module()
@@ -105,13 +105,13 @@ class GpuMeter:
         self._newest: tuple[GpuUsage, ...] = ()
         self._at = 0.0
         self._period_s = period_s
-        self._process = subprocess.Popen(  # noqa: S603 - our own
+        self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        assert self._process.stdout is not None
         self._fd = self._process.stdout.fileno()
         os.set_blocking(self._fd, False)
 

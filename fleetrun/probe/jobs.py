@@ -5,7 +5,6 @@ FLEETRUN_JOB in their environment, which they cannot lose. Either is enough to f
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH115, PTH116, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 

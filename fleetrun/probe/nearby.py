@@ -1,7 +1,6 @@
 """A file whose name is nearly the one that is not there; only a mistake loads it."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH112, PTH113, PTH118
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def _closest(part: str, folder: str, *, is_last: bool) -> str | None:
         # Most often it is the ending that was left out.
         for ending in (".sh", ".py"):
             spelt |= {low[: -len(ending)]: spelt[low] for low in spelt if low.endswith(ending)}
-    from fleetrun.suggestions import closest  # noqa: PLC0415 - slow, and only needed here
+    from fleetrun.suggestions import closest  # slow, and only needed here
 
     close = closest(part, spelt, _ALIKE)
     return spelt[close] if close else None

@@ -109,7 +109,7 @@ class MeterLibrary(Protocol):
 
 def pynvml_module() -> Nvml:
     """Return the real NVML; only the child imports it, which takes 100 ms."""
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     # Its structures have their fields only at run time.
     nvml: Nvml = pynvml  # pyright: ignore[reportAssignmentType]
@@ -118,7 +118,7 @@ def pynvml_module() -> Nvml:
 
 def utilization_module() -> Utilization:
     """Return the real NVML for its other part."""
-    import pynvml  # noqa: PLC0415 - as above
+    import pynvml
 
     lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
     return lib
@@ -126,7 +126,7 @@ def utilization_module() -> Utilization:
 
 def meter_module() -> MeterLibrary:
     """Return the real NVML for what GPUs use."""
-    import pynvml  # noqa: PLC0415 - as above
+    import pynvml
 
     lib: MeterLibrary = pynvml  # pyright: ignore[reportAssignmentType]
     return lib

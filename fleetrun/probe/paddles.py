@@ -1,7 +1,6 @@
 """Looks at the Paddle that is installed, without importing it: that would take seconds."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH118, PTH123
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def imports_paddle(script: Script, cwd: str) -> bool:
 
 def _constants(path: str) -> bytes | None:
     """Return the constants of the shared library at PATH; None where it is of another kind."""
-    import struct  # noqa: PLC0415 - see above: only jobs with servers or rpc look
+    import struct
 
     try:
         with open(path, "rb") as file:

@@ -29,7 +29,7 @@ def _numa_node(root: str, bus: str) -> int | None:
     # NVML writes 00000000:3B:00.0, the kernel 0000:3b:00.0.
     domain, _, rest = bus.lower().partition(":")
     device = f"{domain[-4:]}:{rest}"
-    node = files.text(os.path.join(root, "sys/bus/pci/devices", device, "numa_node")).strip()  # noqa: PTH118
+    node = files.text(os.path.join(root, "sys/bus/pci/devices", device, "numa_node")).strip()
     return int(node) if node.isdigit() else None
 
 
@@ -37,16 +37,16 @@ def processors(root: str, near: Mapping[str, int]) -> Processors:
     """Return the CPUs that we may use, by physical core."""
     # What a container, a batch system or taskset has left us.
     allowed = os.sched_getaffinity(0)
-    base = os.path.join(root, "sys/devices/system")  # noqa: PTH118
+    base = os.path.join(root, "sys/devices/system")
     node_of: dict[int, int] = {}
-    for name in files.names(os.path.join(base, "node")):  # noqa: PTH118
+    for name in files.names(os.path.join(base, "node")):
         if name.startswith("node") and name[4:].isdigit():
-            listed = files.text(os.path.join(base, "node", name, "cpulist"))  # noqa: PTH118
+            listed = files.text(os.path.join(base, "node", name, "cpulist"))
             node_of |= dict.fromkeys(_cpus(listed), int(name[4:]))
     cores: list[tuple[int, ...]] = []
     left = set(allowed)
     for cpu in sorted(allowed):
-        path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")  # noqa: PTH118
+        path = os.path.join(base, "cpu", f"cpu{cpu}", "topology/thread_siblings_list")
         core = tuple(sorted({cpu, *_cpus(files.text(path))} & left))
         if cpu in left:
             cores.append(core)

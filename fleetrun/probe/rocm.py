@@ -1,7 +1,6 @@
 """AMD's GPUs, as the kernel shows them to ROCm."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH118
 
 from __future__ import annotations
 

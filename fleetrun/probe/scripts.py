@@ -23,10 +23,10 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     interpreted = target.endswith((".py", ".pyxes"))
     if not interpreted and "/" not in target:
         return _find_program(target, cwd, environ)
-    path = os.path.join(cwd, target)  # noqa: PTH118 - pathlib costs start-up time
-    if os.path.isdir(path):  # noqa: PTH112
+    path = os.path.join(cwd, target)
+    if os.path.isdir(path):
         raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
-    if not os.path.exists(path):  # noqa: PTH110
+    if not os.path.exists(path):
         raise EnvironmentFault(
             f"There is no script {target} (looked in {cwd}){_meant(target, cwd, '.')}"
         )
@@ -44,7 +44,7 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
 
 def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
     """Return why the command of WRAP, `RANKS: COMMAND`, cannot be run; None if it can."""
-    import shlex  # noqa: PLC0415 - few launches have it
+    import shlex  # few launches have it
 
     name = shlex.split(wrap.partition(": ")[2])[0]
     if "/" not in name:
@@ -56,10 +56,10 @@ def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:
         if found.startswith("./") or not found:
             return f"there is no program {name} in $PATH; install it, or give its path."
         return None
-    path = os.path.join(cwd, name)  # noqa: PTH118 - pathlib costs start-up time
-    if not os.path.exists(path):  # noqa: PTH110
+    path = os.path.join(cwd, name)
+    if not os.path.exists(path):
         return f"there is no program {name} (looked in {cwd})."
-    if os.path.isdir(path) or not os.access(path, os.X_OK):  # noqa: PTH112
+    if os.path.isdir(path) or not os.access(path, os.X_OK):
         return f"{name} is not executable (`chmod +x {name}`)."
     return None
 
@@ -69,19 +69,19 @@ def check_module(name: str, cwd: str) -> None:
     if name == "__main__" or not all(part.isidentifier() for part in name.split(".")):
         return
     path = name.replace(".", "/")
-    here = os.path.join(cwd, path)  # noqa: PTH118
-    if os.path.isfile(f"{here}.py") or os.path.isdir(here):  # noqa: PTH112, PTH113
+    here = os.path.join(cwd, path)
+    if os.path.isfile(f"{here}.py") or os.path.isdir(here):
         return
     folder, _, last = path.rpartition("/")
     # A file of another kind that Python can import.
-    if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):  # noqa: PTH118
+    if any(entry.partition(".")[0] == last for entry in files.names(os.path.join(cwd, folder))):
         return
-    from importlib.util import find_spec  # noqa: PLC0415 - not for modules that are here
+    from importlib.util import find_spec  # not for modules that are here
 
-    from fleetrun.probe import nearby  # noqa: PLC0415 - as above
+    from fleetrun.probe import nearby
 
     first = path.partition("/")[0]
-    is_here = os.path.isdir(os.path.join(cwd, first)) and first != path  # noqa: PTH112, PTH118
+    is_here = os.path.isdir(os.path.join(cwd, first)) and first != path
     meant = nearby.find(f"{path}.py", cwd)
     if meant is None or (not is_here and find_spec(first) is not None):
         return
@@ -95,11 +95,11 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
     """Return the program called NAME, looked up as a shell would."""
     path = environ.get("PATH", os.defpath)
     for folder in path.split(os.pathsep):
-        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
+        candidate = os.path.join(cwd, folder, name)
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
-    here = os.path.join(cwd, name)  # noqa: PTH118
-    if os.path.isfile(here):  # noqa: PTH113
+    here = os.path.join(cwd, name)
+    if os.path.isfile(here):
         if os.access(here, os.X_OK):
             return f"./{name}"
         raise EnvironmentFault(
@@ -114,7 +114,7 @@ def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
 
 def _meant(target: str, cwd: str, otherwise: str) -> str:
     """End a sentence with the file that TARGET, which is none, nearly names, or OTHERWISE."""
-    from fleetrun.probe import nearby  # noqa: PLC0415 - only a mistake pays for it
+    from fleetrun.probe import nearby  # only a mistake pays for it
 
     meant = nearby.find(target, cwd)
     return otherwise if meant is None else f"; did you mean {meant}?"

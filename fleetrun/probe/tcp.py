@@ -13,7 +13,7 @@ _EPHEMERAL = (32768, 60999)
 def ephemeral(root: str = "/") -> tuple[int, int]:
     """Return the first and the last port that the kernel gives to outgoing connections."""
     try:
-        text = files.text(os.path.join(root, "proc/sys/net/ipv4/ip_local_port_range"))  # noqa: PTH118
+        text = files.text(os.path.join(root, "proc/sys/net/ipv4/ip_local_port_range"))
         low, high = (int(word) for word in text.split())
     except ValueError:
         return _EPHEMERAL
@@ -32,7 +32,7 @@ def used() -> frozenset[int]:
 
 def holder(port: int) -> str | None:
     """Name the process that holds TCP port PORT: `pid 123 (python train.py)`."""
-    import psutil  # noqa: PLC0415 - only for an error message
+    import psutil  # only for an error message
 
     # Ports that fleetruns hold for their ranks show as abstract sockets of this name.
     reserved = f"@fleetrun/port/{port}"
@@ -48,9 +48,9 @@ def holder(port: int) -> str | None:
 
 def _described(pid: int) -> str:
     """Describe a process."""
-    import psutil  # noqa: PLC0415 - only for an error message
+    import psutil  # only for an error message
 
-    from fleetrun.plan import arguments  # noqa: PLC0415 - only for an error message
+    from fleetrun.plan import arguments  # only for an error message
 
     try:
         command = " ".join(arguments.conceal(psutil.Process(pid).cmdline())[0])

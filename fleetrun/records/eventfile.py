@@ -97,9 +97,9 @@ def append(
     fd: int, event: str, at: float, more: Mapping[str, Value], hide: Callable[[str], str] = str
 ) -> None:
     """Append the line of EVENT, which was at the monotonic time AT, to the file FD."""
-    import json  # noqa: PLC0415 - the start is over when this runs
+    import json  # the start is over when this runs
 
-    from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+    from fleetrun.plan import secrets
 
     wall = time.time() - (time.monotonic() - at)
     record = {

@@ -5,7 +5,6 @@ follows one, and files are found by the folder's descriptor, not by its path.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH103, PTH119, PTH120
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def read_step(path: str) -> int | None:
 def beat(path: str, since_ns: int) -> int:
     """Return a number that changes with each heartbeat; 0 if there is none after SINCE_NS."""
     try:
-        seen = os.stat(path)  # noqa: PTH116 - pathlib costs start-up time
+        seen = os.stat(path)
     except OSError:
         return 0
     return seen.st_mtime_ns if seen.st_mtime_ns >= since_ns else 0

@@ -89,7 +89,7 @@ def append(path: str, record: MetricsRecord) -> int:
 
     Raises OSError where it cannot be written.
     """
-    import json  # noqa: PLC0415 - as in the rest of records/
+    import json
 
     document: dict[str, Any] = {"schema": SCHEMA, **record._asdict()}
     document["system"] = record.system._asdict()

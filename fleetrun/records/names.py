@@ -4,7 +4,6 @@ The log folder has `runs/`, with a run directory for each launch, and links into
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
-# ruff: noqa: PTH118 - pathlib costs start-up time
 import os
 import re
 from collections.abc import Sequence

@@ -13,7 +13,6 @@ A last line without an end is none.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class PlanRecord(NamedTuple):
 
 def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) -> None:
     """Write what PLAN starts into FOLDER; OSError if that fails."""
-    import json  # noqa: PLC0415 - 3 ms that a start has no use for
+    import json  # 3 ms that a start has no use for
 
-    from fleetrun.plan import arguments, secrets  # noqa: PLC0415 - see above
+    from fleetrun.plan import arguments, secrets
 
     envs = [spec.env for spec in plan.processes]
     # Nearly everything is the same for all, and it may be long.

@@ -61,11 +61,11 @@ def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
     None: there is none of this attempt.
     """
     name = names.heartbeat(log.process.removeprefix("trainer."))
-    path = os.path.join(run_dir, name)  # noqa: PTH118 - as in the rest of records/
+    path = os.path.join(run_dir, name)
     step = heartbeat.read_step(path)
     if step is not None:
         with suppress(OSError):
-            at = os.stat(path).st_mtime  # noqa: PTH116 - see above
+            at = os.stat(path).st_mtime
             return (at, step) if at >= log.started_at else None
     return None
 

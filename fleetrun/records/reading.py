@@ -5,7 +5,6 @@ are not known are skipped by whoever parses.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object that TEXT is; None if it is none."""
     if text is None:
         return None
-    import json  # noqa: PLC0415 - 3 ms that a start has no use for
+    import json  # 3 ms that a start has no use for
 
     try:
         found = json.loads(text)

@@ -77,9 +77,9 @@ class ReportRecord(NamedTuple):
 
 def write(folder: Folder, report: ReportRecord, hide: Callable[[str], str] = str) -> None:
     """Write REPORT into FOLDER, whole or not at all; OSError if that fails."""
-    import json  # noqa: PLC0415 - only after a failure
+    import json  # only after a failure
 
-    from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+    from fleetrun.plan import secrets
 
     culprit = report.culprit
     document = {

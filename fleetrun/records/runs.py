@@ -1,7 +1,6 @@
 """The launches of a log folder: which there are, which one is meant, and whether it still runs."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH112, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
         address=address(environ),
         time=time.time(),
     )
-    if not os.path.isdir(asked.cwd):  # noqa: PTH112 - a text
+    if not os.path.isdir(asked.cwd):
         return found._replace(fault=f"there is no folder {asked.cwd}.")
     try:
         path = scripts.find(Script(asked.form, asked.target, ()), asked.cwd, environ)
     except FleetrunError as error:
         return found._replace(fault=str(error))
     if path is not None and asked.target.endswith(".py"):
-        with open(os.path.join(asked.cwd, path), "rb") as file:  # noqa: PTH118, PTH123 - as above
+        with open(os.path.join(asked.cwd, path), "rb") as file:
             found = found._replace(digest=hashlib.sha256(file.read()).hexdigest())
     return found
 
@@ -149,7 +149,7 @@ def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: 
         if os.getppid() != parent:
             os._exit(1)
 
-    child = subprocess.Popen(  # noqa: S603 - what the head asks for; there are no threads
+    child = subprocess.Popen(
         [sys.executable, "-c", protocol.start("launcher"), *words],
         cwd=cwd,
         env=dict(environ),

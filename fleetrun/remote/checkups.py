@@ -123,7 +123,7 @@ def _ask(
     command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(_BOOTSTRAP)}"
     text = b"" if order is None else json.dumps(order).encode() + b"\n"
     try:
-        process = subprocess.Popen(  # noqa: S603 - what the user names as ssh
+        process = subprocess.Popen(
             [*ssh, command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -144,9 +144,9 @@ def _heard(
     process: subprocess.Popen[bytes], text: bytes, limit_s: float
 ) -> tuple[bytes, bytes, str]:
     """Give PROCESS the TEXT, and return its output, its errors, and why not all of it was heard."""
-    assert process.stdin is not None  # noqa: S101 - all are pipes
-    assert process.stdout is not None  # noqa: S101 - as above
-    assert process.stderr is not None  # noqa: S101 - as above
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     with suppress(BrokenPipeError):
         process.stdin.write(text)
         process.stdin.close()

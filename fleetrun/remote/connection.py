@@ -57,7 +57,7 @@ class SshConnection:
         """Start the ssh, and let it ask what was ASKED."""
         self._loop = loop
         self._asked_at = time.time()
-        self.process = subprocess.Popen(  # noqa: S603 - what the user names as ssh
+        self.process = subprocess.Popen(
             self._argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,7 +73,7 @@ class SshConnection:
             raise
         self.is_open = True
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None  # noqa: S101 - all are pipes
+            assert stream is not None
             os.set_blocking(stream.fileno(), False)
         self.say(protocol.line(asked))
 
@@ -86,8 +86,8 @@ class SshConnection:
     def streams(self) -> tuple[int, int]:
         """Its standard output and error."""
         out, err = self.process.stdout, self.process.stderr
-        assert out is not None  # noqa: S101 - see start
-        assert err is not None  # noqa: S101 - see start
+        assert out is not None
+        assert err is not None
         return out.fileno(), err.fileno()
 
     # What it is told ----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class SshConnection:
 
     def _write(self) -> None:
         stdin = self.process.stdin
-        assert stdin is not None  # noqa: S101 - see start
+        assert stdin is not None
         try:
             self._wanted = self._wanted[os.write(stdin.fileno(), self._wanted) :]
         except BlockingIOError:
@@ -132,7 +132,7 @@ class SshConnection:
         """Close all that is open of it."""
         self.hang_up()
         for stream in (self.process.stdout, self.process.stderr) if self.pidfd >= 0 else ():
-            assert stream is not None  # noqa: S101 - see start
+            assert stream is not None
             stream.close()
 
     def give_up(self, fault: str) -> None:

@@ -78,7 +78,7 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
             )
     if request.hostfile:
         try:
-            with open(request.hostfile, encoding="utf-8") as file:  # noqa: PTH123 - see above
+            with open(request.hostfile, encoding="utf-8") as file:
                 found = hostfile.read(file.read(), request.hostfile)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -387,8 +387,8 @@ def _part(fd: int) -> bytes:
 
 def _has_more(fd: int) -> bool:
     """Whether FD has unread input."""
-    import fcntl  # noqa: PLC0415 - only at an end
-    import termios  # noqa: PLC0415 - see above
+    import fcntl  # only at an end
+    import termios
 
     count = fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4)
     return bool(int.from_bytes(count, sys.byteorder))

@@ -26,14 +26,14 @@ def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     if detect.has_tasks(found):
         return _with_tasks(request, environ, found)
-    from fleetrun.launch import launch as start  # noqa: PLC0415 - see cli
+    from fleetrun.launch import launch as start
 
     return start(request, environ)
 
 
 def _spread(request: Request, found: Detected) -> int:
     """Start a launcher on each host."""
-    from fleetrun.remote import steps  # noqa: PLC0415 - most are started on each host
+    from fleetrun.remote import steps  # most are started on each host
 
     if request.detach or request.ui:
         option = "--detach" if request.detach else "--ui"
@@ -46,8 +46,8 @@ def _spread(request: Request, found: Detected) -> int:
 
 def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -> int:
     """Lead the other tasks of this host, or follow the one that does."""
-    from fleetrun.launch import launch as start  # noqa: PLC0415 - see cli
-    from fleetrun.remote import tasks  # noqa: PLC0415 - only with a task for each rank
+    from fleetrun.launch import launch as start
+    from fleetrun.remote import tasks  # only with a task for each rank
 
     here = tasks.place(found)
     mine = tasks.mine(here, environ)

@@ -53,7 +53,7 @@ def run(words: Sequence[str], found: Detected) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
-        process = subprocess.Popen(  # noqa: S603 - the site's srun
+        process = subprocess.Popen(
             command(words, found.nnodes or 1, name),
             env={key: value for key, value in os.environ.items() if key not in _OTHERS},
             stdin=subprocess.DEVNULL,
@@ -79,13 +79,11 @@ def _stop(job: str, name: str) -> bool:
     """Ask the launchers in the step NAME of JOB to stop; False if that cannot be asked."""
     ask = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j"]
     try:
-        done = subprocess.run(  # noqa: S603 - the site's squeue
-            ask, capture_output=True, text=True, timeout=_QUERY_S, check=False
-        )
+        done = subprocess.run(ask, capture_output=True, text=True, timeout=_QUERY_S, check=False)
         steps = [line.split()[0] for line in done.stdout.splitlines() if line.split()[1:] == [name]]
         if not steps:
             return False
         tell = ["scancel", "--signal=TERM", steps[0]]
-        return not subprocess.run(tell, timeout=_QUERY_S, check=False).returncode  # noqa: S603 - see above
+        return not subprocess.run(tell, timeout=_QUERY_S, check=False).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False

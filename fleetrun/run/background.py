@@ -1,7 +1,6 @@
 """--detach: the launcher runs on in a session of its own, with its console in a file."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH103, PTH108, PTH118
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ are killed: for its whole life a rank keeps the cgroup, and the limits, of its c
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH102, PTH106, PTH110, PTH123
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ process can reap them, so their ids cannot be reused.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -170,7 +169,7 @@ def _move_to(cpus: Collection[int]) -> Collection[int]:
 def wait_status(pid: int) -> WaitStatus:
     """Return how the child PID, which has ended, ended; it stays a zombie."""
     seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert seen is not None  # noqa: S101 - only with WNOHANG
+    assert seen is not None
     return WaitStatus(seen.si_code, seen.si_status)
 
 
@@ -232,7 +231,7 @@ def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) ->
             ended.setdefault(pid, Leftover(pid, proc.argv(pid)))
         untouchable = [pid for pid in found if not _kill(pid)]
         if untouchable:
-            from fleetrun.run import cgroup  # noqa: PLC0415 - rare
+            from fleetrun.run import cgroup
 
             cgroup.kill(untouchable)
         until = min(deadline, time.monotonic() + _ROUND_S)

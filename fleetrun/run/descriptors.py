@@ -1,7 +1,6 @@
 """File descriptors: the standard three, and the limit of open files."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH208
 
 from __future__ import annotations
 

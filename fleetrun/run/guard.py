@@ -8,7 +8,6 @@ launcher is killed, too, it kills the processes that have the job's marker in th
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH208
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ class Guard:
             raise OSError(value, os.strerror(value))
         if kind == "impossible":
             raise ValueError(value)
-        assert isinstance(value, int)  # noqa: S101 - see _handle
+        assert isinstance(value, int)
         return value
 
     def end(self, pid: int) -> Ended:
@@ -252,7 +251,7 @@ class Guard:
         self._kill_by_marker()
 
     def _kill_by_marker(self) -> None:
-        from fleetrun.run import jobprocesses  # noqa: PLC0415 - for no launch that ends by itself
+        from fleetrun.run import jobprocesses  # for no launch that ends by itself
 
         jobprocesses.kill_all(self._marker, frozenset(), _SECONDS, self._shared)
         if self._settings is not None:

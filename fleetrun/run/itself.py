@@ -1,7 +1,6 @@
 """Commands that run another part of fleetrun in a process of its own."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH100, PTH120
 
 from __future__ import annotations
 

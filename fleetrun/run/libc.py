@@ -30,7 +30,7 @@ def prctl(option: int, argument: int | bytes) -> None:
 
 def set_command(text: bytes) -> None:
     """Let `ps` show TEXT, as far as it fits, for the command line of this process."""
-    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start-up time
+    with open("/proc/self/stat", "rb") as file:
         start, end = (int(word) for word in file.read().rpartition(b")")[2].split()[45:47])
     if start:
         ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

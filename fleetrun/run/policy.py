@@ -330,7 +330,7 @@ def _without_restart(state: State, event: PeerFailed | SourceFailed, rules: Rule
 
 def _given_up_for(state: State, cause: Interrupted | PeerFailed | SourceFailed) -> State:
     """Make CAUSE the cause, instead of the failure after which the job waited to restart."""
-    assert isinstance(state.cause, Retried)  # noqa: S101 - see _restart
+    assert isinstance(state.cause, Retried)
     return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
 
 
@@ -478,7 +478,7 @@ def _has_progressed(first: Retried, later: Exited) -> bool:
 def _restart(state: State, at: float) -> Step:
     """Begin another attempt."""
     # Only failures are followed by another attempt.
-    assert isinstance(state.cause, Retried)  # noqa: S101
+    assert isinstance(state.cause, Retried)
     again = State(state.timeout_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause))
     return _gather(again, at)
 

@@ -1,7 +1,6 @@
 """Reading /proc: cheap, and without errors for processes that are gone."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH115, PTH119, PTH208
 
 from __future__ import annotations
 
@@ -196,7 +195,7 @@ def argv(pid: int) -> tuple[str, ...]:
 
 def command(pid: int) -> str:
     """Return PID's command line without secrets."""
-    from fleetrun.plan import arguments  # noqa: PLC0415 - rare
+    from fleetrun.plan import arguments
 
     words = content(f"/proc/{pid}/cmdline").rstrip(b"\0").decode(errors="replace").split("\0")
     return " ".join(arguments.conceal(words)[0])

@@ -45,7 +45,7 @@ class Readiness:
 
     def begin(self, plan: LaunchPlan, process: int, attempt: int) -> None:
         """Let PROCESS of PLAN wait until the endpoints that it awaits listen."""
-        from fleetrun.run.portwait import PortWait  # noqa: PLC0415 - only with servers
+        from fleetrun.run.portwait import PortWait  # only with servers
 
         wanted = plan.processes[process].awaits
         listening = self._listening[1] if self._listening[0] == attempt else frozenset()

@@ -1,7 +1,6 @@
 """The supervisor: performs the actions of the policy, and notifies the observers."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH119, PTH121
 
 from __future__ import annotations
 
@@ -170,7 +169,7 @@ class Supervisor:
         if self._why_no_plan is not None and not self._has_plan:
             raise self._why_no_plan
         self._observers.open(self._loop)
-        from fleetrun.postmortem import kernelfacts  # noqa: PLC0415 - starting goes first
+        from fleetrun.postmortem import kernelfacts  # starting goes first
 
         self._baseline = kernelfacts.baseline(began)
         while self._outcome is None:
@@ -184,7 +183,7 @@ class Supervisor:
         if self._outcome.cause is not None:
             shown = [i for i in range(len(self._labels)) if self._observers.shows(i)]
             findings = self._investigate(self._outcome)
-            from fleetrun.postmortem import report  # noqa: PLC0415 - only after a failure
+            from fleetrun.postmortem import report  # only after a failure
 
             self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
             for index in self._outcome.stuck:
@@ -266,7 +265,7 @@ class Supervisor:
 
     def _investigate(self, outcome: Outcome) -> Investigation:
         """Find out what happened, and write it to report.json."""
-        from fleetrun.postmortem import investigation  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import investigation  # only after a failure
 
         if not self._has_plan:
             return investigation.Investigation()
@@ -382,12 +381,12 @@ class Supervisor:
         # The others wait for their signals: pay the 4 ms of this import only for an error file.
         if not os.path.exists(path) and not os.path.exists(names.exit_note(path)):
             return False
-        from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import failures  # only after a failure
 
         return failures.has_raised(spec, attempt)
 
     def _examine(self, exits: tuple[Exited, ...]) -> Examined:
-        from fleetrun.postmortem import failures  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import failures  # only after a failure
 
         try:
             exits = failures.examine(self._plan, exits)
@@ -487,7 +486,7 @@ class Supervisor:
         left, self._left = self._left, []
         if not left or not is_well:
             return
-        from fleetrun.postmortem import report  # noqa: PLC0415 - seldom
+        from fleetrun.postmortem import report
 
         said = report.left_running(left)
         if said:

@@ -81,7 +81,7 @@ class TerminalSettings:
     """The terminal's settings, restored after a process that has changed them was killed."""
 
     def __init__(self) -> None:
-        import termios  # noqa: PLC0415 - only where there is a terminal to be read
+        import termios  # only where there is a terminal to be read
 
         self._termios = termios
         try:

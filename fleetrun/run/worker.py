@@ -1,7 +1,6 @@
 """Starting one process of a plan, and the handle on it."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH110, PTH119
 
 import errno
 import os
@@ -64,7 +63,7 @@ class Worker:
 
     def has_ended(self) -> bool:
         """Whether the leader has ended; it is not reaped."""
-        from select import POLLIN, poll  # noqa: PLC0415 - only after a failure
+        from select import POLLIN, poll  # only after a failure
 
         one = poll()
         one.register(self.pidfd, POLLIN)

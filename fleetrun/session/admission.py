@@ -80,7 +80,7 @@ def refuse(state: State, event: Received, why: str) -> Step:
 def line(event: Received, why: str) -> str:
     """Return the line for the other hosts that a launcher cannot take part, and WHY."""
     join = event.message
-    assert isinstance(join, Join)  # noqa: S101 - nobody else is refused
+    assert isinstance(join, Join)  # nobody else is refused
     return f"{join.offer.named(event.address)} cannot take part: {why}"[:_LONGEST_REFUSAL]
 
 

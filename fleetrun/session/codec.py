@@ -77,7 +77,7 @@ def dump(values: Mapping[str, object]) -> bytes:
     >>> dump({"who": "n\udc80", "code": 1})
     b'{"who":"n\\\\udc80","code":1}'
     """
-    import json  # noqa: PLC0415 - only jobs on several hosts have to pay for it
+    import json  # only jobs on several hosts have to pay for it
 
     text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # File names may hold lone surrogates; within JSON a backslash is written twice.
@@ -86,7 +86,7 @@ def dump(values: Mapping[str, object]) -> bytes:
 
 def load(payload: bytes) -> Mapping[str, object]:
     """Read a JSON object; Malformed where it is none, or nested too deep."""
-    import json  # noqa: PLC0415 - see dump
+    import json
 
     _check_depth(payload)
     try:

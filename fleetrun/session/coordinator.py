@@ -77,7 +77,7 @@ def step(state: State, event: Event) -> Step:
 def _join(state: State, event: Received) -> Step:
     """Admit a launcher, or its new connection, or refuse it."""
     join = event.message
-    assert isinstance(join, Join)  # noqa: S101 - see step
+    assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
     if known is not None:
         return _rejoin(state, event, join, known)
@@ -125,7 +125,7 @@ def _admit(state: State, event: Received, host: Host) -> Step:
 def _refuse(state: State, event: Received, why: str) -> Step:
     """Refuse a launcher, and end the job if no other can take its place."""
     join = event.message
-    assert isinstance(join, Join)  # noqa: S101 - see step
+    assert isinstance(join, Join)
     state, actions = admission.refuse(state, event, why)
     is_awaited = not state.terms.may_change and admission.is_awaited(state, event.address)
     if not (is_awaited and admission.misfit(state, join)):
@@ -139,7 +139,7 @@ def _two_of_one_rank(state: State, event: Received, host: Host, holder: Host) ->
     who = f"{holder.name}, pid {holder.offer.pid}, and {host.name}, pid {host.offer.pid}"
     what = f"two launchers have rank {host.offer.rank}: {who}"
     state, actions = _rendezvous_failed(state, what, event.at)
-    assert state.verdict is not None  # noqa: S101 - just made
+    assert state.verdict is not None
     return state, (*actions, Send((event.connection,), state.verdict), Close(event.connection))
 
 
@@ -147,7 +147,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     """Take up a launcher's new connection, or its part in the next generation."""
     actions: list[Action] = []
     if host.connection not in {None, event.connection}:
-        assert host.connection is not None  # noqa: S101 - just asked for
+        assert host.connection is not None
         connections = {c: who for c, who in state.connections.items() if c != host.connection}
         state = state._replace(connections=connections)
         actions.append(Close(host.connection))

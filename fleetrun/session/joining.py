@@ -69,14 +69,14 @@ def join(
     local = first
     first_me: int | None = None
     run = planner.run_name(request, facts)
-    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)  # noqa: PTH118 - pathlib is slow
+    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
 
     def offer(attempt: int) -> Offer:
         nonlocal local
         if attempt:
             local = gather(attempt)
         if local is None:
-            assert fault is not None  # noqa: S101 - one of the two
+            assert fault is not None
             raise fault
         mine = local.members[local.me]
         if not attempt:
@@ -91,7 +91,7 @@ def join(
 
     def make(agreed: messages.Roster) -> LaunchPlan:
         nonlocal first_me
-        assert local is not None  # noqa: S101 - else there was no offer
+        assert local is not None  # else there was no offer
         roster = _roster(agreed, launcher, local)
         launchers = [one.launcher for one in agreed.entries]
         if meeting.terms.may_change:
@@ -271,19 +271,19 @@ def _is_python(request: Request) -> bool:
 
 def _script(request: Request, facts: Facts) -> str:
     """Return what tells two scripts apart; programs may well be others on each host."""
-    path = os.path.join(facts.cwd, request.script.target)  # noqa: PTH118 - pathlib is slow
+    path = os.path.join(facts.cwd, request.script.target)
     if request.script.form != "file":
         return request.script.target
     if not _is_python(request):
         return ""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - as above
+        with open(path, "rb") as file:
             return _digest(file.read())
     except OSError:
         return request.script.target
 
 
 def _digest(data: bytes) -> str:
-    import hashlib  # noqa: PLC0415 - only for several hosts
+    import hashlib  # only for several hosts
 
     return hashlib.sha256(data).hexdigest()[:_DIGITS]

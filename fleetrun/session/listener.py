@@ -90,7 +90,7 @@ class Listener:
                 self.port = port
                 self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 return
-        from fleetrun.probe import tcp  # noqa: PLC0415 - only for an error message
+        from fleetrun.probe import tcp  # only for an error message
 
         first, last = self._ports[0], self._ports[-1]
         holder = tcp.holder(first) or "a process that only root may name"

@@ -203,7 +203,7 @@ class Rendezvous(Gathering):
 
     def run(self) -> None:
         """Answer: all hosts are ready."""
-        assert self._planned is not None  # noqa: S101 - see plan
+        assert self._planned is not None
         self._settle(has_begun=True)
         self._reply(self._planned)
 

@@ -5,7 +5,6 @@ Whoever then finds the first host's file in its own folder has the same folder.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH103, PTH106, PTH112
 
 from __future__ import annotations
 

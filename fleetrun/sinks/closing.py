@@ -32,8 +32,8 @@ class EndingSink(Sink):
             self.ending = self._made(happening.outcome, happening.at)
 
     def _made(self, outcome: Outcome, at: float) -> Ending:
-        from fleetrun.postmortem.ending import Ending  # noqa: PLC0415 - starting goes first
-        from fleetrun.records.heartbeat import read_step  # noqa: PLC0415 - as above
+        from fleetrun.postmortem.ending import Ending  # starting goes first
+        from fleetrun.records.heartbeat import read_step
 
         steps = [read_step(spec.env.get(variables.HEARTBEAT, "")) for spec in self._plan.processes]
         reported = [step for step in steps if step is not None]
@@ -43,6 +43,6 @@ class EndingSink(Sink):
 
     def line(self) -> str:
         """Return the line with which the launch closes; nothing before the end."""
-        from fleetrun.postmortem import ending  # noqa: PLC0415 - as above
+        from fleetrun.postmortem import ending
 
         return "" if self.ending is None else ending.line(self.ending)

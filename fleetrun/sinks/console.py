@@ -5,7 +5,6 @@ what it did not take stays in the file.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH120
 
 from __future__ import annotations
 
@@ -130,7 +129,7 @@ class Feed:
         end = end or chunk.rfind(b"\r") + 1
         if end or is_last:
             return chunk[: end or len(chunk)]
-        import re  # noqa: PLC0415 - only for those who want it
+        import re  # only for those who want it
 
         whole = re.sub(_CUT_SHORT, b"", chunk)
         if self.due_at is None or not whole:
@@ -151,7 +150,7 @@ class Feed:
             return b""
         inner = body.replace(b"\n", b"\n" + self._prefix, body.count(b"\n", 0, -1))
         if b"\r" in body:
-            import re  # noqa: PLC0415 - see above
+            import re
 
             inner = re.sub(_REDRAW, b"\r" + self._prefix, inner)
         begins = not body.startswith((b"\r", b"\n")) if goes_on else body[:1] != b"\r"

@@ -1,7 +1,6 @@
 """Writes `events.jsonl`, what happened; `records/eventfile.py` says what is in it."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH118
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The commit of a folder: read from .git at once, then from `git status` in a child process."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH100, PTH112, PTH113, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Later attempts add their environment. Only the owner may read it (mode 0600).
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH118
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ class LaunchFile(Sink):
     def on_event(self, happening: Happening) -> None:
         """Add the environment of another attempt, which has other ports."""
         if isinstance(happening, Gathered) and happening.attempt:
-            from fleetrun.plan import render  # noqa: PLC0415 - see below
+            from fleetrun.plan import render
 
             self._write_first()
             self._append(render.again(happening.plan))
@@ -66,7 +65,7 @@ class LaunchFile(Sink):
     def _write_first(self) -> None:
         if self._is_written:
             return
-        from fleetrun.plan import render  # noqa: PLC0415 - no start waits for it
+        from fleetrun.plan import render  # no start waits for it
 
         self._is_written = True
         notes = "".join(f"fleetrun: {note}\n" for note in self._plan.notes)

@@ -26,7 +26,6 @@ when git has answered, in one step each time; only its owner may read it (mode 0
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -89,8 +88,8 @@ class ManifestFile(Sink):
         self._write(revision)
         if revision is None:
             return
-        from fleetrun.run.signals import defaults_for_children  # noqa: PLC0415 - after the start
-        from fleetrun.sinks.git import GitStatus  # noqa: PLC0415 - see above
+        from fleetrun.run.signals import defaults_for_children  # after the start
+        from fleetrun.sinks.git import GitStatus
 
         own = self._plan.processes[0].env.get(variables.JOB) if self._plan.processes else None
         self._question = GitStatus(
@@ -106,7 +105,7 @@ class ManifestFile(Sink):
             self._write(revision)
 
     def _read_revision(self) -> Revision | None:
-        from fleetrun.sinks import git  # noqa: PLC0415 - the start is over when this runs
+        from fleetrun.sinks import git  # the start is over when this runs
 
         return git.read(self._place())
 
@@ -120,9 +119,9 @@ class ManifestFile(Sink):
     # The file -----------------------------------------------------------------------------------
 
     def _write(self, revision: Revision | None) -> None:
-        import json  # noqa: PLC0415 - the start is over when this runs
+        import json  # the start is over when this runs
 
-        from fleetrun.plan import secrets  # noqa: PLC0415 - see above
+        from fleetrun.plan import secrets
 
         document = secrets.everywhere(self._document(revision), self._hide)
         text = json.dumps(document, indent=1) + "\n"
@@ -130,8 +129,8 @@ class ManifestFile(Sink):
         self._is_written = True
 
     def _document(self, revision: Revision | None) -> dict[str, object]:
-        from fleetrun import manifest  # noqa: PLC0415 - the start is over when this runs
-        from fleetrun.plan import arguments, secrets  # noqa: PLC0415 - see above
+        from fleetrun import manifest  # the start is over when this runs
+        from fleetrun.plan import arguments, secrets
 
         plan, request = self._plan, self._request
         command, hidden = arguments.conceal(request.typed)
@@ -214,7 +213,7 @@ def _config(request: Request) -> dict[str, object] | None:
 
 def _strategies(request: Request) -> list[dict[str, object]]:
     """Return what each preset and file of the strategy said."""
-    from fleetrun.plan import secrets  # noqa: PLC0415 - the start is over when this runs
+    from fleetrun.plan import secrets  # the start is over when this runs
 
     found: list[dict[str, object]] = []
     for layer in request.strategy.layers if request.strategy is not None else ():
@@ -237,7 +236,7 @@ def _strategies(request: Request) -> list[dict[str, object]]:
 
 
 def _versions(kernel: str) -> dict[str, str | None]:
-    from fleetrun import __version__  # noqa: PLC0415 - the start is over when this runs
+    from fleetrun import __version__  # the start is over when this runs
 
     return {
         "fleetrun": __version__,
@@ -265,7 +264,7 @@ def _paddle() -> str | None:
 
 def _driver() -> str | None:
     try:
-        with open("/sys/module/nvidia/version", encoding="ascii") as file:  # noqa: PTH123
+        with open("/sys/module/nvidia/version", encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return None

@@ -72,7 +72,7 @@ class Outlet:
             self._is_careful = True
 
     def _use_socket(self, fd: int) -> None:
-        import socket  # noqa: PLC0415 - rare, and 40 ms
+        import socket  # rare, and 40 ms
 
         self.can_wait = True
         self._socket = socket.socket(fileno=os.dup(fd))
@@ -85,7 +85,7 @@ class Outlet:
         """
         try:
             if self._socket is not None:
-                import socket  # noqa: PLC0415 - loaded already
+                import socket  # loaded already
 
                 return self._socket.send(data, socket.MSG_DONTWAIT)
             if self._is_careful:

@@ -5,7 +5,6 @@ the time noted is the file's own, so it is precise also between two looks.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH116
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ class OutputTimes(Sink):
             path = names.log_path(self._plan, spec, happening.attempt)
             log = self._logs[path] = _WatchedLog(self._count, path)
             self._count += 1
-            self._write(outputtimes.named(log.number, os.path.basename(path)))  # noqa: PTH119
+            self._write(outputtimes.named(log.number, os.path.basename(path)))
         elif isinstance(happening, Gathered) and happening.attempt:
             self._note()
             self._logs.clear()

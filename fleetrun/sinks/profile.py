@@ -34,7 +34,7 @@ class ProfileSink(Sink):
             self._conclude()
 
     def _conclude(self) -> None:
-        from fleetrun.records import tracefile  # noqa: PLC0415 - starting goes first
+        from fleetrun.records import tracefile  # starting goes first
 
         found, silent, path = [], [], ""
         for spec in self._plan.processes:

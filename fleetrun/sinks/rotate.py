@@ -17,7 +17,6 @@ ends in `.part` is a copy that was not finished; all of it is in the log itself.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH105, PTH108, PTH110, PTH118
 
 import errno
 import os

@@ -5,7 +5,6 @@ are replaced in one step, so `tail -F` goes on with the next launch.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH103, PTH118, PTH119, PTH120, PTH208
 
 from __future__ import annotations
 
@@ -218,7 +217,7 @@ class RunDirectory(Sink):
 
     def _write_plan(self) -> None:
         """Write plan.json: what was started, without the secrets."""
-        from fleetrun.records import planfile  # noqa: PLC0415 - no start waits for it
+        from fleetrun.records import planfile  # no start waits for it
 
         planfile.write(self._folder, self._plan, self._hide)
 

@@ -6,7 +6,6 @@ were asked for.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH118
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class HangOfHosts:
 
     def _conclude(self) -> None:
         """Declare the hang, unless a rank has gone on while the stacks were fetched."""
-        from fleetrun.postmortem import places  # noqa: PLC0415 - seldom
+        from fleetrun.postmortem import places
 
         self._waiting.alarm("stacks", None, self._conclude)
         self._awaited = None

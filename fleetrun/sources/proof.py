@@ -4,7 +4,6 @@ With `--strategy_strict` a job whose strategy is not in effect is declared refut
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH108, PTH116, PTH118, PTH119
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class _Trainer:
 
     def look(self) -> bytes | None:
         """Read the evidence, if it is new, and return its text."""
-        from fleetrun.records import reading, strategyfiles  # noqa: PLC0415 - only with a strategy
+        from fleetrun.records import reading, strategyfiles  # only with a strategy
 
         try:
             stat = os.stat(self.path)
@@ -92,7 +91,7 @@ class _RemoteTrainer(_Trainer):
 
     def take(self, text: bytes | None, *, has_ended: bool) -> None:
         """Take what its host says."""
-        from fleetrun.records import strategyfiles  # noqa: PLC0415 - only with a strategy
+        from fleetrun.records import strategyfiles  # only with a strategy
 
         self.evidence = strategyfiles.parse_evidence(text) or self.evidence
         self.has_ended = self.has_ended or has_ended
@@ -248,7 +247,7 @@ class Proof(Source):
     def _declare_verdicts(self, process: int) -> None:
         """Tell the host that judges the last word of a rank, whatever it has heard before."""
         if self._hosts is not None and not self._judges:
-            from fleetrun.records import reading  # noqa: PLC0415 - only with a strategy
+            from fleetrun.records import reading  # only with a strategy
 
             trainer = self._trainers[process]
             trainer.look()
@@ -280,7 +279,7 @@ class Proof(Source):
 
     def _asked_for(self) -> StrategyDocument:
         if self._asked is None:
-            from fleetrun.records import strategyfiles  # noqa: PLC0415 - only with a strategy
+            from fleetrun.records import strategyfiles  # only with a strategy
 
             self._asked = strategyfiles.parse_document(find(self._plan) or "{}")
             self._need(is_strict=self._asked.is_strict)
@@ -293,7 +292,7 @@ class Proof(Source):
         self.without = f"without proof of what its strategy does{asked_for}"
 
     def _judge(self, *, is_last: bool) -> None:
-        from fleetrun.sources import overview  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sources import overview  # only with a strategy
 
         asked = self._asked_for()
         if self._has_judged and not is_last:
@@ -305,7 +304,7 @@ class Proof(Source):
 
     def _show(self, asked: StrategyDocument) -> Judged:
         """Declare and show the verdicts, if they have changed."""
-        from fleetrun.sources import overview, overview_table  # noqa: PLC0415 - only with a strategy
+        from fleetrun.sources import overview, overview_table  # only with a strategy
 
         evidence_of = {one.name: one.evidence for one in self._trainers.values()}
         judged = overview.judge(asked, evidence_of, time.monotonic())

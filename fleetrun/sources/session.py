@@ -172,7 +172,7 @@ class JobSession(Source):
         )
 
     def _words(self, exited: Exited) -> str:
-        from fleetrun.postmortem import investigation  # noqa: PLC0415 - only after a failure
+        from fleetrun.postmortem import investigation  # only after a failure
 
         words, _, _ = investigation.last_lines_of(self._plan, exited)
         return "\n".join(words)

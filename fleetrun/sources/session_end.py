@@ -52,7 +52,7 @@ class SessionEnd:
         self._waiting = waiting
         if self._gather_logs is None:
             return
-        from fleetrun.sources import gather  # noqa: PLC0415 - only with --gather_logs
+        from fleetrun.sources import gather  # only with --gather_logs
 
         session = self._session
         if session.serves:
@@ -106,7 +106,7 @@ class SessionEnd:
             self._gatherer.close()
 
     def _write_ends(self) -> None:
-        import json  # noqa: PLC0415 - no start waits for it
+        import json  # no start waits for it
 
         hosts = [one._asdict() for one in self._session.host_ends()]
         text = json.dumps({"schema": SCHEMA, "hosts": hosts}, indent=1)

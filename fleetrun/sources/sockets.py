@@ -1,7 +1,6 @@
 """The bytes sent and received by the TCP connections of processes, from the kernel's inet_diag."""
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH115, PTH208
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def traffic() -> dict[int, int]:
 
     Raises OSError without inet_diag: a seccomp filter, or not Linux's own kernel.
     """
-    import socket  # noqa: PLC0415 - only a rank that shows no life is asked for it
+    import socket  # only a rank that shows no life is asked for it
 
     found: dict[int, int] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:

@@ -5,7 +5,6 @@ at all processes, and only while no rank's leader shows any life.
 """
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH116, PTH118
 
 from __future__ import annotations
 
@@ -194,8 +193,8 @@ class Watch(Source):
     # Who is stopped, who lags -------------------------------------------------------------------
 
     def _look(self) -> None:
-        from fleetrun.run import proc  # noqa: PLC0415 - a short launch never gets here
-        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc  # a short launch never gets here
+        from fleetrun.sources import hang
 
         now = time.monotonic()
         self._waiting.alarm("compare", now + self._pace_s, self._look)
@@ -244,9 +243,9 @@ class Watch(Source):
     # Whether all hang ---------------------------------------------------------------------------
 
     def _sample(self) -> dict[int, hang.Sample]:
-        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
-        from fleetrun.run import proc  # noqa: PLC0415 - see _look
-        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
+        from fleetrun.records import heartbeat
+        from fleetrun.run import proc
+        from fleetrun.sources import hang
 
         found: dict[int, hang.Sample] = {}
         for process, rank in self._ranks.items():
@@ -257,7 +256,7 @@ class Watch(Source):
         return found
 
     def _look_for_hang(self) -> None:
-        from fleetrun.sources import hang  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang
 
         now = time.monotonic()
         if self._clock is None:
@@ -340,8 +339,8 @@ class Watch(Source):
         return question.abandon()
 
     def _depths(self) -> dict[int, hang.DeepSample]:
-        from fleetrun.run import proc  # noqa: PLC0415 - see _look
-        from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
+        from fleetrun.run import proc
+        from fleetrun.sources import hang, sockets
 
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.all_processes(), leaders)
@@ -363,7 +362,7 @@ class Watch(Source):
 
     def _traffic(self) -> Mapping[int, int]:
         """Return the bytes of each TCP connection, if they matter and the kernel tells."""
-        from fleetrun.sources import hang, sockets  # noqa: PLC0415 - see _look
+        from fleetrun.sources import hang, sockets
 
         if not self._sees_traffic or (self._clock is not None and self._clock.has_beats):
             return hang.NO_TRAFFIC
@@ -381,7 +380,7 @@ class Watch(Source):
         self, texts: dict[int, str], before: Mapping[int, hang.Sample], silence_s: float
     ) -> None:
         """Declare the hang, unless a rank was active while the stacks were collected."""
-        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import places
 
         process = self._gone_on(before)
         if process is not None:
@@ -414,7 +413,7 @@ class Watch(Source):
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown life since BEFORE."""
-        from fleetrun.records import heartbeat  # noqa: PLC0415 - see _look
+        from fleetrun.records import heartbeat
 
         for process, rank in self._ranks.items():
             seen = before.get(process)
@@ -426,8 +425,8 @@ class Watch(Source):
 
     def _deadlocked(self, texts: Mapping[int, str]) -> list[tuple[int, int, str]]:
         """Return the forked children that wait for locks: whose, which, and where they stand."""
-        from fleetrun.postmortem import deadlocks, places  # noqa: PLC0415 - see _look
-        from fleetrun.run import proc  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import deadlocks, places
+        from fleetrun.run import proc
 
         leaders = {rank.pid: process for process, rank in self._ranks.items()}
         families = proc.families(proc.all_processes(), leaders)
@@ -446,12 +445,12 @@ class Watch(Source):
 
     def _collect_for_all(self, silence_s: float) -> None:
         """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""
-        from fleetrun.postmortem import places  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import places
 
         before = self._silent_samples
 
         def reported(texts: dict[int, str]) -> None:
-            assert self._hosts is not None  # noqa: S101 - who asks is it
+            assert self._hosts is not None
             self._hosts.collected(
                 {process: places.main_thread(text) for process, text in texts.items()},
                 went_on=self._gone_on(before),
@@ -467,7 +466,7 @@ class Watch(Source):
     # Stacks -------------------------------------------------------------------------------------
 
     def _collect(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
-        from fleetrun.postmortem import stacks  # noqa: PLC0415 - see _look
+        from fleetrun.postmortem import stacks
 
         if self._collection is not None or not self._ranks:
             return
@@ -528,7 +527,7 @@ def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
 def _only_waits(log: str, offset: int) -> bool:
     """Whether all that stands in LOG from OFFSET on is that somebody waits for a connection."""
     try:
-        with open(log, "rb") as file:  # noqa: PTH123 - pathlib costs start-up time
+        with open(log, "rb") as file:
             file.seek(offset)
             lines = file.read(_MOST_READ).splitlines()
     except OSError:

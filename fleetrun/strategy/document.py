@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]) -> str:
     """Return the document of STRATEGY for RANKS; ENVIRONMENT is what its variables came to."""
-    import json  # noqa: PLC0415 - only those who have a strategy pay for it
+    import json  # only those who have a strategy pay for it
 
     asked = {section: nested(strategy, section) for section in fields.FIELD_SECTIONS}
     document = {

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from yaml import Node, SafeLoader
 
 # pathlib costs start-up time.
-# ruff: noqa: PTH100, PTH110, PTH118, PTH120
 
 PRESETS = (
     "recommended",
@@ -56,7 +55,7 @@ def find(name: str) -> str:
     """Return the file that NAME means: a preset of that name, or else a file."""
     if name in PRESETS:
         return preset_path(name)
-    if os.path.isfile(name):  # noqa: PTH113
+    if os.path.isfile(name):
         return name
     if os.path.exists(name):
         raise UsageError(f"{name} is a folder, not a strategy.")
@@ -140,7 +139,7 @@ def combine(layers: Sequence[Layer], sets: Sequence[Knob] = ()) -> UnplacedStrat
 
 def digest(knobs: Iterable[Knob]) -> str:
     """Return what is the same for KNOBS that ask for the same, in whatever order."""
-    import hashlib  # noqa: PLC0415 - only those who have a strategy pay for it
+    import hashlib  # only those who have a strategy pay for it
 
     lines = sorted(f"{knob.section}.{knob.name}={knob.value!r}" for knob in knobs)
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
@@ -178,7 +177,7 @@ def _remarks(last: Mapping[tuple[str, str], Knob]) -> Iterator[str]:
 def _load(text: str, path: str) -> "tuple[Node, Mapping[int, object]] | None":
     """Return TEXT as nodes, which know their lines, and the value of each node by its id."""
     with yamlfile.loading(text, path) as loader:
-        from yaml import MappingNode  # noqa: PLC0415 - only those who have a strategy pay for it
+        from yaml import MappingNode  # only those who have a strategy pay for it
 
         root = loader.get_single_node()
         values: dict[int, object] = {}
@@ -225,7 +224,7 @@ class _Document:
 
     def pairs(self, node: "Node", wanted: str) -> "Iterator[tuple[Node, Node]]":
         """Yield the lines of the mapping NODE, none of them twice; WANTED says what to write."""
-        from yaml import MappingNode  # noqa: PLC0415 - see _load
+        from yaml import MappingNode
 
         if not isinstance(node, MappingNode):
             self._report(UsageError(f"{self.at(node)}: {wanted}."))
@@ -263,7 +262,7 @@ class _Document:
 
     def _knobs(self, section: str, name: str, node: "Node", *, where: str) -> Iterator[Knob]:
         """Yield what the line `NAME: NODE` of SECTION asks for."""
-        from yaml import ScalarNode  # noqa: PLC0415 - see _load
+        from yaml import ScalarNode
 
         if section in fields.VARIABLE_SECTIONS:
             variable = _variable(section, name, where)
@@ -288,7 +287,7 @@ class _Document:
             yield Knob(field.section, f"{field.name}.{part.name}", given, at)
 
     def _value(self, node: "Node") -> object:
-        from yaml import MappingNode  # noqa: PLC0415 - see _load
+        from yaml import MappingNode
 
         return {} if isinstance(node, MappingNode) else self._values[id(node)]
 
@@ -328,7 +327,7 @@ def _suggest(
     name: str, known: Iterable[str], otherwise: str = "`fleetrun strategy list --fields` shows all."
 ) -> str:
     """End a sentence with the name most like NAME."""
-    from fleetrun.suggestions import ending  # noqa: PLC0415 - only a mistake pays for it
+    from fleetrun.suggestions import ending  # only a mistake pays for it
 
     return ending(name, known, otherwise)
 

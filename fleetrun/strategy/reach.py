@@ -20,7 +20,7 @@ def obstacle(script: Script) -> str | None:
     'the strategy cannot reach the script: python3 -I runs isolated; leave -I out.'
     >>> obstacle(Script("file", "python3", ("train.py", "-I")))
     """
-    name = os.path.basename(script.target)  # noqa: PTH119 - pathlib costs start-up time
+    name = os.path.basename(script.target)
     if script.form != "file" or not is_python(name):
         return None
     is_value = False

@@ -96,7 +96,7 @@ def static() -> Callable[[], None]:
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     program: Any = paddle.static.default_main_program()
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     batch = np.random.RandomState(5).randn(*shape).astype("float32")
 

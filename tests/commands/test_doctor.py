@@ -140,7 +140,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not is_root(), reason="mounting needs root")
-@pytest.mark.parametrize(("folder", "check"), [("/dev/shm", "shared memory"), ("log", "disk")])  # noqa: S108
+@pytest.mark.parametrize(("folder", "check"), [("/dev/shm", "shared memory"), ("log", "disk")])
 def test_a_full_file_system_is_an_error(folder: str, check: str, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     fill = f'mount -t tmpfs -o size=1m tmpfs {folder}; ! cat /dev/zero >{folder}/full; exec "$@"'

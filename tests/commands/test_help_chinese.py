@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|json|txt)\b")
 
 
-def tool() -> Any:  # noqa: ANN401 - a script
+def tool() -> Any:
     """Return scripts/translations.py as a module."""
     spec = importlib.util.spec_from_file_location(
         "translations", ROOT / "scripts" / "translations.py"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
 
 
-def fleetrun(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - run's own
+def fleetrun(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fleetrun", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -106,7 +106,7 @@ def test_what_is_not_well_of_all_of_them_is_the_one_finding(
 
 
 @pytest.mark.parametrize(("is_stuck", "said"), [(True, "stuck"), (False, "NVML does not work")])
-def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, said: str) -> None:  # noqa: FBT001
+def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, said: str) -> None:
     found = judged(Gpus(has_driver=True, trouble="silence", is_stuck=is_stuck))
     assert found[0].level == ERROR
     assert said in found[0].seen

@@ -13,7 +13,7 @@ from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLi
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
 
 GIB = 1 << 30
-ROOM = Room("/dev/shm", 16 * GIB, 16 * GIB, 1 << 20)  # noqa: S108 - only its name
+ROOM = Room("/dev/shm", 16 * GIB, 16 * GIB, 1 << 20)
 LIMITS = ResourceLimits(
     (65536, 65536), (None, None), (None, None), (None, None), 100, is_root=False
 )

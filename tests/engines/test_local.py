@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GROUPS = (gpus(0), gpus(1))
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
+def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather the hosts of a request with FIELDS, two ranks on this one."""
     roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
     assert roster.engine == "local"
@@ -25,7 +25,7 @@ def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Ro
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:  # noqa: FBT001
+def test_every_rank_has_a_port_and_the_master_another(dry: bool) -> None:
     roster = gather(dry=dry)
     (member,) = roster.members
     assert (member.host, member.groups, roster.me, roster.engine) == (

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from fleetrun.model import Facts, Roster
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
+def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather what a host with two ranks brings along."""
     wanted = {"nnodes": "2", "master": "10.0.0.1:6170", "nproc_per_node": 2, **fields}
     return gathered(a_request(**wanted), facts or some_facts(2), dry=dry)
 
 
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:  # noqa: FBT001 - both
+def test_a_host_brings_its_devices_and_held_ports(dry: bool) -> None:
     roster = gather(dry=dry)
     (member,) = roster.members
     # A dry run shows something that a reader can make sense of.

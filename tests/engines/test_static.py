@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TWO = ("10.0.0.1", "10.0.0.2")
 
 
-def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:  # noqa: ANN401
+def gather(facts: Facts | None = None, *, dry: bool = True, **fields: Any) -> Roster:
     """Gather the hosts of a request with FIELDS, two ranks on each."""
     roster = gathered(a_request(nproc_per_node=2, **fields), facts or some_facts(2), dry=dry)
     assert roster.engine == "static"

@@ -65,7 +65,7 @@ def launch(folder: Path, script: str, *options: str) -> str:
 
 def numbered_by_the_driver() -> list[str]:
     """Return where each GPU is plugged in, by NVML's numbers."""
-    import pynvml  # noqa: PLC0415 - only where GPUs are
+    import pynvml  # only where GPUs are
 
     lib: Any = pynvml
     lib.nvmlInit()

@@ -26,7 +26,7 @@ def begin(mode: str = "defaults") -> Evidence:
 
 
 @pytest.fixture(autouse=True)
-def settings_are_reset() -> Any:  # noqa: ANN401 - a fixture
+def settings_are_reset() -> Any:
     yield
     settings.reset(StrategySpec({}, {}, {}), Evidence("", StrategySpec({}, {}, {})))
 
@@ -50,7 +50,7 @@ def test_the_script_wins_key_by_key() -> None:
     assert (settled.merge_steps, settled.merge_averages) == (2, False)
     assert not settled.builds("fuse_bn_act_ops")
     assert settings.script_wins(CONFIGS)
-    assert len(proof._disagreements) == 3  # noqa: SLF001
+    assert len(proof._disagreements) == 3
 
 
 def test_the_strategy_wins_in_override_mode() -> None:
@@ -58,7 +58,7 @@ def test_the_strategy_wins_in_override_mode() -> None:
     assert settings.set_by_script("fuse_grad_size_in_MB", 4) == 16
     assert settings.set_by_script(CONFIGS, {"k_steps": 2}) == {"k_steps": 4, "avg": False}
     assert not settings.script_wins("fuse_grad_size_in_MB")
-    assert proof._disagreements[0] == {  # noqa: SLF001
+    assert proof._disagreements[0] == {
         "name": "fuse_grad_size_in_MB",
         "script": 4,
         "strategy": 16,
@@ -81,5 +81,5 @@ def test_who_says_the_same_does_not_disagree() -> None:
     proof = begin()
     settings.set_by_script("fuse_grad_size_in_MB", 16.0000001)
     settings.set_by_script(CONFIGS, {"avg": False})
-    assert not proof._disagreements  # noqa: SLF001
+    assert not proof._disagreements
     assert not settings.script_wins("fuse_grad_size_in_MB")

@@ -31,7 +31,7 @@ CPU: tuple[tuple[Device, ...], ...] = ((),)
 TWO_GPUS = ((Device("gpu", "4", 0),), (Device("gpu", "5", 1),))
 
 
-def job(**wanted: Any) -> Request:  # noqa: ANN401 - any field of Request
+def job(**wanted: Any) -> Request:
     return Request(SCRIPT, **wanted)
 
 

@@ -99,7 +99,7 @@ def test_with_numa_nobody_has_two_nodes(machine: Processors, ranks: int) -> None
 def test_masks_near_devices_are_disjoint_where_they_can_be(
     machine: Processors,
     nodes: list[int],
-    is_numa: bool,  # noqa: FBT001 - drawn
+    is_numa: bool,
 ) -> None:
     near = {str(index): node for index, node in enumerate(nodes)}
     groups = [gpus(index) for index in range(len(nodes))]

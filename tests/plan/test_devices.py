@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
 
 
-def masked(mask: str, gpus: int = 8, **fields: Any) -> Facts:  # noqa: ANN401
+def masked(mask: str, gpus: int = 8, **fields: Any) -> Facts:
     """Make facts with CUDA_VISIBLE_DEVICES=MASK."""
     return some_facts(gpus, environ={"CUDA_VISIBLE_DEVICES": mask}, **fields)
 
@@ -447,7 +447,7 @@ def test_whatever_is_asked_a_share_is_sound_or_refused(
     mask: list[int] | None,
     wanted: list[int] | None,
     nproc: int | str | None,
-    oversubscribe: bool,  # noqa: FBT001
+    oversubscribe: bool,
 ) -> None:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, mask))}
     facts = some_facts(count, environ=environ)

@@ -30,7 +30,7 @@ def made(
     roster: Roster | None = None,
     request: Request | None = None,
     facts: Facts | None = None,
-    **share: Any,  # noqa: ANN401
+    **share: Any,
 ) -> Environment:
     """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
     roster = roster or a_roster()
@@ -40,7 +40,7 @@ def made(
     return variables(request, facts, kind, roster, layout=layout, run_dir=RUN_DIR)
 
 
-def first(**arguments: Any) -> Mapping[str, str]:  # noqa: ANN401
+def first(**arguments: Any) -> Mapping[str, str]:
     """Return the environment of this host's first rank."""
     return made(**arguments).ranks[0]
 

@@ -11,7 +11,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts
 
 
-def place(names: tuple[str, ...], dry: bool = False, **fields: Any) -> tuple[int, tuple[str, ...]]:  # noqa: ANN401, FBT001, FBT002
+def place(names: tuple[str, ...], dry: bool = False, **fields: Any) -> tuple[int, tuple[str, ...]]:  # noqa: FBT002
     """Find this host (10.0.0.1, node1) among NAMES."""
     return hosts.place(names, a_request(ips=names, **fields), some_facts(), dry=dry)
 

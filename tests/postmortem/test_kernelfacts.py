@@ -117,7 +117,7 @@ def test_s14_the_kernels_log_is_the_best_witness(monkeypatch: pytest.MonkeyPatch
 
 
 def test_s15_shared_memory_is_measured() -> None:
-    assert kernelfacts.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")  # noqa: S108 - only a text
+    assert kernelfacts.of(killed(7, pid=0), Baseline(0.0))[-1].startswith("/dev/shm has ")
     assert kernelfacts.shared_memory("/no/such/place") == ["There is no /no/such/place."]
 
 

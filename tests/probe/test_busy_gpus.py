@@ -29,7 +29,7 @@ LOADS = {"GPU-a": 0, "GPU-b": 37}
         (None, True),
     ],
 )
-def test_only_our_gpus_count(gpus: tuple[str, ...] | None, busy: bool) -> None:  # noqa: FBT001
+def test_only_our_gpus_count(gpus: tuple[str, ...] | None, busy: bool) -> None:
     assert nvml.is_any_busy(FakeNvml(*GPUS, loads=LOADS), gpus) is busy
 
 

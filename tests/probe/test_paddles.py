@@ -89,7 +89,7 @@ def test_no_paddle_is_no_paddle_without_servers(tmp_path: Path) -> None:
         ("print('import paddle')\n", False),
     ],
 )
-def test_a_script_that_imports_paddle_is_known(tmp_path: Path, text: str, imports: bool) -> None:  # noqa: FBT001 - a row of the table
+def test_a_script_that_imports_paddle_is_known(tmp_path: Path, text: str, imports: bool) -> None:
     (tmp_path / "train.py").write_text(text)
     script = Script("file", "train.py", ())
     assert paddles.imports_paddle(script, str(tmp_path)) is imports

@@ -245,7 +245,7 @@ def mine() -> list[int]:
 
 
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
-    import pynvml  # noqa: PLC0415 - where it is not installed, only this fails
+    import pynvml  # where it is not installed, only this fails
 
     protocols = (nvml.Nvml, nvml.Utilization)
     used = [name for one in protocols for name in vars(one) if name.lower().startswith("nvml")]

@@ -72,7 +72,7 @@ def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Pat
 def test_a_paddle_says_whether_it_is_built_for_rocm(
     tmp_path: Path,
     hip: str,
-    expected: bool,  # noqa: FBT001
+    expected: bool,
 ) -> None:
     assert paddles.is_for_rocm(paddle(tmp_path, hip)) is expected
     assert not paddles.is_for_rocm([])

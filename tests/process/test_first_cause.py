@@ -34,7 +34,7 @@ def test_s14_sigkill_comes_with_numbers(tmp_path: Path) -> None:
 
 def test_s15_a_bus_error_measures_shared_memory(tmp_path: Path) -> None:
     done = Command(tmp_path, "[ $R = 1 ] && kill -BUS $$; sleep 60").run()
-    assert "/dev/shm has " in done.said  # noqa: S108 - only a text
+    assert "/dev/shm has " in done.said
 
 
 def test_s15_semaphores_that_find_no_room_measure_shared_memory(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ if rank == 1:
 time.sleep(60)
 """
     done = Command.python(tmp_path, code).run()
-    assert "/dev/shm has " in done.said  # noqa: S108 - only a text
+    assert "/dev/shm has " in done.said
     assert "Shared memory ran out" in done.said
     assert "The disk is full" not in done.said
 

@@ -102,5 +102,5 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
 def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.heartbeat("0")
     proof = island.Evidence(str(tmp_path / names.evidence("0")), StrategySpec({}, {}, {}))
-    progress._Heartbeat(str(path), proof).beat(None, 12)  # noqa: SLF001 - as Paddle's hooks call it
+    progress._Heartbeat(str(path), proof).beat(None, 12)
     assert read_step(str(path)) == 12

@@ -26,7 +26,7 @@ def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after
     )
     one = guard.Guard("marker", FileLimit(1))
     try:
-        one._be_watcher(gone)  # noqa: SLF001 - the moment cannot be hit from outside
+        one._be_watcher(gone)
     finally:
         one.dismiss()
     assert killed == ["marker"]

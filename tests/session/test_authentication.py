@@ -136,7 +136,7 @@ def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.Data
 
 @examples(150)
 @given(st.lists(st.binary(max_size=100), max_size=3), st.booleans())
-def test_no_bytes_are_a_handshake(payloads: list[bytes], is_caller: bool) -> None:  # noqa: FBT001 - drawn
+def test_no_bytes_are_a_handshake(payloads: list[bytes], is_caller: bool) -> None:
     end = Handshake(KEY, is_caller=is_caller)
     for payload in payloads:
         with pytest.raises((Malformed, Refused)):
@@ -159,7 +159,7 @@ introductions: st.SearchStrategy[dict[str, object]] = st.fixed_dictionaries(
 @given(st.lists(introductions, max_size=3), st.booleans())
 def test_who_does_not_know_the_key_gets_nowhere(
     values: list[dict[str, object]],
-    is_caller: bool,  # noqa: FBT001 - drawn
+    is_caller: bool,
 ) -> None:
     end = Handshake(KEY, is_caller=is_caller)
     with suppress(Malformed, Refused):

@@ -108,7 +108,7 @@ def test_who_leaves_when_nobody_is_there_to_hear_it_ends_at_once(launchers: Laun
 def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) -> None:
     session, _, said = launchers.start("first", serves=True)
     for number in range(100):
-        session._caller_refused(f"10.0.1.{number}", "has another token")  # noqa: SLF001 - by the listener
+        session._caller_refused(f"10.0.1.{number}", "has another token")
     assert len(said) == 32
     session.shown("node-2 cannot take part: --run_mode is rpc there")
     assert said[-1].startswith("node-2 cannot take part")

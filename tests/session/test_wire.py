@@ -192,7 +192,7 @@ def test_a_connection_that_is_closed_calls_nobody(net: Net) -> None:
 
 def test_who_does_not_read_is_lost_and_not_from_within_send(net: Net) -> None:
     _, theirs, _ = net.pair()
-    net.loop.unwatch(net.ends[1].connections[0]._socket.fileno())  # noqa: SLF001 - it stops reading
+    net.loop.unwatch(net.ends[1].connections[0]._socket.fileno())
     message = Hello("x" * 60_000)
     for _ in range(MOST_UNSENT // 60_000 + 200):
         theirs.send(message)
@@ -364,7 +364,7 @@ THOUSANDS = [1_000, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.lo
 def test_thousands_of_frames_of_strangers_change_nothing(net: Net, number: int) -> None:
     listener = net.listen()
     works(net)
-    draw = random.Random(13)  # noqa: S311 - the same frames in every run
+    draw = random.Random(13)
     introduction = Handshake(KEY, is_caller=True).begin() or b""
     sent = 0
     while sent < number:
@@ -404,7 +404,7 @@ def test_thousands_of_frames_behind_a_true_handshake_change_nothing_else(
     """Who sends what no launcher sends is lost, and the others are not."""
     net.listen()
     ours, theirs, _ = net.pair()
-    draw = random.Random(14)  # noqa: S311 - as above
+    draw = random.Random(14)
     good = CODEC.write(Hello("host", ports=(1, 2), pair=("a", 1)))
     sent = 0
     while sent < number:

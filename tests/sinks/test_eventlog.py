@@ -169,8 +169,8 @@ def test_s71_half_a_line_on_a_full_disk_is_none(tmp_path: Path, begin: bytes) ->
     log.open(Loop())
     before = path.read_bytes()
     # A limit of the file's size cuts a write as a full disk does.
-    import resource  # noqa: PLC0415 - for this test alone
-    import signal  # noqa: PLC0415 - for this test alone
+    import resource  # for this test alone
+    import signal  # for this test alone
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

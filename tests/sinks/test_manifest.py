@@ -185,7 +185,7 @@ def test_a_launch_that_is_over_before_git_has_its_commit_all_the_same(repository
     assert document["git"]["dirty"] is None
 
 
-def answer(folder: Path, **question: Any) -> Revision | None:  # noqa: ANN401 - the class's own
+def answer(folder: Path, **question: Any) -> Revision | None:
     """Return what git says of FOLDER."""
     loop = Loop()
     answers: list[Revision | None] = []

@@ -27,7 +27,7 @@ class Alarms:
         self.at: float | None = None
         self._ring: Callable[[], None] | None = None
 
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
         """Refuse: nothing is to be waited for."""
         raise AssertionError(fd)
 

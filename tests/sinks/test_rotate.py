@@ -33,7 +33,7 @@ class Alarms:
     def __init__(self) -> None:
         self._set: dict[Hashable, Callable[[], None]] = {}
 
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
         """Refuse: nothing is to be waited for."""
         raise AssertionError(fd)
 
@@ -116,7 +116,7 @@ class Rank:
         os.close(self._fd)
 
 
-@pytest.fixture(params=["disk", "/dev/shm"])  # noqa: S108 - a tmpfs, where files can only get holes
+@pytest.fixture(params=["disk", "/dev/shm"])
 def folder(request: pytest.FixtureRequest) -> Iterator[str]:
     where = None if request.param == "disk" else request.param
     with tempfile.TemporaryDirectory(dir=where) as name:
@@ -220,7 +220,7 @@ def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) ->
     # More than is copied in one turn.
     written = b"x" * (20 * 1024 * KIB)
     rank.write(written)
-    rank.rotation._max_bytes = 16 * 1024 * KIB  # noqa: SLF001 - to need several turns
+    rank.rotation._max_bytes = 16 * 1024 * KIB
     assert rank.alarms.ring("look")
     assert rank.alarms.ring("copy")
     assert Path(f"{rank.path}.part").exists()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Patience:
     """Takes note of alarms, and never rings."""
 
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
         """Refuse: a run directory has nothing to wait for."""
         raise AssertionError(fd)
 
@@ -344,7 +344,7 @@ def as_user(uid: int, work: Callable[[], object]) -> str:
         os.setuid(uid)
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+        except BaseException as error:  # the parent looks at it
             os.write(writer, str(error).encode())
         os._exit(0)
     os.close(writer)

@@ -25,7 +25,7 @@ class Alarms:
     def __init__(self) -> None:
         self.set: dict[Hashable, Callable[[], None]] = {}
 
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:  # noqa: ARG002 - the protocol's
+    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
         """Refuse: nobody here waits for a descriptor."""
         raise AssertionError(fd)
 

@@ -86,7 +86,7 @@ class Room:
         folder: Path,
         ranks: int = 2,
         asked: dict[str, Any] | None = None,
-        **proof: Any,  # noqa: ANN401 - its own
+        **proof: Any,
     ) -> None:
         self.folder = folder
         specs = tuple(
@@ -163,7 +163,7 @@ def test_the_table_comes_once_when_all_ranks_have_made_an_update(tmp_path: Path)
     here = Room(tmp_path)
     here.leave(0, evidence(GOOD, ranks_equal=True))
     here.leave(1, evidence(GOOD, complete=False))
-    here.until(lambda: here.proof._trainers[1].evidence)  # noqa: SLF001 - nothing else shows it
+    here.until(lambda: here.proof._trainers[1].evidence)
     assert here.said == []
     here.leave(1, evidence(GOOD, ranks_equal=True))
     here.until(lambda: here.said)
@@ -305,7 +305,7 @@ def test_another_attempt_is_judged_by_its_own_evidence(tmp_path: Path) -> None:
 def test_what_is_no_evidence_says_nothing_until_there_is_some(tmp_path: Path, garbage: str) -> None:
     here = Room(tmp_path, ranks=1)
     here.leave(0, garbage)
-    here.until(lambda: here.proof._trainers[0].seen)  # noqa: SLF001 - nothing else shows it
+    here.until(lambda: here.proof._trainers[0].seen)
     assert here.said == []
     here.leave(0, evidence(GOOD))
     here.until(lambda: here.said)
@@ -456,7 +456,7 @@ def test_a_strict_job_cannot_do_without_its_proof(tmp_path: Path, *, is_strict: 
     def broken(text: str) -> None:
         raise ValueError(text)
 
-    here.proof._show_lines = broken  # noqa: SLF001 - how else would it fail
+    here.proof._show_lines = broken
     here.leave(0, evidence(GOOD))
     with pytest.raises(ValueError, match="Strategy"):
         here.exit(0)

@@ -59,7 +59,7 @@ def answers(*messages: tuple[int, bytes]) -> list[tuple[int, int]]:
     for kind, body in messages:
         text += struct.pack("=IHHII", 16 + len(body), kind, 2, 0, 0) + body
         text += bytes(-len(body) % 4)
-    return list(sockets._answers(lambda _: text))  # noqa: SLF001 - the kernel has no other side
+    return list(sockets._answers(lambda _: text))
 
 
 def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:

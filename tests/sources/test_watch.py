@@ -177,7 +177,7 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
     beat = tmp_path / "beat"
     beat.write_text("1")
     (process,) = a_plan(tmp_path, 1).processes
-    here.watch._plan = a_plan(tmp_path, 1)._replace(  # noqa: SLF001 - as if it had been planned
+    here.watch._plan = a_plan(tmp_path, 1)._replace(
         processes=(process._replace(env={"FLEETRUN_HEARTBEAT": str(beat)}),)
     )
     here.watch.on_event(Started(0, "rank 0", here.children[0].pid, time.monotonic()))

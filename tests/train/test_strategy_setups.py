@@ -160,7 +160,7 @@ def trained(launches: dict[Setup, Future[Done]]) -> Trained:
     return Trained(launches)
 
 
-def flat(value: Any) -> list[float]:  # noqa: ANN401 - lists of lists
+def flat(value: Any) -> list[float]:
     return [one for each in value for one in flat(each)] if isinstance(value, list) else [value]
 
 

@@ -272,5 +272,5 @@ def test_shards_of_parameters_learn_what_all_learn(tmp_path: Path) -> None:
     assert sharded.knob("sharding")["status"] == "effective"
 
 
-def amount(array: Any) -> int:  # noqa: ANN401 - lists of lists, or a number
+def amount(array: Any) -> int:
     return sum(map(amount, array)) if isinstance(array, list) else 1

@@ -172,7 +172,7 @@ def _become(wanted: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(wanted["environ"])
     os.chdir(wanted["folder"])
-    import numpy as np  # noqa: PLC0415 - loaded before
+    import numpy as np  # loaded before
 
     # Forked children would all draw the same.
     random.seed()
@@ -228,7 +228,7 @@ def main() -> None:
         _become(wanted)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - as Python's own main does
+    except BaseException as error:  # as Python's own main does
         sys.last_value = error
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:

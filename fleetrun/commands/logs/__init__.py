@@ -81,7 +81,7 @@ def _say_why_nothing(found: Sequence[runs.Run], asked: _LogOptions) -> None:
 
 def listed(log_dir: str) -> str:
     """Return the runs in LOG_DIR, the newest first; EnvironmentFault if there are none."""
-    from fleetrun.commands import tables  # noqa: PLC0415 - rich takes as long as a million lines
+    from fleetrun.commands import tables  # rich takes as long as a million lines
 
     rows = []
     for path in runs.listed(log_dir):
@@ -115,10 +115,10 @@ def _runs(
     incomplete: str,
 ) -> list[CompletionItem[str]]:
     """Return the names of runs that begin as INCOMPLETE does."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
+    from click.shell_completion import CompletionItem  # only for completion
 
     log_dir = str(context.params.get("log_dir") or "log")
-    found = [os.path.basename(path) for path in runs.listed(log_dir)]  # noqa: PTH119
+    found = [os.path.basename(path) for path in runs.listed(log_dir)]
     return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 

@@ -42,8 +42,8 @@ def find_runs(words: Sequence[str], log_dir: str) -> list[runs.Run]:
 
 def is_hidden(path: str) -> bool:
     """Whether what the run directory PATH tells may be read by another user only."""
-    events = os.path.join(path, names.EVENTS)  # noqa: PTH118
-    return os.path.exists(events) and not os.access(events, os.R_OK)  # noqa: PTH110
+    events = os.path.join(path, names.EVENTS)
+    return os.path.exists(events) and not os.access(events, os.R_OK)
 
 
 def _read(path: str) -> runs.Run:
@@ -60,7 +60,7 @@ def _one(word: str, log_dir: str) -> str:
     paths = runs.find(word, log_dir)
     if len(paths) == 1:
         return paths[0]
-    known = [os.path.basename(path) for path in paths or runs.listed(log_dir)]  # noqa: PTH119
+    known = [os.path.basename(path) for path in paths or runs.listed(log_dir)]
     if paths:
         shown = ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")  # noqa: PLR2004
         raise UsageError(f"{word} may mean {len(known)} runs ({shown}): give more of the name.")

@@ -1,7 +1,5 @@
 """Shows logs as they are, or their lines merged, and goes on while the job does."""
 
-# ruff: noqa: PTH116, PTH118 - paths as records/ has them
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,5 @@
 """What a run's files tell of it, brought together for a page."""
 
-# ruff: noqa: PTH118, PTH119 - paths come as texts
-
 from __future__ import annotations
 
 import os

@@ -255,7 +255,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _link(path: str, folder: str, text: str) -> str:
-    from urllib.parse import quote  # noqa: PLC0415 - only here
+    from urllib.parse import quote  # only here
 
     return f'<a href="{html.escape(quote(os.path.relpath(path, folder)))}">{_text(text)}</a>'
 

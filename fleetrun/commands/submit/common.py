@@ -105,7 +105,7 @@ def launch(given: Sequence[str], what: str, config: object = None) -> argv.Parse
 def name(parsed: argv.ParsedCommand) -> str:
     """Return the job's name, that of the script."""
     target = parsed.script.target if parsed.script else ""
-    return os.path.splitext(os.path.basename(target))[0] or "fleetrun"  # noqa: PTH119, PTH122 - text
+    return os.path.splitext(os.path.basename(target))[0] or "fleetrun"
 
 
 def plain(what: str, option: str, text: str) -> str:
@@ -121,9 +121,9 @@ def site(named: str | None, command: click.Command) -> Mapping[str, str | list[s
     None is fleetrun.yaml, if it is there. Raises UsageError as file:line.
     """
     path = named or configfile.DEFAULT
-    if named is None and not os.path.exists(path):  # noqa: PTH110 - as in the whole package
+    if named is None and not os.path.exists(path):
         return {}
-    from yaml import MappingNode, ScalarNode, SequenceNode  # noqa: PLC0415 - only with a file
+    from yaml import MappingNode, ScalarNode, SequenceNode  # only with a file
 
     with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
         node = loader.get_single_node()

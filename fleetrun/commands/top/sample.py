@@ -1,7 +1,5 @@
 """How the ranks of a run are just now: from its run directory, /proc and the GPUs' driver."""
 
-# ruff: noqa: PTH116, PTH118, PTH123 - paths as records/ has them
-
 from __future__ import annotations
 
 import os

@@ -44,7 +44,7 @@ def _tune(launch: parser.Launch, **own: Any) -> int:  # noqa: ANN401 - as candid
 def _make(folder: str) -> None:
     """Make FOLDER; EnvironmentFault where nothing can be kept in it."""
     try:
-        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+        os.makedirs(folder, exist_ok=True)
     except OSError as error:
         why = error.strerror
     else:

@@ -77,7 +77,7 @@ class Runner:
             variables.STOP_AFTER: str(steps),
         }
         with (folder / "output.txt").open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603 - what the user wants run
+            process = subprocess.Popen(
                 [*argv, *spec.script],
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,5 @@
 """What NVML and the kernel's log say of the health of GPUs; NVML is asked in a child process."""
 
-# ruff: noqa: PTH110, PTH118 - paths come as texts
-
 from __future__ import annotations
 
 import itertools
@@ -57,7 +55,7 @@ class _Plain(NamedTuple):
 
 def library() -> Library:
     """Return the real NVML; only the child imports it."""
-    import pynvml  # noqa: PLC0415 - 100 ms that only the child pays
+    import pynvml  # 100 ms that only the child pays
 
     return cast("Library", pynvml)
 

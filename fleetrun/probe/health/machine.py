@@ -1,7 +1,6 @@
 """Room, limits, clock and libraries of this host, for a check-up."""
 
 # pathlib has no more to offer here, and paths come as texts.
-# ruff: noqa: PTH112, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _STATUS_AT, _TIMEX_BYTES = 40, 256
 
 def read(log_dir: str, *, root: str = "/") -> Machine:
     """Return what this host offers; LOG_DIR may not be there yet."""
-    import psutil  # noqa: PLC0415 - a check-up has the time
+    import psutil  # a check-up has the time
 
     logs, ahead_s = _room(_existing(log_dir))
     shm, _ = _room(os.path.join(root, "dev/shm"))
@@ -47,7 +46,7 @@ def read(log_dir: str, *, root: str = "/") -> Machine:
 
 def _existing(path: str) -> str:
     """Return PATH, or the nearest folder above it that is there."""
-    path = os.path.abspath(path)  # noqa: PTH100 - see above
+    path = os.path.abspath(path)
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
     return path
@@ -58,8 +57,8 @@ def _room(path: str) -> tuple[Room, float | None]:
 
     A file is written there and is gone at once: of quotas and read-only mounts only that tells.
     """
-    import tempfile  # noqa: PLC0415 - see read
-    import time  # noqa: PLC0415 - see read
+    import tempfile
+    import time
 
     try:
         reported = os.statvfs(path)
@@ -90,7 +89,7 @@ def _room(path: str) -> tuple[Room, float | None]:
 
 def limits() -> ResourceLimits:
     """Return the limits of this process, which ranks inherit."""
-    import resource  # noqa: PLC0415 - see read
+    import resource
 
     def pair(which: int) -> tuple[int | None, int | None]:
         soft, hard = resource.getrlimit(which)
@@ -187,7 +186,7 @@ def _number(texts: Iterable[str]) -> int | None:
 
 def _is_synchronised() -> bool | None:
     """Whether the kernel says that somebody disciplines its clock; None where it does not say."""
-    import ctypes  # noqa: PLC0415 - see read
+    import ctypes
 
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     libc = ctypes.CDLL(None)
@@ -199,7 +198,7 @@ def _is_synchronised() -> bool | None:
 
 def libgomp(load: Callable[[str], object] | None = None) -> str:
     """Return why GCC's OpenMP library, which Paddle needs, cannot be loaded; nothing if it can."""
-    import ctypes  # noqa: PLC0415 - see read
+    import ctypes
 
     try:
         (load or ctypes.CDLL)("libgomp.so.1")

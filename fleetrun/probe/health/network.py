@@ -1,7 +1,5 @@
 """Names, interfaces and RDMA ports of this host, for a check-up."""
 
-# ruff: noqa: PTH118 - paths come as texts
-
 from __future__ import annotations
 
 import os
@@ -46,7 +44,7 @@ def read(
 
 def _interfaces() -> list[Interface]:
     """Return the interfaces of this host, in the kernel's order."""
-    import psutil  # noqa: PLC0415 - a check-up has the time
+    import psutil  # a check-up has the time
 
     stats = psutil.net_if_stats()
     ips: dict[str, list[str]] = {}

@@ -1,7 +1,6 @@
 """The programs of PATH and the installed Paddles, by their files, for a check-up."""
 
 # pathlib has no more to offer here, and paths come as texts.
-# ruff: noqa: PTH113, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def _commands(path: str) -> Iterable[Command]:
         text = proc.content(candidate)
         kind = "ours" if _OURS in text else "paddle's" if _PADDLES in text else "other"
         # The folder above bin: an environment.
-        yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))  # noqa: PTH100
+        yield Command(candidate, kind, os.path.dirname(os.path.dirname(os.path.abspath(candidate))))
 
 
 def _build(path: Iterable[str]) -> Build | None:

@@ -98,7 +98,7 @@ class Metrics(Sink):
             self._socket = None
 
     def _begin(self) -> None:
-        from fleetrun.sinks.metrics import meterprocess  # noqa: PLC0415 - no start waits for it
+        from fleetrun.sinks.metrics import meterprocess  # no start waits for it
 
         fds: list[tuple[int | str, ...]] = [
             (os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)
@@ -149,7 +149,7 @@ class Metrics(Sink):
 
 def _check_library() -> None:
     """Raise EnvironmentFault where what serves metrics is not installed."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only with --metrics_port
+    from importlib.util import find_spec  # only with --metrics_port
 
     if find_spec("prometheus_client") is None:
         raise EnvironmentFault(

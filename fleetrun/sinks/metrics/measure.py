@@ -1,7 +1,5 @@
 """Measures a job every few seconds, in a process of its own, and writes metrics.jsonl."""
 
-# ruff: noqa: PTH115, PTH116, PTH118, PTH120, PTH208 - paths as records/ has them
-
 from __future__ import annotations
 
 import os
@@ -34,7 +32,7 @@ def run(run_dir: str, period_s: float, listening_fd: int | None) -> None:
     meter = Meter(run_dir, period_s)
     exporter = None
     if listening_fd is not None:
-        from fleetrun.sinks.metrics import openmetrics  # noqa: PLC0415 - only with --metrics_port
+        from fleetrun.sinks.metrics import openmetrics  # only with --metrics_port
 
         exporter = openmetrics.Exporter(listening_fd)
     path = os.path.join(run_dir, names.METRICS)
@@ -143,7 +141,7 @@ class Meter:
 
 def system() -> System:
     """Return the load of the whole host; unknown values are None."""
-    import psutil  # noqa: PLC0415 - this process only
+    import psutil  # this process only
 
     memory = psutil.virtual_memory()
     disk = psutil.disk_io_counters()

@@ -19,13 +19,13 @@ def line(run_dir: str, *, launcher: int, period_s: float, listening_fd: int | No
 
 def main(run_dir: str, launcher: int, period_s: float, listening_fd: int | None) -> None:
     """Measure until the launcher ends."""
-    from fleetrun.run import libc  # noqa: PLC0415 - this process only
+    from fleetrun.run import libc  # this process only
 
     libc.prctl(libc.PR_SET_PDEATHSIG, 9)
     libc.prctl(libc.PR_SET_NAME, b"fleetrun-meter")
     if os.getppid() != launcher:
         return
     os.nice(_NICE)
-    from fleetrun.sinks.metrics import measure  # noqa: PLC0415 - as above
+    from fleetrun.sinks.metrics import measure
 
     measure.run(run_dir, period_s, listening_fd)

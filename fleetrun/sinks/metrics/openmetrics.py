@@ -52,7 +52,7 @@ class Exporter:
 
     def __init__(self, listening_fd: int) -> None:
         # Typed as Any: it is an extra, and where it is not installed nothing gets here.
-        from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415 - see above
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         self._newest: tuple[Run, MetricsRecord] | None = None
         registry: Any = CollectorRegistry()
@@ -80,7 +80,7 @@ class Exporter:
 
 def families(run: Run, record: MetricsRecord) -> Iterator[Any]:
     """Yield what RECORD of RUN says as prometheus_client's families of metrics."""
-    from prometheus_client import core  # noqa: PLC0415 - see above
+    from prometheus_client import core
 
     gauge: Any = core.GaugeMetricFamily
     counter: Any = core.CounterMetricFamily

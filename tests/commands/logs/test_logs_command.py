@@ -83,7 +83,7 @@ def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> No
     base = int(times[0].split()[3])
     third = next(line.split() for line in times if line.endswith(" 0 14"))
     moment = (base + int(third[0])) / 1000
-    from datetime import datetime  # noqa: PLC0415 - only here
+    from datetime import datetime  # only here
 
     since = datetime.fromtimestamp(moment).astimezone().isoformat()
     expected = "".join(f"[rank {turn % 2}] turn {turn}\n" for turn in range(2, 6))
@@ -326,7 +326,7 @@ def test_a_file_that_is_appended_to_gets_all(tmp_path: Path) -> None:
 
 
 def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
-    from fleetrun.records import runs  # noqa: PLC0415 - only here
+    from fleetrun.records import runs  # only here
 
     run = tmp_path / "run"
     run.mkdir()
@@ -345,7 +345,7 @@ def test_a_look_takes_no_lock_from_a_launcher(tmp_path: Path) -> None:
 
 
 def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fleetrun.commands import completion  # noqa: PLC0415 - only here
+    from fleetrun.commands import completion  # only here
 
     assert Command(tmp_path, "true", ranks=1).run().code == 0
     monkeypatch.chdir(tmp_path)

@@ -102,7 +102,7 @@ def loaded(text: str) -> Iterator[dict[str, Any]]:
     return documents
 
 
-def a_job(**fields: Any) -> KubernetesJob:  # noqa: ANN401 - any field of a job
+def a_job(**fields: Any) -> KubernetesJob:
     return KubernetesJob("train", "registry/image:1", 4, ("train.py",), "t0ken")._replace(**fields)
 
 

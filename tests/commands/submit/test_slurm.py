@@ -42,7 +42,7 @@ exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \
 """
 
 
-def a_job(**fields: Any) -> SlurmJob:  # noqa: ANN401 - any field of a job
+def a_job(**fields: Any) -> SlurmJob:
     return SlurmJob("train", 4, ("train.py",), "/work", "/usr/bin/python3")._replace(**fields)
 
 
@@ -77,7 +77,7 @@ def fake(folder: Path, name: str, text: str) -> None:
     )
 )
 def test_words_and_folder_are_what_they_were_for_the_shell(args: list[str]) -> None:
-    text = slurm.script(a_job(words=("train.py", *args), folder="/tmp"))  # noqa: S108 - any folder
+    text = slurm.script(a_job(words=("train.py", *args), folder="/tmp"))
     heard = text.replace("exec srun", "printf '%s\\0'")
     done = subprocess.run(["bash", "-c", heard], capture_output=True, check=True)
     words = done.stdout.decode().split("\0")[:-1]

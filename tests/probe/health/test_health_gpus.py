@@ -62,7 +62,7 @@ class Talkative(FakeNvml):
             raise FakeNvmlError(message)
         return answer
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - as pynvml
+    def __getattr__(self, name: str) -> Any:
         """Answer for the functions that take a GPU first."""
         known: dict[str, Any] = {
             "nvmlDeviceGetCudaComputeCapability": (9, 0),
@@ -78,7 +78,7 @@ class Talkative(FakeNvml):
         if name not in known and name != "nvmlDeviceGetNvLinkState":
             raise AttributeError(name)
 
-        def answer(handle: object, *words: object) -> Any:  # noqa: ANN401 - as pynvml
+        def answer(handle: object, *words: object) -> Any:
             self._of_first(handle, None)
             if name == "nvmlDeviceGetNvLinkState":
                 if int(str(words[0])) > 3:

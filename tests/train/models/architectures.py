@@ -519,7 +519,7 @@ def each_rank() -> None:
 
 def late_adam() -> None:
     """Train a copy of a net that was trained before, with its hooks and buffers."""
-    import copy  # noqa: PLC0415 - for this kind only
+    import copy  # for this kind only
 
     net = seeded(Normed)
     learn("late_adam", net, SGD(0.05, parameters=net.parameters()), batches(6))

@@ -25,20 +25,20 @@ paddle.distributed.init_parallel_env()
 BAD = (1, 3)
 
 
-def rows(number: int, ranks: list[int]) -> Any:  # noqa: ANN401
+def rows(number: int, ranks: list[int]) -> Any:
     """Return the rows of RANKS in the batch NUMBER."""
     return np.concatenate([np.random.RandomState(10 * number + each).randn(4, 6) for each in ranks])
 
 
-def mlp() -> Any:  # noqa: ANN401 - a layer
+def mlp() -> Any:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
 
 
-def once(model: Any, batch: Any) -> None:  # noqa: ANN401
+def once(model: Any, batch: Any) -> None:
     (model(batch) ** 2).mean().backward()
 
 
-def twice(model: Any, batch: Any) -> None:  # noqa: ANN401
+def twice(model: Any, batch: Any) -> None:
     """Make a second backward that adds to the gradients of the first."""
     once(model, batch)
     (model(batch + 1) ** 2).mean().backward()
@@ -75,18 +75,18 @@ def nothing(_parameters: list[Any]) -> None:
     """Do nothing."""
 
 
-def by_new_ones(parameters: list[Any], _optimizer: Any) -> None:  # noqa: ANN401
+def by_new_ones(parameters: list[Any], _optimizer: Any) -> None:
     for each in parameters:
         each.grad = paddle.zeros_like(each)
 
 
-def by_zeros(parameters: list[Any], _optimizer: Any) -> None:  # noqa: ANN401
+def by_zeros(parameters: list[Any], _optimizer: Any) -> None:
     with paddle.no_grad():
         for each in parameters:
             each.grad.zero_()
 
 
-def by_optimizer(_parameters: list[Any], optimizer: Any) -> None:  # noqa: ANN401
+def by_optimizer(_parameters: list[Any], optimizer: Any) -> None:
     optimizer.clear_grad()
 
 
@@ -102,7 +102,7 @@ KINDS: dict[str, tuple[Any, Any, Any, tuple[int, ...]]] = {
 
 
 def train(
-    net: Any,  # noqa: ANN401
+    net: Any,
     backward: Callable[[Any, Any], None],
     change: Callable[[list[Any]], None],
     clear: Callable[[list[Any], Any], None],
@@ -129,7 +129,7 @@ def large(bad: tuple[int, ...]) -> Iterator[Any]:
         yield paddle.to_tensor(np.concatenate(parts).astype("float32"))
 
 
-def update(net: Any, merged: int = 1) -> None:  # noqa: ANN401
+def update(net: Any, merged: int = 1) -> None:
     """Update NET by hand, which no optimizer knows, with the mean of MERGED batches."""
     for each in net.parameters():
         if each.grad is not None:
@@ -137,7 +137,7 @@ def update(net: Any, merged: int = 1) -> None:  # noqa: ANN401
         each.clear_gradient()
 
 
-def adversaries(maker: Any, judge: Any) -> None:  # noqa: ANN401
+def adversaries(maker: Any, judge: Any) -> None:
     """Clear the judge's gradients before its backward, not after the maker's."""
     models = [paddle.DataParallel(each) for each in (maker, judge)]
     optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in models]
@@ -152,7 +152,7 @@ def adversaries(maker: Any, judge: Any) -> None:  # noqa: ANN401
         optimizers[0].step()
 
 
-def adversaries_alone(maker: Any, judge: Any) -> None:  # noqa: ANN401
+def adversaries_alone(maker: Any, judge: Any) -> None:
     """Update each once in two batches; the maker's last one sees the judge that was updated."""
     for number in range(MICRO * UPDATES):
         batch = paddle.to_tensor(rows(number, [0, 1]).astype("float32"))
@@ -168,12 +168,12 @@ def adversaries_alone(maker: Any, judge: Any) -> None:  # noqa: ANN401
             update(maker, MICRO)
 
 
-def weights(*nets: Any) -> list[float]:  # noqa: ANN401
+def weights(*nets: Any) -> list[float]:
     found = [each.numpy() for net in nets for each in net.parameters()]
     return [float(value) for array in found for value in array.ravel()]
 
 
-def composed(net: Any) -> None:  # noqa: ANN401
+def composed(net: Any) -> None:
     """Put the gradients of two losses together by hand."""
     model, optimizer = paddle.DataParallel(net), paddle.optimizer.SGD(parameters=net.parameters())
     for number in range(MICRO):
@@ -187,7 +187,7 @@ def composed(net: Any) -> None:  # noqa: ANN401
         optimizer.step()
 
 
-def assigned(net: Any) -> None:  # noqa: ANN401
+def assigned(net: Any) -> None:
     """Make gradients without backward."""
     optimizer = paddle.optimizer.SGD(parameters=net.parameters())
     made: Any = paddle.grad([net(paddle.ones([1, 6])).sum()], net.parameters())

@@ -18,16 +18,16 @@ sent: list[str] = []
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     sent.append(str(args[1].dtype).rpartition(".")[2].lower())
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
-def train(model: Any, ranks: "list[int]") -> "list[float]":  # noqa: ANN401
+def train(model: Any, ranks: "list[int]") -> "list[float]":
     """Train with the batches of RANKS; return the weights."""
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     numbers = [np.random.RandomState(each) for each in ranks]
@@ -40,7 +40,7 @@ def train(model: Any, ranks: "list[int]") -> "list[float]":  # noqa: ANN401
     return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
 
 
-def new() -> Any:  # noqa: ANN401
+def new() -> Any:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 

@@ -18,7 +18,7 @@ _calls: list[tuple[str, int, int, bool]] = []
 
 
 def _counted(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(group: Any, tensor: Any, *args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+    def counted(group: Any, tensor: Any, *args: Any) -> Any:
         if tensor.dtype == paddle.float32:
             waits = threading.current_thread() is threading.main_thread()
             _calls.append((name, tensor.size * 4, id(group), waits))

@@ -211,7 +211,7 @@ def drawn(seed: int) -> None:
     if net.repeated or any(isinstance(each, (Again, Sequence)) for each in net.blocks):
         # Paddle itself cannot go back twice through these.
         goes_back_twice = False
-    if isinstance(chosen._param_groups[0], dict):  # noqa: SLF001 - no public name
+    if isinstance(chosen._param_groups[0], dict):
         # Paddle's `minimize` knows no groups.
         minimizes = False
     for number, batch in enumerate(batches(WIDTH)):
@@ -232,6 +232,6 @@ def drawn(seed: int) -> None:
             else:
                 chosen.step()
             chosen.clear_grad(set_to_zero=sets_to_zero)
-            if not isinstance(chosen._learning_rate, float):  # noqa: SLF001 - public in one only
-                chosen._learning_rate.step()  # noqa: SLF001
+            if not isinstance(chosen._learning_rate, float):
+                chosen._learning_rate.step()
     say(f"drawn-{seed}", [net], Meter())

@@ -31,14 +31,14 @@ class Plain(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 2)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.second(self.first(x))
 
 
 class Recomputed(Plain):
     """The same with a backward within the backward."""
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         x.stop_gradient = False
         return self.second(recompute(self.first, x, use_reentrant=True))
 
@@ -51,7 +51,7 @@ class Halves(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.first, self.second = (self.create_parameter([6]) for _ in range(2))
         self.to(dtype="bfloat16")
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         out: Any = x * self.first.astype("float32") + x * x * self.second.astype("float32")
         return out
 
@@ -65,7 +65,7 @@ def replaced(parameters: list[Any]) -> None:
         each.grad = each.grad.detach() * 1.0
 
 
-def batches(ranks: list[int]) -> Any:  # noqa: ANN401
+def batches(ranks: list[int]) -> Any:
     """Yield the rows of RANKS, quarters that 16 bits hold exactly."""
     numbers = [np.random.RandomState(each) for each in ranks]
     for _ in range(MICRO * ROUNDS):
@@ -73,7 +73,7 @@ def batches(ranks: list[int]) -> Any:  # noqa: ANN401
         yield paddle.to_tensor(np.concatenate(rows))
 
 
-def train(model: Any, ranks: list[int]) -> dict[str, Any]:  # noqa: ANN401
+def train(model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train MODEL on the batches of RANKS; a single process merges and updates by itself."""
     parameters = model.parameters()
     optimizer = paddle.optimizer.SGD(0.125, parameters=parameters)
@@ -83,7 +83,7 @@ def train(model: Any, ranks: list[int]) -> dict[str, Any]:  # noqa: ANN401
     # No optimizer of CPUs has 16 bits.
     by_hand = [each.astype("float32").numpy() for each in parameters]
     for number, batch in enumerate(batches(ranks), 1):
-        eager._add_backward_final_hook(lambda: replaced(parameters))  # noqa: SLF001
+        eager._add_backward_final_hook(lambda: replaced(parameters))
         out = model(batch)
         # Where 16 bits hold it exactly.
         loss = out.sum() / len(batch) if is_half else (out**2).mean()

@@ -20,21 +20,21 @@ calls = [0]
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     if args[1].dtype == paddle.float32:
         calls[0] += 1
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
-def loss_of(out: Any) -> Any:  # noqa: ANN401 - tensors
+def loss_of(out: Any) -> Any:
     return (out**2).mean()
 
 
-def several(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:  # noqa: ANN401
+def several(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
     """Take two losses of one graph, later one after the other."""
     out = model(batch)
     if is_late and not is_alone:
@@ -44,7 +44,7 @@ def several(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:  
         (loss_of(out) + loss_of(out + 1)).backward()
 
 
-def accumulated(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:  # noqa: ANN401
+def accumulated(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
     """Later keep one half of the batch here until the other is averaged."""
     half = batch.shape[0] // 2
     if is_late and not is_alone:
@@ -55,12 +55,12 @@ def accumulated(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> Non
         loss_of(model(batch)).backward()
 
 
-def plain_steps(model: Any, batch: Any, **_: bool) -> None:  # noqa: ANN401
+def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     """Do as everybody does."""
     loss_of(model(batch)).backward()
 
 
-def train(name: str, net: Any, model: Any, ranks: "list[int]") -> "dict[str, Any]":  # noqa: ANN401
+def train(name: str, net: Any, model: Any, ranks: "list[int]") -> "dict[str, Any]":
     """Train; return the weights, and the number of allreduces in each update."""
     way = {"several": several, "accumulated": accumulated}.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())

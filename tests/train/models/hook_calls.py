@@ -20,7 +20,7 @@ batch = paddle.to_tensor(np.random.RandomState(rank).randn(3, 4).astype("float32
 calls = 0
 
 
-def count(frame: Any, event: str, _: Any) -> None:  # noqa: ANN401 - the interpreter's
+def count(frame: Any, event: str, _: Any) -> None:
     """Count a call of a function whose file is in the package `inject`."""
     global calls  # noqa: PLW0603 - a script
     calls += event == "call" and "/fleetrun/inject/" in frame.f_code.co_filename

@@ -20,9 +20,9 @@ found: list[list[str]] = []
 tensor: Any = paddle.Tensor
 
 
-def watched(name: str, plain: Any) -> Any:  # noqa: ANN401 - Paddle's own
-    def read(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-        frame = sys._getframe(1)  # noqa: SLF001
+def watched(name: str, plain: Any) -> Any:
+    def read(*args: Any, **options: Any) -> Any:
+        frame = sys._getframe(1)
         if os.sep + "inject" + os.sep in frame.f_code.co_filename:
             found[-1].append(f"{name} in {frame.f_code.co_name}")
         return plain(*args, **options)

@@ -37,7 +37,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.wide = nn.Linear(256, 32)
         self.last = nn.Linear(32, 4)
 
-    def forward(self, images: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, images: Any) -> Any:
         first = functional.relu(self.norm(self.stem(images)))
         both = functional.relu(self.deep(first) + first)
         return self.last(functional.relu(self.wide(paddle.flatten(both, 1))))
@@ -90,7 +90,7 @@ def try_each(names: list[str]) -> None:
                 strategy.build_strategy = build
             fleet.init(is_collective=True, strategy=strategy)
             train_static()
-        except Exception as error:  # noqa: BLE001 - Paddle raises all kinds
+        except Exception as error:  # Paddle raises all kinds
             said = " ".join(str(error).split())
             print(f"{name} stopped: {type(error).__name__}: {said}", flush=True)
 

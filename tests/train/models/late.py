@@ -23,7 +23,7 @@ plain = paddle.distributed.all_gather
 updates = 0
 
 
-def counted(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any, **options: Any) -> Any:
     """Count the comparisons: each update is counted once."""
     if updates not in gathers:
         gathers.append(updates)

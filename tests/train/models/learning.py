@@ -48,7 +48,7 @@ def words(count: int) -> Iterator[Any]:
         yield paddle.to_tensor(np.split(rows, world)[rank])
 
 
-def parallel(net: Any, **arguments: Any) -> Any:  # noqa: ANN401 - a layer
+def parallel(net: Any, **arguments: Any) -> Any:
     """Return NET as a data-parallel model, or as it is where one process trains alone."""
     if world > 1:
         return paddle.DataParallel(net, **arguments)
@@ -70,14 +70,14 @@ def one_process() -> Iterator[None]:
         report |= {f"alone {name}": found for name, found in alone.items()}
 
 
-def mlp(width: int = 8) -> Any:  # noqa: ANN401 - a layer
+def mlp(width: int = 8) -> Any:
     paddle.seed(5)
     return nn.Sequential(
         nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
     )
 
 
-def weights(net: Any, *, running: bool = False) -> list[float]:  # noqa: ANN401 - a layer
+def weights(net: Any, *, running: bool = False) -> list[float]:
     """Return the numbers in the parameters of NET, or its RUNNING statistics."""
     return [
         float(value)
@@ -87,7 +87,7 @@ def weights(net: Any, *, running: bool = False) -> list[float]:  # noqa: ANN401 
     ]
 
 
-def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:  # noqa: ANN401
+def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:
     """Report what became of NETS, and what METER has counted."""
     trained = [each for net in nets for each in net.parameters() if not each.stop_gradient]
     report[name] = {
@@ -102,8 +102,8 @@ def say(name: str, nets: list[Any], meter: Meter, **more: Any) -> None:  # noqa:
 
 def learn(
     name: str,
-    net: Any,  # noqa: ANN401 - a layer
-    optimizer: Any,  # noqa: ANN401
+    net: Any,
+    optimizer: Any,
     data: Iterator[Any],
     loss: Callable[[Any, Any], Any] | None = None,
     *,
@@ -112,13 +112,13 @@ def learn(
     before: Callable[[int], None] | None = None,
     after: Callable[[], None] | None = None,
     begin: int = 0,
-    **arguments: Any,  # noqa: ANN401 - of DataParallel
+    **arguments: Any,
 ) -> None:
     """Train NET as any script would; BEFORE each micro-step, and AFTER each step of OPTIMIZER."""
     model = parallel(net, **arguments)
     steps = accumulate * options.accumulate
     meter = Meter()
-    rate = optimizer._learning_rate  # noqa: SLF001 - public in one Paddle only
+    rate = optimizer._learning_rate
     for number, batch in enumerate(data):
         if number < begin:
             continue

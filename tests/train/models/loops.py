@@ -537,7 +537,7 @@ def replaced_at_the_end() -> None:
     if not hasattr(core.eager, "_add_backward_final_hook"):
         add = None
     else:
-        add = core.eager._add_backward_final_hook  # noqa: SLF001 - as amp.decorate does
+        add = core.eager._add_backward_final_hook
     net = mlp()
     model = parallel(net)
     optimizer = Momentum(0.1, parameters=net.parameters())

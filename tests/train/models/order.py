@@ -19,13 +19,13 @@ seen: list[Any] = []
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     if args[1].dtype == paddle.float32:
         seen.append(args[1].size)
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
@@ -39,11 +39,11 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.first = nn.Linear(4, 6)
         self.unused = nn.Linear(3, 5)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.last(self.middle(self.first(x)))
 
 
-def train(model: Any, ranks: "list[int]") -> "list[float]":  # noqa: ANN401
+def train(model: Any, ranks: "list[int]") -> "list[float]":
     """Train with the batches of RANKS; return the weights."""
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
     numbers = [np.random.RandomState(rank) for rank in ranks]
@@ -60,7 +60,7 @@ paddle.seed(5)
 net, alone = Net(), Net()
 alone.set_state_dict(net.state_dict())
 for name, layer in net.named_children():
-    layer.weight._register_backward_hook(lambda name=name: seen.append(name))  # noqa: SLF001
+    layer.weight._register_backward_hook(lambda name=name: seen.append(name))
 model = paddle.DataParallel(net, find_unused_parameters=True)
 seen.clear()
 report = {"weights": train(model, [rank]), "seen": list(seen), "alone": train(alone, [0, 1])}

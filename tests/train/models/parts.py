@@ -15,13 +15,13 @@ calls = [0]
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     if args[1].dtype == paddle.float32:
         calls[0] += 1
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 paddle.seed(5)
 
@@ -42,7 +42,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
             each.stop_gradient = True
         self.last = nn.Linear(16, 4)
 
-    def forward(self, words: Any, more: bool) -> Any:  # noqa: ANN401, D102, FBT001
+    def forward(self, words: Any, more: bool) -> Any:
         hidden = self.norm(self.first(self.words(words).mean(1)))
         hidden = self.frozen(self.shared(self.shared(hidden)))
         return self.last(hidden + self.sometimes(hidden) if more else hidden)

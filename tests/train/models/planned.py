@@ -19,18 +19,18 @@ calls = [0]
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     if args[1].dtype == paddle.float32:
         calls[0] += 1
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 STEPS = 60
 
 
-def train(net: Any, ranks: "list[int]") -> "list[int]":  # noqa: ANN401
+def train(net: Any, ranks: "list[int]") -> "list[int]":
     """Train NET with the batches of RANKS; return the allreduces of each backward."""
     optimizer = paddle.optimizer.Momentum(0.01, parameters=net.parameters())
     numbers = [np.random.RandomState(each) for each in ranks]
@@ -46,7 +46,7 @@ def train(net: Any, ranks: "list[int]") -> "list[int]":  # noqa: ANN401
     return made
 
 
-def new() -> Any:  # noqa: ANN401
+def new() -> Any:
     paddle.seed(5)
     return nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
 

@@ -50,7 +50,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.wide = nn.Linear(512, 64)
         self.last = nn.Linear(64, 10)
 
-    def forward(self, images: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, images: Any) -> Any:
         first = functional.relu(self.stem(images))
         both = functional.relu(self.block(first) + first)
         return self.last(functional.relu(self.wide(paddle.flatten(both, 1))))
@@ -60,7 +60,7 @@ def listen(name: str) -> None:
     """Note each call of the method NAME of Paddle's communicators."""
     plain = getattr(core.ProcessGroup, name)
 
-    def noted(group: Any, tensor: Any, *args: Any) -> Any:  # noqa: ANN401 - Paddle's
+    def noted(group: Any, tensor: Any, *args: Any) -> Any:
         if not any(group is known for known in groups):
             groups.append(group)
         number = next(at for at, known in enumerate(groups) if group is known)
@@ -74,11 +74,11 @@ def listen(name: str) -> None:
 class Kernels:
     """Paddle's operations as its Momentum calls them, counted."""
 
-    def __init__(self, operations: Any) -> None:  # noqa: ANN401 - a module
+    def __init__(self, operations: Any) -> None:
         self._operations = operations
         self.calls: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever Paddle has
+    def __getattr__(self, name: str) -> Any:
         if "momentum" in name:
             self.calls.append(name)
         return getattr(self._operations, name)
@@ -153,7 +153,7 @@ if is_static:
     fleet.init(is_collective=True)
 else:
     module: Any = paddle.optimizer.momentum
-    counted = module._C_ops = Kernels(module._C_ops)  # noqa: SLF001 - what it calls
+    counted = module._C_ops = Kernels(module._C_ops)
     paddle.distributed.init_parallel_env()
 made = []
 for numbers in trainings:

@@ -59,7 +59,7 @@ class Recomputed(nn.Layer):  # type: ignore[misc, unused-ignore]
             [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)]
         )
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         x = self.first(x)
         for block in self.blocks:
             x = recompute(block, x, use_reentrant=self.reentrant, preserve_rng_state=False)
@@ -81,7 +81,7 @@ class Tied(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.words = nn.Embedding(20, 8)
         self.hidden = nn.Linear(8, 8)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         table: Any = self.words.weight
         return self.hidden(self.words(x)) @ table.T
 
@@ -101,7 +101,7 @@ class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.down, self.up = self.create_parameter([3, 6]), self.create_parameter([8, 3])
         self.heads, self.last = self.create_parameter([2, 8, 4]), nn.Linear(8, 2)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         if self.transposes:
             hidden = paddle.tanh(x @ self.down.T @ self.up.T)
             heads = hidden @ self.heads.transpose([1, 0, 2]).reshape([8, 8])
@@ -159,7 +159,7 @@ class Sometimes(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.always, self.at_times, self.last = (nn.Linear(6, 6) for _ in range(3))
 
-    def forward(self, x: Any, more: bool) -> Any:  # noqa: ANN401, D102, FBT001
+    def forward(self, x: Any, more: bool) -> Any:
         x = self.always(x)
         return self.last(x + self.at_times(x) if more else x)
 
@@ -170,7 +170,7 @@ def sometimes() -> None:
     net = Sometimes()
     numbers = iter(range(UPDATES * MICRO))
 
-    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+    def loss(model: Any, batch: Any) -> Any:
         number = next(numbers)
         return (model(batch, rank == 1 and number % MICRO == 1) ** 2).mean()
 
@@ -181,7 +181,7 @@ def sometimes() -> None:
 def penalty() -> None:
     """Differentiate twice."""
 
-    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+    def loss(model: Any, batch: Any) -> Any:
         batch.stop_gradient = False
         out = model(batch)
         slope: Any = paddle.grad(out.sum(), batch, create_graph=True)
@@ -248,7 +248,7 @@ def in_turns() -> None:
     net = InTurns()
     numbers = iter(range(UPDATES * MICRO))
 
-    def loss(model: Any, batch: Any) -> Any:  # noqa: ANN401
+    def loss(model: Any, batch: Any) -> Any:
         # The rows that one process sees have both halves.
         number = next(numbers)
         halves = [batch] if learning.world > 1 else list(paddle.split(batch, 2))

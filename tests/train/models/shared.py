@@ -25,18 +25,18 @@ def nets() -> "tuple[Any, Any]":
     return nn.Sequential(first, nn.Linear(6, 4)), nn.Sequential(first, nn.Linear(6, 2))
 
 
-def at_once(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:  # noqa: ANN401
+def at_once(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:
     """Take both losses in one backward."""
     ((one(batch) ** 2).mean() + (other(batch) ** 2).mean()).backward()
 
 
-def apart(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:  # noqa: ANN401
+def apart(one: Any, other: Any, batch: Any, _optimizer: Any) -> None:
     """Take one loss after the other."""
     for each in (one, other):
         (each(batch) ** 2).mean().backward()
 
 
-def in_turn(one: Any, other: Any, batch: Any, optimizer: Any) -> None:  # noqa: ANN401
+def in_turn(one: Any, other: Any, batch: Any, optimizer: Any) -> None:
     """Update with one loss, and then with the other."""
     for each in (one, other):
         (each(batch) ** 2).mean().backward()
@@ -44,7 +44,7 @@ def in_turn(one: Any, other: Any, batch: Any, optimizer: Any) -> None:  # noqa: 
         optimizer.clear_grad(set_to_zero=False)
 
 
-def train(way: Any, one: Any, other: Any, ranks: "list[int]") -> "list[float]":  # noqa: ANN401
+def train(way: Any, one: Any, other: Any, ranks: "list[int]") -> "list[float]":
     """Train in this WAY; return the weights."""
     found = {id(each): each for net in (one, other) for each in net.parameters()}
     optimizer = paddle.optimizer.Momentum(0.1, parameters=list(found.values()))
@@ -74,7 +74,7 @@ report["again"] = {"weights": weights, "alone": train(apart, one, other, [0, 1])
 # What the script lets go is gone at once, its reducer, too, but for what Python itself must find.
 model = paddle.DataParallel(nn.Linear(2, 2))
 model(paddle.ones([1, 2])).sum().backward()
-left = weakref.ref(model._reducer)  # noqa: SLF001 - Paddle's own has no other name
+left = weakref.ref(model._reducer)
 del model
 report["gone"] = {"at_once": left() is None, "later": gc.collect() >= 0 and left() is None}
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))

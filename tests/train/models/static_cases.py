@@ -39,12 +39,12 @@ connect = core.ProcessGroupGloo.create
 class Counted:
     """A communicator that counts its calls."""
 
-    def __init__(self, group: Any, size: int, number: int) -> None:  # noqa: ANN401
+    def __init__(self, group: Any, size: int, number: int) -> None:
         self._group = group
         self._name = f"{size} ranks, {number}"
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        def call(*args: Any) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
             key = f"{name}, {self._name}"
             calls[key] = calls.get(key, 0) + 1
             return getattr(self._group, name)(*args)
@@ -52,17 +52,17 @@ class Counted:
         return call
 
 
-def counting(store: Any, place: int, size: int, number: int) -> Counted:  # noqa: ANN401
+def counting(store: Any, place: int, size: int, number: int) -> Counted:
     """Make a communicator that counts."""
     return Counted(connect(store, place, size, number), size, number)
 
 
-setattr(core.ProcessGroupGloo, "create", staticmethod(counting))  # noqa: B010 - for mypy
+setattr(core.ProcessGroupGloo, "create", staticmethod(counting))
 paddle.enable_static()
 fleet.init(is_collective=True)
 
 
-def optimizer(case: str) -> Any:  # noqa: ANN401
+def optimizer(case: str) -> Any:
     """Make the optimizer of CASE."""
     made: Any = paddle.optimizer
     # Its default makes large numbers of how a sum was rounded, where gradients are small.
@@ -80,7 +80,7 @@ def optimizer(case: str) -> Any:  # noqa: ANN401
     return makers.get(case, lambda: made.SGD(0.05))()
 
 
-def replacement(case: str) -> Any:  # noqa: ANN401
+def replacement(case: str) -> Any:
     """Make the optimizer that CASE trains with in the end."""
     if case == "lars":
         incubated: Any = paddle.incubate.optimizer
@@ -91,7 +91,7 @@ def replacement(case: str) -> Any:  # noqa: ANN401
     return optimizer(case)
 
 
-def network(case: str) -> Any:  # noqa: ANN401
+def network(case: str) -> Any:
     """Build the network of CASE in the default program; return its loss."""
     x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
     hidden = x
@@ -123,12 +123,12 @@ def program(case: str, *, is_shared: bool, name: str = "") -> tuple[Any, Any, An
     return main, startup, loss, method
 
 
-def value(name: str) -> Any:  # noqa: ANN401
+def value(name: str) -> Any:
     """Return the tensor NAME of the scope."""
     return static.global_scope().find_var(name).get_tensor()
 
 
-def values(main: Any) -> dict[str, Any]:  # noqa: ANN401
+def values(main: Any) -> dict[str, Any]:
     """Return the parameters of MAIN that are trained."""
     return {
         each.name: np.array(value(each.name))
@@ -137,7 +137,7 @@ def values(main: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def beginning(main: Any) -> dict[str, Any]:  # noqa: ANN401
+def beginning(main: Any) -> dict[str, Any]:
     """Return what the parameters of MAIN are to be at first: by name, for not all have all."""
     return {
         name: np.random.RandomState(zlib.crc32(name.encode()))
@@ -147,10 +147,10 @@ def beginning(main: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
-def schedule(method: Any) -> None:  # noqa: ANN401
+def schedule(method: Any) -> None:
     """Do what scripts do after each step."""
-    if isinstance(method._learning_rate, paddle.optimizer.lr.LRScheduler):  # noqa: SLF001
-        method._learning_rate.step()  # noqa: SLF001
+    if isinstance(method._learning_rate, paddle.optimizer.lr.LRScheduler):
+        method._learning_rate.step()
 
 
 def data(update: int) -> list[Any]:
@@ -165,7 +165,7 @@ def whole(update: int) -> dict[str, Any]:
     return {name: np.concatenate([part[name] for part in parts]) for name in ("x", "y")}
 
 
-def descend(main: Any, update: int, *, clips: bool) -> None:  # noqa: ANN401
+def descend(main: Any, update: int, *, clips: bool) -> None:
     """Update MAIN, which has no optimizer, by the mean of its gradients in all batches."""
     grads = [grad for _, grad in main.gradients]
     runs = [executor.run(main, feed=part, fetch_list=grads) for run in data(update) for part in run]
@@ -178,7 +178,7 @@ def descend(main: Any, update: int, *, clips: bool) -> None:  # noqa: ANN401
         tensor.set((old - 0.05 * step).astype("float32"), core.CPUPlace())
 
 
-def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
     """Train MAIN from FIRST on as each rank; be one after the first step and each LOCAL steps."""
     scopes = [static.Scope() for _ in range(ranks)]
     for scope in scopes:
@@ -198,7 +198,7 @@ def part_ways(main: Any, startup: Any, first: dict[str, Any]) -> dict[str, Any]:
     return values_in(scopes[rank], main)
 
 
-def values_in(scope: Any, main: Any) -> dict[str, Any]:  # noqa: ANN401
+def values_in(scope: Any, main: Any) -> dict[str, Any]:
     """Return the parameters of MAIN that SCOPE has."""
     with static.scope_guard(scope):
         return values(main)
@@ -210,7 +210,7 @@ def put(arrays: dict[str, Any]) -> None:
         value(name).set(array, core.CPUPlace())
 
 
-def count(main: Any) -> dict[str, Any]:  # noqa: ANN401
+def count(main: Any) -> dict[str, Any]:
     """Count the operators of MAIN, and what its allreduces carry."""
     ops: dict[str, int] = {}
     inside: dict[str, list[str]] = {}
@@ -224,7 +224,7 @@ def count(main: Any) -> dict[str, Any]:  # noqa: ANN401
                 name = op.input_arg_names[0]
                 sizes.append(
                     [
-                        4 * int(np.prod(block._find_var_recursive(each).shape))  # noqa: SLF001
+                        4 * int(np.prod(block._find_var_recursive(each).shape))
                         for each in inside.get(name, [name])
                     ]
                 )

@@ -50,17 +50,17 @@ def arm(scenario: dict[str, Any], folder: Path) -> tuple[StrategySpec, evidence.
         raise SystemExit(text)
 
     import_hooks.on_failure(fail)
-    gloo._communicator = lambda *_: Alone()  # noqa: SLF001 - it would wait for the others
-    channels._connect = lambda *_: Alone()  # noqa: SLF001
+    gloo._communicator = lambda *_: Alone()
+    channels._connect = lambda *_: Alone()
     if scenario.get("gpu"):
         # As far as programs go: nothing connects, and nothing runs.
         gloo.is_used = lambda: False
-        rings._open = lambda *_: None  # noqa: SLF001
-    inject._install_all(spec, proof)  # noqa: SLF001
+        rings._open = lambda *_: None
+    inject._install_all(spec, proof)
     return spec, proof
 
 
-def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
+def count(main: Any) -> dict[str, Any]:
     """Count the operators in the blocks of MAIN."""
     blocks: list[dict[str, int]] = []
     for block in main.blocks:
@@ -81,7 +81,7 @@ def count(main: Any) -> dict[str, Any]:  # noqa: ANN401 - Paddle's
     }
 
 
-def network() -> Any:  # noqa: ANN401 - Paddle's
+def network() -> Any:
     """Build three layers; return the loss."""
     nn = paddle.nn
     x, y = static.data("x", [None, 8]), static.data("y", [None, 1])
@@ -92,7 +92,7 @@ def network() -> Any:  # noqa: ANN401 - Paddle's
     return paddle.mean(nn.functional.square_error_cost(x, y))
 
 
-def optimizer(kind: str) -> Any:  # noqa: ANN401 - Paddle's
+def optimizer(kind: str) -> Any:
     """Make an optimizer of KIND."""
     if kind == "clipped":
         return paddle.optimizer.SGD(0.1, grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0))
@@ -121,15 +121,15 @@ def build(scenario: dict[str, Any], folder: Path) -> dict[str, Any]:
         rates = run(watcher, main, method, scenario)
         if not rates:
             updates.record(main)
-    except Exception as error:  # noqa: BLE001 - the test reads it
-        return {"error": f"{type(error).__name__}: {error}", **proof._record()}  # noqa: SLF001
-    return {"error": "", "rates": rates, **count(main), **proof._record()}  # noqa: SLF001
+    except Exception as error:  # the test reads it
+        return {"error": f"{type(error).__name__}: {error}", **proof._record()}
+    return {"error": "", "rates": rates, **count(main), **proof._record()}
 
 
 def run(
     watcher: counting.Watcher,
-    main: Any,  # noqa: ANN401 - Paddle's
-    method: Any,  # noqa: ANN401
+    main: Any,
+    method: Any,
     scenario: dict[str, Any],
 ) -> list[float]:
     """Let it seem that MAIN has run as often as SCENARIO says; return the learning rates."""
@@ -138,7 +138,7 @@ def run(
         rates.append(method.get_lr())
         watcher.ran(main)
         if (step + 1) % scenario.get("schedule_every", 1) == 0:
-            method._learning_rate.step()  # noqa: SLF001
+            method._learning_rate.step()
     watcher.end()
     return rates
 

@@ -21,7 +21,7 @@ rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 
 
-def thawed(net: Any) -> Any:  # noqa: ANN401 - a layer
+def thawed(net: Any) -> Any:
     """Freeze all of NET, and then train all of it after all, as fine-tuning does layer by layer."""
     for value in (True, False):
         for each in net.parameters():
@@ -29,7 +29,7 @@ def thawed(net: Any) -> Any:  # noqa: ANN401 - a layer
     return net
 
 
-def normed() -> Any:  # noqa: ANN401 - a layer
+def normed() -> Any:
     return thawed(
         nn.Sequential(nn.Conv1D(1, 3, 3), nn.BatchNorm1D(3), nn.Flatten(), nn.Linear(18, 2))
     )
@@ -43,14 +43,14 @@ class Running(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.keep, self.learns = keep, learns
         self.seen, self.last = self.create_parameter([8]), nn.Linear(8, 2)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         with paddle.no_grad():
             self.keep(self.seen, self.seen * 0.9 + x.mean(0) * 0.1)
         seen: Any = self.seen
         return self.last(x - (seen if self.learns else seen.detach()))
 
 
-def running(keep: Callable[[Any, Any], object], *, learns: bool = True) -> Any:  # noqa: ANN401
+def running(keep: Callable[[Any, Any], object], *, learns: bool = True) -> Any:
     return thawed(Running(keep, learns=learns))
 
 
@@ -62,7 +62,7 @@ class Begun(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.is_new, self.scale = True, self.create_parameter([8])
         self.last = nn.Linear(8, 2)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         if self.is_new:
             self.is_new = False
             self.scale.set_value(1 / (x.abs().mean(0) + 1))
@@ -76,7 +76,7 @@ class Noted(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.first, self.level = nn.Linear(8, 4), self.create_parameter([1])
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.first(x)
 
 
@@ -87,11 +87,11 @@ class Spectral(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.first, self.norm = nn.Linear(8, 4), nn.SpectralNorm([8, 4], dim=0)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return x @ self.norm(self.first.weight)
 
 
-def add(kept: Any, value: Any) -> None:  # noqa: ANN401
+def add(kept: Any, value: Any) -> None:
     kept.add_(value - kept)
 
 
@@ -115,7 +115,7 @@ class Clearing(paddle.optimizer.SGD):  # type: ignore[misc, unused-ignore]
         self.clear_grad(set_to_zero=False)
 
 
-def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:  # noqa: ANN401
+def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:
     """Train NET four times, with something AFTER each update; return what the check says."""
     # Paddle's own reducer wants to know that some have no gradients.
     model = paddle.DataParallel(net, find_unused_parameters=True)
@@ -134,12 +134,12 @@ def train(net: Any, after: Callable[[Any, int], None] | None = None) -> str:  # 
     return ""
 
 
-def note(net: Any, step: int) -> None:  # noqa: ANN401
+def note(net: Any, step: int) -> None:
     """Keep something of each rank's own in a parameter that nobody trains."""
     net.level.set_value(paddle.full_like(net.level, 1.0 + rank + step))
 
 
-def spoil(net: Any, step: int) -> None:  # noqa: ANN401
+def spoil(net: Any, step: int) -> None:
     """Let one rank go its own way, from the second update on."""
     if rank == 1 and step == 1:
         net[0].weight.set_value(net[0].weight + 1e-3)

@@ -58,7 +58,7 @@ def own() -> None:
     report["own"]["updates"] = optimizer.updates
 
 
-def averaging(net: Any) -> Any:  # noqa: ANN401
+def averaging(net: Any) -> Any:
     return paddle.incubate.ModelAverage(
         1.0, parameters=net.parameters(), min_average_window=2, max_average_window=10
     )
@@ -78,19 +78,19 @@ def wrapped() -> None:
         report["average"]["averaged"] = weights(net)
 
 
-def scaler_on_cpu() -> Any:  # noqa: ANN401
+def scaler_on_cpu() -> Any:
     """Return a GradScaler where Paddle wants a GPU for it; its kernels are there for the CPU."""
     module: Any = paddle.amp.grad_scaler
     place = type("Place", (), {"is_gpu_place": lambda _: True})()
-    tracer = module._dygraph_tracer  # noqa: SLF001
-    module._dygraph_tracer = lambda: type("Tracer", (), {"_expected_place": place})  # noqa: SLF001
+    tracer = module._dygraph_tracer
+    module._dygraph_tracer = lambda: type("Tracer", (), {"_expected_place": place})
     made: Any = paddle.amp.GradScaler(
         init_loss_scaling=1024.0, incr_every_n_steps=2, decr_every_n_nan_or_inf=1
     )
-    module._dygraph_tracer = tracer  # noqa: SLF001
+    module._dygraph_tracer = tracer
     module.amp_global_state().amp_dtype = "float16"
     # Paddle prints it, in a way that this numpy does not know any more.
-    made._scale = made._scale.reshape([])  # noqa: SLF001
+    made._scale = made._scale.reshape([])
     return made
 
 
@@ -144,7 +144,7 @@ def paired() -> None:
 class Rows(paddle.io.Dataset):  # type: ignore[misc, type-arg, unused-ignore]
     """Rows of numbers, of which each rank has its own half."""
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+    def __getitem__(self, index: int) -> Any:
         return np.random.RandomState(index * world + rank).randn(6).astype("float32")
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ def clipped() -> None:
 class Pairs(Rows):
     """Rows for both ranks, with labels."""
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
+    def __getitem__(self, index: int) -> Any:
         numbers = np.random.RandomState(index).randn(6).astype("float32")
         return numbers, np.array([index % 2], "int64")
 

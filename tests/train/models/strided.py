@@ -33,7 +33,7 @@ class Adapted(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.down = self.create_parameter([4, 8])
         self.up = self.create_parameter([6, 4], default_initializer=zeros)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.head(self.base(x) + x @ self.down.T @ self.up.T)
 
 
@@ -45,7 +45,7 @@ class Weighted(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.use, self.bias = use, self.create_parameter([1], is_bias=True)
         self.weight = self.create_parameter(list(shape))
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.use(x, self.weight) + self.bias
 
 
@@ -56,27 +56,27 @@ class Tabled(nn.Layer):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.hidden, self.table = nn.Linear(8, 4), nn.Embedding(6, 4, sparse=True)
 
-    def forward(self, x: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, x: Any) -> Any:
         return self.hidden(x) @ self.table.weight.T
 
 
-def unlike(x: Any, weight: Any) -> Any:  # noqa: ANN401
+def unlike(x: Any, weight: Any) -> Any:
     """Transpose in one rank only: the gradients of the other lie otherwise."""
     multiply: Any = paddle.matmul
     return x @ weight.T if rank else multiply(x, weight, transpose_y=True)
 
 
-def contract(x: Any, weight: Any) -> Any:  # noqa: ANN401
+def contract(x: Any, weight: Any) -> Any:
     """Multiply by the transpose of a transpose."""
     found: Any = paddle.einsum("bi,io->ob", x, weight.T)
     return found.T
 
 
-def hooked() -> Any:  # noqa: ANN401 - a layer
+def hooked() -> Any:
     """Return a layer whose gradient is every second row of something larger."""
     net = Weighted(lambda x, weight: x @ weight, 8, 2)
 
-    def every_second(gradient: Any) -> Any:  # noqa: ANN401
+    def every_second(gradient: Any) -> Any:
         twice: Any = paddle.stack([gradient, -gradient], axis=1)
         return twice[:, 0]
 
@@ -97,7 +97,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def train(model: Any, ranks: list[int]) -> list[float]:  # noqa: ANN401
+def train(model: Any, ranks: list[int]) -> list[float]:
     """Train with the rows of RANKS; return the weights."""
     optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
     numbers = [np.random.RandomState(rank) for rank in ranks]

@@ -19,48 +19,48 @@ calls = [0]
 plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:  # noqa: ANN401 - Paddle's own
+def counted(*args: Any) -> Any:
     if args[1].dtype == paddle.float32:
         calls[0] += 1
     return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
-def loss_of(out: Any) -> Any:  # noqa: ANN401 - tensors
+def loss_of(out: Any) -> Any:
     return (out**2).mean()
 
 
-def retain(model: Any, one: Any, _other: Any) -> None:  # noqa: ANN401
+def retain(model: Any, one: Any, _other: Any) -> None:
     """Take two losses of one graph, one after the other."""
     out = model(one)
     loss_of(out).backward(retain_graph=True)
     loss_of(out + 1).backward()
 
 
-def retain_at_once(model: Any, one: Any, _other: Any) -> None:  # noqa: ANN401
+def retain_at_once(model: Any, one: Any, _other: Any) -> None:
     """Take the same losses in one backward."""
     out = model(one)
     (loss_of(out) + loss_of(out + 1)).backward()
 
 
-def accumulate(model: Any, one: Any, other: Any) -> None:  # noqa: ANN401
+def accumulate(model: Any, one: Any, other: Any) -> None:
     """Keep one micro-batch here, until the other one is averaged."""
     with model.no_sync():
         loss_of(model(one)).backward()
     loss_of(model(other)).backward()
 
 
-def cross(model: Any, one: Any, other: Any) -> None:  # noqa: ANN401
+def cross(model: Any, one: Any, other: Any) -> None:
     """Make both forwards before both backwards."""
     first, second = loss_of(model(one)), loss_of(model(other))
     first.backward()
     second.backward()
 
 
-def look_on(model: Any, one: Any, other: Any) -> None:  # noqa: ANN401
+def look_on(model: Any, one: Any, other: Any) -> None:
     """Make a forward under `no_sync` before the backward of one that is to be averaged."""
     first = model(one)
     with model.no_sync():
@@ -68,12 +68,12 @@ def look_on(model: Any, one: Any, other: Any) -> None:  # noqa: ANN401
     (loss_of(first) + loss_of(second)).backward()
 
 
-def at_once(model: Any, one: Any, other: Any) -> None:  # noqa: ANN401
+def at_once(model: Any, one: Any, other: Any) -> None:
     """Take both micro-batches in one backward."""
     (loss_of(model(one)) + loss_of(model(other))).backward()
 
 
-def train(way: Any, model: Any, ranks: "list[int]") -> "tuple[list[float], int]":  # noqa: ANN401
+def train(way: Any, model: Any, ranks: "list[int]") -> "tuple[list[float], int]":
     """Train in this WAY; return the weights and the number of allreduces in the last update."""
     optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
     numbers = [np.random.RandomState(rank) for rank in ranks]

@@ -31,7 +31,7 @@ STEPS = 4
 AT_ONCE = 6
 
 
-def owner_of(name: Any) -> tuple[Any, str]:  # noqa: ANN401 - a row of the table
+def owner_of(name: Any) -> tuple[Any, str]:
     """Return what holds the private NAME, and its last part."""
     found: Any = sys.modules[name.module]
     *path, last = name.path.split(".")
@@ -48,13 +48,13 @@ def spoil(case: dict[str, Any]) -> None:
     owner, last = owner_of(NAMES[case["name"]])
     known = vars(owner)[last]
 
-    def renamed(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Paddle's
+    def renamed(*given: Any, **named: Any) -> Any:
         return known(*given, **named)
 
-    def otherwise(*_: Any) -> None:  # noqa: ANN401
+    def otherwise(*_: Any) -> None:
         """Do nothing."""
 
-    def crash(*_: Any) -> None:  # noqa: ANN401
+    def crash(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
     if case["how"] == "missing":
@@ -64,7 +64,7 @@ def spoil(case: dict[str, Any]) -> None:
     setattr(owner, last, ways[case["how"]])
     if case["how"] == "crash":
         # With a Paddle that is known, nobody expects that.
-        setattr(paddle, "__version__", "9.9.9")  # noqa: B010 - it has no such field for checkers
+        setattr(paddle, "__version__", "9.9.9")
 
 
 def arm(folder: Path, ranks: int) -> None:
@@ -74,7 +74,7 @@ def arm(folder: Path, ranks: int) -> None:
     spec = StrategySpec(asked, builds, {}, topology=Topology(ranks, 1, ranks))
     proof = evidence.Evidence(str(folder / "proof"), spec)
     proof.write_at_exit()
-    inject._install_all(spec, proof)  # noqa: SLF001
+    inject._install_all(spec, proof)
 
 
 def dynamic(rank: int) -> list[float]:
@@ -152,9 +152,9 @@ def child(case: dict[str, Any], folder: Path, rank: int) -> int:
             arm(folder, len(case["environ"]))
         numbers = (static if case["is_static"] else dynamic)(rank)
         (folder / "numbers").write_text(json.dumps(numbers))
-        atexit._run_exitfuncs()  # noqa: SLF001 - a forked child has no other end
+        atexit._run_exitfuncs()
         code = 0
-    except BaseException:  # noqa: BLE001 - reported by the parent
+    except BaseException:  # reported by the parent
         traceback.print_exc()
     finally:
         sys.stderr.flush()

@@ -24,7 +24,7 @@ way = "right"
 class Late:
     """Waits for a sum, and spoils it."""
 
-    def __init__(self, task: Any, tensor: Any) -> None:  # noqa: ANN401 - Paddle's own
+    def __init__(self, task: Any, tensor: Any) -> None:
         self._task, self._tensor = task, tensor
 
     def wait(self) -> None:
@@ -39,12 +39,12 @@ class Late:
                 self._tensor.scale_(1.0 if self._tensor.size > 9 else 1.001)
 
 
-def spoilt(group: Any, tensor: Any, *args: Any) -> Any:  # noqa: ANN401
+def spoilt(group: Any, tensor: Any, *args: Any) -> Any:
     task = plain(group, tensor, *args)
     return Late(task, tensor) if tensor.dtype == paddle.float32 else task
 
 
-setattr(core.ProcessGroup, "all_reduce", spoilt)  # noqa: B010 - for mypy
+setattr(core.ProcessGroup, "all_reduce", spoilt)
 report = {}
 for way in ("right", "nan", "twice", "infinite", "one"):
     paddle.seed(5)
