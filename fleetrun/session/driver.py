@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from fleetrun.records.hostsfile import HostEnd
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
-    from fleetrun.session.host_ends import HostEnd
     from fleetrun.session.messages import (
         Failure,
         FromCoordinator,

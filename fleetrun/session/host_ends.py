@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from fleetrun.records.hostsfile import HostEnd
 
 if TYPE_CHECKING:
     from fleetrun.session.state import State
 
 WELL, STOPPED, UNKNOWN = "its ranks ended well", "its ranks were stopped", "its end is not known"
-
-
-class HostEnd(NamedTuple):
-    """The end of one host: `what` is a sentence without its end."""
-
-    node_rank: int
-    host: str
-    hostname: str
-    # How many ranks it had.
-    ranks: int
-    what: str
-    exit_code: int
-    # Whether the verdict is about it.
-    is_first: bool = False
-    # Whether it failed because another had.
-    is_victim: bool = False
 
 
 def of_hosts(state: State) -> tuple[HostEnd, ...]:

@@ -46,22 +46,22 @@ class LogServer:
         self.plan = plan
         self._send = send
         self._is_complete = False
-        self._asked: list[SendLog] = []
+        # The asker waits for each answer, so this is all there can be.
+        self._asked: SendLog | None = None
 
     def asked(self, message: SendLog) -> None:
         """Answer, or remember the question."""
         if self._is_complete:
             self._send(self._part(message))
         else:
-            # The asker waits for each answer.
-            self._asked = [message]
+            self._asked = message
 
     def complete(self) -> None:
         """Answer what was asked while the logs still grew, and from now on at once."""
         self._is_complete = True
-        for message in self._asked:
-            self._send(self._part(message))
-        self._asked.clear()
+        if self._asked is not None:
+            self._send(self._part(self._asked))
+            self._asked = None
 
     def _part(self, asked: SendLog) -> LogPart:
         path = self._path(asked)

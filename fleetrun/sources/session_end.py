@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleetrun.records import names
+from fleetrun.records import hostsfile, names
 from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.session.messages import Heartbeat
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import Failure
     from fleetrun.sources.gather import LogGatherer, LogServer
 
-SCHEMA = 1
 _AGAIN_S = 0.5
 
 
@@ -106,12 +105,8 @@ class SessionEnd:
             self._gatherer.close()
 
     def _write_ends(self) -> None:
-        import json  # no start waits for it
-
-        hosts = [one._asdict() for one in self._session.host_ends()]
-        text = json.dumps({"schema": SCHEMA, "hosts": hosts}, indent=1)
         try:
-            self._folder.write(names.HOSTS, self._hide(text) + "\n")
+            hostsfile.write(self._folder, self._session.host_ends(), self._hide)
         except OSError as error:
             self._say(f"{names.HOSTS} could not be written ({error.strerror}).")
 

@@ -11,6 +11,7 @@ from commandline import Command
 from fleetrun import manifest
 from fleetrun.records import (
     eventfile,
+    hostsfile,
     metricsfile,
     names,
     planfile,
@@ -18,7 +19,6 @@ from fleetrun.records import (
     strategyfiles,
     tracefile,
 )
-from fleetrun.sources import session_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.METRICS: metricsfile.SCHEMA,
         names.MANIFEST: manifest.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
-        names.HOSTS: session_end.SCHEMA,
+        names.HOSTS: hostsfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,
         names.evidence("{rank}"): strategyfiles.SCHEMA,
         # The training process's; see tests/inject/site.

@@ -1,0 +1,44 @@
+"""`hosts.json`, how each host of a job ended, for people and their programs; schema 1.
+
+`hosts` has one entry for each host, in the order of their node ranks, with the fields of
+`HostEnd`. Keys may be added; the schema goes up when one changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.records import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.records.folder import Folder
+
+SCHEMA = 1
+
+
+class HostEnd(NamedTuple):
+    """The end of one host: `what` is a sentence without its end."""
+
+    node_rank: int
+    host: str
+    hostname: str
+    # How many ranks it had.
+    ranks: int
+    what: str
+    exit_code: int
+    # Whether the verdict is about it.
+    is_first: bool = False
+    # Whether it failed because another had.
+    is_victim: bool = False
+
+
+def write(folder: Folder, hosts: Sequence[HostEnd], hide: Callable[[str], str] = str) -> None:
+    """Write the ends of HOSTS into FOLDER, whole or not at all; OSError if that fails."""
+    import json  # the job is over when this runs
+
+    from fleetrun.plan import secrets
+
+    document = {"schema": SCHEMA, "hosts": [one._asdict() for one in hosts]}
+    folder.write(names.HOSTS, json.dumps(secrets.everywhere(document, hide), indent=1) + "\n")
