@@ -171,6 +171,8 @@ class Head:
         self._is_going = False
         # The exit code of the job, once it is known.
         self._code: int | None = None
+        # Whether it is that of a launcher, which has ended by itself.
+        self._is_of_launcher = False
         self._signals = 0
 
     def run(self) -> int:
@@ -291,7 +293,11 @@ class Head:
             self._outlets.put(2, shown, err if part else -1, lambda: self._read_err(one))
 
     def _ended(self, one: SshConnection) -> None:
-        """Hear that the connection to a host has ended; the first bad end is that of the job."""
+        """Hear that the connection to a host has ended; the first bad end is that of the job.
+
+        That of the first host's launcher, which has the session, counts before that of others: they
+        may have been cut off from it.
+        """
         self._loop.unwatch(one.pidfd)
         self._loop.alarm(one, None, _no_call)
         one.hang_up()
@@ -310,6 +316,7 @@ class Head:
             self._go_if_all_answered()
         elif one.code and self._code is None:
             self._code = one.code
+            self._is_of_launcher = status >= 0 and one.code != _SSH
             if status < 0:
                 self._say(f"The connection to {one.host.name} was lost: {one.why()}")
             elif one.code == _SSH:
@@ -323,6 +330,8 @@ class Head:
             else:
                 # The launchers notify each other, and stop their ranks with grace.
                 self._hang_up_later()
+        elif one.code and one is self._remotes[0] and self._is_of_launcher and status >= 0:
+            self._code = one.code
 
     def _interrupted(self, fd: int) -> None:
         """Pass on what was asked of the head: the first time to stop, then to kill."""
@@ -330,6 +339,7 @@ class Head:
             self._signals += 1
             if self._code is None:
                 self._code = 128 + number
+                self._is_of_launcher = False
             if not self._is_going:
                 self._hang_up()
                 for one in self._remotes:
@@ -346,6 +356,8 @@ class Head:
     def _hang_up(self) -> None:
         """End every connection, at the latest a while after the launchers were asked to end."""
         self._unstarted.clear()
+        # What ends from here on ends of this.
+        self._is_of_launcher = False
         grace_s = self._request.grace_s if self._is_going else 0.0
         at = time.monotonic() + grace_s + self._closing_s
         for one in self._remotes:

@@ -22,6 +22,7 @@ from fleetrun.session.messages import (
     Leave,
     Missing,
     Ready,
+    Redialing,
     Refused,
     Roster,
     Start,
@@ -81,6 +82,10 @@ def _join(state: State, event: Received) -> Step:
     known = state.hosts.get(join.launcher)
     if known is not None:
         return _rejoin(state, event, join, known)
+    if join.launcher in state.lost and _may_return(state, join):
+        lost = dict(state.lost)
+        back = lost.pop(join.launcher)._replace(connection=None)
+        return _rejoin(state._replace(lost=lost), event, join, back)
     why = admission.objection(state, event, join)
     ended = None if state.phase != ENDED else state.verdict
     if ended is not None and ended.failure is not None and not admission.misfit(state, join):
@@ -98,6 +103,12 @@ def _join(state: State, event: Received) -> Step:
         event.at,
     )
     return _admit(state, event, host)
+
+
+def _may_return(state: State, join: Join) -> bool:
+    """Whether a launcher that counted as lost, and was only slow, is told how the job ends."""
+    is_current = join.generation == state.generation
+    return state.phase == STOPPING and is_current and not state.terms.may_change
 
 
 def _admit(state: State, event: Received, host: Host) -> Step:
@@ -156,6 +167,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
         connection=event.connection,
         heard_at=event.at,
         broken_at=None,
+        is_redialing=False,
         is_joined=host.is_joined or is_next,
         offer=join.offer if is_next else host.offer,
     )
@@ -292,14 +304,15 @@ def _received(state: State, event: Received) -> Step:
     host = state.hosts.get(state.connections.get(event.connection, ""))
     if host is None:
         return state, ()
-    host = host._replace(heard_at=event.at)
+    is_redialing = isinstance(event.message, Redialing)
+    host = host._replace(heard_at=event.at, is_redialing=is_redialing)
     state = with_host(state, host)
     match event.message:
         case Heartbeat(number=number):
             return state, (Send((event.connection,), Acknowledged(number)),)
         case Leave(failure=failure):
             return _left(state, host, failure, event.at)
-        case Join():  # pragma: no cover - see step
+        case Redialing() | Join():
             return state, ()
         case message:
             is_current = message.generation == state.generation
@@ -506,8 +519,10 @@ def _grow(state: State, at: float) -> Step:
 def _is_lost(terms: Terms, host: Host, at: float) -> bool:
     if host.is_local:
         return False
-    is_silent = at - host.heard_at >= terms.heartbeat_timeout_s - terms.look_s
-    return is_silent or (host.broken_at is not None and at - host.broken_at >= terms.rejoin_s)
+    if at - host.heard_at >= terms.heartbeat_timeout_s - terms.look_s:
+        return True
+    is_broken = host.broken_at is not None and not host.is_redialing
+    return is_broken and at - (host.broken_at or 0.0) >= terms.rejoin_s
 
 
 def _lost(state: State, host: Host, at: float) -> Step:
@@ -519,10 +534,12 @@ def _lost(state: State, host: Host, at: float) -> Step:
     if state.phase == ENDED or not was_seated:
         return state, closing
     state = state._replace(
-        lost=state.lost | {host.launcher},
+        lost={**state.lost, host.launcher: host},
         not_before=max(state.not_before, host.heard_at + terms.quarantine_s),
     )
-    since = host.heard_at + terms.heartbeat_s if host.broken_at is None else host.broken_at
+    # Where a connection breaks, its launcher has ended then. Silence says nothing of the ranks:
+    # what others report before a host counts as lost came first.
+    since = at if host.broken_at is None or host.is_redialing else host.broken_at
     silence = f"nothing was heard of the launcher for {at - host.heard_at:.0f} s"
     how = "fleetrun was lost" if host.broken_at is not None else silence
     failure = Failure(

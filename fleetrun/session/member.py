@@ -22,6 +22,7 @@ from fleetrun.session.messages import (
     Missing,
     Offer,
     Ready,
+    Redialing,
     Refused,
     Roster,
     Start,
@@ -196,8 +197,10 @@ class State(NamedTuple):
     stands_by: bool = False
     # What went wrong here, and whether that was told with all that is known.
     failure: Failure | None = None
-    # The verdict came before the ranks had stopped, or there will be none from the coordinator.
+    # The verdict came before the ranks had stopped, or there will be none from the coordinator; and
+    # whether it is this launcher's own, instead of which the coordinator's may yet come.
     verdict: Verdict | None = None
+    is_own: bool = False
     is_fenced: bool = False
 
 
@@ -293,7 +296,8 @@ def _beat(state: State, at: float) -> Step:
     if not state.is_connected or state.offer is None or state.phase == ENDED:
         return state, ()
     if state.unanswered and at >= state.unanswered[0][1] + terms.unanswered_s:
-        return state._replace(is_connected=False, unanswered=()), (Redial(),)
+        parting = Send(Redialing(state.generation))
+        return state._replace(is_connected=False, unanswered=()), (parting, Redial())
     if state.unanswered and at < state.unanswered[-1][1] + terms.heartbeat_s:
         return state, ()
     if not state.unanswered and at < state.alive_at + terms.heartbeat_s and state.number:
@@ -332,14 +336,18 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
     else:
         where = state.offer.hostname if state.offer is not None else ""
         what = f"this host was cut off from the coordinator, {state.coordinator}"
-    failure = Failure(where, what, LOST)
+    # As for a rank that loses a peer: whatever fails by itself on any host comes before it.
+    failure = Failure(where, what, LOST, is_victim=True)
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
-        state = state._replace(phase=STOPPING, failure=failure, verdict=verdict)
+        state = state._replace(phase=STOPPING, failure=failure, verdict=verdict, is_own=True)
         return _say(state, Failed(state.generation, failure), StopRanks(failure))
     if state.phase == STOPPING:
-        return state._replace(verdict=verdict), ()
+        return state._replace(verdict=verdict, is_own=True), ()
+    own = state.failure
+    if own is not None and not own.is_victim:
+        verdict = Verdict(state.generation, state.launcher, own, is_final=True, given_up=what)
     return _conclude(state, verdict)
 
 
@@ -420,10 +428,10 @@ def _refused(state: State, why: str) -> Step:
     failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
-        state = state._replace(phase=STOPPING, verdict=verdict)
+        state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
         return state, (StopRanks(failure),)
     if state.phase == STOPPING:
-        return state._replace(verdict=verdict), ()
+        return state._replace(verdict=verdict, is_own=False), ()
     return _conclude(state, verdict)
 
 
@@ -436,10 +444,10 @@ def _judged(state: State, verdict: Verdict) -> Step:
     ):
         return state, ()
     if verdict.failure is not None and state.phase == RUNNING:
-        state = state._replace(phase=STOPPING, verdict=verdict)
+        state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)
         return state, (StopRanks(verdict.failure),)
     if state.phase == STOPPING:
-        return state._replace(verdict=verdict), ()
+        return state._replace(verdict=verdict, is_own=False), ()
     return _conclude(state, verdict)
 
 
@@ -452,6 +460,7 @@ def _conclude(state: State, verdict: Verdict) -> Step:
         is_done=False,
         failure=None,
         verdict=None,
+        is_own=False,
         is_fenced=False,
     )
     return state, (Conclude(verdict),)
@@ -488,7 +497,8 @@ def _stopped(state: State, failure: Failure | None, at: float) -> Step:
         return state, ()
     state = state._replace(phase=STOPPED, failure=failure or state.failure, wake_at=at)
     state, actions = _say(state, Stopped(state.generation, state.failure))
-    if state.verdict is None or (state.is_connected and state.verdict.launcher == ""):
+    if state.verdict is None or state.is_own:
+        # That of the coordinator, if it can be reached; else _watch concludes.
         return state, actions
     state, more = _conclude(state, state.verdict)
     return state, (*actions, *more)

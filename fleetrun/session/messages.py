@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import Device
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 2
+PROTOCOL = 3
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -126,6 +126,12 @@ class Heartbeat(NamedTuple):
     number: int
 
 
+class Redialing(NamedTuple):
+    """The launcher gives this connection up, and makes another: its end here is no loss."""
+
+    generation: int
+
+
 class Leave(NamedTuple):
     """The launcher ends; before the verdict, `failure` is why."""
 
@@ -198,7 +204,7 @@ class Acknowledged(NamedTuple):
     number: int
 
 
-FromMember: TypeAlias = Join | Ready | Done | Failed | Stopped | Heartbeat | Leave
+FromMember: TypeAlias = Join | Ready | Done | Failed | Stopped | Heartbeat | Redialing | Leave
 FromCoordinator: TypeAlias = Refused | Missing | Roster | Start | Stop | Verdict | Acknowledged
 
 # What each is called on the wire.
@@ -209,6 +215,7 @@ MESSAGES: dict[str, type] = {
     "failed": Failed,
     "stopped": Stopped,
     "heartbeat": Heartbeat,
+    "redialing": Redialing,
     "leave": Leave,
     "refused": Refused,
     "missing": Missing,
@@ -218,5 +225,5 @@ MESSAGES: dict[str, type] = {
     "verdict": Verdict,
     "acknowledged": Acknowledged,
 }
-FROM_MEMBER = (Join, Ready, Done, Failed, Stopped, Heartbeat, Leave)
+FROM_MEMBER = (Join, Ready, Done, Failed, Stopped, Heartbeat, Redialing, Leave)
 FROM_COORDINATOR = (Refused, Missing, Roster, Start, Stop, Verdict, Acknowledged)

@@ -28,6 +28,8 @@ class Host(NamedTuple):
     heard_at: float
     joined_at: float
     broken_at: float | None = None
+    # It has said that it makes another one.
+    is_redialing: bool = False
     # Its place in the last roster, and the generation in which it first had one.
     order: int = -1
     since: int = -1

@@ -109,8 +109,9 @@ class State(NamedTuple):
     verdict: Verdict | None = None
     # No generation begins before: a host that is cut off may still be training.
     not_before: float = 0.0
-    # Lost launchers: their ranks may live no more, so they never come back.
-    lost: frozenset[str] = frozenset()
+    # Lost launchers: their ranks may live no more, so they never come back to a job that may go on
+    # without them.
+    lost: Mapping[str, Host] = {}
     refused: tuple[Refusal, ...] = ()
     # Our own address, as the others see it.
     own: str = ""

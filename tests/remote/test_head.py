@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import ROOT, Command
+from ports import free
 from sshd import HOSTS, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
 
@@ -183,6 +184,30 @@ def test_a_host_that_is_gone_before_all_have_answered_is_named_and_nothing_start
     assert fault == "fleetrun: 127.0.0.1  ssh: gone"
     assert end == "fleetrun: Nothing was started."
     assert not (tmp_path / "started").exists()
+
+
+# Instead of ssh: the launcher of the second host ends with 1, as one that was cut off, and that of
+# the first one only when the head has heard of it.
+CUT_OFF = """
+case "$*" in *" 127.0.0.2 "*)
+    sh -c "$command"
+    echo $$ > second
+    exit 1;;
+esac
+sh -c "$command"
+code=$?
+until [ -s second ] && ! kill -0 "$(cat second)" 2> /dev/null; do sleep 0.05; done
+exit $code
+"""
+
+
+def test_a_host_that_was_cut_off_and_ends_first_hides_no_exit_code(tmp_path: Path) -> None:
+    command = Command(tmp_path, "exit 7", ranks=1)
+    ssh = instead_of_ssh(tmp_path, CUT_OFF)
+    port = f"--start_port={free(1)[0]}"
+    command.argv[-1:-1] = [f"--hosts={HOSTS}", ssh, port]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 7, ended.said
 
 
 @pytest.mark.parametrize("endless", ["yes", "tr '\\0' x < /dev/zero", "yes >&2"])

@@ -19,6 +19,7 @@ from fleetrun.session.messages import (
     Missing,
     Offer,
     Ready,
+    Redialing,
     Refused,
     Roster,
     Start,
@@ -217,6 +218,46 @@ def test_a_host_that_falls_silent_is_lost_within_the_timeout_and_named() -> None
     stop = one.last(0)
     assert isinstance(stop, Stop)
     assert stop.failure.host == "10.0.0.2 (node-2)"
+
+
+def test_a_rank_that_failed_before_a_silent_host_counted_as_lost_is_to_blame() -> None:
+    one = Session(3)
+    one.run(0, 2, 3)
+    one.wait(8.0, 0, 2)
+    one.say(2, Failed(0, failure(2)))
+    for number in (0, 2):
+        one.say(number, Stopped(0, None if number == 0 else failure(2)))
+    one.wait(3.0, 0, 2)
+    assert one.verdict(0).failure == failure(2)
+
+
+def test_a_launcher_that_makes_another_connection_is_not_lost_with_the_first() -> None:
+    one = Session(3)
+    one.run(0, 2, 3)
+    one.say(3, Redialing(0))
+    one.feed(Broken(3, one.now))
+    one.say(2, Failed(0, failure(2)))
+    for number in (0, 2):
+        one.say(number, Stopped(0, None if number == 0 else failure(2)))
+    one.wait(6.0, 0, 2)
+    assert one.state.phase == state.STOPPING
+    one.wait(4.0, 0, 2)
+    assert one.verdict(2).failure == failure(2)
+
+
+def test_a_host_that_was_lost_while_the_job_ends_comes_back_and_is_told_how() -> None:
+    one = Session(3)
+    one.run(0, 2, 3)
+    one.say(2, Failed(0, failure(2)))
+    one.wait(10.0, 0, 2)
+    assert "launcher 3" in one.state.lost
+    one.join(5, name="launcher 3")
+    assert isinstance(one.last(5), Stop)
+    for number in (0, 2):
+        one.say(number, Stopped(0, None if number == 0 else failure(2)))
+    assert one.state.phase == state.STOPPING
+    one.say(5, Stopped(0, None))
+    assert one.verdict(5).failure == one.verdict(0).failure == failure(2)
 
 
 def test_three_seconds_without_a_word_are_no_loss() -> None:

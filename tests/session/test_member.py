@@ -1,0 +1,107 @@
+"""A launcher that loses its coordinator: what it says, and with which verdict it ends."""
+
+from __future__ import annotations
+
+from fleetrun.session import member
+from fleetrun.session.messages import (
+    Failed,
+    Failure,
+    Offer,
+    Redialing,
+    Roster,
+    Start,
+    Stopped,
+    Verdict,
+)
+from fleetrun.session.terms import Terms
+
+OFFER = Offer("", "node-2", 7, (7000,), ((),))
+OWN = Failure("node-2", "rank 2 exited with 9", 9)
+THEIRS = Failure("node-3", "rank 3 exited with 7", 7)
+
+
+class Launcher:
+    """A launcher whose ranks run, and what it has done since."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        terms = Terms(3, 3)
+        self.state = member.begin(terms, "launcher 2", "node-1", self.now, is_local=False)
+        self.done: list[member.Action] = []
+        for event in (
+            member.Connected(self.now),
+            member.Offered(OFFER, self.now),
+            member.Heard(Roster(0, 0, ()), self.now),
+            member.Planned(self.now),
+            member.Heard(Start(0), self.now),
+        ):
+            self.feed(event)
+        self.done.clear()
+
+    def feed(self, event: member.Event) -> None:
+        """Take an event, and keep what is done."""
+        self.state, actions = member.step(self.state, event)
+        self.done += actions
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass without a word of the coordinator."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now = min(until, max(self.now + 0.01, self.state.wake_at))
+            self.feed(member.Elapsed(self.now))
+
+    def said(self) -> list[object]:
+        """Return what it has sent."""
+        return [one.message for one in self.done if isinstance(one, member.Send)]
+
+    def verdicts(self) -> list[Verdict]:
+        """Return the verdicts with which it has ended."""
+        return [one.verdict for one in self.done if isinstance(one, member.Conclude)]
+
+
+def test_who_is_cut_off_blames_nobody_who_fails_by_itself() -> None:
+    one = Launcher()
+    one.wait(7.5)
+    one.feed(member.Connected(one.now))
+    (failed,) = [each for each in one.said() if isinstance(each, Failed)]
+    assert failed.failure.is_victim
+
+
+def test_a_connection_that_is_given_up_is_said_to_be() -> None:
+    one = Launcher()
+    one.wait(3.6)
+    assert Redialing(0) in one.said()
+    assert isinstance(one.done[-1], member.Redial)
+
+
+def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
+    one = Launcher()
+    one.wait(7.5)
+    one.feed(member.RanksStopped(None, one.now))
+    assert one.verdicts() == []
+    one.feed(member.Connected(one.now))
+    assert any(isinstance(each, Stopped) for each in one.said())
+    verdict = Verdict(0, "launcher 3", THEIRS, is_final=True)
+    one.feed(member.Heard(verdict, one.now))
+    assert one.verdicts() == [verdict]
+
+
+def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:
+    one = Launcher()
+    one.wait(7.5)
+    one.feed(member.RanksStopped(None, one.now))
+    one.wait(2.6)
+    (verdict,) = one.verdicts()
+    assert verdict.failure is not None
+    assert verdict.failure.what.startswith("this host was cut off from the coordinator")
+
+
+def test_a_coordinator_that_is_lost_hides_no_failure_of_this_hosts_ranks() -> None:
+    one = Launcher()
+    one.feed(member.RanksFailed(OWN, one.now))
+    one.feed(member.Disconnected(one.now))
+    one.feed(member.RanksStopped(OWN, one.now))
+    one.wait(5.0)
+    (verdict,) = one.verdicts()
+    assert (verdict.failure, verdict.launcher) == (OWN, "launcher 2")
+    assert verdict.given_up == "the coordinator of the job was lost"
