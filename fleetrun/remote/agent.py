@@ -19,14 +19,15 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from fleetrun import __version__
+from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Script
 from fleetrun.probe import scripts
-from fleetrun.remote import protocol
+from fleetrun.remote import protocol, reachability
 from fleetrun.run import libc
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _CHUNK = 1 << 16
 # Without a launcher there is nothing to stop: not asked, not answered, or gone.
@@ -49,10 +50,24 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
         path = scripts.find(Script(asked.form, asked.target, ()), asked.cwd, environ)
     except FleetrunError as error:
         return found._replace(fault=str(error))
+    if (fault := _taken(asked.ports)) is not None:
+        return found._replace(fault=fault)
     if path is not None and asked.target.endswith(".py"):
         with open(os.path.join(asked.cwd, path), "rb") as file:
             found = found._replace(digest=hashlib.sha256(file.read()).hexdigest())
     return found
+
+
+def _taken(ports: Sequence[int]) -> str | None:
+    """Say which of PORTS is taken, and by whom; None: none is."""
+    held = HeldPorts(os.getpid())
+    try:
+        held.take(ports)
+    except FleetrunError as error:
+        return str(error)
+    finally:
+        held.close()
+    return None
 
 
 def _paddle() -> str:
@@ -128,15 +143,27 @@ def _serve(silence_s: float) -> int:
         asked = protocol.inquiry(begin)
     except (ValueError, KeyError, AttributeError):
         other = protocol.Answer(fault="its fleetrun is another than the one here.")
-        os.write(1, b"\n" + protocol.MARK + protocol.line(other))
+        _tell(protocol.line(other))
         return _UNUSED
     environ = {**os.environ, **asked.environ}
-    found = look(asked, environ)
-    os.write(1, b"\n" + protocol.MARK + protocol.line(found))
+    door = reachability.Door(asked.doors)
+    found = look(asked, environ)._replace(port=door.port)
+    _tell(protocol.line(found))
     order = head.line()
+    places = None if order is None or found.fault else protocol.places(order)
+    if places is not None:
+        _tell(protocol.line(reachability.missing(places)))
+        order = head.line()
+    door.close()
     if order is None or found.fault:
         return _UNUSED
     return _launch(protocol.words(order), asked.cwd, environ, head)
+
+
+def _tell(line: bytes) -> None:
+    text = b"\n" + protocol.MARK + line
+    while text:
+        text = text[os.write(1, text) :]
 
 
 def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input) -> int:

@@ -41,6 +41,8 @@ class SshConnection:
         command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(protocol.start('agent'))}"
         self._argv = [*ssh, *OPTIONS, host.target, command]
         self.answer: Answer | None = None
+        # What it says of the others: the host, and why that is not reached.
+        self.unreached: tuple[tuple[str, str], ...] | None = None
         self.code: int | None = None
         # Why it cannot take part, where we are the ones who say so.
         self.fault = ""
@@ -148,17 +150,27 @@ class SshConnection:
         *lines, self._line = (self._line + part).split(b"\n")
         for line in lines:
             if line.startswith(protocol.MARK):
-                self._said = self._line = b""
-                try:
-                    self.answer = protocol.answer(line[len(protocol.MARK) :])
-                    self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
-                except ValueError:
-                    self.answer = protocol.Answer(fault="another fleetrun answers there.")
+                self._said = b""
+                self._take(line[len(protocol.MARK) :])
                 return
         self.note(b"\n".join((*lines, b"")))
         if len(self._line) > _MOST_CHATTER:
             self.note(self._line)
             self._line = b""
+
+    def _take(self, text: bytes) -> None:
+        try:
+            if self.answer is None:
+                self.answer = protocol.answer(text)
+                self.skew_s = protocol.skew(self.answer.time, self._asked_at, time.time())
+            else:
+                self.unreached = protocol.unreached(text)
+        except ValueError:
+            fault = "another fleetrun answers there."
+            if self.answer is None:
+                self.answer = protocol.Answer(fault=fault)
+            else:
+                self.unreached = ((self.host.name, fault),)
 
     def note(self, part: bytes) -> None:
         """Keep PART, as it may say why there is no answer."""

@@ -15,10 +15,13 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun import argv, manifest
+from fleetrun import argv, manifest, planner
 from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.modes import collective
 from fleetrun.plan import hostfile
 from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.hosts import is_loopback
+from fleetrun.plan.layout import SESSION_PORTS
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.variables import JOB, TOKEN
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 _SSH = 255
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
+# How long it may take to say which of the others it reaches: more than it tries that.
+_REACH_S = 20.0
 _CHUNK = 1 << 16
 # The exit codes of a launcher that has not joined the others: usage, its host, no rendezvous.
 _NOT_BEGUN = (2, 3, 4)
@@ -122,6 +127,21 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         files.restore()
 
 
+def with_ports(asked: protocol.Inquiry, request: Request, host: HostEntry) -> protocol.Inquiry:
+    """Return what HOST of several is ASKED, with the ports that it needs for REQUEST.
+
+    Hosts that are this one, trying out, share its ports.
+    """
+    if planner.mode(request) != "collective":
+        return asked
+    first = collective.FIRST_PORT if request.start_port is None else request.start_port
+    doors = tuple(first + one for one in SESSION_PORTS)
+    count = host.slots if host.slots is not None else request.nproc_per_node
+    if is_loopback(host.name) or not isinstance(count, int):
+        return asked._replace(doors=doors)
+    return asked._replace(ports=tuple(range(first, first + count)), doors=doors)
+
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ENVIRON that are sent along: those that training reads."""
     return {
@@ -168,6 +188,7 @@ class Head:
         self._outlets = Outlets(self._loop)
         self._unstarted = list(remotes)
         self._connecting = 0
+        self._is_looking = False
         self._is_going = False
         # The exit code of the job, once it is known.
         self._code: int | None = None
@@ -210,7 +231,10 @@ class Head:
                 one.code = _SSH
                 continue
             try:
-                one.start(self._loop, self._asked)
+                asked = self._asked
+                if len(self._remotes) > 1:
+                    asked = with_ports(asked, self._request, one.host)
+                one.start(self._loop, asked)
             except OSError as error:
                 one.note(f"it cannot be started here ({error.strerror})".encode())
                 one.code = _SSH
@@ -226,6 +250,8 @@ class Head:
     def _give_up(self, one: SshConnection) -> None:
         if one.answer is None:
             one.give_up(f"it gave no answer within {_CHECK_S:g} s.")
+        elif one.unreached is None:
+            one.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")
 
     def _read_out(self, one: SshConnection) -> None:
         out, _ = one.streams
@@ -236,12 +262,15 @@ class Head:
             # The others' first ranks say what the first host's says.
             if one is self._remotes[0] or self._request.tee:
                 self._outlets.put(1, part, out, lambda: self._read_out(one))
-        elif one.answer is None:
+        elif one.answer is None or self._is_looking:
+            is_first = one.answer is None
             one.hear(part)
-            if one.answer is not None:
-                self._answered(one)
-            elif one.fault:
+            if one.fault:
                 self._loop.unwatch(out)
+            elif is_first and one.answer is not None:
+                self._answered(one)
+            else:
+                self._go_if_all_reached()
 
     def _answered(self, one: SshConnection) -> None:
         self._loop.alarm(one, None, _no_call)
@@ -258,17 +287,49 @@ class Head:
         answers = {one.host.name: _heard(one) for one in self._remotes}
         skews = {one.host.name: one.skew_s for one in self._remotes}
         found = protocol.faults(answers, skews)
-        if found:
-            self._code = EnvironmentFault.exit_code
-            width = max(len(name) for name, _ in found)
-            for name, sentence in found:
-                self._say(f"{name:{width}}  {sentence}")
-            self._say("Nothing was started.")
-            self._hang_up()
+        if found or self._is_looking:
+            self._refuse_or_go(found)
             return
+        places = [
+            protocol.HostEndpoint(one.host.name, _address(one), one.answer.port)
+            for one in self._remotes
+            # What is tried is IPv4, as the ranks' endpoints are.
+            if one.answer is not None and one.answer.port and ":" not in _address(one)
+        ]
+        if len(self._remotes) == 1 or not places:
+            self._go()
+            return
+        self._is_looking = True
+        at = time.monotonic() + _REACH_S
+        for one in self._remotes:
+            one.say(protocol.line(places))
+            self._loop.alarm(one, at, lambda one=one: self._give_up(one))  # type: ignore[misc]
+
+    def _go_if_all_reached(self) -> None:
+        """Say go when each host reaches all others; name those that do not, and end."""
+        if self._is_going or any(one.unreached is None for one in self._remotes):
+            return
+        if self._code is None:
+            self._refuse_or_go(
+                [(one.host.name, why) for one in self._remotes for _, why in one.unreached or ()]
+            )
+
+    def _refuse_or_go(self, found: Sequence[tuple[str, str]]) -> None:
+        if not found:
+            self._go()
+            return
+        self._code = EnvironmentFault.exit_code
+        width = max(len(name) for name, _ in found)
+        for name, sentence in found:
+            self._say(f"{name:{width}}  {sentence}")
+        self._say("Nothing was started.")
+        self._hang_up()
+
+    def _go(self) -> None:
         addresses = [_address(one) for one in self._remotes]
         self._is_going = True
         for me, one in enumerate(self._remotes):
+            self._loop.alarm(one, None, _no_call)
             one.say(protocol.line(words(self._request, one.host, addresses, me)))
 
     # Running ------------------------------------------------------------------------------------

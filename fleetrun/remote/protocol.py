@@ -1,8 +1,9 @@
 """What the head and the agents say to each other over ssh, a line of JSON each; pure.
 
 The head begins with an `Inquiry`. The agent answers with a line `MARK {answer}`, after whatever a
-login shell prints. Then come the head's orders: a `Go`, empty lines as heartbeats, and the words
-STOP and NOW. The end of its input, or silence, is a STOP, too.
+login shell prints. With several hosts the head then lists all of them, and each agent answers with
+those that it does not reach. Then come the head's orders: the words of a launcher, empty lines as
+heartbeats, and the words STOP and NOW. The end of its input, or silence, is a STOP, too.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-VERSION = 1
+VERSION = 2
 MARK = b"fleetrun-agent "
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": "fleetrun.__main__"}
 STOP, NOW = b"stop\n", b"now\n"
@@ -41,7 +42,18 @@ class Inquiry(NamedTuple):
     form: str
     target: str
     environ: Mapping[str, str]
+    # Ports that are wanted here, and those of which one is for the session; none: a host alone.
+    ports: tuple[int, ...] = ()
+    doors: tuple[int, ...] = ()
     version: int = VERSION
+
+
+class HostEndpoint(NamedTuple):
+    """Where a host of the job is, for the others."""
+
+    name: str
+    address: str
+    port: int
 
 
 class Answer(NamedTuple):
@@ -53,10 +65,12 @@ class Answer(NamedTuple):
     paddle: str = ""
     digest: str = ""
     address: str = ""
+    # Where the others may try to connect to; 0: nowhere.
+    port: int = 0
     time: float = 0.0
 
 
-def line(said: "Inquiry | Answer | Sequence[str]") -> bytes:
+def line(said: "Inquiry | Answer | Sequence[str] | Sequence[tuple[object, ...]]") -> bytes:
     """Write what is SAID as a line; texts of any bytes survive."""
     value = said._asdict() if isinstance(said, Inquiry | Answer) else list(said)
     return json.dumps(value).encode() + b"\n"
@@ -74,7 +88,9 @@ def inquiry(text: bytes) -> Inquiry:
         # Not TEXT itself: it has the token, and the head shows the agent's last lines.
         raise ValueError("no inquiry of this version")
     environ = {str(name): str(value) for name, value in found["environ"].items()}
-    return Inquiry(str(found["cwd"]), str(found["form"]), str(found["target"]), environ)
+    ports, doors = (tuple(map(int, found[name])) for name in ("ports", "doors"))
+    where = (str(found["cwd"]), str(found["form"]), str(found["target"]))
+    return Inquiry(*where, environ, ports, doors)
 
 
 def answer(text: bytes) -> Answer:
@@ -90,6 +106,32 @@ def answer(text: bytes) -> Answer:
     if any(not isinstance(found[name], type(value)) for name, value in like.items()):
         raise ValueError(text)
     return Answer(**found)
+
+
+def places(text: bytes) -> tuple[HostEndpoint, ...] | None:
+    """Return the hosts that an order to look for them has; None if it is another order.
+
+    >>> places(line([HostEndpoint("a", "10.0.0.1", 6166)]))
+    (HostEndpoint(name='a', address='10.0.0.1', port=6166),)
+    >>> places(line(["train.py"]))
+    """
+    found = json.loads(text)
+    if not isinstance(found, list) or not found or not isinstance(found[0], list):
+        return None
+    return tuple(HostEndpoint(str(name), str(address), int(port)) for name, address, port in found)
+
+
+def unreached(text: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the sentences about hosts that are not reached, each with a host's name.
+
+    Raises ValueError if TEXT, the rest of a marked line, has none.
+    """
+    found = json.loads(text)
+    if not isinstance(found, list) or any(
+        not isinstance(one, list) or list(map(type, one)) != [str, str] for one in found
+    ):
+        raise ValueError("no sentences")
+    return tuple((name, why) for name, why in found)
 
 
 def words(text: bytes) -> tuple[str, ...]:

@@ -139,6 +139,55 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
         assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.said
 
 
+def test_ports_that_are_taken_are_named_before_anything_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ssh = instead_of_ssh(tmp_path, 'exec sh -c "$command"')
+    (port,) = free(1)
+    wanted = a_request("--hosts=a:2,b:2", ssh, f"--start_port={port}", "t.py")
+    (tmp_path / "t.py").touch()
+    asked = head.with_ports(
+        protocol.Inquiry(str(tmp_path), "file", "t.py", {}), wanted, HostEntry("b", 2)
+    )
+    assert asked.ports == (port, port + 1)
+    assert asked.doors == tuple(range(port + 96, port + 100))
+    found = agent.look(asked._replace(ports=(port,)), {})
+    assert found.fault.startswith(f"Port {port} is taken by ")
+    assert agent.look(asked._replace(ports=()), {}).fault == ""
+    # On loopback each host has an address to itself.
+    assert head.with_ports(asked._replace(ports=()), wanted, HostEntry("127.0.0.2", 2)).ports == ()
+
+
+# Instead of ssh: an agent that is well, and does not reach the host b.
+LONELY = """
+import json, sys
+from fleetrun.remote import protocol
+said = (line.encode() for line in sys.stdin if line.strip())
+next(said)
+mark = protocol.MARK.decode()
+print(mark + protocol.line(protocol.Answer(port=1, time=TIME)).decode(), flush=True)
+places = protocol.places(next(said))
+assert [place[:2] for place in places] == [("127.0.0.1", "127.0.0.1"), ("b", "b")], places
+print(mark + json.dumps([["b", "it does not reach b at b:1 (gone)."]]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_hosts_that_do_not_reach_each_other_are_named_and_nothing_starts(tmp_path: Path) -> None:
+    script = tmp_path / "lonely.py"
+    script.write_text(LONELY.replace("TIME", "__import__('time').time()"))
+    ssh = instead_of_ssh(tmp_path, f"exec {sys.executable} {script}")
+    command = Command(tmp_path, "touch started", ranks=1)
+    command.argv[-1:-1] = ["--hosts=127.0.0.1,b", ssh]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 3
+    assert ended.said.splitlines() == [
+        "fleetrun: 127.0.0.1  it does not reach b at b:1 (gone).",
+        "fleetrun: b          it does not reach b at b:1 (gone).",
+        "fleetrun: Nothing was started.",
+    ]
+
+
 def test_an_agent_that_hears_nothing_does_nothing() -> None:
     run = [sys.executable, "-c", protocol.start("agent")]
     done = subprocess.run(run, stdin=subprocess.DEVNULL, capture_output=True, check=False)

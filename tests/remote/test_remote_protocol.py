@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.remote import protocol
-from fleetrun.remote.protocol import Answer, Inquiry
+from fleetrun.remote.protocol import Answer, HostEndpoint, Inquiry
 
 # As os.environ and sys.argv have what is no UTF-8.
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.just("\udcff\udc80")
@@ -33,7 +33,7 @@ def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
 def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
     said = protocol.line(Inquiry("/work", "file", "t.py", {"FLEETRUN_TOKEN": "hunter2"}))
     with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
-        protocol.inquiry(said.replace(b'"version": 1', b'"version": 2'))
+        protocol.inquiry(said.replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(ValueError, match=r"^no words$"):
         protocol.words(said)
 
@@ -42,6 +42,20 @@ def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
 def test_what_is_no_answer_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         protocol.answer(text)
+
+
+@given(st.binary(max_size=40))
+def test_what_tells_of_no_hosts_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        protocol.unreached(b"{" + text)
+
+
+def test_orders_are_told_apart() -> None:
+    places = [HostEndpoint("a", "10.0.0.1", 6166), HostEndpoint("b", "b", 1)]
+    assert protocol.places(protocol.line(places)) == tuple(places)
+    assert protocol.places(protocol.line(["train.py", "10"])) is None
+    assert protocol.places(protocol.line([])) is None
+    assert protocol.unreached(protocol.line([("a", "why")])) == (("a", "why"),)
 
 
 WELL = Answer(fleetrun="0.1.0", python="3.11.7", paddle="3.3.1", digest="aa")
