@@ -60,6 +60,12 @@ def split(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Pars
     # A manifest has a script of its own.
     ended = any(given.option.name in (*_ENDING, "from_manifest") for given in head.settings)
     if head.script_at is None and not ended:
+        last = head.settings[-1] if head.settings else None
+        if last is not None and last.raw.endswith(".py"):
+            raise UsageError(
+                f"no script to run: {last.typed} has taken {last.raw} as its value; "
+                f"write {last.typed}=VALUE {last.raw}."
+            )
         raise UsageError(
             "no script to run: write `fleetrun [options] train.py [its arguments]`, "
             "or see `fleetrun --help`."

@@ -23,6 +23,8 @@ UNFIT = 3
 INTERRUPTED = 130
 # 128 + SIGPIPE, as other commands end in `command | head`.
 BROKEN_PIPE = 141
+# A command is mistyped by so many letters at most, and is so much alike.
+_SLIP, _ALIKE = 1, 0.7
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
 
 # Subcommands: NAME is the click command `command` of fleetrun.commands.NAME.
@@ -192,9 +194,29 @@ def _check_script(parsed: ParsedCommand) -> None:
     from fleetrun import argv
     from fleetrun.errors import UsageError
 
+    if parsed.script is None or parsed.script.form != "file":
+        return
+    target = parsed.script.target
     mistake = argv.mistaken_script(parsed)
-    if mistake is not None and parsed.script and not os.path.exists(parsed.script.target):
+    if mistake is not None and not os.path.exists(target):
         raise UsageError(mistake)
+    # Most programs have no name of a command's length, and are not looked for here.
+    near = [one for one in COMMANDS if abs(len(one) - len(target)) <= _SLIP]
+    if near and target.isalpha() and not _is_program(target):
+        from fleetrun.suggestions import closest
+
+        meant = closest(target, near, _ALIKE)
+        if meant is not None:
+            raise UsageError(
+                f"there is no command {target}, nor a script or program of that name; "
+                f"did you mean `fleetrun {meant}`?"
+            )
+
+
+def _is_program(name: str) -> bool:
+    """Whether NAME is a file here, or a program that a shell would find."""
+    found = (f"{folder}/{name}" for folder in os.get_exec_path())
+    return os.path.exists(name) or any(os.access(path, os.X_OK) for path in found)
 
 
 def _config(parsed: ParsedCommand) -> Config | None:

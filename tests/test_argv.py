@@ -150,6 +150,13 @@ def test_a_command_without_script_is_refused(words: list[str]) -> None:
     assert refusal(*words).startswith("no script to run: ")
 
 
+def test_an_option_that_took_the_script_for_its_value_is_named() -> None:
+    said = "no script to run: --nproc_per_node has taken train.py as its value; "
+    assert (
+        refusal("--nproc_per_node", "train.py") == f"{said}write --nproc_per_node=VALUE train.py."
+    )
+
+
 def test_options_of_python_are_sent_to_python() -> None:
     assert "python -u train.py" in refusal("-u", "train.py")
     assert refusal("-", "x").startswith("no such option: -;")

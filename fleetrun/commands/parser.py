@@ -178,9 +178,10 @@ def _sentence(error: click.UsageError) -> str:
     where = _where(context)
     if isinstance(error, click.NoSuchOption) and context is not None:
         known = [name for each in context.command.get_params(context) for name in each.opts]
-        meant = suggestions.ending(
-            error.option_name, known, f"see `{context.command_path} --help`."
-        )
+        # Without what all options begin with, which makes nothing alike.
+        bare = [name.lstrip("-") for name in known if name.startswith("--")]
+        otherwise = f"see `{context.command_path} --help`."
+        meant = suggestions.ending(error.option_name.lstrip("-"), bare, otherwise, "--")
         return f"{where}no such option: {error.option_name}{meant}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{where}give {error.param.human_readable_name}."

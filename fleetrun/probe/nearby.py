@@ -52,7 +52,11 @@ def _closest(part: str, folder: str, *, is_last: bool) -> str | None:
         # Most often it is the ending that was left out.
         for ending in (".sh", ".py"):
             spelt |= {low[: -len(ending)]: spelt[low] for low in spelt if low.endswith(ending)}
-    from fleetrun.suggestions import closest  # slow, and only needed here
+    elif is_last and part.endswith(".py"):
+        # The ending, which all have, makes nothing alike.
+        part = part.removesuffix(".py")
+        spelt = {low[: -len(".py")]: name for low, name in spelt.items()}
+    from fleetrun.suggestions import closest
 
     close = closest(part, spelt, _ALIKE)
     return spelt[close] if close else None

@@ -359,7 +359,9 @@ def _converted(field: Field, value: object, where: str) -> KnobValue:
         shown = _NOTHING if value is None else "a mapping" if value == {} else str(value)
         if isinstance(value, bool):
             shown = shown.lower()
-        raise UsageError(f"{where}: {field.name}: {shown:.60}: {error}.") from None
+        # --set names the field already.
+        what = f"{where}=" if where.startswith(SET) else f"{where}: {field.name}: "
+        raise UsageError(f"{what}{shown:.60}: {error}.") from None
 
 
 def _variable(section: str, name: str, where: str) -> str:

@@ -43,6 +43,10 @@ def folder(tmp_path: Path) -> Path:
         ("finetune.py", None),
         ("nowhere/train.py", None),
         ("data.py", None),
+        ("traim.py", "train.py"),
+        ("eva.py", "eval.py"),
+        # The ending does not make them alike.
+        ("grin.py", None),
     ],
 )
 def test_the_file_that_was_meant_is_found(folder: Path, typed: str, meant: str | None) -> None:

@@ -190,7 +190,7 @@ def test_one_field_can_be_set(text: str, knob: tuple[str, str, object]) -> None:
         ("amq=1", "--set amq: no such field: amq; did you mean amp?"),
         ("k_steps=1", "k_steps is a part: did you mean gradient_merge_configs.k_steps or "),
         ("amp.x=1", "--set amp.x: amp has no parts: give true or false."),
-        ("amp=", "--set amp: amp: null: give true or false."),
+        ("amp=", "--set amp=null: give true or false."),
         ("amp=[", "--set amp: this is not YAML"),
         ("amp_configs=1", "--set amp_configs: set one of its parts: init_loss_scaling"),
         ("flags.x=1", "--set flags.x: x: did you mean FLAGS_x?"),
