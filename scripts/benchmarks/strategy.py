@@ -71,7 +71,7 @@ _PADDLES = _set(fuse_grad_size_in_MB=25, last_comm_group_size_MB=1)
 _SMALL = _set(fuse_grad_size_in_MB=4, fuse_grad_size_in_num=32)
 _ALL = ("many", "resnet", "large")
 # How many steps of theirs take about as long as one of the others'.
-_LIGHTER = {"many": 5, "many-static": 5, "large": 2}
+_LIGHTER = {"many": 5, "many-static": 5, "adam": 5, "adam-static": 5, "large": 2}
 
 _PLAN = _set(fuse_grad_size_in_MB="plan")
 # A plan is made in fewer.
@@ -135,6 +135,56 @@ COMPARISONS = {
         )
         for count in (1, 4, 16, 1000)
     },
+    "count": Comparison(
+        "at most 8 gradients in one allreduce, against all",
+        _set(fuse_grad_size_in_num=8, fuse_grad_size_in_MB=1024),
+        _set(fuse_grad_size_in_num=1000, fuse_grad_size_in_MB=1024),
+        ("many", "many-static", "resnet"),
+    ),
+    "bytes": Comparison(
+        "at most 1 MB in one allreduce, against 64",
+        _set(fuse_grad_size_in_MB=1, fuse_grad_size_in_num=1000),
+        _set(fuse_grad_size_in_MB=64, fuse_grad_size_in_num=1000),
+        ("resnet", "wide"),
+    ),
+    "communicators": Comparison(
+        "two communicators in turn, against one",
+        (*_SMALL, *_set(nccl_comm_num=2)),
+        (*_SMALL, *_set(nccl_comm_num=1)),
+        ("resnet", "wide"),
+    ),
+    "wait": Comparison(
+        "not waiting for an allreduce before the next, against waiting",
+        (*_SMALL, *_set(sync_nccl_allreduce=False)),
+        (*_SMALL, *_set(sync_nccl_allreduce=True)),
+        ("resnet", "wide"),
+    ),
+    "merge": Comparison(
+        "one update of four steps' gradients, against an update each step",
+        _set(**{"gradient_merge": True, "gradient_merge_configs.k_steps": 4}),
+        _set(gradient_merge=False),
+        _ALL,
+        steps=4,
+    ),
+    "optimizer": Comparison(
+        "one operator that updates all parameters, against one each",
+        _set(**{"build_strategy.fuse_all_optimizer_ops": True}),
+        _set(**{"build_strategy.fuse_all_optimizer_ops": False}),
+        ("adam", "adam-static"),
+    ),
+    "activation": Comparison(
+        "sum and activation in one operator, against two",
+        _set(**{"build_strategy.fuse_elewise_add_act_ops": True}),
+        _set(**{"build_strategy.fuse_elewise_add_act_ops": False}),
+        ("many-static",),
+    ),
+    "localsgd": Comparison(
+        "parameters averaged every four steps, against gradients each step",
+        _set(**{"localsgd": True, "localsgd_configs.k_steps": 4}),
+        _set(localsgd=False),
+        ("many-static",),
+        steps=4,
+    ),
     "bf16": Comparison(
         "gradients sent in 16 bits against 32",
         _set(fuse_grad_size_in_MB="auto", bf16_allreduce=True),
@@ -263,6 +313,9 @@ def run(chosen: argparse.Namespace) -> int:
         found["comparisons"] = [
             {
                 **one._asdict(),
+                "options": [COMPARISONS[one.comparison].one, COMPARISONS[one.comparison].other],
+                "about": COMPARISONS[one.comparison].name,
+                "confident": _confident(one.ratios),
                 "one": [turn._asdict() for turn in one.one],
                 "other": [turn._asdict() for turn in one.other],
                 "ratios": one.ratios,

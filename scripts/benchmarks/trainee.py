@@ -61,10 +61,18 @@ MODELS = {
     "tiny": tiny,
     "many": deep,
     "many-static": deep,
+    "adam": deep,
+    "adam-static": deep,
     "resnet": resnet,
     "large": large,
     "wide": wide,
 }
+
+
+def optimizer(**arguments: Any) -> Any:  # noqa: ANN401 - Paddle's
+    """Return the optimizer that the model's name asks for."""
+    kind = paddle.optimizer.Adam if MODEL.startswith("adam") else paddle.optimizer.SGD
+    return kind(1e-3, **arguments)
 
 
 def dynamic() -> Callable[[], None]:
@@ -73,13 +81,13 @@ def dynamic() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL]()
     model = paddle.DataParallel(net)
-    optimizer = paddle.optimizer.SGD(1e-3, parameters=model.parameters())
+    updating = optimizer(parameters=model.parameters())
     batch = paddle.randn(shape)
 
     def step() -> None:
         (model(batch) ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
+        updating.step()
+        updating.clear_grad()
 
     return step
 
@@ -92,7 +100,7 @@ def static() -> Callable[[], None]:
     paddle.seed(5)
     net, shape = MODELS[MODEL]()
     loss = paddle.mean(net(paddle.static.data("batch", shape)))
-    fleet.distributed_optimizer(paddle.optimizer.SGD(1e-3)).minimize(loss)  # pyright: ignore[reportPrivateImportUsage]
+    fleet.distributed_optimizer(optimizer()).minimize(loss)  # pyright: ignore[reportPrivateImportUsage]
     executor = paddle.static.Executor()
     executor.run(paddle.static.default_startup_program())
     program: Any = paddle.static.default_main_program()
