@@ -50,8 +50,11 @@ def command(words: tuple[str, ...], *, is_json: bool) -> int:
         return put("".join(json.dumps(record(*one)) + "\n" for one in reported))
     if not reported:
         return put("No job of yours runs on this host.\n")
-    rows = [row(job, about, now) for job, about in reported]
-    return put(tables.layout(rows, heads=HEADS, numbers=1, width=tables.width()) + "\n")
+    width = tables.width()
+    cut = [HEADS.index("COMMAND"), HEADS.index("FOLDER")]
+    rows = tables.fitted([row(*one, now) for one in reported], HEADS, cut=cut, width=width)
+    whole = range(len(HEADS))
+    return put(tables.layout(rows, heads=HEADS, numbers=1, width=width, whole=whole) + "\n")
 
 
 def row(job: RunningJob, about: JobRecords, now: float) -> list[str]:

@@ -11,11 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fleetrun.plan.visible import columns, elided
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import JustifyMethod
+
 # Wider than any row; rich makes columns only as wide as what is in them.
 _UNLIMITED = 1 << 16
+_GAP = 2
+# A column that is narrower says nothing.
+_NARROWEST = 8
 
 
 def width() -> int:
@@ -31,20 +38,28 @@ def layout(
     numbers: int = 0,
     indent: int = 0,
     width: int = 0,
+    whole: Sequence[int] = (),
 ) -> str:
     """Return ROWS in columns under HEADS, within WIDTH where words allow; 0: no limit.
 
-    The first NUMBERS columns are aligned at their right. No line ends in blanks.
+    The first NUMBERS columns are aligned at their right, and no cell of the columns WHOLE is
+    broken. No line ends in blanks.
 
     >>> print(layout([["1", "a b"], ["10", "[c]"]], heads=["n", "what"], numbers=1, indent=2))
        n  what
        1  a b
       10  [c]
     """
-    table = Table(box=None, show_header=bool(heads), padding=(0, 2, 0, 0), header_style="")
-    for place in range(max(map(len, (heads, *rows)))):
+    table = Table(box=None, show_header=bool(heads), padding=(0, _GAP, 0, 0), header_style="")
+    count = max(map(len, (heads, *rows)))
+    taken = sum(_widest(rows, heads, place) + _GAP for place in whole)
+    if taken + (_NARROWEST + _GAP) * (count - len(whole)) > width - indent and whole:
+        # There is no room for the others: the terminal may break the lines.
+        width = 0
+    for place in range(count):
         head = heads[place] if heads else ""
-        table.add_column(head, justify="right" if place < numbers else "left", overflow="fold")
+        justify: JustifyMethod = "right" if place < numbers else "left"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=place in whole)
     for row in rows:
         # As Text: what stands in brackets or between colons is no markup of rich.
         table.add_row(*map(Text, row))
@@ -55,3 +70,29 @@ def layout(
     )
     console.print(table)
     return "\n".join(f"{'':{indent}}{line}".rstrip() for line in out.getvalue().splitlines())
+
+
+def _widest(rows: Sequence[Sequence[str]], heads: Sequence[str], place: int) -> int:
+    return max((columns(row[place]) for row in (heads, *rows) if row), default=0)
+
+
+def fitted(
+    rows: Sequence[Sequence[str]], heads: Sequence[str], *, cut: Sequence[int], width: int
+) -> list[list[str]]:
+    """Return ROWS whose cells in the columns CUT are elided so far that a line has WIDTH columns.
+
+    >>> fitted([["7", "python train.py", "/home/me/job"]], ["n", "a", "b"], cut=[1, 2], width=28)
+    [['7', 'pyth...n.py', '/ho.../job']]
+    """
+    found = [list(row) for row in rows]
+    if not width:
+        return found
+    widths = [_widest(rows, heads, place) for place in range(len(heads))]
+    room = width - sum(size + _GAP for place, size in enumerate(widths) if place not in cut)
+    # What the narrower ones do not need is left to the wider ones.
+    for count, place in enumerate(sorted(cut, key=lambda place: widths[place])):
+        share = max(room // (len(cut) - count) - _GAP, _NARROWEST)
+        for row in found:
+            row[place] = elided(row[place], share)
+        room -= min(widths[place], share) + _GAP
+    return found

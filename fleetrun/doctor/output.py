@@ -19,7 +19,7 @@ SCHEMA = 1
 KEYS = ("check", "level", "seen", "means", "mend")
 _COLORS = {OK: "\x1b[32m", WARNING: "\x1b[33m", ERROR: "\x1b[1;31m"}
 _END = "\x1b[0m"
-_NARROWEST = 40
+_NARROWEST = 24
 
 
 def text(

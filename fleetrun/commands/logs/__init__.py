@@ -100,7 +100,10 @@ def listed(log_dir: str) -> str:
     if not rows:
         raise EnvironmentFault(f"There is no launch in {log_dir}; name its log folder: --log_dir.")
     return (
-        tables.layout(rows, heads=("run", "began", "processes", "state"), width=tables.width())
+        # A run is named by copying it.
+        tables.layout(
+            rows, heads=("run", "began", "processes", "state"), width=tables.width(), whole=(0,)
+        )
         + "\n"
     )
 

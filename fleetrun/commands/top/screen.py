@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
-from fleetrun.plan.visible import visible
+from fleetrun.plan.visible import elided, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def frame(snapshot: Snapshot, width: int, height: int | None) -> list[Line]:
 
     A width of 0 is that of a file, in which nothing is cut.
     """
-    top = [_headline(snapshot), _counts(snapshot)]
+    top = [_headline(snapshot, width), _counts(snapshot)]
     if snapshot.notice and not snapshot.verdict:
         top.append([(visible(snapshot.notice), _WARN)])
     end: list[Line] = []
@@ -88,7 +88,7 @@ def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], li
     )
 
 
-def _headline(snapshot: Snapshot) -> Line:
+def _headline(snapshot: Snapshot, width: int) -> Line:
     style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
     parts = [(f"{visible(snapshot.job)}", "bold"), (f"  {snapshot.phase}", style)]
     parts.append((f"  {duration(snapshot.seconds)}", ""))
@@ -99,7 +99,11 @@ def _headline(snapshot: Snapshot) -> Line:
         )
     if snapshot.hosts > 1:
         parts.append((f"  {snapshot.hosts} hosts", ""))
-    return [*parts, (f"  {visible(snapshot.run)}", _DIM)]
+    run = visible(snapshot.run)
+    if width:
+        # The end of a path says more than its beginning.
+        run = elided(run, max(width - sum(cell_len(text) for text, _ in parts) - 2, 0))
+    return [*parts, (f"  {run}", _DIM)]
 
 
 def _counts(snapshot: Snapshot) -> Line:

@@ -62,6 +62,13 @@ def test_what_nobody_knows_has_no_column() -> None:
     assert heads(lines) == ["rank", "state", "device", "pid"]
 
 
+def test_of_a_long_path_the_end_is_kept() -> None:
+    run = f"/home/me/{'deep/' * 20}log/runs/20261122T135753Z-default-23306"
+    head, *_ = text(screen.frame(a_snapshot(run=run), 70, None))
+    assert len(head) == 70
+    assert head.endswith("Z-default-23306")
+
+
 def test_hosts_stand_there_where_there_are_several() -> None:
     assert "host" in heads(screen.frame(a_snapshot(a_row(0), hosts=2), 0, None))
 
