@@ -228,7 +228,7 @@ def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) ->
         out = Path(folder) / "measured.json"
         checker = Path(__file__).parent / "inject" / "allreduce_check.py"
         words = [
-            *_launch_words(request, job.roster, job.gpus),
+            *_launch_options(request, job.roster, job.gpus),
             f"--log_dir={folder}/log",
             "--banner=none",
             str(checker),
@@ -241,7 +241,7 @@ def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) ->
         return _measured(words, variables, out, Transfers(backend, ranks))
 
 
-def _launch_words(request: Request, roster: Roster, gpus: Sequence[str]) -> Sequence[str]:
+def _launch_options(request: Request, roster: Roster, gpus: Sequence[str]) -> Sequence[str]:
     """Return the options with which the ranks that are measured are launched."""
     words = [f"--env={name}={value}" for name, value in request.env]
     words += [f"--nccl={name}={value}" for name, value in request.nccl]

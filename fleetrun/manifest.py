@@ -93,7 +93,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
     found = _read(path)
     missing: list[str] = []
-    words = _words(found, parsed, environ, missing)
+    words = _arguments(found, parsed, environ, missing)
     restored_environ = _environ(found, environ, missing)
     config = _config(found, parsed, environ, missing)
     layers = _layers(found, parsed, environ, missing)
@@ -118,7 +118,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
 # -- what was asked for ---------------------------------------------------------------------------
 
 
-def _words(
+def _arguments(
     found: _Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],

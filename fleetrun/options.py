@@ -133,10 +133,10 @@ class RawOption(NamedTuple):
         return f"{self.source}: {self.typed}={raw}: {problem}"
 
 
-def is_word_for_bool(word: str) -> bool:
+def is_boolean_text(word: str) -> bool:
     """Whether WORD is what Paddle's strtobool takes.
 
-    >>> is_word_for_bool("Yes"), is_word_for_bool("train.py")
+    >>> is_boolean_text("Yes"), is_boolean_text("train.py")
     (True, False)
     """
     return conversion.boolean(word) is not None
@@ -160,7 +160,7 @@ def takes_next(option: Option, word: str) -> bool:
     if option.kind == "flag":
         return False
     if option.kind == "bool":
-        return is_word_for_bool(word)
+        return is_boolean_text(word)
     if option.name == "tee":
         return is_rank_list(word)
     if option.name in _OWN_WORDS:

@@ -99,7 +99,7 @@ def resolve(
     mode = modes.BY_WORD[word]
     # Then there is somebody who knows the hosts.
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
-    is_told = in_paddlecloud(environ) or _is_told(mode, environ)
+    is_told = in_paddlecloud(environ) or _is_requested(mode, environ)
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
     _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
     # With roles, what is removed is said where they are known.
@@ -286,7 +286,7 @@ def _take_detected(
     if cluster.is_left_out(said):
         return
     is_dry = chosen["dry_run"].value is not None
-    for given in cluster.givens(said, detect(), notes, is_dry=is_dry):
+    for given in cluster.detected_options(said, detect(), notes, is_dry=is_dry):
         chosen[given.option.target] = ResolvedOption(given.value(), given)
 
 
@@ -435,7 +435,7 @@ def _run_mode(
         if found.given.source == "default":
             if asking:
                 found = _implied(found, mode.name, asking[0].given.typed)
-            elif _is_told(mode, environ):
+            elif _is_requested(mode, environ):
                 found = _implied(found, mode.name, f"${mode.variables[0]}")
         elif found.value not in mode.words and asking:
             found = _settled(found, mode, asking, chosen, notes)
@@ -667,7 +667,7 @@ def _strategy(
 # -- the environment -----------------------------------------------------------------------------
 
 
-def _is_told(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
+def _is_requested(mode: modes.Mode, environ: Mapping[str, str]) -> bool:
     """Whether ENVIRON has all variables by which a cluster asks for MODE."""
     return bool(mode.variables) and all(environ.get(name) for name in mode.variables)
 

@@ -50,7 +50,7 @@ def _knobs(incomplete: str, before: str, between: str = "") -> list[CompletionIt
     if field is None:
         return []
     words = {"bool": ("true", "false"), "choice": field.words}.get(field.kind, ())
-    words += fields.special_words(field)
+    words += fields.special_values(field)
     return among(words, value, before=f"{before}{key}={between}")
 
 

@@ -22,7 +22,7 @@ _STRIDE = 37
 _LONGEST = 40
 
 
-def givens(
+def detected_options(
     said: Mapping[str, RawOption], found: Detected, notes: list[str], *, is_dry: bool
 ) -> tuple[RawOption, ...]:
     """Return the options that FOUND stands for, beside those that are SAID; remarks go to NOTES.
@@ -37,7 +37,7 @@ def givens(
         # The launchers that are going to be started ask themselves.
         return ()
     ranks = _of_tasks(said, found, notes)
-    if _is_said(said["ips"]):
+    if _is_set(said["ips"]):
         return ranks
     given: list[RawOption] = []
     if len(found.hosts) > 1:
@@ -50,9 +50,9 @@ def givens(
     elif not found.hosts:
         if found.nnodes is not None and found.nnodes > 1:
             given += _given("nnodes", str(found.nnodes), found.nnodes_from)
-        if found.node is not None and (given or _is_said(said["nnodes"])):
+        if found.node is not None and (given or _is_set(said["nnodes"])):
             given += _given("rank", str(found.node), found.node_from)
-    return (*ranks, *(one for one in given if not _is_said(said[one.option.name])))
+    return (*ranks, *(one for one in given if not _is_set(said[one.option.name])))
 
 
 def _of_tasks(
@@ -63,12 +63,12 @@ def _of_tasks(
         return ()
     started = f"{found.engine} has started {found.here} tasks here ({found.here_from}), one a rank"
     for name in ("server_num", "trainer_num", "detach", "hosts", "hostfile"):
-        if _is_said(said[name]):
+        if _is_set(said[name]):
             raise UsageError(
                 said[name].blame(f"{started}; start one on each host instead: `{found.spread}`.")
             )
     ranks = said["nproc_per_node"]
-    if not _is_said(ranks):
+    if not _is_set(ranks):
         notes.append(f"{started}.")
         return tuple(_given("nproc_per_node", str(found.here), found.here_from))
     if ranks.raw.strip() != str(found.here):
@@ -96,11 +96,11 @@ def first_port(job: str, step: int = 0) -> int | None:
 def is_left_out(said: Mapping[str, RawOption]) -> bool:
     """Whether the engine is not asked: the job is of one host, or lists its processes."""
     nnodes, ips = said["nnodes"], said["ips"]
-    if _is_said(nnodes) and nnodes.raw.strip() == "1":
+    if _is_set(nnodes) and nnodes.raw.strip() == "1":
         return True
-    if _is_said(ips) and len(_listed(ips)) == 1:
+    if _is_set(ips) and len(_listed(ips)) == 1:
         return True
-    return _is_said(said["servers"]) or _is_said(said["trainers"])
+    return _is_set(said["servers"]) or _is_set(said["trainers"])
 
 
 def _check(said: Mapping[str, RawOption], found: Detected) -> None:
@@ -108,16 +108,16 @@ def _check(said: Mapping[str, RawOption], found: Detected) -> None:
     if found.nnodes is not None:
         gives = f"{found.engine} gives this job {found.nnodes} hosts ({found.nnodes_from})"
         ips, nnodes = said["ips"], said["nnodes"]
-        if _is_said(ips) and len(_listed(ips)) != found.nnodes:
+        if _is_set(ips) and len(_listed(ips)) != found.nnodes:
             raise UsageError(
                 ips.blame(f"{gives}, and {len(_listed(ips))} are listed; leave the list out.")
             )
-        if _is_said(nnodes) and not _allows(nnodes.raw, found.nnodes):
+        if _is_set(nnodes) and not _allows(nnodes.raw, found.nnodes):
             raise UsageError(
                 nnodes.blame(f"{gives}; leave it out, or --nnodes=1 makes each a job of its own.")
             )
     rank = said["rank"]
-    if found.node is None or not _is_said(rank) or _is_said(said["ips"]):
+    if found.node is None or not _is_set(rank) or _is_set(said["ips"]):
         return
     if rank.raw.strip() not in {"-1", str(found.node)}:
         raise UsageError(
@@ -133,7 +133,7 @@ def _allows(raw: str, count: int) -> bool:
     return int(low) <= count <= int(high if colon else low)
 
 
-def _is_said(given: RawOption) -> bool:
+def _is_set(given: RawOption) -> bool:
     return given.source != "default" and bool(given.raw.strip())
 
 

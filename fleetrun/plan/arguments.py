@@ -27,7 +27,7 @@ def conceal(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Hidden, ...]]:
     shown = list(words)
     hidden: list[Hidden] = []
     known: dict[str, str] = {}
-    for at, before, name, value in secrets.in_words(words):
+    for at, before, name, value in secrets.in_arguments(words):
         # An address without its user and password still says something.
         shown[at] = before + (secrets.HIDDEN if name else secrets.redact("", value))
         variable = _variable(name or before[:-1].rpartition("=")[2], at, value, known)

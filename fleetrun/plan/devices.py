@@ -185,7 +185,7 @@ def _choose(
     if request.devices is None:
         return visible.devices, ()
     chosen: list[Device] = []
-    for word in _words(request):
+    for word in _device_ids(request):
         chosen += visible.devices if word == "all" else _find(request, visible, kind, word)
     for device in chosen:
         if chosen.count(device) > 1:
@@ -202,7 +202,7 @@ def _choose(
     )
 
 
-def _words(request: Request) -> tuple[str, ...]:
+def _device_ids(request: Request) -> tuple[str, ...]:
     """Return every id the user wrote, with ranges written out."""
     words: list[str] = []
     pieces = [piece.strip() for piece in (request.devices or "").split(",")]

@@ -20,7 +20,7 @@ def expand(text: str) -> tuple[str, ...]:
     ('rack0n8-ib', 'rack0n9-ib', 'rack1n8-ib', 'rack1n9-ib')
     """
     found: list[str] = []
-    for word in _words(text):
+    for word in _entries(text):
         pieces = [_choices(piece) for piece in _pieces(word)]
         if len(found) + prod(map(len, pieces)) > MOST:
             raise ValueError(f"{word} stands for more than {MOST:,} hosts")
@@ -28,7 +28,7 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _words(text: str) -> Iterator[str]:
+def _entries(text: str) -> Iterator[str]:
     """Part TEXT at the commas outside of brackets."""
     start, is_inside = 0, False
     for at, letter in enumerate(text):

@@ -161,7 +161,7 @@ def _is_plain(value: str) -> bool:
     )
 
 
-def _is_word(value: str) -> bool:
+def _is_identifier(value: str) -> bool:
     """Whether VALUE is what code calls something: `image`, `model.keys`."""
     return value.islower() and value.replace("_", "").replace(".", "").isalpha()
 
@@ -195,7 +195,7 @@ def _is_meant(name: str, value: str, *, quoted: bool, spaced: bool) -> bool:
         return False
     if quoted or not spaced:
         # `key=image`, `session="main"`, `auth=basic`.
-        is_other = _is_word(value) and (not quoted or _words(name)[-1] in _LAST)
+        is_other = _is_identifier(value) and (not quoted or _words(name)[-1] in _LAST)
         return not is_other and set("([{").isdisjoint(value)
     return _is_random(value)
 
@@ -422,13 +422,13 @@ def _redacted(value: str, found: list[str]) -> str:
 # -- command lines --------------------------------------------------------------------------------
 
 
-def in_words(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
+def in_arguments(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
     """Find the secrets among the WORDS of a command line.
 
     Each is a word's place, what stands before the secret in it, the secret's name ("": it has
     none, only parts of it are secret), and the secret.
 
-    >>> list(in_words(["train.py", "--db-password", "xyz", "--url=http://me:pw@h"]))
+    >>> list(in_arguments(["train.py", "--db-password", "xyz", "--url=http://me:pw@h"]))
     [(2, '', '--db-password', 'xyz'), (3, '--url=', '', 'http://me:pw@h')]
     """
     flag = ""
@@ -437,15 +437,15 @@ def in_words(words: Sequence[str]) -> Iterator[tuple[int, str, str, str]]:
         program = word.rpartition("/")[2]
         if program.startswith(_CLIENT_NAMES):
             client = program
-        before, name, value = _in_word(word, flag, client)
+        before, name, value = _in_argument(word, flag, client)
         flag = word if word.startswith("-") and "=" not in word else ""
         if value is not None:
             yield at, before, name, value
 
 
-def _in_word(word: str, flag: str, client: str) -> tuple[str, str, str | None]:
+def _in_argument(word: str, flag: str, client: str) -> tuple[str, str, str | None]:
     """Return what stands before WORD's secret, its name ("" for a part of it), and the secret."""
-    if flag and not word.startswith("-") and (_is_given(flag, word) or _is_login_of(client, flag)):
+    if flag and not word.startswith("-") and (_is_secret(flag, word) or _is_login_of(client, flag)):
         return "", flag, word
     if client.startswith(("mysql", "mariadb", "sshpass")) and word[:2] == "-p" and word[2:]:
         return "-p", "-p", word[2:]
@@ -459,7 +459,7 @@ def _in_word(word: str, flag: str, client: str) -> tuple[str, str, str | None]:
         if not equals or not _is_name(name):
             break
         before += f"{name}="
-        if _is_given(name, value):
+        if _is_secret(name, value):
             return before, name, value
         rest = value
     if _redacted(rest, []) == rest:
@@ -475,7 +475,7 @@ def _is_name(text: str) -> bool:
     return text.strip("-+~@") != "" and all(char.isalnum() or char in "_-./:+~@" for char in text)
 
 
-def _is_given(name: str, value: str) -> bool:
+def _is_secret(name: str, value: str) -> bool:
     """Whether VALUE is the secret that NAME promises; models have tokens too, and sort keys."""
     if name == "-p":
         return not (_is_plain(value) or re.match(_OTHER_P, value))
@@ -485,7 +485,7 @@ def _is_given(name: str, value: str) -> bool:
     is_other = certainty == _UNSURE and (
         re.match(_CODE, value) is not None
         or _is_plain(value)
-        or (_words(name)[-1] in _LAST and _is_word(value) and len(value) <= _SHORT)
+        or (_words(name)[-1] in _LAST and _is_identifier(value) and len(value) <= _SHORT)
     )
     return not is_other
 
@@ -519,7 +519,7 @@ class Hider:
             if is_secret(name):
                 found.append(value)
             _redacted(value, found)
-        for _, _, name, value in in_words(self._words):
+        for _, _, name, value in in_arguments(self._words):
             if name:
                 found.append(value)
             _redacted(value, found)

@@ -71,10 +71,10 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     if error is not None:
         said = [f"{error.kind}: {error.message}", error.stack]
     is_victim = causes.is_of_victim("\n".join(said))
-    return _with_words(exited, words)._replace(step=step, is_victim=is_victim)
+    return _with_last_lines(exited, words)._replace(step=step, is_victim=is_victim)
 
 
-def _with_words(exited: Exited, words: list[str]) -> Exited:
+def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
     known = causes.recognise("\n".join(words))
     no_retry = known.sentence if known and known.name in causes.NOT_RETRYABLE else ""
     if exited.status.code in _SHELL_REFUSALS:

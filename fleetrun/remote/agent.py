@@ -157,7 +157,7 @@ def _serve(silence_s: float) -> int:
     door.close()
     if order is None or found.fault:
         return _UNUSED
-    return _launch(protocol.words(order), asked.cwd, environ, head)
+    return _launch(protocol.arguments(order), asked.cwd, environ, head)
 
 
 def _tell(line: bytes) -> None:

@@ -95,7 +95,12 @@ def examine(
             {
                 "folder": current_folder(),
                 "environ": head.forwarded(environ),
-                "words": ["doctor", "--json", *options, *head.words(request, host, addresses, me)],
+                "words": [
+                    "doctor",
+                    "--json",
+                    *options,
+                    *head.arguments(request, host, addresses, me),
+                ],
             }
             for me, host in enumerate(entries)
         ]

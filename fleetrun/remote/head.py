@@ -152,7 +152,9 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def words(request: Request, host: HostEntry, addresses: Sequence[str], me: int) -> tuple[str, ...]:
+def arguments(
+    request: Request, host: HostEntry, addresses: Sequence[str], me: int
+) -> tuple[str, ...]:
     """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
     given = argv.scan(request.typed)
     names = {one.option.name for one in given.settings}
@@ -330,7 +332,7 @@ class Head:
         self._is_going = True
         for me, one in enumerate(self._remotes):
             self._loop.alarm(one, None, _no_call)
-            one.say(protocol.line(words(self._request, one.host, addresses, me)))
+            one.say(protocol.line(arguments(self._request, one.host, addresses, me)))
 
     # Running ------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ def unreached(text: bytes) -> tuple[tuple[str, str], ...]:
     return tuple((name, why) for name, why in found)
 
 
-def words(text: bytes) -> tuple[str, ...]:
+def arguments(text: bytes) -> tuple[str, ...]:
     """Return fleetrun's arguments in an order to go; raises ValueError."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):

@@ -83,7 +83,7 @@ def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) 
         return ()
     return (
         *(
-            f"{listed(one.labels)}: {in_words(one)}"
+            f"{listed(one.labels)}: {as_sentence(one)}"
             for one in judged.verdicts
             if one.name in names and one.status != EFFECTIVE
         ),
@@ -91,10 +91,10 @@ def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) 
     )
 
 
-def in_words(one: Verdict) -> str:
+def as_sentence(one: Verdict) -> str:
     """Return the status of a field as a sentence without its full stop.
 
-    >>> in_words(Verdict(("rank 0",), "dgc", "true", "", "refused", "Paddle 3.3 has none."))
+    >>> as_sentence(Verdict(("rank 0",), "dgc", "true", "", "refused", "Paddle 3.3 has none."))
     'dgc is refused: Paddle 3.3 has none'
     """
     # Not what was counted, which tells nothing where there is no effect.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
-from fleetrun.sources.overview import in_words
+from fleetrun.sources.overview import as_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -198,7 +198,7 @@ def _difference(one: Verdict, main: Verdict) -> str:
     who = f"{_sentence(listed(one.labels))} {verb} from {listed(main.labels)}"
     if one.status == main.status == EFFECTIVE:
         return f"{who}: {one.name} is {one.in_effect or '-'} there, not {main.in_effect or '-'}."
-    return f"{who}: {in_words(one)}."
+    return f"{who}: {as_sentence(one)}."
 
 
 def notes(evidence_of: Mapping[str, RankEvidence | None]) -> list[str]:

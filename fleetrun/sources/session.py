@@ -151,7 +151,7 @@ class JobSession(Source):
                 is_victim = cause.is_victim
                 is_departure = may_change and code == _START_AGAIN
                 no_retry = no_retry or cause.no_retry or cause.fault
-                words = self._words(cause) if not cause.fault else ""
+                words = self._last_lines(cause) if not cause.fault else ""
             case Hung(places=places):
                 what, code = cause.describe(), cause.exit_code
                 if cause.odd and places:
@@ -171,7 +171,7 @@ class JobSession(Source):
             is_departure=is_departure,
         )
 
-    def _words(self, exited: Exited) -> str:
+    def _last_lines(self, exited: Exited) -> str:
         from fleetrun.postmortem import investigation  # only after a failure
 
         words, _, _ = investigation.last_lines_of(self._plan, exited)

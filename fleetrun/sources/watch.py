@@ -212,7 +212,7 @@ class Watch(Source):
         }
         lag = None if self._reported_stopped else self._comparison.see(cpu_s, now)
         if lag is not None and self._reports_stragglers:
-            self._notice("straggler", _lag_in_words(lag, self._labels), lag.ranks, now)
+            self._notice("straggler", _lag_sentence(lag, self._labels), lag.ranks, now)
 
     def _is_trainer(self, process: int) -> bool:
         rank = self._plan.processes[process].rank
@@ -506,7 +506,7 @@ class Watch(Source):
         return os.path.join(self._plan.cwd, self._plan.run_dir, names.stacks("*"))
 
 
-def _lag_in_words(lag: hang.Lag, labels: list[str]) -> str:
+def _lag_sentence(lag: hang.Lag, labels: list[str]) -> str:
     few, rest = (
         names.listed([labels[one] for one in lag.ranks]),
         names.listed([labels[one] for one in lag.others]),

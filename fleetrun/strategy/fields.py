@@ -533,14 +533,14 @@ def wanted(field: Field) -> str:
             said = f"give a mapping with {', '.join(key.name for key in field.keys)}"
         case _:
             said = "give a word"
-    words = special_words(field)
+    words = special_values(field)
     return said if not words else f"{said}, {'or auto' if len(words) == 1 else 'auto or plan'}"
 
 
-def special_words(field: Field) -> tuple[str, ...]:
+def special_values(field: Field) -> tuple[str, ...]:
     """Return the words that stand for a value of FIELD that is found out later.
 
-    >>> special_words(find("strategy", "nccl_comm_num"))
+    >>> special_values(find("strategy", "nccl_comm_num"))
     ('auto',)
     """
     known = ((AUTO, field.auto), (PLAN, field.plan))
@@ -555,7 +555,7 @@ def convert(field: Field, value: object) -> KnobValue:
     >>> convert(find("strategy", "gradient_merge"), 1)
     True
     """
-    if isinstance(value, str) and value in special_words(field):
+    if isinstance(value, str) and value in special_values(field):
         return value
     items = _ITEMS.get(field.kind)
     given = list(value) if items and isinstance(value, list | tuple) else [value]

@@ -60,7 +60,7 @@ def _property(field: Field) -> dict[str, object]:
     if field.refused is not None:
         plain["not"] = {"const": field.refused[0]}
     said["default"] = field.default
-    words = [{"const": word} for word in fields.special_words(field)]
+    words = [{"const": word} for word in fields.special_values(field)]
     return said | ({"anyOf": [plain, *words]} if words else plain)
 
 

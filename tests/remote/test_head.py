@@ -364,12 +364,12 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
     wanted = a_request(
         "--hosts=a:8,b:8", "--ssh=ssh -v", "--strategy", "overlap", "--tee", "t.py", "--hosts=c"
     )
-    words = head.words(wanted, HostEntry("b", 8), ("10.0.0.1", "10.0.0.2"), 1)
+    words = head.arguments(wanted, HostEntry("b", 8), ("10.0.0.1", "10.0.0.2"), 1)
     assert words == (
         *("--ips=10.0.0.1,10.0.0.2", "--host=10.0.0.2", "--nproc_per_node=8"),
         *("--strategy=overlap", "--tee=all", "--", "t.py", "--hosts=c"),
     )
-    alone = head.words(a_request("--hosts=a:8", "t.py"), HostEntry("a", 2, (0, 3)), ("a",), 0)
+    alone = head.arguments(a_request("--hosts=a:8", "t.py"), HostEntry("a", 2, (0, 3)), ("a",), 0)
     assert alone == ("--devices=0,3", "--", "t.py")
 
 

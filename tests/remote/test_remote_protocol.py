@@ -21,7 +21,7 @@ def test_any_texts_survive(environ: dict[str, str], words: list[str]) -> None:
     assert protocol.inquiry(protocol.line(asked)) == asked
     written = protocol.line(words)
     assert written.count(b"\n") == 1
-    assert protocol.words(written) == tuple(words)
+    assert protocol.arguments(written) == tuple(words)
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{", b"{}", b'{"version": 0}', b'"go"'])
@@ -35,7 +35,7 @@ def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
     with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
         protocol.inquiry(said.replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(ValueError, match=r"^no words$"):
-        protocol.words(said)
+        protocol.arguments(said)
 
 
 @given(st.binary(max_size=40))

@@ -139,7 +139,7 @@ def read(found: Sequence[Run]) -> RunHistory:
             elif event.event == "judged":
                 fields = eventfile.verdicts(event)
             elif event.event in _SHOWN:
-                moments.append(Moment(event.time - began, event.event, _said(event)))
+                moments.append(Moment(event.time - began, event.event, _description(event)))
         for log in run.logs:
             peak = peaks.get((log.process, log.attempt))
             bars.append(_bar(log, began, last, host)._replace(peak_bytes=peak))
@@ -213,7 +213,7 @@ def _number(label: str) -> tuple[str, int]:
     return word, int(number) if number.isdecimal() else 0
 
 
-def _said(event: eventfile.EventRecord) -> str:
+def _description(event: eventfile.EventRecord) -> str:
     """Return what EVENT says in a few words."""
     more = event.more
     for key in ("text", "why", "what", "signal"):

@@ -77,9 +77,9 @@ def config() -> click.Option:
     return click.Option([row.flag], metavar=row.metavar, help="The config file.")
 
 
-def words() -> click.Argument:
+def command_line() -> click.Argument:
     """Return the argument for what stands after `--`."""
-    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- WORDS...")
+    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- ARGUMENTS...")
 
 
 def launch(given: Sequence[str], what: str, config: object = None) -> argv.ParsedCommand:

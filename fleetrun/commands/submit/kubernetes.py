@@ -289,7 +289,7 @@ def _fits(option: str, value: str, pattern: re.Pattern[str], wanted: str) -> Non
 command = common.QueueCommand(
     "k8s",
     help="Print the resources of a job (an Indexed Job with its service and token, or Kubeflow's "
-    "PaddleJob), or create them by kubectl. WORDS are those of a launch without hosts: "
+    "PaddleJob), or create them by kubectl. ARGUMENTS are those of a launch without hosts: "
     "`fleetrun submit k8s --image NAME --nodes 4 --gpus 8 -- train.py`. What is always the same "
     "at a site may stand in fleetrun.yaml under `submit: k8s:`.",
     callback=_run,
@@ -321,6 +321,6 @@ command = common.QueueCommand(
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),
         common.config(),
-        common.words(),
+        common.command_line(),
     ],
 )

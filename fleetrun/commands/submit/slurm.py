@@ -136,9 +136,9 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
         time=texts.get("time"),
         partition=texts.get("partition"),
         account=texts.get("account"),
-        modules=_words(fields, "module"),
+        modules=_values(fields, "module"),
         setup=setup,
-        sbatch=_words(fields, "sbatch"),
+        sbatch=_values(fields, "sbatch"),
         signal=texts.get("signal"),
         requeue=fields["requeue"] is True,
         keep=fields["no_kill"] is True,
@@ -149,7 +149,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
     return put(script(job))
 
 
-def _words(fields: dict[str, object], option: str) -> tuple[str, ...]:
+def _values(fields: dict[str, object], option: str) -> tuple[str, ...]:
     """Return the values of a repeatable OPTION, each a word."""
     return tuple(
         common.plain(WHAT, option, one.lstrip("-")) for one in common.texts(fields[option])
@@ -158,7 +158,7 @@ def _words(fields: dict[str, object], option: str) -> tuple[str, ...]:
 
 command = common.QueueCommand(
     "slurm",
-    help="Write a script for sbatch and hand it in. WORDS are those of a launch without hosts: "
+    help="Write a script for sbatch and hand it in. ARGUMENTS are those of a launch without hosts: "
     "`fleetrun submit slurm --nodes 4 --gpus 8 -- train.py`. What is always the same at a site "
     "(partition, account, module, ...) may stand in fleetrun.yaml under `submit: slurm:`.",
     callback=_run,
@@ -186,6 +186,6 @@ command = common.QueueCommand(
         parser.option("python", "text", "Python on the hosts; this one.", metavar="PATH"),
         click.Option(["--dry-run"], is_flag=True, help="Print the script."),
         common.config(),
-        common.words(),
+        common.command_line(),
     ],
 )

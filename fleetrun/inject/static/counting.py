@@ -57,13 +57,13 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
         return built
 
     @functools.wraps(run)
-    def run_and_tell(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def counted_run(self: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
         result = run(self, program, *args, **kwargs)
         watcher.ran(program)
         return result
 
     cache._get_program_and_executor = _get_program_and_executor
-    executor.run = run_and_tell
+    executor.run = counted_run
 
 
 def _bare(main: Any) -> Any:
