@@ -156,6 +156,9 @@ def _run(
         is_shown = not request.quiet and request.log_level in {"debug", "info"}
         return endings[0].line() if endings and is_shown else ""
 
+    def kill_at(at: float) -> None:
+        supervisor.kill_at(at)
+
     def equip(plan: LaunchPlan) -> Equipment:
         endings.append(EndingSink(plan))
         # One for all: whoever writes into it means the folder that was made.
@@ -198,7 +201,7 @@ def _run(
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages, session),
-            *_session(plan, session, request, messages, hide, folder),
+            *_session(plan, session, request, messages, hide, folder, kill_at),
         )
         return Equipment(sinks, sources, folder)
 
@@ -337,6 +340,7 @@ def _session(  # noqa: PLR0917 - as _run has them
     messages: Messages,
     hide: Callable[[str], str],
     folder: Folder,
+    kill_at: Callable[[float], None],
 ) -> tuple[Source, ...]:
     """Return what agrees with the launchers of the other hosts, if there are any."""
     if session is None:
@@ -346,7 +350,7 @@ def _session(  # noqa: PLR0917 - as _run has them
 
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
-    return (JobSession(plan, session, say=say, hide=hide, end=end),)
+    return (JobSession(plan, session, say=say, hide=hide, end=end, kill_at=kill_at),)
 
 
 def _hang_of_hosts(session: Session | None, folder: Folder, request: Request) -> HangOfHosts | None:

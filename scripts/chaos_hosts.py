@@ -68,10 +68,14 @@ class Fault(NamedTuple):
     options: tuple[str, ...] = ()
     is_early: bool = False
     needs_slow_switch: bool = False
+    # Whether the job goes on without hosts that are lost; see chaos_elastic.py.
+    is_elastic: bool = False
 
 
 class HostsJob:
     """A launch on the hosts of NETWORK; every random choice is drawn from DRAW."""
+
+    script = RANK
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
@@ -97,7 +101,7 @@ class HostsJob:
 
     def start(self) -> None:
         """Start a launcher on each host, in any order."""
-        (self.folder / "rank.sh").write_text(RANK)
+        (self.folder / "rank.sh").write_text(self.script)
         for rank in self.ranks:
             os.mkfifo(self.folder / f"orders.{rank}")
         order = list(self.hosts)[: len(self.hosts) - self.fault.absent]
@@ -109,15 +113,19 @@ class HostsJob:
 
     def launch(self, host: lab.Host, *more: str) -> subprocess.Popen[bytes]:
         """Start a launcher on HOST."""
-        ips = ",".join(one.ip for one in self.hosts)
-        command = [sys.executable, "-m", "fleetrun", "--quiet", f"--ips={ips}"]
+        command = [sys.executable, "-m", "fleetrun", "--quiet", *self.words()]
         command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
         command += [f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}", "--rdzv_timeout=20"]
-        command += [*self.fault.options, *more, "sh", str(self.folder / "rank.sh")]
+        command += [*more, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
         env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
         return host.start(*command, env=env)
+
+    def words(self) -> list[str]:
+        """Return the options of this job."""
+        ips = ",".join(one.ip for one in self.hosts)
+        return [f"--ips={ips}", *self.fault.options]
 
     def wait_until_ready(self, times: int = 1) -> None:
         """Wait until every rank is there."""
@@ -423,11 +431,15 @@ def run(  # noqa: PLR0917 - what the command line says
     seconds: float | None,
 ) -> int:
     """Do LAUNCHES of SEED on HOSTS hosts; return the exit code."""
+    from chaos_elastic import FAULTS as ELASTIC
+
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
     if reason:
         print(f"scripts/chaos: there can be no hosts here: {reason}", file=sys.stderr)
         return 3
-    faults = [one for one in FAULTS if fault in one.name]
+    # Elastic ones are asked for by that word: each takes several times as long.
+    known = [*ELASTIC] if fault.startswith("elastic") else [*FAULTS]
+    faults = [one for one in known if fault in one.name]
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"{len(launches)} launches on {hosts} hosts, seed {seed}", flush=True)
     started = time.monotonic()
@@ -450,17 +462,20 @@ def run(  # noqa: PLR0917 - what the command line says
         pace.end()
         if not keep:
             shutil.rmtree(place, ignore_errors=True)
-    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started)
+    return report([one.name for one in known], results, seed, time.monotonic() - started)
 
 
 def _run(  # noqa: PLR0917 - all that a launch depends on
     folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault], pace: Pace
 ) -> Result:
+    from chaos_elastic import ElasticJob
+
     draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
     fault = draw.choices(faults, [one.weight for one in faults])[0]
+    kind = ElasticJob if fault.is_elastic else HostsJob
     try:
         with lab.network(hosts, folder, is_slow=fault.needs_slow_switch) as network:
-            job = HostsJob(network, folder, fault, draw)
+            job = kind(network, folder, fault, draw)
             try:
                 job.start()
                 if not fault.is_early:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.session import coordinator, member, state
-from fleetrun.session.messages import Failure, Offer, Roster, Verdict
+from fleetrun.session.messages import Failure, Leave, Offer, Roster, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,6 +350,8 @@ class World:
 
     def to_coordinator_leave(self, host: Launcher) -> None:
         """Let a launcher end."""
+        if host.state.phase == member.ENDED:
+            self.to_coordinator(host, Leave(None))
         host.feed(member.Quit(host.departure, host.clock()))
         host.has_ended = True
         host.ended_at = self.now

@@ -216,6 +216,14 @@ def _reap_if_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
 
 
+def kill_groups(leaders: Collection[int]) -> None:
+    """Kill the children LEADERS with their process groups, but reap none."""
+    for pid in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            # One that reads the terminal leads no group.
+            (os.killpg if _group(pid) == pid else os.kill)(pid, _KILL)
+
+
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:
     """Kill every descendant except SPARE; some may not die within SECONDS.
 

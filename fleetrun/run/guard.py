@@ -136,6 +136,14 @@ class Guard:
         mine = children.sweep(own, seconds).stuck
         return children.Swept((*stuck, *mine), tuple(map(children.Leftover._make, left)))
 
+    def kill_at(self, at: float) -> None:
+        """Let all ranks be killed at AT (monotonic seconds), unless another moment is named before.
+
+        The other hosts of a job go on without a launcher that is stopped, but not beside its ranks.
+        """
+        with contextlib.suppress(_GuardLost):
+            self._ask("kill at", at)
+
     def dismiss(self) -> None:
         """End the guard; what it has not killed becomes a child of the launcher."""
         self._is_dismissed = True
@@ -342,6 +350,8 @@ class _Service:
         self._woken = woken
         # The children that the launcher has not asked to be reaped yet.
         self._ranks: set[int] = set()
+        # When they are killed, should the launcher be stopped.
+        self._kill_at: float | None = None
 
     def run(self) -> None:
         """Return when the launcher has ended."""
@@ -350,9 +360,8 @@ class _Service:
             ready.register(fd, select.POLLIN)
         orphans_at: float | None = None
         while True:
-            timeout = None
-            if orphans_at is not None:
-                timeout = max(0.0, orphans_at - time.monotonic()) * 1000
+            due = [at for at in (orphans_at, self._kill_at) if at is not None]
+            timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
             fds = [fd for fd, _ in ready.poll(timeout)]
             if self._guarded in fds:
                 return
@@ -365,6 +374,9 @@ class _Service:
             if orphans_at is not None and orphans_at <= time.monotonic():
                 orphans_at = None
                 children.reap_orphans(self._ranks)
+            if self._kill_at is not None and self._kill_at <= time.monotonic():
+                self._kill_at = None
+                children.kill_groups(self._ranks)
 
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
@@ -401,6 +413,8 @@ class _Service:
                 ended = children.end(pid, status)
                 self._ranks.discard(pid)
                 self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
+            case "kill at", [at]:
+                self._kill_at = at
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:

@@ -196,6 +196,11 @@ class Supervisor:
         self._observers.close()
         return self._outcome
 
+    def kill_at(self, at: float) -> None:
+        """Let the ranks be killed at AT (monotonic seconds), even if this launcher is stopped."""
+        if self._has_guard:
+            self._guard.kill_at(at)
+
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:

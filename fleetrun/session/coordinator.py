@@ -450,7 +450,9 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
     closing = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED:
         return state, closing
-    failure = failure or Failure(host.name, "fleetrun has ended", LOST)
+    # One that was cut off ends by itself, which is no reason for the others.
+    is_departure = state.terms.may_change
+    failure = failure or Failure(host.name, "fleetrun has ended", LOST, is_departure=is_departure)
     if state.phase == FORMING:
         # Who had no place yet, while others had, is not missed.
         is_spare = state.generation > 0 and host.since < 0

@@ -119,6 +119,9 @@ class Session:
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
+        # When the ranks are killed even if this launcher is stopped, and who does that.
+        self._kill_at: float | None = None
+        self._guard: Callable[[float], None] | None = None
 
     # Beginning and end --------------------------------------------------------------------------
 
@@ -226,6 +229,12 @@ class Session:
         if self._connection is not None:
             self._connection.close()
         self._callers.close()
+
+    def guard(self, kill_at: Callable[[float], None]) -> None:
+        """Let KILL_AT know when the ranks are to be killed even if this launcher is stopped."""
+        self._guard = kill_at
+        if self._kill_at is not None:
+            kill_at(self._kill_at)
 
     # What this launcher says --------------------------------------------------------------------
 
@@ -423,6 +432,10 @@ class Session:
                 self._todo.append(partial(self.handler.stop, failure))
             case member.Kill():
                 self._todo.append(self.handler.kill)
+            case member.KillAt(at=at):
+                self._kill_at = at
+                if self._guard is not None:
+                    self._guard(at)
             case member.Show(missing=missing):
                 self._show(missing)
             case member.Conclude(verdict=verdict):

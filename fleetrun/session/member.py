@@ -145,6 +145,15 @@ class Kill(NamedTuple):
     """End all ranks now."""
 
 
+class KillAt(NamedTuple):
+    """End all ranks at a moment, unless another one is named before: this launcher may be stopped.
+
+    Whoever does it must not depend on this launcher.
+    """
+
+    at: float
+
+
 class Show(NamedTuple):
     """Remember for whom the others wait."""
 
@@ -169,7 +178,7 @@ Event: TypeAlias = (
     | RanksStopped
     | Quit
 )
-Action: TypeAlias = Send | Redial | Plan | Run | StopRanks | Kill | Show | Conclude
+Action: TypeAlias = Send | Redial | Plan | Run | StopRanks | Kill | KillAt | Show | Conclude
 
 
 class State(NamedTuple):
@@ -202,6 +211,8 @@ class State(NamedTuple):
     verdict: Verdict | None = None
     is_own: bool = False
     is_fenced: bool = False
+    # How long this launcher did nothing at all, if that was long: it, or its host, was stopped.
+    stood_still_s: float = 0.0
 
 
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
@@ -216,6 +227,9 @@ def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for e
     """Return the state after EVENT, and what is to be done."""
     if state.phase == ENDED:
         return state, ()
+    late_s = event.at - state.wake_at
+    if late_s > state.terms.heartbeat_timeout_s / 2:
+        state = state._replace(stood_still_s=max(late_s, state.stood_still_s))
     match event:
         case Connected(at=at):
             return _connected(state, at)
@@ -331,13 +345,17 @@ def _watch(state: State, at: float) -> Step:
 
 def _give_up(state: State, *, is_gone: bool) -> Step:
     """End without the coordinator."""
-    if is_gone:
+    where = state.offer.hostname if state.offer is not None else ""
+    if state.stood_still_s:
+        what = _stood_still(state)
+    elif is_gone:
         where, what = state.coordinator, "the coordinator of the job was lost"
     else:
-        where = state.offer.hostname if state.offer is not None else ""
         what = f"this host was cut off from the coordinator, {state.coordinator}"
-    # As for a rank that loses a peer: whatever fails by itself on any host comes before it.
-    failure = Failure(where, what, LOST, is_victim=True)
+    # As for a rank that loses a peer: whatever fails by itself on any host comes before it. An
+    # elastic job that hears of it after all goes on, even with this host.
+    may_change = state.terms.may_change
+    failure = Failure(where, what, LOST, is_victim=True, is_departure=may_change)
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
@@ -349,6 +367,12 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
     if own is not None and not own.is_victim:
         verdict = Verdict(state.generation, state.launcher, own, is_final=True, given_up=what)
     return _conclude(state, verdict)
+
+
+def _stood_still(state: State) -> str:
+    """Return why the others have given this launcher up, which was stopped for a while."""
+    stood_still = f"stood still for {state.stood_still_s:.0f} s (it or its host was stopped)"
+    return f"this launcher {stood_still}, and counts as lost"
 
 
 def _set_alarm(state: State, at: float) -> State:
@@ -417,8 +441,10 @@ def _acknowledged(state: State, number: int, at: float) -> Step:
     if not sent:
         return state, ()
     left = tuple(one for one in state.unanswered if one[0] > number)
-    state = state._replace(alive_at=max(state.alive_at, sent[0]), unanswered=left)
-    return _set_alarm(state, at), ()
+    alive_at = max(state.alive_at, sent[0])
+    state = state._replace(alive_at=alive_at, unanswered=left, stood_still_s=0.0)
+    kill = (KillAt(alive_at + state.terms.guard_s),) if state.terms.starts_again else ()
+    return _set_alarm(state, at), kill
 
 
 def _refused(state: State, why: str) -> Step:
@@ -426,6 +452,8 @@ def _refused(state: State, why: str) -> Step:
     is_early = state.phase in {IDLE, JOINING}
     code = RendezvousError.exit_code if is_early else LOST
     failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
+    if state.stood_still_s and not is_early:
+        failure = Failure(state.offer.hostname if state.offer else "", _stood_still(state), LOST)
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)

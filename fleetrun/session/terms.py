@@ -68,6 +68,16 @@ class Terms(NamedTuple):
         return self.heartbeat_timeout_s - self.margin_s
 
     @property
+    def guard_s(self) -> float:
+        """How long after that heartbeat its ranks are killed even if its launcher is stopped."""
+        return self.fence_s + self.margin_s / 2
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether another generation may begin while a host that is lost still trains."""
+        return self.may_change or self.max_restarts > 0
+
+    @property
     def warning_s(self) -> float:
         """How long after its last acknowledged heartbeat a host asks its ranks to end."""
         return self.fence_s - self.margin_s / 2

@@ -57,8 +57,10 @@ class JobSession(Source):
         say: Callable[[str], None],
         hide: Callable[[str], str],
         end: SessionEnd,
+        kill_at: Callable[[float], None],
     ) -> None:
         self._session = session
+        self._kill_at = kill_at
         self._end = end
         self._host = session.host
         self._say = say
@@ -78,6 +80,7 @@ class JobSession(Source):
         self._declare = declare
         self._session.move(waiting)
         self._session.handler = self
+        self._session.guard(self._kill_at)
         self._end.open(waiting)
         self._look()
 

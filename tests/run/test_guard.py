@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+import time
 from typing import TYPE_CHECKING
 
+from waiting import LONG_S
+
 from fleetrun.run import guard
+from fleetrun.run.children import Order
 from fleetrun.run.descriptors import FileLimit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -30,3 +38,28 @@ def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after
     finally:
         one.dismiss()
     assert killed == ["marker"]
+
+
+def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_path: Path) -> None:
+    """Their launcher may be stopped, and the other hosts go on without it."""
+    one = guard.Guard("marker", FileLimit(1))
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            pid = one.start(
+                Order(
+                    argv=("sleep", "1000"),
+                    env={b"PATH": os.environb[b"PATH"]},
+                    output=log.fileno(),
+                    takes_our_stdin=False,
+                    default_signals=(),
+                    cpus=(),
+                )
+            )
+        pidfd = os.pidfd_open(pid)
+        one.kill_at(time.monotonic() + 3600.0)
+        one.kill_at(time.monotonic())
+        assert select.select([pidfd], [], [], LONG_S)[0]
+        os.close(pidfd)
+        assert one.end(pid).status == (os.CLD_KILLED, signal.SIGKILL)
+    finally:
+        one.dismiss()

@@ -520,3 +520,15 @@ def test_the_session_is_over_when_everybody_has_left() -> None:
     assert not one.state.is_over
     one.say(2, Leave(None))
     assert one.state.is_over
+
+
+def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
+    one = Session(3, least=2)
+    one.run(0, 1, 2)
+    one.say(1, Leave(None))
+    for number in (0, 2):
+        one.say(number, Stopped(0, None))
+    verdict = one.verdict(2)
+    assert not verdict.is_final
+    assert verdict.failure is not None
+    assert verdict.failure.what == "fleetrun has ended"

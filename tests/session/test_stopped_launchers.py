@@ -1,0 +1,114 @@
+"""Launchers that are stopped (SIGSTOP, a suspended host) for longer than the others wait."""
+
+from __future__ import annotations
+
+from fleetrun.session import member
+from fleetrun.session.member import (
+    Conclude,
+    Connected,
+    Disconnected,
+    Elapsed,
+    Heard,
+    Kill,
+    KillAt,
+    Offered,
+    Planned,
+    RanksStopped,
+    Send,
+    StopRanks,
+)
+from fleetrun.session.messages import Acknowledged, Entry, Failed, Offer, Refused, Roster, Start
+from fleetrun.session.terms import Terms
+
+TERMS = Terms(2, 2, heartbeat_timeout_s=10.0)
+
+
+class Launcher:
+    """A member whose ranks run, and all that it has done."""
+
+    def __init__(self, terms: Terms = TERMS) -> None:
+        self.done: list[member.Action] = []
+        self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=False)
+        offer = Offer("", "node-2", 7, (7000,), ((),))
+        entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
+        roster = Roster(0, 0, (entry, entry._replace(launcher="first", host="10.0.0.1")))
+        for event in (
+            Connected(0.1),
+            Offered(offer, 0.2),
+            Heard(roster, 0.3),
+            Planned(0.4),
+            Heard(Start(0), 0.5),
+        ):
+            self.feed(event)
+        assert self.state.phase == member.RUNNING
+        self.done.clear()
+
+    def feed(self, event: member.Event) -> None:
+        """Take an event and keep what is done."""
+        self.state, actions = member.step(self.state, event)
+        self.done += actions
+
+    def beat(self, until: float) -> float:
+        """Let time pass while every heartbeat is answered; return the last moment."""
+        now = 0.5
+        while self.state.wake_at < until:
+            now = self.state.wake_at
+            self.feed(Elapsed(now))
+            self.feed(Heard(Acknowledged(self.state.number), now + 0.01))
+        return now
+
+    def why(self) -> str:
+        """Return why the ranks are stopped."""
+        (found,) = [one.failure.what for one in self.done if isinstance(one, StopRanks)]
+        return found
+
+
+def test_a_launcher_that_was_stopped_says_so_and_kills_its_ranks() -> None:
+    one = Launcher()
+    now = one.beat(60.0) + 45.0
+    # The connection was closed meanwhile; sockets are looked at before the clock.
+    one.feed(Disconnected(now))
+    one.feed(Elapsed(now))
+    assert "stood still for 43 s" in one.why()
+    assert "cut off" not in one.why()
+    assert any(isinstance(action, Kill) for action in one.done)
+
+
+def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
+    one = Launcher()
+    now = one.beat(60.0) + 45.0
+    one.feed(Disconnected(now))
+    one.feed(Connected(now + 0.01))
+    one.feed(Heard(Refused("it counts as lost"), now + 0.02))
+    assert "stood still" in one.why()
+    one.feed(RanksStopped(None, now + 1.0))
+    one.feed(Disconnected(now + 1.1))
+    one.feed(Elapsed(now + 1.2))
+    (end,) = [action.verdict for action in one.done if isinstance(action, Conclude)]
+    assert end.failure is not None
+    assert end.failure.host == "node-2"
+
+
+def test_each_answer_puts_off_the_death_of_the_ranks_of_a_job_that_may_go_on() -> None:
+    one = Launcher(Terms(2, 2, heartbeat_timeout_s=10.0, max_restarts=1))
+    now = one.beat(60.0)
+    *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
+    terms = one.state.terms
+    assert now + terms.fence_s < last < now + terms.quarantine_s
+    assert not [each for each in Launcher().done if isinstance(each, KillAt)]
+
+
+def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
+    one = Launcher()
+    until = one.beat(60.0) + 20.0
+    while one.state.phase == member.RUNNING and one.state.wake_at < until:
+        one.feed(Elapsed(one.state.wake_at))
+    assert "cut off from the coordinator, 10.0.0.1" in one.why()
+
+
+def test_one_that_is_answered_late_does_not_end_a_job_that_can_do_without_it() -> None:
+    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    one.feed(Elapsed(one.beat(60.0) + 7.5))
+    (said,) = [action.message for action in one.done if isinstance(action, Send)][-2:-1]
+    assert isinstance(said, Failed)
+    assert said.failure.is_departure
