@@ -23,6 +23,7 @@ from processes import MARKER, assert_no_survivors
 from fleetrun import errors, options
 from fleetrun.commands import help as help_text
 from fleetrun.run import events
+from fleetrun.strategy import fields
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -219,6 +220,16 @@ def test_every_spelling_of_every_option_is_on_the_page() -> None:
 def test_the_reference_is_what_the_tables_make_of_it() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "reference_page.py"))["page"]()
     assert PAGES["docs/reference.md"] == made, "run scripts/reference_page.py"
+
+
+def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "knobs_page.py"))
+    assert PAGES["docs/knobs.md"] == script["page"](), "run scripts/knobs_page.py"
+    known = {field.name for field in fields.TABLE}
+    for one in script["read"]():
+        assert set(one["knobs"]) <= known
+        assert 0 < one["low"] <= one["ratio"] <= one["high"]
+        assert one["model"] in script["MODELS"]
 
 
 def test_every_exit_code_of_the_code_is_in_the_help() -> None:

@@ -74,6 +74,7 @@ _ALL = ("many", "resnet", "large")
 _LIGHTER = {"many": 5, "many-static": 5, "adam": 5, "adam-static": 5, "large": 2}
 
 _PLAN = _set(fuse_grad_size_in_MB="plan")
+_COUNTED = {1: "one gradient", 1000: "all gradients"}
 # A plan is made in fewer.
 _PLANNING_STEPS = 50
 
@@ -125,7 +126,7 @@ COMPARISONS = {
     ),
     **{
         f"plan-{count}": Comparison(
-            f"planned buckets against those of {count} gradients",
+            f"planned buckets against those of {_COUNTED.get(count, f'{count} gradients')}",
             _PLAN,
             _set(fuse_grad_size_in_num=count, fuse_grad_size_in_MB=1024),
             ("layers",),
@@ -295,6 +296,7 @@ def run(chosen: argparse.Namespace) -> int:
     processes.adopt_orphans()
     versions = {"python": sys.version.split()[0], "paddle": chosen.paddle}
     found: dict[str, Any] = {"machine": report.machine(), "versions": versions}
+    found["link"] = f"{chosen.mbits} Mbit/s" if chosen.mbits else ""
     print(report.headline(found))
     seen: list[Seen] = []
     failures: dict[str, str] = {}
