@@ -31,6 +31,7 @@ _MOST_POINTS = 2000
 _MOST_MOMENTS = 500
 _MOST_TRACES = 4
 _GIB = 1 << 30
+_MIB_EACH = 1024
 _SHOWN = frozenset(
     (
         *("noticed", "hung", "refuted", "source failed", "peer failed", "interrupted"),
@@ -311,7 +312,7 @@ def _uses(found: Sequence[Run], began: float) -> Iterator[Use]:
 
     def put(kind: tuple[str, str], row: str, at: int, value: float | None) -> None:
         if value is not None:
-            cells[kind].setdefault(row, {})[at] = round(value, 3)
+            cells[kind].setdefault(row, {})[at] = round(value, 6)
 
     for run in found:
         host = _host(run, len(found))
@@ -331,8 +332,22 @@ def _uses(found: Sequence[Run], began: float) -> Iterator[Use]:
         moments = moments[:: max(1, len(moments) // _MOST_MOMENTS)]
         if rows and moments:
             order = sorted(rows, key=_number)
-            values = tuple(tuple(rows[row].get(at) for at in moments) for row in order)
-            yield Use(title, unit, tuple(order), tuple(map(float, moments)), values)
+            most = max(value for row in rows.values() for value in row.values())
+            # As few digits as can be read.
+            times = _MIB_EACH if unit == "GiB" and most < 1 else 1
+            values = tuple(
+                tuple(
+                    None if (seen := rows[row].get(at)) is None else seen * times for at in moments
+                )
+                for row in order
+            )
+            yield Use(
+                title,
+                "MiB" if times > 1 else unit,
+                tuple(order),
+                tuple(map(float, moments)),
+                values,
+            )
 
 
 def _buckets(path: str) -> tuple[int, ...]:

@@ -172,10 +172,14 @@ def _cause(run: RunHistory, folder: str) -> str:
         words = culprit.stack or "\n".join(culprit.last_words)
         if words:
             lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
-        log = next((bar.log for bar in run.bars if bar.kind == FIRST), "")
+        # Each attempt has one that failed first; the report is about the last of them.
+        firsts = [(bar.attempt, bar.log) for bar in run.bars if bar.kind == FIRST]
+        _, log = max(firsts, default=(0, ""))
         if log:
             lines.append(f"<p>{_link(log, folder, 'Its log')}</p>")
-    lines += [f"<p>{_text(one)}</p>" for one in (*report.evidence, *report.earlier)]
+    lines += [f"<p>{_text(one)}</p>" for one in report.evidence]
+    earlier = enumerate(report.earlier)
+    lines += [f"<p>Attempt {attempt}: {_text(one)}</p>" for attempt, one in earlier]
     return f'<h2>Cause</h2><div class="card" id="cause">{"".join(lines)}</div>'
 
 

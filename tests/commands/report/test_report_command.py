@@ -17,7 +17,7 @@ from commandline import Command
 from waiting import LONG_S
 
 from fleetrun.commands.report import charts, history, page
-from fleetrun.records import eventfile, metricsfile, runs
+from fleetrun.records import eventfile, metricsfile, reportfile, runs
 
 ROOT = Path(__file__).parents[3]
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -231,6 +231,32 @@ def test_a_story_tells_what_ranks_and_gpus_used(tmp_path: Path) -> None:
     assert set(uses["Memory"].values) == {(1.0, 1.0, 1.0)}
     assert uses["GPU use"].rows == tuple(f"GPU {number}" for number in range(7))
     assert len(charts.use(uses["GPU use"])["data"]) == 7
+
+
+def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    record = measured(6, 0)
+    ranks = tuple(one._replace(memory_bytes=12 << 20) for one in record.ranks)
+    (run_dir / "metrics.jsonl").unlink()
+    metricsfile.append(str(run_dir / "metrics.jsonl"), record._replace(ranks=ranks))
+    told = history.read([runs.read(str(run_dir))])
+    (memory,) = [used for used in told.uses if used.title == "Memory"]
+    assert memory.unit == "MiB"
+    assert memory.values[0][0] == pytest.approx(12, abs=0.01)
+
+
+def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
+    told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
+    first = told.bars[1]._replace(kind=history.FIRST, log="/job/workerlog.1")
+    others = [bar._replace(attempt=1, log=f"{bar.log}.attempt1") for bar in told.bars]
+    report = reportfile.ReportRecord(
+        culprit=reportfile.CulpritRecord(reportfile.EndRecord()), earlier=("rank 1 exited with 1",)
+    )
+    shown = told._replace(bars=(first, *others), report=report)
+    text = page.page([shown], "js", "/job")
+    cause = text.partition('id="cause"')[2].partition("<h2>")[0]
+    assert 'workerlog.5.attempt1">Its log' in cause
+    assert "Attempt 0: rank 1 exited with 1" in cause
 
 
 def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) -> None:
