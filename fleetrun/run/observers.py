@@ -158,7 +158,8 @@ class Observers:
         """Warn that SINK has failed; one full disk that fails several sinks is one warning."""
         if why not in self._warned:
             self._warned.add(why)
-            self._say(f"{type(sink).__name__} failed ({why}); the job goes on without it.")
+            name = _words(type(sink).__name__)
+            self._say(f"The {name} failed ({why}); the job goes on without it.")
 
     def _report(self, source: Source, why: str) -> None:
         """Let the policy decide what the failure of SOURCE means."""
@@ -176,3 +177,13 @@ class Observers:
         if not source.is_required:
             self._say(failed.sentence())
         self._declare(failed)
+
+
+def _words(name: str) -> str:
+    """Return the NAME of a class as words.
+
+    >>> _words("RunDirectory"), _words("_EventLog")
+    ('run directory', 'event log')
+    """
+    letters = (f" {letter.lower()}" if letter.isupper() else letter for letter in name)
+    return "".join(letters).lstrip("_ ")

@@ -307,5 +307,5 @@ def test_s37_a_disk_that_fills_up_later_ends_nothing(tmp_path: Path) -> None:
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert done.returncode == 0
-    assert done.stderr.count(b"EventLog failed (No space left on device)") == 1
+    assert done.stderr.count(b"The event log failed (No space left on device)") == 1
     assert done.stderr.count(b" failed (") == 1

@@ -113,7 +113,7 @@ def test_a_sink_that_fails_is_let_go_and_said_once(room: _Room) -> None:
     observers = room.open(first, second, ear)
     observers.on_event(NEWS)
     assert [len(one.heard) for one in (ear, first, second)] == [2, 1, 1]
-    assert room.said == ["_Deaf failed (No space left on device); the job goes on without it."]
+    assert room.said == ["The deaf failed (No space left on device); the job goes on without it."]
     assert room.declared == []
 
 
