@@ -41,6 +41,8 @@ class Chances(NamedTuple):
     departs: float = 0.1
     # A host comes while the job may run already.
     late: float = 0.2
+    # Something is wrong with a host before another generation.
+    trouble: float = 0.1
 
 
 class Wire:
@@ -160,7 +162,9 @@ class Launcher:
         """Join the next generation."""
         if self.is_alive and not self.has_ended and self.state.phase == member.IDLE:
             ports = (7000 + self.state.generation,)
-            offer = Offer(self.name, self.name, self.index, ports, ((),))
+            is_ill = self.world.chance.random() < self.world.chances.trouble
+            trouble = "its disk is full" if is_ill and self.state.generation else ""
+            offer = Offer(self.name, self.name, self.index, ports, ((),), trouble=trouble)
             self.feed(member.Offered(offer, self.clock()))
             generation = self.state.generation
             patience = self.world.terms.rdzv_timeout_s + 5.0

@@ -71,6 +71,20 @@ def remarks(
     return tuple(said)
 
 
+def before(facts: Facts, groups: tuple[tuple[Device, ...], ...]) -> dict[str, GpuUse]:
+    """Return how the GPUs of GROUPS were used when the launcher began, as far as is known."""
+    gpus = [device for group in groups for device in group if device.kind == "gpu"]
+    if not gpus:
+        return {}
+    visible, _ = masks.visible(facts, "gpu")
+    known = [visible.uuids[device.ordinal][0] for device in gpus]
+    return {
+        uuid: use
+        for uuid, use in facts.gpu_uses.items()
+        if any(name and uuid.startswith(name) for name in known)
+    }
+
+
 def _is_free(use: GpuUse) -> bool:
     return not use.holders and not _is_filled(use)
 

@@ -123,6 +123,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         if state.phase == ENDED:
             state, told_so = _join(state, event)
             return state, (*lost, *told_so)
+    strikes = state.strikes.get(_where(host), 0)
+    host = host._replace(strikes=strikes)
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
@@ -131,6 +133,11 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     if host.launcher not in state.seated:
         actions = (*actions, _stand_by(state, (event.connection,)))
     return state, (*lost, *actions)
+
+
+def _where(host: Host) -> tuple[str, str]:
+    """Return what names a host beyond the life of its launcher."""
+    return host.address, host.offer.hostname
 
 
 def _refuse(state: State, event: Received, why: str) -> Step:
@@ -210,18 +217,27 @@ def _form(state: State, at: float) -> Step:
         return _wait_for_more(state, at), ()
     terms = state.terms
     before = 0 if state.generation == 0 else 1 + max(h.order for h in state.hosts.values())
-    chosen = seating.seats(_here(state), terms.most, before)
+    here = _here(state)
+    out = seating.left_out(here, terms.least, terms.most) if terms.may_change else {}
+    suited = [host for host in here if host.launcher not in out]
+    chosen = seating.seats(suited, terms.most, before)
+    named = tuple(f"{state.hosts[one].name} stays out: {why}" for one, why in out.items())
     hosts = dict(state.hosts)
+    for one in out:
+        # It is like one that never had a place.
+        hosts[one] = hosts[one]._replace(order=-1, since=-1)
     for order, host in enumerate(chosen):
         since = state.generation if host.since < 0 else host.since
         hosts[host.launcher] = host._replace(order=order, since=since)
     entries = tuple(_entry(state, host) for host in chosen)
-    roster = Roster(state.generation, state.restarts, entries, state.remarks)
+    remarks = (*state.remarks, *named)
+    roster = Roster(state.generation, state.restarts, entries, remarks)
     state = state._replace(
         phase=PREPARING,
         hosts=hosts,
         roster=roster,
         seated=tuple(host.launcher for host in chosen),
+        left_out=frozenset(out),
         deadline=at + terms.prepare_s,
         timeout_s=terms.prepare_s,
     )
@@ -229,7 +245,8 @@ def _form(state: State, at: float) -> Step:
     known = frozenset(state.seated)
     others = [host for host in hosts.values() if host.launcher not in known]
     if terms.may_change and others:
-        actions.append(_stand_by(state, [h.connection for h in others if h.connection is not None]))
+        connections = [host.connection for host in others if host.connection is not None]
+        actions.append(_stand_by(state, connections, named))
     if not terms.may_change:
         # One that was counted twice: its connection broke, and it came again as another one.
         for host in others:
@@ -265,11 +282,11 @@ def _is_complete(state: State, at: float) -> bool:
     return state.generation > 0 or at >= min(newest + terms.elastic_timeout_s, state.deadline)
 
 
-def _stand_by(state: State, connections: Sequence[int]) -> Send:
-    """Tell launchers that the job runs without them, for now."""
+def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
+    """Tell launchers that the job runs without them, for now; NAMED are lines about some."""
     running = [state.hosts[one].name for one in state.seated if one in state.hosts]
     who = f"a place in the job, which runs on {seating.listed(running)}"
-    return Send(tuple(connections), Missing(who, state.remarks, stands_by=True))
+    return Send(tuple(connections), Missing(who, (*state.remarks, *named), stands_by=True))
 
 
 def _here(state: State) -> list[Host]:
@@ -398,6 +415,9 @@ def _arbitrate(state: State, at: float) -> Step:
     verdict = Verdict(state.generation, first.launcher, failure, is_final, given_up)
     if is_final:
         return _end(state, verdict, at)
+    culprit = state.hosts.get(first.launcher)
+    if counts and culprit is not None:
+        state = with_host(state, culprit._replace(strikes=culprit.strikes + 1))
     told = to_seated(state, verdict)
     seated = frozenset(state.seated)
     hosts = {
@@ -506,7 +526,8 @@ def _look(state: State, at: float) -> Step:
 def _grow(state: State, at: float) -> Step:
     """Start again with those who stand by, once nobody else has come for a while."""
     seated = [state.hosts[one] for one in state.seated if one in state.hosts]
-    new = [host for host in _here(state) if host.launcher not in state.seated]
+    known = state.left_out.union(state.seated)
+    new = [host for host in _here(state) if host.launcher not in known]
     is_full = len(seated) >= state.terms.most
     # What is done in part is not begun again.
     if is_full or not new or any(host.is_done for host in seated):
@@ -535,7 +556,9 @@ def _lost(state: State, host: Host, at: float) -> Step:
     closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED or not was_seated:
         return state, closing
+    strikes = {**state.strikes, _where(host): host.strikes + 1}
     state = state._replace(
+        strikes=strikes,
         lost={**state.lost, host.launcher: host},
         not_before=max(state.not_before, host.heard_at + terms.quarantine_s),
     )

@@ -425,7 +425,7 @@ class Session:
                 if self._dialer is not None:
                     self._dialer.begin()
             case member.Plan(roster=roster):
-                self._todo.append(partial(self.handler.plan, roster))
+                self._todo.append(partial(self._plan, roster))
             case member.Run():
                 self._todo.append(self.handler.run)
             case member.StopRanks(failure=failure):
@@ -440,6 +440,11 @@ class Session:
                 self._show(missing)
             case member.Conclude(verdict=verdict):
                 self._todo.append(partial(self.handler.conclude, verdict))
+
+    def _plan(self, roster: Roster) -> None:
+        for remark in roster.remarks:
+            self.shown(remark)
+        self.handler.plan(roster)
 
     def _show(self, missing: Missing) -> None:
         if missing.stands_by and not (self._missing is not None and self._missing.stands_by):

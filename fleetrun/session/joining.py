@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fleetrun import planner
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, Member, Roster
-from fleetrun.plan import hosts
+from fleetrun.plan import hosts, use
 from fleetrun.plan.layout import SESSION_PORTS, TRAINER
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fleetrun.engines import SelectedEngine
     from fleetrun.model import Facts, LaunchPlan, Request
     from fleetrun.plan.layout import Slots
+    from fleetrun.run.isolation import IsolatedCall
     from fleetrun.session import messages
 
 _UNPROTECTED = (
@@ -103,6 +104,14 @@ def join(
             roster = roster._replace(notes=(*roster.notes, note))
         return plan(roster)
 
+    def ask_health() -> IsolatedCall:
+        from fleetrun.session import health
+
+        assert local is not None
+        groups = local.members[local.me].groups
+        log_dir = os.path.join(facts.cwd, request.log_dir)
+        return health.ask(log_dir, use.before(facts, groups))
+
     rendezvous = Rendezvous(
         session,
         offer=offer,
@@ -111,6 +120,7 @@ def join(
         hide=hide,
         say=say,
         terms=meeting.terms,
+        health=ask_health if meeting.terms.may_change else None,
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous

@@ -371,7 +371,7 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
 
 def _stood_still(state: State) -> str:
     """Return why the others have given this launcher up, which was stopped for a while."""
-    stood_still = f"stood still for {state.stood_still_s:.0f} s (it or its host was stopped)"
+    stood_still = f"stood still for {state.stood_still_s:.0f} s (stopped, or without a processor)"
     return f"this launcher {stood_still}, and counts as lost"
 
 
@@ -429,7 +429,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
 
 def _missing(state: State, message: Missing, at: float) -> Step:
     """Wait for a place as long as the coordinator is there."""
-    if state.phase != JOINING or state.generation:
+    if state.phase != JOINING:
         return state, ()
     if not state.stands_by:
         state = state._replace(stands_by=True, alive_at=max(state.alive_at, at))

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import Device
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 3
+PROTOCOL = 4
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -45,6 +45,8 @@ class Offer(NamedTuple):
     master_port: int | None = None
     settings: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
+    # Why it had better stay out, as a sentence without its end; empty: it is well.
+    trouble: str = ""
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have said it."""
@@ -55,6 +57,7 @@ class Offer(NamedTuple):
             raise ValueError(self.rank)
         if max(len(self.host), len(self.hostname)) > _LONGEST_NAME:
             raise ValueError(self.hostname[:80])
+        _limit(self.trouble)
 
     def named(self, address: str = "") -> str:
         """Name the host for people: as the job's options do, or `10.0.0.1 (node-1)`."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fleetrun.model import LaunchPlan
     from fleetrun.run.gathering import Answer
+    from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import Roster, Verdict
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # The coordinator knows which hosts are missing, so it reports that first.
 _LATER_S, _LAST_S = 0.5, 1.0
 _FOR_EVER_S = 1e9
+# Drivers and folders on a network that answer later than this do not work.
+HEALTH_S = 20.0
 # How long a host that cannot take part tries to report that to the coordinator.
 _REPORT_S, _LOOK_S = 3.0, 0.05
 
@@ -40,7 +43,7 @@ class Rendezvous(Gathering):
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
     no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
-    at the end of the first rendezvous.
+    at the end of the first rendezvous. HEALTH asks before each later one whether this host is well.
     """
 
     is_shared = True
@@ -56,6 +59,7 @@ class Rendezvous(Gathering):
         say: Callable[[str], None],
         terms: Terms,
         settled: Settled | None = None,
+        health: Callable[[], IsolatedCall] | None = None,
     ) -> None:
         self._rdzv_timeout_s = terms.rdzv_timeout_s
         self._prepare_s = terms.prepare_s
@@ -73,6 +77,8 @@ class Rendezvous(Gathering):
         self._hide = hide
         self._say = say
         self._settled = settled
+        self._health = health
+        self._call: IsolatedCall | None = None
         self._attempt = 0
         self._fault: FleetrunError | None = None
         self._planned: LaunchPlan | None = None
@@ -94,13 +100,50 @@ class Rendezvous(Gathering):
             self._wait(max(self._rdzv_timeout_s, longest_s))
         else:
             self._wait(self._rdzv_timeout_s)
+        if attempt and self._health is not None:
+            self._ask(self._health)
+        else:
+            self._join("")
+
+    def _ask(self, health: Callable[[], IsolatedCall]) -> None:
+        """Join when it is known whether this host is well."""
         try:
-            offer = self._offer(attempt)
+            call = self._call = health()
+        except OSError as error:
+            self._join(f"it can start no process ({error.strerror})")
+            return
+
+        def read() -> None:
+            answer = call.read()
+            if answer is not None:
+                self._asked()
+                call.close()
+                self._join(answer.trouble or str(answer.value))
+
+        def late() -> None:
+            self._asked()
+            what = f"its GPUs or its disk did not answer within {HEALTH_S:g} s"
+            self._join(f"{what} ({call.abandon()})")
+
+        self._waiting.watch(call.fd, read)
+        self._waiting.alarm("health", time.monotonic() + HEALTH_S, late)
+
+    def _asked(self) -> None:
+        """Ask no more."""
+        if self._call is not None:
+            self._waiting.unwatch(self._call.fd)
+            self._waiting.alarm("health", None, self._asked)
+            self._call = None
+
+    def _join(self, trouble: str) -> None:
+        """Join the generation; TROUBLE is why this host had better stay out."""
+        try:
+            offer = self._offer(self._attempt)
         except FleetrunError as error:
             # Report it, so that the others do not wait for this host.
             self._fault, offer = error, self._bare
             self._report(error, time.monotonic() + _REPORT_S)
-        self._session.offer(offer)
+        self._session.offer(offer._replace(trouble=self._hide(trouble)[:_LONGEST]))
 
     def _wait(self, seconds: float) -> None:
         """Give up after so many SECONDS from now."""
@@ -131,6 +174,10 @@ class Rendezvous(Gathering):
         if self._is_over:
             return
         self._is_over = True
+        if self._call is not None:
+            call = self._call
+            self._asked()
+            call.abandon()
         self._settle(has_begun=False)
         host = self._bare.named()
         # An elastic job that has begun goes on without this host.

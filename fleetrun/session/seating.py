@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import Offer
     from fleetrun.session.terms import Terms
 
+# So many failures are no accident.
+_STRIKES = 2
 # The most hosts that are listed by name.
 _NAMED = 8
 # Of a value that differs so much is shown, and so much before the first difference.
@@ -29,6 +31,8 @@ class Host(NamedTuple):
     joined_at: float
     broken_at: float | None = None
     # It has said that it makes another one.
+    # How often the job has failed because of it.
+    strikes: int = 0
     is_redialing: bool = False
     # Its place in the last roster, and the generation in which it first had one.
     order: int = -1
@@ -58,6 +62,23 @@ def listed(names: Sequence[str], *, more: int = 0) -> str:
     if len(shown) == 1:
         return shown[0]
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""
+
+
+def left_out(hosts: Sequence[Host], least: int, most: int) -> dict[str, str]:
+    """Return which of HOSTS stay out of the next generation, by their launchers, and why.
+
+    Those that are not well do while LEAST others are there; those of which the job has failed twice
+    only while others wait for a place among MOST. The coordinator's own host never does.
+    """
+    out: dict[str, str] = {}
+    others = [host for host in hosts if not host.is_local]
+    for host in others:
+        if host.offer.trouble and len(hosts) - len(out) > least:
+            out[host.launcher] = host.offer.trouble
+    for host in sorted(others, key=lambda one: -one.strikes):
+        if host.strikes >= _STRIKES and len(hosts) - len(out) > most:
+            out.setdefault(host.launcher, f"the job has failed {host.strikes} times because of it")
+    return out
 
 
 def seats(hosts: Sequence[Host], most: int, before: int) -> list[Host]:

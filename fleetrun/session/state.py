@@ -103,6 +103,10 @@ class State(NamedTuple):
     # Of this generation, once it stands, and its launchers.
     roster: Roster | None = None
     seated: tuple[str, ...] = ()
+    # Launchers that were left out of it, and how often the job has failed because of hosts whose
+    # launchers are gone, by address and name.
+    left_out: frozenset[str] = frozenset()
+    strikes: Mapping[tuple[str, str], int] = {}
     reports: tuple[Report, ...] = ()
     stop: Stop | None = None
     # Of the last generation that ended.

@@ -104,3 +104,23 @@ def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: P
     assert job.ends() == [4, -9, -9]
     assert "1 host of 2" in job.said(0)
     assert "did not come within 1 s" in job.said(0)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Path) -> None:
+    script = SPEAK + "if [ -e ../fail ] && rm ../fail; then exit 9; fi\n"
+    options = ("--nnodes=2", "--spares=1", "--max_restart=1", *QUICK)
+    job = Meeting(tmp_path, script, *options)
+    for _ in range(2):
+        job.start()
+    wait_for(tmp_path, 0, hosts=2)
+    job.start()
+    until(lambda: "This host waits for a place in the job" in job.said(2))
+    (tmp_path / "host1" / "log").rename(tmp_path / "host1" / "gone")
+    (tmp_path / "fail").touch()
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, 0, 0]
+    for number in range(3):
+        assert "stays out: no log can be written" in job.said(number)
+    assert "rank 1 of 2" in job.said(2)

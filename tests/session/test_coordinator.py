@@ -41,12 +41,14 @@ class Session:
         restarts: int = 0,
         least: int = 0,
         names: tuple[str, ...] = (),
+        spares: int = 0,
     ) -> None:
         terms = Terms(
             least or hosts,
             hosts,
             names,
             max_restarts=restarts,
+            spares=spares,
             rdzv_timeout_s=60.0,
             addresses=tuple((name,) for name in names),
         )
@@ -70,11 +72,19 @@ class Session:
         self.feed(received)
 
     def join(
-        self, number: int, *, name: str = "", rank: int | None = None, mode: str = "collective"
+        self,
+        number: int,
+        *,
+        name: str = "",
+        rank: int | None = None,
+        mode: str = "collective",
+        trouble: str = "",
     ) -> None:
         """Let a launcher join the generation."""
         settings = (("--run_mode", mode),)
-        offer = Offer("", f"node-{number}", 7, (7000,), ((),), rank, settings=settings)
+        offer = Offer(
+            "", f"node-{number}", 7, (7000,), ((),), rank, settings=settings, trouble=trouble
+        )
         self.say(number, Join(PROTOCOL, name or f"launcher {number}", self.generation, offer))
 
     @property
@@ -532,3 +542,79 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_has_given_up() -> None:
     assert not verdict.is_final
     assert verdict.failure is not None
     assert verdict.failure.what == "fleetrun has ended"
+
+
+def failed(one: Session, who: int, *others: int) -> None:
+    """Let the generation fail because of WHO, and all stop."""
+    now = one.generation
+    one.say(who, Failed(now, failure(who)))
+    for number in (who, *others):
+        one.say(number, Stopped(now, failure(who) if number == who else None))
+
+
+def hosts_of(one: Session, number: int) -> list[str]:
+    """Return the hosts of the roster that NUMBER was told last."""
+    told = one.last(number)
+    assert isinstance(told, Roster)
+    return [entry.hostname for entry in told.entries]
+
+
+def test_a_host_that_is_not_well_stays_out_while_another_can_take_its_place() -> None:
+    one = Session(2, restarts=1, spares=1)
+    one.run(0, 1)
+    one.join(2)
+    failed(one, 0, 1)
+    one.join(1, trouble="the disk of its logs is full")
+    one.join(0)
+    assert hosts_of(one, 0) == hosts_of(one, 2) == ["node-0", "node-2"]
+    told = one.last(1)
+    assert isinstance(told, Missing)
+    assert told.stands_by
+    assert told.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
+    roster = one.last(2)
+    assert isinstance(roster, Roster)
+    assert roster.remarks == told.remarks
+
+
+def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_if_it_must() -> None:
+    one = Session(3, restarts=1, least=2)
+    one.run(0, 1, 2)
+    failed(one, 0, 1, 2)
+    for number in (1, 2, 0):
+        one.join(number, trouble="" if number == 0 else f"trouble {number}")
+    assert hosts_of(one, 0) == ["node-0", "node-2"]
+    for number in (0, 2):
+        one.say(number, Ready(1))
+    # Who was left out is no newcomer for whom all would start again.
+    one.wait(120.0, 0, 1, 2)
+    assert one.state.phase == state.RUNNING
+    assert one.generation == 1
+
+
+def test_a_host_of_which_the_job_has_failed_twice_makes_room_for_one_that_waits() -> None:
+    one = Session(2, restarts=5, spares=1)
+    one.run(0, 1)
+    one.join(2)
+    failed(one, 1, 0)
+    one.run(0, 1)
+    failed(one, 1, 0)
+    one.join(1)
+    one.join(0)
+    assert hosts_of(one, 0) == ["node-0", "node-2"]
+    told = one.last(1)
+    assert isinstance(told, Missing)
+    assert "failed 2 times because of it" in told.remarks[0]
+
+
+def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> None:
+    one = Session(2, spares=2)
+    one.run(0, 1)
+    for name in ("back", "again"):
+        one.feed(Broken(1, one.now))
+        one.wait(10.0, 0, 2)
+        one.say(0, Stopped(one.generation, None))
+        one.join(1, name=name)
+        one.join(0)
+        for number in (0, 1):
+            one.say(number, Ready(one.generation))
+    assert one.state.hosts["again"].strikes == 2

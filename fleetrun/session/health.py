@@ -1,0 +1,96 @@
+"""Whether this host can take part in another generation: its GPUs, and the disk of its logs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.run.isolation import IsolatedCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.model import GpuUse
+    from fleetrun.probe.nvml import Nvml, NvmlGpu
+
+# The driver gives the memory of a killed process back within this time.
+_GIVEN_BACK_S, _LOOK_S = 10.0, 0.2
+# Beside what was used before the job: what the driver itself may take.
+_SPARE_SHARE = 0.1
+# Below this, a rank's log and an error file do not fit.
+_LEAST_BYTES = 16 << 20
+_TRIED_BYTES = 65536
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def ask(log_dir: str, before: Mapping[str, GpuUse]) -> IsolatedCall:
+    """Ask what is wrong with this host; the value of the answer is a sentence without its end.
+
+    Nothing: it is well. BEFORE are the GPUs of its ranks, as they were when the launcher began.
+    Raises OSError when no child can be started.
+    """
+    return IsolatedCall(lambda: trouble(log_dir, before))
+
+
+def trouble(
+    log_dir: str,
+    before: Mapping[str, GpuUse],
+    nvml: Callable[[], Nvml] | None = None,
+    *,
+    given_back_s: float = _GIVEN_BACK_S,
+) -> str:
+    """Return what is wrong with this host; nothing: it is well."""
+    return _disk(log_dir) or (_gpus(before, nvml, given_back_s) if before else "")
+
+
+def _disk(log_dir: str) -> str:
+    """Return why no logs can be written below LOG_DIR; a file is tried, as of quotas that tells."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=log_dir, buffering=0) as file:
+            if file.write(b"\0" * _TRIED_BYTES) < _TRIED_BYTES:
+                return f"the disk of its logs, {log_dir}, is full"
+        found = os.statvfs(log_dir)
+    except OSError as error:
+        return f"no log can be written to {log_dir} ({error.strerror})"
+    left = found.f_bavail * found.f_frsize
+    if left < _LEAST_BYTES:
+        return f"the disk of its logs, {log_dir}, has {left / _MIB:.0f} MiB left"
+    return ""
+
+
+def _gpus(
+    before: Mapping[str, GpuUse], nvml: Callable[[], Nvml] | None, given_back_s: float
+) -> str:
+    """Return which GPU is lost, or still full of what ended ranks had there."""
+    from fleetrun.probe import nvml as reader
+
+    library = (nvml or reader.pynvml_module)()
+    until = time.monotonic() + given_back_s
+    while True:
+        found, barred, lost = reader.survey(library, wants_bus=False)
+        gpus = [reader.NvmlGpu(*gpu) for gpu in found]
+        absent = sorted(set(before) - {name for gpu in gpus for name in _names(gpu)})
+        if absent:
+            why = "; ".join(text for _, text in (*lost, *barred))
+            return f"{absent[0]} does not answer{f': {why}' if why else ''}"
+        full = _full(before, gpus)
+        if not full or time.monotonic() >= until:
+            return full
+        time.sleep(_LOOK_S)
+
+
+def _names(gpu: NvmlGpu) -> tuple[str, ...]:
+    return (gpu.uuid, *gpu.instances)
+
+
+def _full(before: Mapping[str, GpuUse], gpus: list[NvmlGpu]) -> str:
+    for gpu in gpus:
+        for name, (used, total, pids) in gpu.uses.items():
+            if name in before and used > before[name].used_bytes + _SPARE_SHARE * total:
+                amount = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB"
+                whom = f" (pid {', '.join(map(str, pids))})" if pids else ""
+                return f"{amount} of the memory of {name} are still in use{whom}"
+    return ""
