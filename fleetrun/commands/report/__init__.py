@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,7 +46,8 @@ def library() -> str:
     except OSError:
         pass
     raise EnvironmentFault(
-        "The charts need plotly, which is not installed: pip install 'fleetrun[report]'."
+        "The charts need plotly, which is not installed here: "
+        f"{sys.executable} -m pip install plotly."
     )
 
 

@@ -16,7 +16,9 @@ import pytest
 from commandline import Command
 from waiting import LONG_S
 
+from fleetrun.commands import report as command
 from fleetrun.commands.report import charts, history, page
+from fleetrun.errors import EnvironmentFault
 from fleetrun.records import eventfile, metricsfile, reportfile, runs
 
 ROOT = Path(__file__).parents[3]
@@ -307,6 +309,14 @@ def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     assert "no end is told" in page.page([told], "js", "/")
     assert charts.losses([told]) is None
     assert charts.memory(told) is None
+
+
+def test_without_plotly_the_command_that_installs_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    with pytest.raises(EnvironmentFault, match=rf"{sys.executable} -m pip install plotly\.$"):
+        command.library()
 
 
 @pytest.mark.parametrize(
