@@ -6,6 +6,7 @@ from typing import NamedTuple
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import masks, origin, use
+from fleetrun.records.variables import ASSUME_DEVICES
 
 # In the order in which a host that has several kinds is used.
 KINDS = ("gpu", "xpu", "npu")
@@ -167,9 +168,10 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
         asked = origin.option(request, "nproc_per_node")
     else:
         return
-    raise EnvironmentFault(
-        f"{asked} asks for devices, but {why}; leave the option out to train on the CPU."
-    )
+    instead = "leave the option out to train on the CPU."
+    if request.dry_run is not None and "hides" not in why:
+        instead = f"{ASSUME_DEVICES}={request.device_kind or 'gpu'}:8 plans as if there were eight."
+    raise EnvironmentFault(f"{asked} asks for devices, but {why}; {instead}")
 
 
 def _without(visible: masks.Visible, why: str, facts: Facts) -> str:

@@ -194,6 +194,8 @@ def test_a_mask_without_a_driver_is_remarked_on() -> None:
 def test_asking_for_gpus_without_a_driver_is_a_fault() -> None:
     with pytest.raises(EnvironmentFault, match=r"--gpus=0 asks for devices, but this host has no"):
         share(a_request(devices="0", device_kind="gpu"), some_facts())
+    with pytest.raises(EnvironmentFault, match=r"; FLEETRUN_ASSUME_DEVICES=gpu:8 plans as if"):
+        share(a_request(devices="0", device_kind="gpu", dry_run="table"), some_facts())
     with pytest.raises(EnvironmentFault, match=r"--nproc_per_node=gpu asks for devices"):
         share(a_request(nproc_per_node="gpu"), some_facts())
     with pytest.raises(EnvironmentFault, match=r"--devices=0 asks .* hides all 8 GPUs"):
