@@ -13,7 +13,11 @@ MASKS = {
 }
 
 # Where GPUs are AMD's, this one comes before CUDA's, which HIP reads, too.
-_HIP_MASK = "HIP_VISIBLE_DEVICES"
+HIP_MASK = "HIP_VISIBLE_DEVICES"
+# Hides GPUs below HIP, which counts those that are left from 0.
+ROCR_MASK = "ROCR_VISIBLE_DEVICES"
+
+EVERY_MASK = (*(name for names in MASKS.values() for name in names), HIP_MASK, ROCR_MASK)
 
 NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 
@@ -90,7 +94,7 @@ def is_instance(device: str) -> bool:
 
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     """Return the variable that limits KIND on this host, and its value."""
-    names = (_HIP_MASK, *MASKS[kind]) if kind == "gpu" and facts.is_rocm else MASKS[kind]
+    names = (HIP_MASK, *MASKS[kind]) if kind == "gpu" and facts.is_rocm else MASKS[kind]
     for name in names:
         if name in facts.environ:
             return name, facts.environ[name].strip()

@@ -8,6 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from fleetrun.plan.masks import ROCR_MASK
 from fleetrun.probe import files, paddles
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 _NODES = "sys/class/kfd/kfd/topology/nodes"
 _RENDER = re.compile(r"^drm_render_minor (\d+)$", re.MULTILINE)
 
-# Hides GPUs below HIP, which counts those that are left from 0.
-_ROCR_MASK = "ROCR_VISIBLE_DEVICES"
-
 
 def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) -> Facts:
     """Complete FACTS with AMD's GPUs, where a Paddle on PATH is built for them or they are named.
@@ -29,7 +27,7 @@ def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) ->
     A laptop's Paddle for CPUs must not be told to use the GPU in its processor.
     """
     count = _count(root)
-    mask = facts.environ.get(_ROCR_MASK)
+    mask = facts.environ.get(ROCR_MASK)
     if mask is not None:
         count = min(count, len([one for one in mask.split(",") if one.strip()]))
     if not count:

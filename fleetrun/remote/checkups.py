@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.doctor import output
 from fleetrun.doctor.findings import Finding, error
-from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan import hosts
 from fleetrun.probe import current_folder
 from fleetrun.records import reading
 from fleetrun.remote import head
-from fleetrun.remote.connection import OPTIONS
+from fleetrun.remote.connection import OPTIONS, ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,12 +70,7 @@ def examine(
     EnvironmentFault where there is no ssh here.
     """
     entries = head.listed(request)
-    try:
-        ssh = shlex.split(request.ssh)
-    except ValueError:
-        raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
-    if not ssh or shutil.which(ssh[0]) is None:
-        raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
+    ssh = ssh_command(request)
     if say is not None:
         say(f"Checking {len(entries)} hosts by ssh; they meet within {timeout_s:g} s.")
     limit_s = timeout_s + (_ALLREDUCE_S if "--allreduce" in options else _START_S)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.remote import protocol
 from fleetrun.run.loop import WRITABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleetrun.model import Request
     from fleetrun.plan.hostfile import HostEntry
     from fleetrun.remote.protocol import Answer
     from fleetrun.run.loop import Loop
@@ -31,6 +34,21 @@ FILES = 4
 _MOST_CHATTER = 1 << 20
 # Of what is no answer, and of a line that does not end, so many bytes are kept.
 _KEPT = 1 << 16
+
+
+def ssh_command(request: Request) -> list[str]:
+    """Return the words of --ssh.
+
+    Raises UsageError for a quotation mark without its other, and EnvironmentFault where there is no
+    such program.
+    """
+    try:
+        found = shlex.split(request.ssh)
+    except ValueError:
+        raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
+    if not found or shutil.which(found[0]) is None:
+        raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
+    return found
 
 
 class SshConnection:

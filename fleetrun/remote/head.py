@@ -8,8 +8,6 @@ What the launchers say is shown here. They have a session of their own, which sa
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import signal
 import sys
 import time
@@ -26,7 +24,7 @@ from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.variables import JOB, TOKEN
 from fleetrun.remote import protocol
-from fleetrun.remote.connection import FILES, SshConnection
+from fleetrun.remote.connection import FILES, SshConnection, ssh_command
 from fleetrun.remote.outlets import Outlets
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
@@ -111,12 +109,7 @@ def as_listed(request: Request) -> Request:
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = listed(request)
-    try:
-        ssh = shlex.split(request.ssh)
-    except ValueError:
-        raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
-    if not ssh or shutil.which(ssh[0]) is None:
-        raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
+    ssh = ssh_command(request)
     asked = protocol.Inquiry(
         current_folder(), request.script.form, request.script.target, forwarded(environ)
     )

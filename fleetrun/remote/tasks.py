@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import EnvironmentFault, RendezvousError
 from fleetrun.model import Task
+from fleetrun.plan.masks import EVERY_MASK
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ _LOST = 137
 # Who starts a host's tasks in Hydra, MPICH's and Intel's.
 _PROXY = "hydra_pmi_proxy"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_MASKS = ("CUDA", "HIP", "ROCR", "XPU", "XPULINK", "ASCEND_RT", "NPU")
 
 
 class TaskPlace(NamedTuple):
@@ -71,7 +71,7 @@ def _starter() -> int:
 
 def mine(here: TaskPlace, environ: Mapping[str, str]) -> Task:
     """Return what is this task's alone."""
-    names = [*here.own, *(f"{name}_VISIBLE_DEVICES" for name in _MASKS)]
+    names = [*here.own, *EVERY_MASK]
     env = {name: environ[name] for name in names if name in environ}
     return Task(tuple(sorted(os.sched_getaffinity(0))), env)
 
@@ -177,7 +177,7 @@ def together(tasks: Sequence[Task]) -> dict[str, str]:
     {'CUDA_VISIBLE_DEVICES': '0,1'}
     """
     found: dict[str, str] = {}
-    for name in (f"{name}_VISIBLE_DEVICES" for name in _MASKS):
+    for name in EVERY_MASK:
         masks = [task.env.get(name, "") for task in tasks]
         if len(set(masks)) == 1:
             continue
