@@ -78,6 +78,9 @@ def main() -> int:
     parser.add_argument(
         "--hosts", type=int, metavar="N", help="on so many hosts, which can fail, too (needs root)"
     )
+    parser.add_argument(
+        "--engine", choices=("ssh", "slurm"), help="start by this engine, on 3 --hosts by default"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="draw the same launches again")
     parser.add_argument("--seconds", type=float, metavar="LIMIT", help="start no more after that")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="only this launch of the seed")
@@ -93,6 +96,11 @@ def main() -> int:
     # Under nohup we go on ignoring this one, but launches shall not inherit that.
     signal.signal(signal.SIGHUP, lambda *_: None)
     numbers = range(chosen.launches) if chosen.only is None else [chosen.only]
+    if chosen.engine:
+        from chaos_engines import run as by_engine
+
+        rest = (numbers, seed, chosen.fault or "", chosen.keep, chosen.seconds)
+        return by_engine(chosen.engine, chosen.hosts or 3, *rest)
     if chosen.hosts:
         from chaos_hosts import run  # it needs what the tests are made of
 

@@ -80,7 +80,8 @@ class Slurm:
         command = self.command(*words)
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start its daemons, and wait until all hosts are idle."""
         daemons = [["slurmctld", "-i"], *[["slurmd"] for _ in self._hosts]]
         for host, daemon in zip((self._hosts[0], *self._hosts), daemons, strict=True):
             host.run(*daemon, "-f", str(self._conf))
@@ -92,5 +93,5 @@ class Slurm:
 def slurm(hosts: Sequence[Host], folder: Path) -> Iterator[Slurm]:
     """Start a Slurm on HOSTS; its daemons end with them."""
     made = Slurm(hosts, folder)
-    made._start()
+    made.start()
     yield made

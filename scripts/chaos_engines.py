@@ -1,0 +1,403 @@
+"""`scripts/chaos --engine ssh|slurm --hosts N`: jobs started by an engine, of which anything fails.
+
+The hosts are network namespaces with a real sshd or a real Slurm, the ranks are shells. After each
+launch the exit code is the culprit's, and nobody of it is left on any host.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos_hosts import GRACE_S, HEARTBEAT_TIMEOUT_S, RANK
+from chaos_job import Lost, await_, marked
+from chaos_report import Result, report
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
+import slurm  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Strike = Callable[["EngineJob"], Sequence[int]]
+
+MARK = "CHAOS_MARK"
+TIMEOUT_S = 90.0
+ANY_FAILURE = range(1, 256)
+KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
+FLEETRUN = (sys.executable, "-m", "fleetrun", "--quiet")
+_PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "SLURM_", "SSH_")
+
+SSHD = """\
+Port 22
+HostKey {keys}/hostkey
+PidFile none
+AuthorizedKeysFile {keys}/authorized_keys
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+PrintMotd no
+SetEnv PYTHONPATH={root} CUDA_VISIBLE_DEVICES= {mark}={value}
+"""
+SSH = """\
+Host *
+  User root
+  IdentityFile {keys}/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {keys}/known_hosts
+  StrictHostKeyChecking no
+  LogLevel ERROR
+"""
+
+
+class Fault(NamedTuple):
+    """A fault: `strike` does it at a random moment, and returns the exit codes that it implies."""
+
+    name: str
+    strike: Strike
+    weight: int = 2
+    # Below these engines; "": below all.
+    engine: str = ""
+    is_early: bool = False
+
+
+class EngineJob:
+    """A launch by ENGINE on HOSTS; every random choice is drawn from DRAW."""
+
+    def __init__(
+        self, engine: str, hosts: Sequence[lab.Host], folder: Path, draw: random.Random
+    ) -> None:
+        self.engine = engine
+        self.hosts = hosts
+        self.folder = folder
+        self.draw = draw
+        self.mark = f"chaos-{uuid.uuid4().hex}"
+        self.each = draw.randint(1, 2)
+        self.ranks = range(len(hosts) * self.each)
+        # Slurm: from the allocation's shell, one task on each host, or one for each rank.
+        self.way = draw.choice(("shell", "host", "rank"))
+        self.cluster: slurm.Slurm
+        self.process: subprocess.Popen[bytes]
+        self.has_started = False
+
+    def prepare(self) -> None:
+        """Start the daemons of the engine."""
+        (self.folder / "rank.sh").write_text(RANK)
+        for rank in self.ranks:
+            os.mkfifo(self.folder / f"orders.{rank}")
+        if self.engine == "ssh":
+            self._start_sshd()
+        else:
+            self.cluster = slurm.Slurm(self.hosts, self.folder / "slurm")
+            self.cluster.start()
+
+    def _start_sshd(self) -> None:
+        keys = self.folder / "keys"
+        keys.mkdir()
+        for key in ("id", "hostkey"):
+            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)]
+            subprocess.run(words, check=True)
+        shutil.copy(keys / "id.pub", keys / "authorized_keys")
+        told = {"keys": keys, "root": ROOT, "mark": MARK, "value": self.mark}
+        (keys / "sshd_config").write_text(SSHD.format(**told))
+        (keys / "ssh_config").write_text(SSH.format(**told))
+        Path("/run/sshd").mkdir(exist_ok=True)
+        for host in self.hosts:
+            # A shell of ssh's reads it, and may start anything.
+            host.run("mount", "--bind", "/dev/null", str(Path.home() / ".bashrc"), check=False)
+            host.run("/usr/sbin/sshd", "-f", str(keys / "sshd_config"))
+
+    def start(self) -> None:
+        """Start the launch on the first host, as its user would."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), MARK: self.mark}
+        options = (f"--grace={GRACE_S}", f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}")
+        options += ("--rdzv_timeout=20",)
+        script = ("sh", str(self.folder / "rank.sh"), str(self.folder), "")
+        if self.engine == "ssh":
+            ips = ",".join(f"{host.ip}:{self.each}" for host in self.hosts)
+            ssh = f"--ssh=ssh -F {self.folder}/keys/ssh_config"
+            command = self.hosts[0].command([*FLEETRUN, f"--hosts={ips}", ssh, *options, *script])
+        else:
+            number = f"--nodes={len(self.hosts)}"
+            before = {
+                "shell": ("salloc", number),
+                "host": ("srun", number, "--ntasks-per-node=1"),
+                "rank": ("srun", number, f"--ntasks-per-node={self.each}"),
+            }[self.way]
+            own = () if self.way == "rank" else (f"--nproc_per_node={self.each}",)
+            command = self.cluster.command(*before, *FLEETRUN, *options, *own, *script)
+        with (self.folder / "output").open("wb") as output:
+            self.has_started = True
+            self.process = subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until every rank is there."""
+        files = [self.folder / f"ready.{rank}" for rank in self.ranks]
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise Lost(f"it ended with {self.process.returncode}: {self.said()}")
+            return all(file.exists() for file in files)
+
+        await_("all ranks are ready", ready, TIMEOUT_S)
+
+    def order(self, rank: int, code: int) -> None:
+        """Let RANK end with CODE."""
+        fd = os.open(self.folder / f"orders.{rank}", os.O_RDWR)
+        os.write(fd, b"%d\n" % code)
+        os.close(fd)
+
+    def let_end(self) -> None:
+        """Let all ranks end well."""
+        for rank in self.draw.sample(self.ranks, len(self.ranks)):
+            self.order(rank, 0)
+
+    def processes(self, program: str, *words: str) -> list[int]:
+        """Return the processes of this launch that run PROGRAM with all of WORDS, oldest first.
+
+        Those that one of them has forked do not count.
+        """
+        found = {
+            pid
+            for pid, line in marked(self.mark).items()
+            if line.startswith(f"{program} ") and all(word in line for word in words)
+        }
+        return sorted(pid for pid in found if _parent(pid) not in found)
+
+    def strike(self, signum: int, program: str, *words: str) -> None:
+        """Send SIGNUM to one process of this launch that runs PROGRAM with all of WORDS."""
+        found = self.processes(program, *words)
+        if found:
+            with suppress(ProcessLookupError):
+                os.kill(self.draw.choice(found), signum)
+
+    def tell_front(self, signum: int) -> None:
+        """Send SIGNUM to what the user has started: the head, the shell's fleetrun, or srun."""
+        words = ("srun",) if self.is_step else (sys.executable, "-m fleetrun")
+        await_("there is somebody to be told", lambda: self._has_ended or self.processes(*words))
+        for pid in self.processes(*words)[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the user has started it by srun."""
+        return self.engine == "slurm" and self.way != "shell"
+
+    @property
+    def codes_after_kill(self) -> Sequence[int]:
+        """What may follow where the front is killed: salloc then ends with 0 (salloc.c)."""
+        is_shell = self.engine == "slurm" and self.way == "shell"
+        return range(256) if is_shell else ANY_FAILURE
+
+    def cancel(self, *options: str) -> None:
+        """Cancel the job by Slurm's own command."""
+        for job in self.cluster.run("squeue", "--noheader", "--format=%i").stdout.split():
+            self.cluster.run("scancel", *options, job)
+
+    def said(self) -> str:
+        """Return all that was shown."""
+        return (self.folder / "output").read_text(errors="replace")[-3000:]
+
+    def finish(self, codes: Sequence[int]) -> None:
+        """Wait for the end and check everything."""
+        try:
+            code = self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise Lost(f"it hangs: {self.said()}") from None
+        try:
+            await_("nobody is left", lambda: not marked(self.mark), 30.0)
+        except Lost:
+            raise Lost(f"these are left: {marked(self.mark)}\n{self.said()}") from None
+        # Whoever was killed says nothing, and nsenter hands that on as a death of its own.
+        code = 128 - code if code < 0 else code
+        if code not in codes:
+            wanted = " or ".join(map(str, list(codes)[:4]))
+            raise Lost(f"{self.way}: exit code {code} instead of {wanted}\n{self.said()}")
+
+    def clear(self) -> None:
+        """End what is left, before the hosts are removed."""
+        if self.has_started:
+            self.process.kill()
+            self.process.wait()
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+# Each strikes at what its name says, and returns the exit codes that may follow from it.
+
+
+def end_well(job: EngineJob) -> Sequence[int]:
+    job.let_end()
+    return [0]
+
+
+def exit_a_rank(job: EngineJob) -> Sequence[int]:
+    code = job.draw.randrange(1, 126)
+    job.order(job.draw.choice(job.ranks), code)
+    return [code]
+
+
+def exit_two_ranks(job: EngineJob) -> Sequence[int]:
+    for rank, code in zip(job.draw.sample(job.ranks, 2), (41, 42), strict=True):
+        job.order(rank, code)
+    return [41, 42]
+
+
+def kill_a_rank(job: EngineJob) -> Sequence[int]:
+    rank = job.draw.choice(job.ranks)
+    inner = (job.folder / f"ready.{rank}").read_text().split()[-1]
+    host = job.hosts[rank // job.each]
+    host.run("kill", "-9", inner, check=False)
+    return [128 + KILL]
+
+
+def tell_front(signum: int) -> Strike:
+    def strike(job: EngineJob) -> Sequence[int]:
+        if job.is_step and signum != KILL:
+            # What srun is told it does not tell its tasks.
+            job.cancel("--signal=TERM")
+            return [128 + TERM]
+        job.tell_front(signum)
+        return job.codes_after_kill if signum == KILL else [128 + signum]
+
+    return strike
+
+
+def cancel(job: EngineJob) -> Sequence[int]:
+    job.cancel()
+    return ANY_FAILURE
+
+
+def tell_early(signum: int) -> Strike:
+    def strike(job: EngineJob) -> Sequence[int]:
+        time.sleep(job.draw.uniform(0, 1.5))
+        job.tell_front(signum)
+        return job.codes_after_kill if signum == KILL else ANY_FAILURE
+
+    return strike
+
+
+def kill_one(program: str, *words: str) -> Strike:
+    def strike(job: EngineJob) -> Sequence[int]:
+        job.strike(KILL, program, *words)
+        return ANY_FAILURE
+
+    return strike
+
+
+def crash_host(job: EngineJob) -> Sequence[int]:
+    # The first one is that of the user.
+    job.draw.choice(job.hosts[1:]).crash()
+    return ANY_FAILURE
+
+
+FAULTS = (
+    Fault("nothing", end_well),
+    Fault("rank: exit with a code", exit_a_rank, weight=5),
+    Fault("rank: kill -KILL", kill_a_rank, weight=4),
+    Fault("two ranks fail together", exit_two_ranks),
+    Fault("front: -TERM", tell_front(TERM), weight=3),
+    Fault("front: -INT", tell_front(INT)),
+    Fault("front: -KILL", tell_front(KILL), weight=3),
+    Fault("a launcher: -KILL", kill_one(sys.executable, "--heartbeat_timeout"), weight=3),
+    Fault("ssh: -KILL", kill_one("ssh", "BatchMode=yes"), weight=3, engine="ssh"),
+    Fault("an agent: -KILL", kill_one(sys.executable, "remote.agent"), engine="ssh"),
+    Fault("srun: -KILL", kill_one("srun"), weight=3, engine="slurm"),
+    Fault("scancel", cancel, weight=3, engine="slurm"),
+    Fault("host: crash", crash_host, weight=3),
+    Fault("starting: front -TERM", tell_early(TERM), is_early=True, weight=3),
+    Fault("starting: front -KILL", tell_early(KILL), is_early=True, weight=3),
+)
+
+
+def run(  # noqa: PLR0917 - what the command line says
+    engine: str,
+    hosts: int,
+    launches: Sequence[int],
+    seed: int,
+    fault: str,
+    keep: bool,  # noqa: FBT001
+    seconds: float | None,
+) -> int:
+    """Do LAUNCHES of SEED by ENGINE on HOSTS hosts; return the exit code."""
+    reason = "network namespaces need root" if not lab.is_root() else lab.missing()
+    if reason is None and engine == "slurm":
+        reason = slurm.missing()
+    if reason is None and engine == "ssh" and not Path("/usr/sbin/sshd").exists():
+        reason = "there is no sshd (Debian: apt install openssh-server)"
+    if reason:
+        print(f"scripts/chaos: {reason}", file=sys.stderr)
+        return 3
+    faults = [one for one in FAULTS if fault in one.name and one.engine in {"", engine}]
+    place = Path(tempfile.mkdtemp(prefix="chaos-"))
+    print(f"{len(launches)} launches by {engine} on {hosts} hosts, seed {seed}", flush=True)
+    started, results = time.monotonic(), []
+    try:
+        for number in launches:
+            if seconds is not None and time.monotonic() > started + seconds:
+                break
+            result = _run(engine, place / str(number), hosts, seed, number, faults)
+            results.append(result)
+            if result.lost:
+                again = f"scripts/chaos --engine {engine} --hosts {hosts} --seed {seed}"
+                print(f"LOST in launch {number}, {result.fault}: {result.lost}")
+                print(f"  again: {again} --only {number}", flush=True)
+            if not (result.lost and keep):
+                shutil.rmtree(place / str(number), ignore_errors=True)
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+    return report([one.name for one in FAULTS], results, seed, time.monotonic() - started)
+
+
+def _run(  # noqa: PLR0917 - all that a launch depends on
+    engine: str, folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault]
+) -> Result:
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    fault = draw.choices(faults, [one.weight for one in faults])[0]
+    began = time.monotonic()
+    try:
+        with lab.hosts(hosts, folder) as made:
+            job = EngineJob(engine, made, folder, draw)
+            try:
+                job.prepare()
+                job.start()
+                if not fault.is_early:
+                    job.wait_until_ready()
+                    time.sleep(draw.uniform(0, 0.5))
+                began = time.monotonic()
+                job.finish(fault.strike(job))
+            finally:
+                job.clear()
+    except (Lost, OSError, subprocess.SubprocessError, KeyError, ValueError) as lost:
+        return Result(number, fault.name, 0.0, lost=str(lost) or repr(lost))
+    return Result(number, fault.name, time.monotonic() - began, TIMEOUT_S)
