@@ -7,7 +7,10 @@ AUTO, ALWAYS, NEVER = "auto", "always", "never"
 NAME = "fleetrun: "
 _HEADING, _OPTION, _NAME, _FAULT, _END = "\x1b[1m", "\x1b[36m", "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 # With something behind them in their line.
-_HEADINGS = ("Usage", "Exit codes", "More")
+_HEADINGS = ("Usage", "Exit codes", "More", "用法", "退出码", "更多")
+_WIDE_COLON = "\uff1a"
+# What a line in which no gap ends the term begins with, if it is one.
+_TERMS = ("fleetrun ", "-", "eval ")
 
 
 def is_wanted(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
@@ -64,10 +67,13 @@ def on_page(text: str) -> str:
 
 
 def _line(line: str) -> str:
-    heading, colon, rest = line.partition(":")
+    heading, colon, rest = line.partition(_WIDE_COLON if _WIDE_COLON in line else ":")
     if colon and line[:1].isalpha() and (not rest or heading in _HEADINGS):
         return f"{_HEADING}{heading}{colon}{_END}{rest}"
     if line.startswith("  ") and not line.startswith("   "):
         term, gap, rest = line[2:].partition("  ")
+        if not gap and not term.startswith(_TERMS):
+            # A paragraph goes on.
+            return line
         return f"  {_OPTION}{term}{_END}{gap}{rest}"
     return line

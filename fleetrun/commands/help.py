@@ -19,7 +19,7 @@ Examples:
   fleetrun train.py                         one process per GPU, else on the CPU
   fleetrun --gpus=0,1 train.py --epochs 3   two GPUs; --epochs is the script's
   fleetrun --nproc_per_node=2 -m pkg.train  a module, two processes
-  fleetrun --ips=10.0.0.1,10.0.0.2 train.py two hosts: the same command on each
+  fleetrun --ips=node1,node2 train.py       two hosts: the same command on each
   fleetrun --strategy=comm_fusion train.py  fused allreduces; train.py as it is
 Most used:
   --gpus LIST         GPUs, one process each: 0,1 or 0-3 or all
