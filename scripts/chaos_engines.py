@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos_hosts import GRACE_S, HEARTBEAT_TIMEOUT_S, RANK
+from chaos_hosts import GRACE_S, RANK
 from chaos_job import Lost, await_, marked
 from chaos_report import Result, report
 
@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
 import slurm  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
+import sshd  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,33 +36,13 @@ if TYPE_CHECKING:
     Strike = Callable[["EngineJob"], Sequence[int]]
 
 MARK = "CHAOS_MARK"
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
+# fleetrun's own, as a busy machine stops a host for longer than a short one.
+HEARTBEAT_TIMEOUT_S = 10.0
 ANY_FAILURE = range(1, 256)
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 FLEETRUN = (sys.executable, "-m", "fleetrun", "--quiet")
 _PREFIXES = ("CUDA_VISIBLE", "PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "FLEETRUN_", "SLURM_", "SSH_")
-
-SSHD = """\
-Port 22
-HostKey {keys}/hostkey
-PidFile none
-AuthorizedKeysFile {keys}/authorized_keys
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-StrictModes no
-PrintMotd no
-SetEnv PYTHONPATH={root} CUDA_VISIBLE_DEVICES= {mark}={value}
-"""
-SSH = """\
-Host *
-  User root
-  IdentityFile {keys}/id
-  IdentitiesOnly yes
-  UserKnownHostsFile {keys}/known_hosts
-  StrictHostKeyChecking no
-  LogLevel ERROR
-"""
 
 
 class Fault(NamedTuple):
@@ -91,6 +72,7 @@ class EngineJob:
         # Slurm: from the allocation's shell, one task on each host, or one for each rank.
         self.way = draw.choice(("shell", "host", "rank"))
         self.cluster: slurm.Slurm
+        self.ssh: Path
         self.process: subprocess.Popen[bytes]
         self.has_started = False
 
@@ -100,37 +82,22 @@ class EngineJob:
         for rank in self.ranks:
             os.mkfifo(self.folder / f"orders.{rank}")
         if self.engine == "ssh":
-            self._start_sshd()
+            shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARK: self.mark}
+            self.ssh = sshd.on_hosts(self.hosts, self.folder / "keys", **shown)
         else:
             self.cluster = slurm.Slurm(self.hosts, self.folder / "slurm")
             self.cluster.start()
-
-    def _start_sshd(self) -> None:
-        keys = self.folder / "keys"
-        keys.mkdir()
-        for key in ("id", "hostkey"):
-            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key)]
-            subprocess.run(words, check=True)
-        shutil.copy(keys / "id.pub", keys / "authorized_keys")
-        told = {"keys": keys, "root": ROOT, "mark": MARK, "value": self.mark}
-        (keys / "sshd_config").write_text(SSHD.format(**told))
-        (keys / "ssh_config").write_text(SSH.format(**told))
-        Path("/run/sshd").mkdir(exist_ok=True)
-        for host in self.hosts:
-            # A shell of ssh's reads it, and may start anything.
-            host.run("mount", "--bind", "/dev/null", str(Path.home() / ".bashrc"), check=False)
-            host.run("/usr/sbin/sshd", "-f", str(keys / "sshd_config"))
 
     def start(self) -> None:
         """Start the launch on the first host, as its user would."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
         env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), MARK: self.mark}
         options = (f"--grace={GRACE_S}", f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}")
-        options += ("--rdzv_timeout=20",)
+        options += ("--rdzv_timeout=120",)
         script = ("sh", str(self.folder / "rank.sh"), str(self.folder), "")
         if self.engine == "ssh":
             ips = ",".join(f"{host.ip}:{self.each}" for host in self.hosts)
-            ssh = f"--ssh=ssh -F {self.folder}/keys/ssh_config"
+            ssh = f"--ssh=ssh -F {self.ssh}"
             command = self.hosts[0].command([*FLEETRUN, f"--hosts={ips}", ssh, *options, *script])
         else:
             number = f"--nodes={len(self.hosts)}"
@@ -352,7 +319,7 @@ def run(  # noqa: PLR0917 - what the command line says
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
     if reason is None and engine == "slurm":
         reason = slurm.missing()
-    if reason is None and engine == "ssh" and not Path("/usr/sbin/sshd").exists():
+    if reason is None and engine == "ssh" and not sshd.SSHD:
         reason = "there is no sshd (Debian: apt install openssh-server)"
     if reason:
         print(f"scripts/chaos: {reason}", file=sys.stderr)

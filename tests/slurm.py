@@ -35,6 +35,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=defer,batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 KillWait=5
+SlurmdTimeout=60
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
