@@ -80,8 +80,8 @@ def test_a_caller_learns_why_from_a_listener_that_refuses_it() -> None:
 
 
 def test_another_version_is_named() -> None:
-    introduction = json.dumps({"fleetrun": 2, "nonce": "0" * 32, "token": True})
-    with pytest.raises(Refused, match="speaks version 2 of the session's wire, and this one 1"):
+    introduction = json.dumps({"fleetrun": 1, "nonce": "0" * 32, "token": True})
+    with pytest.raises(Refused, match="speaks version 1 of the session's wire, and this one 2"):
         Handshake(KEY, is_caller=False).feed(introduction.encode())
 
 
@@ -103,6 +103,21 @@ def test_a_proof_cannot_be_sent_back() -> None:
     answer = json.loads(listener.feed(Handshake(KEY, is_caller=True).begin() or b"") or b"")
     with pytest.raises(Refused):
         listener.feed(json.dumps({"proof": answer["proof"]}).encode())
+
+
+def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
+    caller, listener = meet(KEY, KEY)
+    roster = b"r" * 100_000
+    sealed = seals(caller)[0].put(roster)
+    for changed in (sealed[:-1] + b"s", sealed[:-1], b"\0" + sealed[1:]):
+        _, other = meet(KEY, KEY)
+        with pytest.raises(Refused):
+            seals(other)[1].take(changed)
+    assert seals(listener)[1].take(sealed) == roster
+    with pytest.raises(Refused):
+        seals(listener)[1].take(sealed)
+    # The same one to the next host is another frame.
+    assert seals(meet(KEY, KEY)[0])[0].put(roster) != sealed
 
 
 def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
