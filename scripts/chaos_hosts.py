@@ -76,6 +76,7 @@ class HostsJob:
     """A launch on the hosts of NETWORK; every random choice is drawn from DRAW."""
 
     script = RANK
+    heartbeat_timeout_s = HEARTBEAT_TIMEOUT_S
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
@@ -115,7 +116,7 @@ class HostsJob:
         """Start a launcher on HOST."""
         command = [sys.executable, "-m", "fleetrun", "--quiet", *self.words()]
         command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
-        command += [f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}", "--rdzv_timeout=20"]
+        command += [f"--heartbeat_timeout={self.heartbeat_timeout_s}", "--rdzv_timeout=20"]
         command += [*more, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
