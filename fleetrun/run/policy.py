@@ -428,7 +428,7 @@ def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
         return _finish(_given_up_for(state, state.interrupted))
     # What failed shall have time to heal; hosts that come and go need none.
     has_failed = not (isinstance(state.cause, PeerFailed) and state.cause.is_departure)
-    wait = backoff(rules.backoff_s, state.attempt if has_failed else 0, event.at)
+    wait = backoff(rules.backoff_s, state.attempt, event.at) if has_failed else 0.0
     return state._replace(phase=WAITING, deadline=event.at + wait), (Sweep(),)
 
 

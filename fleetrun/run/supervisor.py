@@ -565,7 +565,8 @@ class Supervisor:
         comes = f"Attempt {attempt} of {most} in {wait:.1f} s."
         if self._gathering.may_change:
             # Those that hosts cause, which come and go, are not limited.
-            comes = f"All ranks start again in {wait:.1f} s or later, on the hosts that are there."
+            when = f" in {wait:.1f} s or later," if wait else ""
+            comes = f"All ranks start again{when} on the hosts that are there."
         self._say(f"{self._state.outcome().describe()}. {comes}")
 
     def _say_who_is_late(self) -> None:

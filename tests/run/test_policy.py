@@ -631,6 +631,16 @@ def test_a_second_signal_does_not_wait_for_the_other_hosts() -> None:
     assert one.verdict().exit_code == 130
 
 
+def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() -> None:
+    one = with_peers(1)
+    one.exit(0)
+    lost = PeerFailed("10.0.0.2", "fleetrun was lost", 1, 1.0, is_departure=True)
+    one.feed(lost)
+    one.feed(Arbitrated(0, lost, one.now, is_final=False))
+    one.wait(0.0)
+    assert one.state.attempt == 1
+
+
 def test_hosts_start_again_together() -> None:
     one = with_peers(1, restarts=1)
     one.exit(0)
