@@ -26,6 +26,8 @@ from fleetrun.run import events
 from fleetrun.strategy import fields
 
 ROOT = Path(__file__).parents[1]
+# How the names of pages in Chinese end; they have the commands of those in English.
+CHINESE = ".zh-CN.md"
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (
@@ -33,6 +35,7 @@ PAGES = {
         ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").glob("*.md")),
     )
+    if not path.name.endswith(CHINESE)
 }
 README = PAGES["README.md"]
 
@@ -237,3 +240,40 @@ def test_every_exit_code_of_the_code_is_in_the_help() -> None:
     kinds = (errors.UsageError, errors.EnvironmentFault, errors.RendezvousError)
     known = {kind.exit_code for kind in kinds} | {events.HUNG, events.REFUTED}
     assert {str(code) for code in known} <= codes
+
+
+# -- pages in Chinese ------------------------------------------------------------------------------
+
+
+def headings(text: str) -> list[int]:
+    """Return the level of each heading."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [len(marks) for marks in re.findall(r"^(#+) ", prose, flags=re.MULTILINE)]
+
+
+def links(text: str, name: str) -> set[str]:
+    """Return where links lead, in either language, but for those to the page NAME itself."""
+    return {link.replace(CHINESE, ".md") for link in re.findall(r"\]\(([^)]+)\)", text)} - {name}
+
+
+def shapes(text: str) -> list[int]:
+    """Return the number of columns of each row of a table."""
+    return [line.count(" | ") for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/launching.md", "docs/strategies.md"])
+def test_a_chinese_page_has_the_headings_commands_tables_and_links(name: str) -> None:
+    english = PAGES[name]
+    path = ROOT / name.replace(".md", CHINESE)
+    chinese = path.read_text(encoding="utf-8")
+    blocks = re.compile(r"```\w*\n(.*?)```", flags=re.DOTALL)
+    assert headings(chinese) == headings(english)
+    assert blocks.findall(chinese) == blocks.findall(english)
+    assert shapes(chinese) == shapes(english)
+    own = path.name.replace(CHINESE, ".md")
+    assert links(chinese, own) == links(english, own)
+    # They lead to each other.
+    assert f"({path.name})" in english
+    assert f"({own})" in chinese
+    for target in re.findall(r"\]\(([^)\s#]+)", chinese):
+        assert target.startswith("http") or (path.parent / target).exists(), target
