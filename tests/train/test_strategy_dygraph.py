@@ -55,5 +55,8 @@ def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update
             assert model["weights"] == ranks[0][0][name]["weights"], name
         assert "from several backwards" in stopped["composed"]
         assert "without backward" in stopped["assigned"]
+        assert "the parameter odd is complex64: keep its real" in stopped["complex"]
+        assert "the buffer odd is complex64" in stopped["complex buffer"]
+        assert "the parameter odd is int8 and trained" in stopped["integers"]
     proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
     assert any("were cleared before a step" in note for note in proof["notes"])

@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
-from ..paddle_api import names
-from . import compression, handover
+from ..paddle_api import names, tensors
+from . import compression, handover, refused_types
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
@@ -146,6 +146,7 @@ class Reducers:
             for argument, name in _ARGUMENTS.items():
                 if argument in given and name in self._spec.strategy and not is_paddles:
                     settings.set_by_script(name, given[argument])
+            refused_types.check(given["layers"])
             self._script_limits_last = "last_comm_buffer_size" in given and not is_paddles
             init(model, *args, **kwargs)
             if not hasattr(model, "_reducer"):
@@ -159,13 +160,13 @@ class Reducers:
             import paddle
 
             parameters, sparse_ids = _parameters(model, paddle)
-            is_trained = any(not each.stop_gradient for each in parameters)
+            is_trained = any(map(tensors.is_trained, parameters))
             if not is_trained or (sparse_ids and not self._can_average_sparse_ones()):
                 # Without a trained parameter Paddle raises its own error.
                 init_reducer(model)
                 return
             dense = [each for each in parameters if id(each) not in sparse_ids]
-            trained = [each for each in dense if not each.stop_gradient]
+            trained = [each for each in dense if tensors.is_trained(each)]
             # The buckets of Paddle's own reducer, to compare with.
             model.group_indices = paddle.base.core.eager_assign_group_by_size(
                 trained,
@@ -173,7 +174,7 @@ class Reducers:
                 [model.last_comm_buffer_size, model.comm_buffer_size],
             )
             sparse = [
-                each for each in parameters if id(each) in sparse_ids and not each.stop_gradient
+                each for each in parameters if id(each) in sparse_ids and tensors.is_trained(each)
             ]
             # The attribute in which Paddle keeps its own.
             model._reducer = self._new_reducer(model, dense, sparse, init_reducer)
@@ -223,7 +224,7 @@ class Reducers:
         model_bytes = model.comm_buffer_size
         model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
         make: Callable[..., Reducer] = Reducer
-        sizes = [each.size * each.element_size() for each in dense if not each.stop_gradient]
+        sizes = [each.size * each.element_size() for each in dense if tensors.is_trained(each)]
         if (
             not sparse
             and not model.find_unused_parameters

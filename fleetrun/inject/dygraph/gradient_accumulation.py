@@ -97,7 +97,7 @@ class GradientAccumulator:
     def _watch_backwards(self) -> None:
         """Record the gradients of all parameters that are trained by now."""
         for parameter in self.parameters:
-            if not parameter.stop_gradient and id(parameter) not in self._hooked:
+            if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
                 tensors.on_gradient(parameter, self._marking(id(parameter)))
 

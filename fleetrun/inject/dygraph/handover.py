@@ -121,9 +121,12 @@ class PaddlesReducer:
     def make(self, trained: Sequence[Any]) -> bool:
         """Make it for the parameters TRAINED, in the order of the model; return if Paddle can.
 
-        That of 2.6.2 cannot where parameters are marked `no_sync`, as experts of one rank are.
+        That of 2.6.2 cannot where parameters are marked `no_sync`, as experts of one rank are. Both
+        end the process where an operator has written a parameter, as quantisers write their scales.
         """
         model: Any = self._model()
+        if any(not (each.stop_gradient or each.is_leaf) for each in model.parameters()):
+            return False
         ours, sizes = model._reducer, (model.comm_buffer_size, model.last_comm_buffer_size)
         model.comm_buffer_size, model.last_comm_buffer_size = self._limits
         try:
@@ -164,6 +167,8 @@ class SparingReducer(Reducer):
         self._look: Look | None = None
         # Whether Paddle's has the backward of the last forward; and the one that runs.
         self._is_paddles_turn = self._runs_paddles = False
+        # The backward that runs has come to this model: it may be that of another one.
+        self._is_reached = False
         # The last backward that was looked at.
         self._is_plain = False
         super().__init__(*args, **options)
@@ -191,6 +196,16 @@ class SparingReducer(Reducer):
                 and not self._check.is_due(self.backwards)
             )
 
+    def _noting(self) -> Callable[..., None]:
+        reference = weakref.ref(self)
+
+        def hook(*_: Any) -> None:
+            reducer = reference()
+            if reducer is not None:
+                reducer._is_reached = True
+
+        return hook
+
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Let Paddle's reducer have the backward of OUTPUTS, if it is its turn."""
         if self._is_paddles_turn and self._paddles is not None:
@@ -203,12 +218,13 @@ class SparingReducer(Reducer):
 
     def begin(self) -> None:
         """Get ready for a backward."""
-        if any(not each.stop_gradient for each in self._frozen):
+        if any(map(tensors.is_trained, self._frozen)):
             self._take_back()
         # Under `no_sync` nobody averages.
         if self._is_paddles_turn and self._is_armed:
             if self._is_awaited:
                 self._runs_paddles = True
+                self._is_reached = False
                 return
             # Paddle's has averaged the only backward of a forward that it averages.
             self._take_back()
@@ -221,8 +237,10 @@ class SparingReducer(Reducer):
         """Send everything and wait for it, unless Paddle's reducer has."""
         look, self._look = self._look, None
         if self._runs_paddles:
-            self._runs_paddles = self._is_awaited = False
-            self.backwards += 1
+            self._runs_paddles = False
+            if self._is_reached:
+                self._is_awaited = False
+                self.backwards += 1
         elif look is None:
             super().finish()
         else:
@@ -246,7 +264,8 @@ class SparingReducer(Reducer):
             return
         is_made = self.bytes_as_built is not None
         if self._is_plain and not is_made:
-            is_made = self._paddles.make([each for each in self._all if not each.stop_gradient])
+            is_made = self._paddles.make([each for each in self._all if tensors.is_trained(each)])
+            tensors.on_gradient(self.parameters[0], self._noting())
         # All ranks or none.
         if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()

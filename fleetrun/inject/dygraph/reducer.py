@@ -191,8 +191,8 @@ class Reducer:
 
     def _arrange(self) -> None:
         """Take the parameters that are trained now, the last layers first."""
-        self.parameters = [each for each in reversed(self._all) if not each.stop_gradient]
-        self._frozen = [each for each in self._all if each.stop_gradient]
+        self.parameters = [each for each in reversed(self._all) if tensors.is_trained(each)]
+        self._frozen = [each for each in self._all if not tensors.is_trained(each)]
         for parameter in self.parameters:
             if id(parameter) not in self._hooked:
                 self._watch(parameter)
@@ -268,7 +268,7 @@ class Reducer:
             self._is_awaited = False
             return
         self._has_sparse_gradient = False
-        if any(not each.stop_gradient for each in self._frozen):
+        if any(map(tensors.is_trained, self._frozen)):
             # All ranks run the same script, so they unfreeze parameters together.
             self._arrange()
         self.restart()

@@ -18,6 +18,11 @@ def _core() -> Any:
     return sys.modules["paddle.base.core"]
 
 
+def is_trained(parameter: Any) -> bool:
+    """Whether PARAMETER gets gradients: its own, as what an operator has written has none."""
+    return not parameter.stop_gradient and bool(parameter.is_leaf)
+
+
 def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
     """Call HOOK whenever the gradient of PARAMETER was accumulated, right after that."""
     parameter._register_backward_hook(hook)

@@ -27,6 +27,7 @@ NOT_PADDLES = {
     "kind._send",
     # Hooks that hold their reducer weakly.
     "reducer._is_active",
+    "reducer._is_reached",
     "reducer._on_gradient",
     "reducer._has_sparse_gradient",
 }

@@ -384,6 +384,22 @@ class Adapting(nn.Layer):  # type: ignore[misc, unused-ignore]
         return (x.unsqueeze(1) @ (weights - self.rate * slope[0])).squeeze(1)
 
 
+class Quantised(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Rounds its weights by Paddle's quantiser, which writes its scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from paddle.quantization import QAT, QuantConfig, quanters
+
+        quanter: Any = quanters.FakeQuanterWithAbsMaxObserver
+        config = QuantConfig(activation=None, weight=quanter(moving_rate=0.9))
+        inner = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.inner: Any = QAT(config).quantize(inner)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
 def lora() -> None:
     trained(seeded(Lora))
 
@@ -469,6 +485,11 @@ def deepened() -> None:
     trained(seeded(Deepened), find_unused_parameters=True)
 
 
+def quantised() -> None:
+    net = seeded(Quantised)
+    learn("quantised", net, SGD(0.1, parameters=net.inner.parameters()), batches(6))
+
+
 def solved() -> None:
     trained(seeded(Solved))
 
@@ -533,6 +554,6 @@ KINDS = {
     for each in (
         *(lora, upsampled, heads, recurrent, normed, powers, experts, weighing, twofold, mixed),
         *(uneven, adversary, rounded, frequencies, hooked, losing, ordered, padded, deepened),
-        *(solved, adapting, each_rank, late_adam),
+        *(solved, adapting, each_rank, late_adam, quantised),
     )
 }

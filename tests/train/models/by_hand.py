@@ -196,6 +196,22 @@ def assigned(net: Any) -> None:
     optimizer.step()
 
 
+def refused(dtype: Any, *, trains: bool) -> Callable[[Any], None]:
+    """Return a script that has a tensor of DTYPE, which nobody averages."""
+
+    def script(net: Any) -> None:
+        kind: Any = paddle.base.framework.EagerParamBase
+        tensor = paddle.ones([2]).astype(dtype)
+        if trains:
+            tensor.stop_gradient = False
+            net.add_parameter("odd", kind.from_tensor(tensor))
+        else:
+            net.register_buffer("odd", tensor)
+        paddle.DataParallel(net)
+
+    return script
+
+
 report: dict[str, Any] = {}
 for name, (backward, change, clear, bad) in KINDS.items():
     paddle.seed(5)
@@ -226,4 +242,7 @@ def stop(script: Callable[[Any], None]) -> str:
 
 
 stops = {script.__name__: stop(script) for script in (composed, assigned)}
+stops["complex"] = stop(refused("complex64", trains=True))
+stops["complex buffer"] = stop(refused("complex64", trains=False))
+stops["integers"] = stop(refused("int8", trains=True))
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps([report, stops]))

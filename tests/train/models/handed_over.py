@@ -55,6 +55,14 @@ def accumulated(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> Non
         loss_of(model(batch)).backward()
 
 
+def probed(model: Any, batch: Any, *, is_late: bool, is_alone: bool) -> None:
+    """Later one rank trains a model of its own between forward and backward."""
+    out = model(batch)
+    if is_late and not is_alone and rank == 0:
+        loss_of(nn.Linear(4, 2)(out.detach())).backward()
+    loss_of(out).backward()
+
+
 def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     """Do as everybody does."""
     loss_of(model(batch)).backward()
@@ -62,7 +70,8 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
 
 def train(name: str, net: Any, model: Any, ranks: "list[int]") -> "dict[str, Any]":
     """Train; return the weights, and the number of allreduces in each update."""
-    way = {"several": several, "accumulated": accumulated}.get(name, plain_steps)
+    ways = {"several": several, "accumulated": accumulated, "probed": probed}
+    way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
     numbers = [np.random.RandomState(rank) for rank in ranks]
     made = []
@@ -82,7 +91,7 @@ def train(name: str, net: Any, model: Any, ranks: "list[int]") -> "dict[str, Any
 
 
 report = {}
-for name in ("plain", "several", "accumulated", "thawed"):
+for name in ("plain", "several", "accumulated", "thawed", "probed"):
     paddle.seed(5)
     net, alone = (nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(2))
     alone.set_state_dict(net.state_dict())
