@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from .evidence import Evidence
@@ -34,12 +34,15 @@ _POLL_S = 0.002
 # Where another port is looked for, if the planned one is in use: outside the range from which the
 # kernel takes ports of outgoing connections by default.
 _FIRST_PORT, _LAST_PORT = 10240, 29999
+_report: Callable[[str], None] = print
 # The stores of groups that did not all connect.
 _unfinished: list[Any] = []
 
 
-def install(spec: StrategySpec, _proof: Evidence) -> None:
+def install(spec: StrategySpec, proof: Evidence) -> None:
     """Give each gloo group that Paddle creates a store of its own."""
+    global _report  # noqa: PLW0603 - one Paddle
+    _report = proof.note
     if spec.topology.nranks > 1:
         after_import("paddle.distributed.collective", _patch)
 
@@ -56,10 +59,10 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
     key = f"fleetrun/communicators/{name}"
     server = None
     if is_leader:
-        host, port = _free_end()
-        # It waits for one rank, itself. Its address is published once it listens: a rank that
-        # connects too early sleeps for seconds before it tries again.
-        server = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
+        with held_end(_report) as (host, port):
+            # It waits for one rank, itself. Its address is published once it listens: a rank that
+            # connects too early sleeps for seconds before it tries again.
+            server = core.TCPStore(host, port, True, 1, _TIMEOUT_S)
         shared.set(key, f"{host}:{port}")
     host, _, port_text = bytes(shared.get(key)).decode().rpartition(":")
     yield core.TCPStore(host, int(port_text), False, 1, _TIMEOUT_S)
@@ -75,22 +78,35 @@ def new_store(shared: Any, name: int | str, *, size: int, is_leader: bool) -> It
         connected = shared.add(f"{key}/connected", 0)
 
 
-def _free_end() -> tuple[str, int]:
-    """Return where this rank can listen: at its planned endpoint, unless its script does so."""
+@contextlib.contextmanager
+def held_end(report: Callable[[str], None]) -> Iterator[tuple[str, int]]:
+    """Yield where this rank can listen: at its planned endpoint, unless its script does so.
+
+    REPORT is called with a sentence if it is another port. In this context nobody else gets it, but
+    who sets SO_REUSEADDR, as Paddle's store does, can listen there.
+
+    Raises OSError if there is no free port.
+    """
     host, _, port_text = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")
+    planned = int(port_text)
     span = _LAST_PORT - _FIRST_PORT
     # Ranks that look at the same time begin far apart.
     others = (_FIRST_PORT + (os.getpid() * 7919 + step) % span for step in range(span))
-    planned = (int(port_text),) if int(port_text) else ()
-    for port in (*planned, *others):
-        # Paddle 3's store ends the process if it cannot bind.
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for port in (*([planned] if planned else []), *others):
+        # Bound and not listening: Paddle 3's store ends the process if it cannot bind.
+        with socket.socket() as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("", port))
+                holder.bind(("", port))
             except OSError:
                 continue
-        return host, port
+            if planned and port != planned:
+                report(
+                    f"the port {planned} that is planned for this rank is in use in it: ranks of a"
+                    f" group meet at port {port}, which a firewall may block"
+                )
+            yield host, port
+            return
     raise OSError(f"no port from {_FIRST_PORT} to {_LAST_PORT} is free")
 
 
