@@ -284,6 +284,11 @@ def _on_peer(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
     if event.attempt != state.attempt:
         return state, ()
     state = state._replace(unfinished=state.unfinished - {PEERS})
+    if isinstance(state.cause, PeerFailed) and not state.unfinished:
+        # This host had lost sight of the others when the job was done.
+        state = state._replace(cause=None)
+        if state.phase == ARBITRATING:
+            return _finish(state)
     is_done = state.phase == RUNNING and not state.unfinished
     return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 

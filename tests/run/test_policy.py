@@ -641,6 +641,24 @@ def test_after_the_loss_of_a_host_the_others_do_not_wait_for_anything_to_heal() 
     assert one.state.attempt == 1
 
 
+def test_a_host_that_gave_up_hears_that_the_job_was_done_already() -> None:
+    one = with_peers(1)
+    one.exit(0)
+    one.feed(PeerFailed("node-2", "this launcher stood still for 20 s", 1, one.now))
+    assert one.outcome is None
+    one.feed(PeersDone(one.now))
+    assert one.verdict().exit_code == 0
+
+
+def test_it_hears_so_while_its_servers_are_being_stopped_too() -> None:
+    one = with_peers(1, servers=1)
+    one.exit(0)
+    one.feed(PeerFailed("node-2", "this launcher stood still for 20 s", 1, one.now))
+    one.feed(PeersDone(one.now))
+    one.exit(1, signum=TERM)
+    assert one.verdict().exit_code == 0
+
+
 def test_hosts_start_again_together() -> None:
     one = with_peers(1, restarts=1)
     one.exit(0)
