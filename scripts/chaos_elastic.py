@@ -43,7 +43,7 @@ done
 mkfifo "$1/orders.$generation.$rank"
 exec 3<>"$1/orders.$generation.$rank"
 echo "rank $rank line 0"
-: >"$1/is.$generation.$rank.of.$PADDLE_TRAINERS_NUM"
+hostname >"$1/is.$generation.$rank.of.$PADDLE_TRAINERS_NUM"
 read -r code <&3
 exit "$code"
 """
@@ -100,7 +100,10 @@ class ElasticJob(HostsJob):
                 code = self.launchers[host].poll()
                 if code is not None:
                     raise Lost(f"{host.name} ended with {code}: {self.said(host)}")
-            return self.look() == wanted and self.generation > after
+            if self.look() != wanted or self.generation <= after:
+                return False
+            newest = self.folder.glob(f"is.{self.generation}.*")
+            return {path.read_text().strip() for path in newest} <= {one.name for one in self.left}
 
         self._await(f"{wanted} ranks run", run)
 

@@ -154,7 +154,7 @@ class Rendezvous(Gathering):
         """Say for whom it waits, and up to when."""
         if self._until is None:
             return ""
-        return super().progress(self._until - time.monotonic())
+        return super().progress(max(0.0, self._until - time.monotonic()))
 
     def _report(self, fault: FleetrunError, until: float) -> None:
         """End with FAULT once it is reported to the coordinator, or that is not found."""

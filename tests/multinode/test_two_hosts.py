@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from training import PYTHONS
 from waiting import LONG_S, TRAINING_S, until
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ Pair = tuple["Host", "Host"]
 
 ROOT = Path(__file__).parents[2]
 IPS = "--ips=10.88.0.1,10.88.0.2"
+MEETING = "--master=node-1:6170 --nnodes=2"
 
 # Leaves what it was given beside itself.
 DUMP = """
@@ -47,9 +49,9 @@ server.accept()
 """
 
 
-def start(host: Host, *argv: str) -> subprocess.Popen[bytes]:
+def start(host: Host, *argv: str, python: Path = PYTHONS["3.3.1"]) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return host.start(sys.executable, "-m", "fleetrun", *argv, env=env)
+    return host.start(str(python), "-m", "fleetrun", *argv, env=env)
 
 
 def output(host: Host) -> str:
@@ -174,11 +176,18 @@ def test_ranks_on_two_hosts_reach_each_other(two_hosts: Pair, names: str) -> Non
 
 
 @pytest.mark.train
-def test_two_hosts_train_one_model(two_hosts: Pair) -> None:
+@pytest.mark.parametrize(
+    ("version", "where"),
+    [
+        ("3.3.1", IPS),
+        pytest.param("2.6.2", IPS, marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("2.6.2", MEETING, marks=[pytest.mark.slow, pytest.mark.long]),
+    ],
+)
+def test_two_hosts_train_one_model(two_hosts: Pair, version: str, where: str) -> None:
     script = ROOT / "scripts" / "train_resnet.py"
-    launchers = [
-        start(host, IPS, "--nproc_per_node=1", str(script), "--epochs=2") for host in two_hosts
-    ]
+    words = (*where.split(), "--nproc_per_node=1", str(script), "--epochs=2")
+    launchers = [start(host, *words, python=PYTHONS[version]) for host in two_hosts]
     codes = [launcher.wait(TRAINING_S) for launcher in launchers]
     assert codes == [0, 0], "\n".join(map(output, two_hosts))
     logs = [(host.folder / "log" / "workerlog.0").read_text() for host in two_hosts]
