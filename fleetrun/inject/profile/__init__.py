@@ -117,10 +117,11 @@ def _watch_programs(kind: Any, recorder: Recorder, *, counts: bool) -> None:
     @functools.wraps(run)
     def recorded(executor: Any, *args: Any, **options: Any) -> Any:
         begin = now()
+        recorder.begin_program()
         try:
             return run(executor, *args, **options)
         finally:
-            recorder.add("run", TRAINING, begin)
+            recorder.end_program(begin)
             if counts and (len(args) > 1 or options.get("feed") or options.get("fetch_list")):
                 recorder.end_step()
 

@@ -49,6 +49,9 @@ class Recorder:
         self._steps: list[tuple[int, int]] = []
         self._began = now()
         self._opened: dict[str, int] = {}
+        # The programs that run, and whether a step has ended in them.
+        self._programs = 0
+        self._has_ended = False
         # What collectives that begin now belong to: the name of a bucket and its track.
         self.label: tuple[str, int] | None = None
         # Wall clock, so that traces of several ranks can be laid over each other.
@@ -77,8 +80,23 @@ class Recorder:
         if begin is not None:
             self.add(name, TRAINING, begin)
 
+    def begin_program(self) -> None:
+        """Know that a program of a static graph runs, in which a step may end."""
+        self._programs += 1
+
+    def end_program(self, begin: int) -> None:
+        """Record the run of a program since BEGIN, as a part of the step that has ended in it."""
+        self._programs -= 1
+        self.add("run", TRAINING, begin)
+        if self._has_ended and not self._programs:
+            self._has_ended = False
+            self.end_step()
+
     def end_step(self) -> None:
         """Know that a step has ended; after the last one that is wanted, write the trace."""
+        if self._programs:
+            self._has_ended = True
+            return
         at = now()
         if self.is_on:
             # What the process did before its first step is none of it.

@@ -45,6 +45,20 @@ def test_the_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "trace").stat().st_mode & 0o777 == 0o600
 
 
+def test_each_step_has_the_run_of_the_program_that_it_ends_in(tmp_path: Path) -> None:
+    made = Recorder(str(tmp_path / "trace"), 2, 3, rank=0)
+    for _ in range(4):
+        begin = recorder.now()
+        made.begin_program()
+        # The update is a part of the program.
+        made.end_step()
+        made.end_program(begin)
+    found = tracefile.read(str(tmp_path / "trace"))
+    assert found is not None
+    assert [one.kind for one in found.spans] == ["step", "step", "run", "run"]
+    assert found.seconds["run"] <= found.seconds["step"]
+
+
 def test_what_there_is_when_the_script_ends_early_is_written(tmp_path: Path) -> None:
     make(tmp_path / "some", 3, 5, 4)
     make(tmp_path / "none", 3, 5, 2)
