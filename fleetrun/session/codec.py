@@ -14,6 +14,8 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 _HEAD = 4
+# So much of what another program sends is quoted.
+_SHOWN = 24
 # An object in a list in an object is all that a message needs, so this is ample.
 MOST_DEPTH = 8
 LONGEST_TEXT = 1 << 16
@@ -59,6 +61,13 @@ class Frames:
         while len(self._rest) >= _HEAD:
             length = int.from_bytes(self._rest[:_HEAD], "big")
             if length > self.limit:
+                begin = bytes(self._rest[:_SHOWN])
+                if begin.isascii() and begin[:_HEAD].decode().isprintable():
+                    # Mostly HTTP, or the greeting of an ssh server.
+                    said = begin.decode().split("\r")[0].split("\n")[0]
+                    raise Malformed(
+                        f"{said!r}, as no launcher does: that port is another program's"
+                    )
                 raise Malformed(f"a frame of {length} bytes, where {self.limit} are allowed")
             end = _HEAD + length
             if len(self._rest) < end:

@@ -149,6 +149,14 @@ def test_a_frame_that_is_too_long_is_refused_by_its_head() -> None:
         list(Frames(100).feed(b"\xff\xff\xff\xff"))
 
 
+def test_another_program_at_the_port_is_known_by_its_words() -> None:
+    said = "'HTTP/1.1 400 Bad Request', as no launcher does: that port is another program's"
+    with pytest.raises(Malformed, match=f"^{said}$"):
+        list(Frames(512).feed(b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n"))
+    with pytest.raises(Malformed, match=r"^'SSH-2.0-x', as no"):
+        list(Frames(512).feed(b"SSH-2.0-x\r\n\x00"))
+
+
 def test_a_message_is_written_once_for_all_who_get_it() -> None:
     message = Hello("n", ports=tuple(range(100)))
     assert CODEC.write(message) is CODEC.write(message)

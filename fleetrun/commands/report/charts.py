@@ -212,6 +212,8 @@ def step(trace: TraceRecord) -> Figure:
     height = min(max(_LEAST, 110 + _ROW * len(tracks)), _MOST)
     figure = _figure(drawn, "milliseconds since the step began", "", height)
     figure["layout"]["barmode"] = "overlay"
+    # One kind alone, as of a static graph, has to be named, too.
+    figure["layout"]["showlegend"] = True
     figure["layout"]["yaxis"] |= {
         "tickvals": list(range(len(tracks))),
         "ticktext": tracks,
