@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one
+import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 from abc import abstractmethod
 from itertools import chain, islice

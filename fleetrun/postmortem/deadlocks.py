@@ -1,7 +1,5 @@
 """Finds forked children that wait for locks which no thread can release any more."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -4,8 +4,6 @@ A process may need seconds to exit after an exception, while its peers exit at o
 a failure is that of the exception, which the rank records (see `inject/site`), else of the exit.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

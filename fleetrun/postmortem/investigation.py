@@ -1,7 +1,5 @@
 """Investigates a failed job: for the report on the console, and for `report.json`."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -3,8 +3,6 @@
 What may not be read is left out; nothing here raises.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -4,8 +4,6 @@ py-spy is asked when it is installed; else Python itself, by a signal for which 
 rank (`inject/site/sitecustomize.py`) has readied a file in memory.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import contextlib

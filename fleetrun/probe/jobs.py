@@ -4,8 +4,6 @@ A launcher holds the lock of its run directory open; the processes that it has s
 FLEETRUN_JOB in their environment, which they cannot lose. Either is enough to find a job.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

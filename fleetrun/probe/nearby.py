@@ -1,7 +1,5 @@
 """A file whose name is nearly the one that is not there; only a mistake loads it."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

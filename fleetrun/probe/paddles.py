@@ -1,7 +1,5 @@
 """Looks at the Paddle that is installed, without importing it: that would take seconds."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

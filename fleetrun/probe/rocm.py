@@ -1,7 +1,5 @@
 """AMD's GPUs, as the kernel shows them to ROCm."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

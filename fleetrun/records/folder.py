@@ -4,8 +4,6 @@ In a folder that others may write to, a name can be a link by the time it is use
 follows one, and files are found by the folder's descriptor, not by its path.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import errno

@@ -12,8 +12,6 @@ BASE since 1970, the others since BASE. Offsets count all that was written into 
 A last line without an end is none.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import re

@@ -4,8 +4,6 @@ Nothing here raises because of what is in a file, and what is not as expected is
 are not known are skipped by whoever parses.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,5 @@
 """The launches of a log folder: which there are, which one is meant, and whether it still runs."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import fcntl

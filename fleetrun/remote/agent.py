@@ -146,15 +146,15 @@ def _serve(silence_s: float) -> int:
         _tell(protocol.line(other))
         return _UNUSED
     environ = {**os.environ, **asked.environ}
-    door = reachability.Door(asked.doors)
-    found = look(asked, environ)._replace(port=door.port)
+    open_port = reachability.OpenPort(asked.reach_ports)
+    found = look(asked, environ)._replace(port=open_port.port)
     _tell(protocol.line(found))
     order = head.line()
     places = None if order is None or found.fault else protocol.places(order)
     if places is not None:
         _tell(protocol.line(reachability.missing(places)))
         order = head.line()
-    door.close()
+    open_port.close()
     if order is None or found.fault:
         return _UNUSED
     return _launch(protocol.arguments(order), asked.cwd, environ, head)

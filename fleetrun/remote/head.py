@@ -3,8 +3,6 @@
 What the launchers say is shown here. They have a session of their own, which says how a job ends.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os
@@ -128,11 +126,11 @@ def with_ports(asked: protocol.Inquiry, request: Request, host: HostEntry) -> pr
     if planner.mode(request) != "collective":
         return asked
     first = collective.FIRST_PORT if request.start_port is None else request.start_port
-    doors = tuple(first + one for one in SESSION_PORTS)
+    reach_ports = tuple(first + one for one in SESSION_PORTS)
     count = host.slots if host.slots is not None else request.nproc_per_node
     if is_loopback(host.name) or not isinstance(count, int):
-        return asked._replace(doors=doors)
-    return asked._replace(ports=tuple(range(first, first + count)), doors=doors)
+        return asked._replace(reach_ports=reach_ports)
+    return asked._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:

@@ -44,7 +44,7 @@ class Inquiry(NamedTuple):
     environ: Mapping[str, str]
     # Ports that are wanted here, and those of which one is for the session; none: a host alone.
     ports: tuple[int, ...] = ()
-    doors: tuple[int, ...] = ()
+    reach_ports: tuple[int, ...] = ()
     version: int = VERSION
 
 
@@ -88,9 +88,9 @@ def inquiry(text: bytes) -> Inquiry:
         # Not TEXT itself: it has the token, and the head shows the agent's last lines.
         raise ValueError("no inquiry of this version")
     environ = {str(name): str(value) for name, value in found["environ"].items()}
-    ports, doors = (tuple(map(int, found[name])) for name in ("ports", "doors"))
+    ports, reach_ports = (tuple(map(int, found[name])) for name in ("ports", "reach_ports"))
     where = (str(found["cwd"]), str(found["form"]), str(found["target"]))
-    return Inquiry(*where, environ, ports, doors)
+    return Inquiry(*where, environ, ports, reach_ports)
 
 
 def answer(text: bytes) -> Answer:

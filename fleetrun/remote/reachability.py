@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _socket  # `socket` takes 40 ms to import, this one
+import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import select
@@ -21,7 +21,7 @@ _TIMEOUT_S = 5.0
 _MOST = 4096
 
 
-class Door:
+class OpenPort:
     """The first free one of PORTS of this host, which others may connect to until it is closed."""
 
     def __init__(self, ports: Sequence[int]) -> None:

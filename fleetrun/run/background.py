@@ -1,7 +1,5 @@
 """--detach: the launcher runs on in a session of its own, with its console in a file."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import fcntl

@@ -4,8 +4,6 @@ This needs a delegated cgroup v2, or root. The processes are moved into the cgro
 are killed: for its whole life a rank keeps the cgroup, and the limits, of its container.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import contextlib

@@ -5,8 +5,6 @@ becomes a child of the nearest one. Only direct children are killed, round after
 process can reap them, so their ids cannot be reused.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,5 @@
 """File descriptors: the standard three, and the limit of open files."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -7,8 +7,6 @@ then does the guard's work itself. A watcher process takes over the guard's last
 launcher is killed, too, it kills the processes that have the job's marker in their environment.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import _socket  # `socket` takes 40 ms to import, this one 1

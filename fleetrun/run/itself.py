@@ -1,7 +1,5 @@
 """Commands that run another part of fleetrun in a process of its own."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

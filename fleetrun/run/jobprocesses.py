@@ -3,8 +3,6 @@
 This also finds processes that do not descend from the guard.
 """
 
-# pathlib costs start-up time.
-
 import os
 import select
 import signal

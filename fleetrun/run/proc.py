@@ -1,7 +1,5 @@
 """Reading /proc: cheap, and without errors for processes that are gone."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

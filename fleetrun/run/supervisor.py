@@ -1,7 +1,5 @@
 """The supervisor: performs the actions of the policy, and notifies the observers."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

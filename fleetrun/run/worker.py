@@ -1,7 +1,5 @@
 """Starting one process of a plan, and the handle on it."""
 
-# pathlib costs start-up time.
-
 import errno
 import os
 import signal

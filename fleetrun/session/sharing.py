@@ -4,8 +4,6 @@ Each launcher puts a file into its log folder before it joins, under a name that
 Whoever then finds the first host's file in its own folder has the same folder.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -4,8 +4,6 @@ Ranks write to their own log files, and the console reads these. A stuck termina
 what it did not take stays in the file.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

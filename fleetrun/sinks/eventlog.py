@@ -1,7 +1,5 @@
 """Writes `events.jsonl`, what happened; `records/eventfile.py` says what is in it."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

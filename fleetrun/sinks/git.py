@@ -1,7 +1,5 @@
 """The commit of a folder: read from .git at once, then from `git status` in a child process."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -3,8 +3,6 @@
 Later attempts add their environment. Only the owner may read it (mode 0600).
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -25,8 +25,6 @@ when git has answered, in one step each time; only its owner may read it (mode 0
   value, and where it was said), and the `hidden` variables whose values are secret.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

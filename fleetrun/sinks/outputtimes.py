@@ -4,8 +4,6 @@ Ranks write their own files, without times. Each look costs one stat per log, wh
 the time noted is the file's own, so it is precise also between two looks.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import errno

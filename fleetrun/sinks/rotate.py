@@ -16,8 +16,6 @@ looked at once a second; until then, and while the copy is made, a file may be l
 ends in `.part` is a copy that was not finished; all of it is in the log itself.
 """
 
-# pathlib costs start-up time.
-
 import errno
 import os
 import time

@@ -4,8 +4,6 @@
 are replaced in one step, so `tail -F` goes on with the next launch.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import errno

@@ -5,8 +5,6 @@ they are dismissed. What comes is another host's data: only its bytes are used, 
 were asked for.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import base64

@@ -3,8 +3,6 @@
 With `--strategy_strict` a job whose strategy is not in effect is declared refuted, which ends it.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

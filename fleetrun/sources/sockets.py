@@ -1,7 +1,5 @@
 """The bytes sent and received by the TCP connections of processes, from the kernel's inet_diag."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

@@ -4,8 +4,6 @@ It costs two wake-ups and one short read for each rank in ten seconds. Only `--h
 at all processes, and only while no rank's leader shows any life.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os

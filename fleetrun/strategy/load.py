@@ -14,7 +14,6 @@ from fleetrun.strategy.fields import Field
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
 
-# pathlib costs start-up time.
 
 PRESETS = (
     "recommended",

@@ -150,7 +150,7 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
         protocol.Inquiry(str(tmp_path), "file", "t.py", {}), wanted, HostEntry("b", 2)
     )
     assert asked.ports == (port, port + 1)
-    assert asked.doors == tuple(range(port + 96, port + 100))
+    assert asked.reach_ports == tuple(range(port + 96, port + 100))
     found = agent.look(asked._replace(ports=(port,)), {})
     assert found.fault.startswith(f"Port {port} is taken by ")
     assert agent.look(asked._replace(ports=()), {}).fault == ""

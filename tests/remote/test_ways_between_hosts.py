@@ -11,15 +11,15 @@ from fleetrun.remote.protocol import HostEndpoint
 
 def test_who_listens_is_reached_until_the_door_is_closed() -> None:
     first, second = free(2)
-    door = reachability.Door((first, second))
-    other = reachability.Door((first, second))
-    assert (door.port, other.port) == (first, second)
+    open_port = reachability.OpenPort((first, second))
+    other = reachability.OpenPort((first, second))
+    assert (open_port.port, other.port) == (first, second)
     places = [HostEndpoint("a", "127.0.0.1", first), HostEndpoint("b", "localhost", second)]
     assert reachability.missing(places) == []
     other.close()
     ((name, _),) = reachability.missing(places)
     assert name == "b"
-    door.close()
+    open_port.close()
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "no such host"])

@@ -4,8 +4,6 @@ It is a separate process, so that neither a slow driver nor a scrape delays the 
 some seconds after the ranks.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import os
