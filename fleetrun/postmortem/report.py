@@ -66,7 +66,7 @@ def verdict(
             killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL
             if killed:
                 lines.append(f"{_sentence(listed(killed))} had to be killed.")
-    return "\n".join((*lines, *_attempts(outcome, labels)))
+    return "\n".join((*lines, *_attempts(outcome, labels, lines)))
 
 
 def _elsewhere(failure: PeerFailed) -> list[str]:
@@ -103,8 +103,8 @@ def left_running(left: Sequence[Leftover]) -> str:
     return f"The job is done; ended what it had left running: {', '.join(parts)}."
 
 
-def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
-    """Return which attempt it was, why there is no other one, and what is left."""
+def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> list[str]:
+    """Return which attempt it was, why there is no other one unless SAID, and what is left."""
     lines = []
     if outcome.earlier:
         first = outcome.earlier[0].describe()
@@ -112,7 +112,11 @@ def _attempts(outcome: Outcome, labels: Sequence[str]) -> list[str]:
         last = f"attempt {outcome.attempts - 1} (counted from 0)"
         lines.append(f"It was {last}; the first failed because {first}.")
     if outcome.given_up:
-        lines.append(f"It was not started again: {outcome.given_up}")
+        why = outcome.given_up
+        # A sentence goes on; names of signals and options begin as they are written.
+        why = f"{why[:1].lower()}{why[1:]}" if why[1:2].islower() else why
+        known = "another attempt cannot fix that." if outcome.given_up in said else why
+        lines.append(f"It was not started again: {known}")
     if outcome.stuck:
         who = listed([labels[index] for index in outcome.stuck])
         lines.append(f"Even SIGKILL did not end {who}: a driver or a file system does not answer.")

@@ -138,3 +138,16 @@ def test_what_is_on_the_screen_is_not_said_again() -> None:
 def test_without_findings_the_verdict_is_still_there() -> None:
     outcome = Outcome(exited(2, 5.0))
     assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."
+
+
+def test_why_there_is_no_other_attempt_is_said_once() -> None:
+    found = findings()
+    culprit = found.culprit
+    assert culprit is not None
+    assert culprit.known is not None
+    ends = []
+    for why in (culprit.known.sentence, "No step was made.", "SIGINT came."):
+        outcome = Outcome(culprit.exited, given_up=why)
+        told = report.verdict(outcome, found, [f"rank {n}" for n in range(9)], frozenset())
+        ends.append(told.rpartition("It was not started again: ")[2])
+    assert ends == ["another attempt cannot fix that.", "no step was made.", "SIGINT came."]

@@ -71,7 +71,7 @@ def make(launch: Launch, own: TuneOptions) -> TuneSpec:
             raise UsageError(f"tune takes no {given.typed}: {_TAKEN[given.option.name]}.")
     if not launch.script:
         raise UsageError(
-            "no script to tune: write `fleetrun tune --vary KEY=A,B [options] train.py`."
+            "no script to tune: write `fleetrun tune --vary nccl_comm_num=1,2 [options] train.py`."
         )
     if own.steps < own.warmup + FEWEST_TIMED:
         raise UsageError(
@@ -101,12 +101,16 @@ def grid(varied: Iterable[str]) -> tuple[Candidate, ...]:
         key, equals, listed = text.partition("=")
         values = list(dict.fromkeys(part.strip() for part in listed.split(",")))
         if not key.strip() or not equals or not all(values):
-            raise UsageError(f"--vary={text}: give a field and its values, KEY=A,B,...")
+            raise UsageError(
+                f"--vary={text}: give a field and its values, as in nccl_comm_num=1,2."
+            )
         if key.strip() in {axis[0][0] for axis in axes}:
             raise UsageError(f"--vary={text}: {key.strip()} is varied twice.")
         axes.append([(key.strip(), value) for value in values])
     if not axes:
-        raise UsageError("nothing to tune: give at least one --vary KEY=A,B.")
+        raise UsageError(
+            "nothing to tune: give at least one --vary, as in --vary nccl_comm_num=1,2."
+        )
     return tuple(Candidate(values) for values in itertools.product(*axes))
 
 

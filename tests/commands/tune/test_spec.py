@@ -73,7 +73,7 @@ def test_a_part_of_what_is_on_needs_no_more_than_its_name() -> None:
     ("words", "problem"),
     [
         (["--vary=k_steps=1"], "did you mean gradient_merge_configs.k_steps or localsgd_configs"),
-        (["--vary=fuse_grad_size_in_MB=1,much"], "fuse_grad_size_in_MB: much: give a whole number"),
+        (["--vary=fuse_grad_size_in_MB=1,much"], "fuse_grad_size_in_MB=much: give a whole number"),
         (["--vary=fuse_grad_size=1"], "did you mean fuse_grad_size_in_MB?"),
     ],
 )
