@@ -303,10 +303,8 @@ def _is_updated_by(model: Any, optimizer: Any) -> bool:
 
 def _of_optimizer(optimizer: Any) -> list[Any]:
     """Return the parameters of OPTIMIZER, also from groups and from an inner optimizer."""
-    found: list[Any] = []
+    found = updates.parameters_of(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
-    for entry in getattr(optimizer, "_parameter_list", None) or []:
-        found.extend(entry["params"] if isinstance(entry, dict) else [entry])
     return found or ([] if inner is None else _of_optimizer(inner))
 
 

@@ -86,6 +86,16 @@ def is_model_average(kind: Any) -> bool:
     return any(each.__name__ == "ModelAverage" for each in kind.__mro__)
 
 
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters that OPTIMIZER, which is no wrapper, updates by now, of all groups."""
+    # Groups that a script adds later stand there only.
+    entries = getattr(optimizer, "_param_groups", None)
+    found: list[Any] = []
+    for entry in entries or getattr(optimizer, "_parameter_list", None) or ():
+        found += entry["params"] if isinstance(entry, dict) else [entry]
+    return found
+
+
 def _patch(module: ModuleType) -> None:
     wrap_subclasses(module.Optimizer, _wrap)
 

@@ -52,7 +52,7 @@ class GradientAccumulator:
         # The optimizer whose `step` the script calls: one may contain another.
         self.outermost = optimizer
         self.set_steps(steps, averages=averages)
-        self.parameters = without_groups(optimizer._parameter_list)
+        self.parameters = updates.parameters_of(optimizer)
         # Micro-steps that were merged since the last update.
         self.merged = 0
         # The update is under way; steps within it are parts of it.
@@ -93,6 +93,11 @@ class GradientAccumulator:
         """Merge STEPS micro-steps into an update; divide by them if it AVERAGES."""
         self._steps = self._divisor = steps
         self._averages = averages
+
+    def takes_new_parameters(self) -> bool:
+        """Take the parameters that the optimizer has by now; return whether these are others."""
+        before, self.parameters = self.parameters, updates.parameters_of(self.optimizer)
+        return len(before) != len(self.parameters)
 
     def _watch_backwards(self) -> None:
         """Record the gradients of all parameters that are trained by now."""
@@ -300,11 +305,15 @@ class GradientMerge:
             self._accumulators[id(optimizer)] = known
             optimizer.__dict__[_HELD_BY_OPTIMIZER] = known
             known.on_gone = self._count_dropped
-            for parameter in known.parameters:
-                owners = self._owners.setdefault(id(parameter), [])
-                owners[:] = [each for each in owners if each() is not None]
-                owners.append(weakref.ref(known))
+            self._own(known)
         return known
+
+    def _own(self, known: GradientAccumulator) -> None:
+        """Make KNOWN the accumulator of its parameters."""
+        for parameter in known.parameters:
+            owners = self._owners.setdefault(id(parameter), [])
+            owners[:] = [each for each in owners if each() not in (None, known)]
+            owners.append(weakref.ref(known))
 
     def _update_settings(self) -> None:
         """Take over the settings in effect, which the script may set after its optimizer."""
@@ -377,6 +386,8 @@ class GradientMerge:
         Raises RuntimeError if the script has changed gradients in a way that cannot be merged.
         """
         for current in self.all():
+            if current.takes_new_parameters():
+                self._own(current)
             if current in self._watched() and current.merged and current.is_changed():
                 message = (
                     "fleetrun: gradient_merge: merged gradients have changed after a step, through"
@@ -520,14 +531,6 @@ def unwrap(optimizer: Any) -> Any:
         if inner is None:
             return optimizer
         optimizer = inner
-
-
-def without_groups(parameters: Any) -> list[Any]:
-    """Return the parameters of an optimizer's list, which may consist of groups."""
-    found: list[Any] = []
-    for each in parameters or ():
-        found += each["params"] if isinstance(each, dict) else [each]
-    return found
 
 
 def _divide(parameters: Sequence[Any], divisor: float) -> None:

@@ -10,7 +10,7 @@ from .. import updates
 from ..import_hooks import after_import
 from ..paddle_api import tensors
 from . import backward
-from .gradient_accumulation import unwrap, without_groups
+from .gradient_accumulation import unwrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             update = functools.partial(step, self, *args, **kwargs)
             if updates.is_model_average(type(self)):
-                return merge.average(without_groups(self._parameter_list), id(self), update)
+                return merge.average(updates.parameters_of(self), id(self), update)
             current = merge.of(self)
             return update() if current is None else merge.step(current, update, self)
 
@@ -65,7 +65,7 @@ def _optimizers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901
         @functools.wraps(clear)
         def merged(self: Any, *args: Any, **kwargs: Any) -> Any:
             merge.of(self)
-            own = without_groups(getattr(unwrap(self), "_parameter_list", None))
+            own = updates.parameters_of(unwrap(self))
             return merge.clear(own, lambda: clear(self, *args, **kwargs), _remove_gradient)
 
         return merged

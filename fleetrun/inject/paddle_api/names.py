@@ -241,7 +241,7 @@ NAMES = (
         (COUNTING, MERGE, CHECK),
         "the parameters and the schedule of an optimizer",
         ("self", "learning_rate", "parameters"),
-        ("_parameter_list", "_learning_rate"),
+        ("_parameter_list", "_param_groups", "_learning_rate"),
     ),
     PrivateName(
         "paddle.optimizer.optimizer", "Optimizer.step", (COUNTING, MERGE), "an update", ("self",)

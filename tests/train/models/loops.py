@@ -577,12 +577,29 @@ def thinned() -> None:
     say("thinned", [net], Meter())
 
 
+def joined() -> None:
+    """Let a layer join the optimizer later, as a group of its own."""
+    net = mlp()
+    model = parallel(net)
+    groups: list[Any] = [{"params": net[4].parameters()}]
+    optimizer: Any = SGD(0.1, parameters=groups)
+    for number, batch in enumerate(batches(6)):
+        if number == MICRO:
+            optimizer._add_param_group({"params": net[0].parameters()})
+        share(square(model(batch))).backward()
+        if is_due(number):
+            optimizer.step()
+            optimizer.clear_grad()
+            net.clear_gradients()
+    say("joined", [net], Meter())
+
+
 KINDS = {
     each.__name__: each
     for each in (
         *(alternating, grown, folds, retained, losses, critic, early, skipped, settings, clips),
         *(plateau, smoothed, by_hand, minimized, sharpness, projected, chained, evaluated),
         *(tried_again, truncated, reloaded, in_one_vector, many, sizes_of_its_own),
-        *(compiled_in_part, unscaled, replaced_at_the_end, thinned),
+        *(compiled_in_part, unscaled, replaced_at_the_end, thinned, joined),
     )
 }
