@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import itself
-from fleetrun.run.events import Finished
+from fleetrun.run.events import Finished, Interrupted
 from fleetrun.run.observers import Sink
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 # How long the last table may take when the job is over.
 _TIMEOUT_S = 5.0
 _END_MS = 1000
+# After this the launcher has heard of a signal that ended the screen, too.
+_HEARD_S = 0.2
 # The ordinary screen, and its cursor.
 _BACK = b"\x1b[?1049l\x1b[?25h"
 
@@ -37,6 +39,7 @@ class Screen(Sink):
         self._run_dir = run_dir
         self._messages = messages
         self._is_over = False
+        self._is_interrupted = False
         self._pidfd = -1
         self._settings: list[Any] | None = None
 
@@ -62,6 +65,8 @@ class Screen(Sink):
 
     def on_event(self, happening: Happening) -> None:
         """Wait for the last table when the job is over."""
+        if isinstance(happening, Interrupted):
+            self._is_interrupted = True
         if isinstance(happening, Finished):
             self._is_over = True
             if self._pidfd >= 0:
@@ -101,6 +106,11 @@ class Screen(Sink):
             self._restore()
         self._messages.release()
         if not self._is_over:
+            # Ctrl-C is for both, and may end the screen before the launcher has heard of it.
+            self._waiting.alarm("goes on", time.monotonic() + _HEARD_S, self._say_that_it_goes_on)
+
+    def _say_that_it_goes_on(self) -> None:
+        if not self._is_over and not self._is_interrupted:
             self._messages.say("The job goes on; `fleetrun top` shows it again.")
 
     def _restore(self) -> None:

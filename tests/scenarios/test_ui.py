@@ -105,6 +105,7 @@ def test_ctrl_c_ends_the_job_and_the_screen(tmp_path: Path, terminal: Terminal) 
         launcher.wait()
     terminal.read()
     assert b"asked ranks 0-1 to stop" in terminal.shown.rpartition(b"\x1b[?1049l")[2]
+    assert b"The job goes on" not in terminal.shown
     assert terminal.settings() == before
     assert_no_survivors(job.marker, 0.0)
 
