@@ -157,17 +157,46 @@ def _serve(silence_s: float) -> int:
     open_port.close()
     if order is None or found.fault:
         return _UNUSED
-    return _launch(protocol.arguments(order), asked.cwd, environ, head)
+    pid, code = _launch(protocol.arguments(order), asked.cwd, environ, head)
+    if asked.logs:
+        _send_logs(asked, pid, head)
+    return code
+
+
+def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
+    """Send the logs of the launcher PID, unless the head has them already or is gone."""
+    from fleetrun.remote import runlogs  # only where they are wanted
+
+    folder, what, nonce = asked.logs
+    run = runlogs.find(os.path.join(asked.cwd, folder), pid)
+    if run is None or head.is_over:
+        return
+    _write(runlogs.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
+    answer = head.line()
+    while answer not in {None, runlogs.SEND, runlogs.KEEP}:
+        answer = head.line()
+    if answer == runlogs.SEND:
+        # A head that is killed meanwhile leaves nobody who reads.
+        with suppress(BrokenPipeError):
+            runlogs.send(run, everything=what == "all", write=_write)
 
 
 def _tell(line: bytes) -> None:
-    text = b"\n" + protocol.MARK + line
+    _write(b"\n" + protocol.MARK + line)
+
+
+def _write(text: bytes) -> None:
     while text:
         text = text[os.write(1, text) :]
 
 
-def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input) -> int:
-    """Run the launcher with WORDS in CWD until it ends; HEAD may end it."""
+def _launch(
+    words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input
+) -> tuple[int, int]:
+    """Run the launcher with WORDS in CWD until it ends; return its process and exit code.
+
+    HEAD may end it.
+    """
     parent = os.getpid()
 
     def prepare() -> None:
@@ -199,7 +228,7 @@ def _launch(words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: 
         head.is_over = head.is_over or not ready
         is_asked = _obey(orders, pidfd, is_asked=is_asked, is_over=head.is_over)
     code = child.wait()
-    return code if code >= 0 else 128 - code
+    return child.pid, code if code >= 0 else 128 - code
 
 
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:

@@ -6,6 +6,7 @@ What the launchers say is shown here. They have a session of their own, which sa
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from fleetrun.probe import current_folder
 from fleetrun.records.variables import JOB, TOKEN
 from fleetrun.remote import protocol
 from fleetrun.remote.connection import FILES, SshConnection, ssh_command
+from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
@@ -111,6 +113,9 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     asked = protocol.Inquiry(
         current_folder(), request.script.form, request.script.target, forwarded(environ)
     )
+    if request.gather_logs:
+        wanted = (request.log_dir, request.gather_logs, secrets.token_hex(16))
+        asked = asked._replace(logs=wanted)
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:
         return Head([SshConnection(host, ssh) for host in hosts], request, asked).run()
@@ -188,6 +193,10 @@ class Head:
         # Whether it is that of a launcher, which has ended by itself.
         self._is_of_launcher = False
         self._signals = 0
+        self._logs: FetchedLogs | None = None
+        if asked.logs:
+            folder, _, nonce = asked.logs
+            self._logs = FetchedLogs(folder, nonce, lambda word: remotes[0].say(word + b"\n"))
 
     def run(self) -> int:
         """Run until nothing is left anywhere, and return the exit code."""
@@ -202,6 +211,8 @@ class Head:
             self._beat()
             while self._unstarted or any(one.code is None for one in self._remotes):
                 self._loop.turn()
+            if self._logs is not None and self._is_going and (said := self._logs.finish()):
+                self._say(said)
             self._outlets.drain()
         finally:
             for one in self._remotes:
@@ -227,6 +238,8 @@ class Head:
                 asked = self._asked
                 if len(self._remotes) > 1:
                     asked = with_ports(asked, self._request, one.host)
+                if one is not self._remotes[0]:
+                    asked = asked._replace(logs=())
                 one.start(self._loop, asked)
             except OSError as error:
                 one.note(f"it cannot be started here ({error.strerror})".encode())
@@ -251,11 +264,15 @@ class Head:
         part = _part(out)
         if not part:
             self._loop.unwatch(out)
-        elif self._is_going:
+        if self._is_going:
+            if one is self._remotes[0] and self._logs is not None:
+                part = self._logs.take(part)
+                if self._logs.is_arriving and self._code is not None and not self._signals:
+                    self._hang_up_later()
             # The others' first ranks say what the first host's says.
-            if one is self._remotes[0] or self._request.tee:
+            if part and (one is self._remotes[0] or self._request.tee):
                 self._outlets.put(1, part, out, lambda: self._read_out(one))
-        elif one.answer is None or self._is_looking:
+        elif part and (one.answer is None or self._is_looking):
             is_first = one.answer is None
             one.hear(part)
             if one.fault:
@@ -379,7 +396,7 @@ class Head:
                     f"ssh to {one.host.name} ended with 255: the connection was lost, or that is "
                     "what the job ended with there."
                 )
-            if one.code in _NOT_BEGUN:
+            if one.code in _NOT_BEGUN and self._logs is None:
                 self._hang_up()
             else:
                 # The launchers notify each other, and stop their ranks with grace.

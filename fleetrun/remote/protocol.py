@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-VERSION = 2
+VERSION = 3
 MARK = b"fleetrun-agent "
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": "fleetrun.__main__"}
 STOP, NOW = b"stop\n", b"now\n"
@@ -45,6 +45,9 @@ class Inquiry(NamedTuple):
     # Ports that are wanted here, and those of which one is for the session; none: a host alone.
     ports: tuple[int, ...] = ()
     reach_ports: tuple[int, ...] = ()
+    # Where the logs are that are wanted at the end, how much of them (tail or all), and what comes
+    # before them; none: none are.
+    logs: tuple[str, ...] = ()
     version: int = VERSION
 
 
@@ -70,8 +73,10 @@ class Answer(NamedTuple):
     time: float = 0.0
 
 
-def line(said: "Inquiry | Answer | Sequence[str] | Sequence[tuple[object, ...]]") -> bytes:
+def line(said: "Inquiry | Answer | str | Sequence[str] | Sequence[tuple[object, ...]]") -> bytes:
     """Write what is SAID as a line; texts of any bytes survive."""
+    if isinstance(said, str):
+        return json.dumps(said).encode() + b"\n"
     value = said._asdict() if isinstance(said, Inquiry | Answer) else list(said)
     return json.dumps(value).encode() + b"\n"
 
@@ -90,7 +95,7 @@ def inquiry(text: bytes) -> Inquiry:
     environ = {str(name): str(value) for name, value in found["environ"].items()}
     ports, reach_ports = (tuple(map(int, found[name])) for name in ("ports", "reach_ports"))
     where = (str(found["cwd"]), str(found["form"]), str(found["target"]))
-    return Inquiry(*where, environ, ports, reach_ports)
+    return Inquiry(*where, environ, ports, reach_ports, tuple(map(str, found["logs"])))
 
 
 def answer(text: bytes) -> Answer:

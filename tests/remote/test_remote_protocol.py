@@ -33,7 +33,7 @@ def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
 def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
     said = protocol.line(Inquiry("/work", "file", "t.py", {"FLEETRUN_TOKEN": "hunter2"}))
     with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
-        protocol.inquiry(said.replace(b'"version": 2', b'"version": 1'))
+        protocol.inquiry(said.replace(b'"version": 3', b'"version": 2'))
     with pytest.raises(ValueError, match=r"^no words$"):
         protocol.arguments(said)
 

@@ -1,0 +1,175 @@
+"""The logs of a job by ssh, as they arrive at the head: a run directory as one made here."""
+
+# pathlib costs start-up time.
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from fleetrun.records import lockfile, names
+from fleetrun.records.folder import SHARED, Folder, enter
+from fleetrun.remote import runlogs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A line before a part of a file is shorter.
+_LONGEST_LINE = 1000
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+class FetchedLogs:
+    """Takes the logs that come after NONCE into LOG_DIR; ANSWER tells the agent what is wanted."""
+
+    def __init__(self, log_dir: str, nonce: str, answer: Callable[[bytes], None]) -> None:
+        self._log_dir = log_dir
+        self._mark = runlogs.MARK + nonce.encode()
+        self._answer = answer
+        # What may be a beginning of the mark, or comes after it.
+        self._rest = b""
+        self._is_after_mark = False
+        self._run: Folder | None = None
+        # The file that is being written, and how much of this part of it is missing.
+        self._file = -1
+        self._name = ""
+        self._missing = 0
+        self._is_whole = False
+        self._is_here = False
+        self._trouble = ""
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the launcher has ended, and its logs are on their way."""
+        return self._is_after_mark and not self._is_whole
+
+    def take(self, part: bytes) -> bytes:
+        """Take PART of what the first host says, its end if empty; return what is to be shown."""
+        if self._is_after_mark:
+            self._rest = b"" if self._trouble else self._rest + part
+            self._read()
+            return b""
+        data = self._rest + part
+        before, mark, after = data.partition(self._mark)
+        if mark:
+            self._is_after_mark, self._rest = True, after
+            self._read()
+            return before
+        longest = min(len(self._mark) - 1, len(data)) if part else 0
+        held = next((n for n in range(longest, 0, -1) if data.endswith(self._mark[:n])), 0)
+        self._rest = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def _read(self) -> None:
+        while not (self._trouble or self._is_whole):
+            if self._missing:
+                part, self._rest = self._rest[: self._missing], self._rest[self._missing :]
+                self._missing -= len(part)
+                self._try(lambda part=part: self._write(part))  # type: ignore[misc]
+                if self._missing:
+                    return
+                continue
+            line, newline, rest = self._rest.partition(b"\n")
+            if not newline:
+                if len(line) > _LONGEST_LINE:
+                    self._trouble = "what came is none"
+                return
+            self._rest = rest
+            self._try(lambda line=line: self._take_line(line))  # type: ignore[misc]
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except OSError as error:
+            self._trouble = error.strerror or "a fault"
+        except ValueError:
+            self._trouble = "what came is none"
+
+    def _take_line(self, line: bytes) -> None:
+        """Take the name of the run, or of the next file, or the end."""
+        found = json.loads(line)
+        if self._run is None:
+            if not isinstance(found, str) or not runlogs.RUN.fullmatch(found):
+                raise ValueError(found)
+            self._begin(found)
+            return
+        if found == []:
+            self._is_whole = True
+            return
+        name, size = found if isinstance(found, list) else (None, None)
+        if not (isinstance(name, str) and runlogs.FILE.fullmatch(name) and isinstance(size, int)):
+            raise ValueError(name)
+        if name != self._name:
+            self._close_file()
+            if "/" in name:
+                with suppress(FileExistsError):
+                    os.mkdir(names.GATHERED, dir_fd=self._run.fd)
+            mode = SHARED if "log." in name else 0o600
+            self._file, self._name = self._run.open(name, _FLAGS, mode), name
+        self._missing = max(size, 0)
+
+    def _begin(self, run: str) -> None:
+        """Make the run directory, unless this host has the same log folder as the first one."""
+        os.makedirs(os.path.join(self._log_dir, names.RUNS), exist_ok=True)
+        self._run = Folder(os.path.join(self._log_dir, names.RUNS, run))
+        runs = enter(os.path.join(self._log_dir, names.RUNS))
+        try:
+            self._run.make(runs)
+        except FileExistsError:
+            self._is_here = True
+            self._answer(runlogs.KEEP)
+            return
+        finally:
+            os.close(runs)
+        lock = self._run.open(names.LOCK, _FLAGS)
+        os.write(lock, lockfile.mark(os.getpid(), run))
+        os.close(lock)
+        self._answer(runlogs.SEND)
+
+    def _write(self, part: bytes) -> None:
+        rest = memoryview(part)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def finish(self) -> str:
+        """Return what has become of it, as a sentence; nothing where there is nothing to say."""
+        self._close_file()
+        if self._is_here:
+            return ""
+        if self._run is None:
+            why = f" ({self._trouble})" if self._trouble else ""
+            return f"The logs could not be fetched from the first host{why}."
+        with suppress(OSError):
+            self._link()
+        path = self._run.path
+        self._run.close()
+        if self._is_whole:
+            return f"The logs are in {path}."
+        why = self._trouble or "the connection has ended"
+        return f"Not all logs could be fetched to {path} ({why})."
+
+    def _link(self) -> None:
+        """Give the run its well-known names in the log folder; a file of such a name is kept."""
+        assert self._run is not None  # see finish
+        run = os.path.relpath(self._run.path, self._log_dir)
+        wanted = {names.LATEST: run}
+        for folder in (names.GATHERED, ""):
+            path = os.path.join(self._run.path, folder)
+            for name in os.listdir(path) if os.path.isdir(path) else ():
+                base, _, number = name.partition(".")
+                if base in names.LOGS.values() and number.isdecimal():
+                    wanted[name] = os.path.join(run, folder, name)
+        for name, target in wanted.items():
+            path = os.path.join(self._log_dir, name)
+            if os.path.lexists(path) and not os.path.islink(path):
+                continue
+            draft = os.path.join(self._log_dir, f".{name}.{os.getpid()}")
+            os.symlink(target, draft)
+            os.replace(draft, path)
