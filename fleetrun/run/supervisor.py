@@ -115,6 +115,8 @@ class Supervisor:
         self._base_env = dict(os.environb)
         self._guard: Guard
         self._has_guard = False
+        # When it kills the ranks if this launcher is stopped.
+        self._kill_at: float | None = None
         self._outcome: Outcome | None = None
         # Processes that ranks had left running when they succeeded, and that were killed.
         self._left: list[children.Leftover] = []
@@ -196,6 +198,7 @@ class Supervisor:
 
     def kill_at(self, at: float) -> None:
         """Let the ranks be killed at AT (monotonic seconds), even if this launcher is stopped."""
+        self._kill_at = at
         if self._has_guard:
             self._guard.kill_at(at)
 
@@ -256,6 +259,8 @@ class Supervisor:
                 "and the pids limit of the container."
             ) from None
         self._has_guard = True
+        if self._kill_at is not None:
+            self._guard.kill_at(self._kill_at)
 
     # The end ------------------------------------------------------------------------------------
 

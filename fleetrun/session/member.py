@@ -246,8 +246,8 @@ def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for e
             return _planned(state, failure)
         case RanksDone():
             return _done(state)
-        case RanksFailed(failure=failure):
-            return _failed(state, failure)
+        case RanksFailed(failure=failure, at=at):
+            return _failed(state, failure, at)
         case RanksStopped(failure=failure, at=at):
             return _stopped(state, failure, at)
         case Quit(failure=failure):
@@ -416,7 +416,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
         case Roster() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Start() if state.phase == READY:
-            return state._replace(phase=RUNNING), (Run(),)
+            return state._replace(phase=RUNNING), (*_kill_later(state), Run())
         case Stop(failure=failure) if state.phase == RUNNING:
             return state._replace(phase=STOPPING), (StopRanks(failure),)
         case Stop() if state.phase in {PLANNING, READY}:
@@ -443,8 +443,14 @@ def _acknowledged(state: State, number: int, at: float) -> Step:
     left = tuple(one for one in state.unanswered if one[0] > number)
     alive_at = max(state.alive_at, sent[0])
     state = state._replace(alive_at=alive_at, unanswered=left, stood_still_s=0.0)
-    kill = (KillAt(alive_at + state.terms.guard_s),) if state.terms.starts_again else ()
-    return _set_alarm(state, at), kill
+    return _set_alarm(state, at), _kill_later(state)
+
+
+def _kill_later(state: State) -> tuple[Action, ...]:
+    """Put off the death of the ranks, where the others may start again without this launcher."""
+    if state.is_local or not state.terms.starts_again:
+        return ()
+    return (KillAt(state.alive_at + state.terms.guard_s),)
 
 
 def _refused(state: State, why: str) -> Step:
@@ -512,9 +518,18 @@ def _done(state: State) -> Step:
     return _say(state._replace(is_done=True), Done(state.generation))
 
 
-def _failed(state: State, failure: Failure) -> Step:
+def _were_killed(state: State, at: float) -> bool:
+    """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
+    terms = state.terms
+    is_late = bool(state.stood_still_s) and at >= state.alive_at + terms.guard_s
+    return is_late and terms.starts_again and not state.is_local
+
+
+def _failed(state: State, failure: Failure, at: float) -> Step:
     if state.phase != RUNNING:
         return state, ()
+    if _were_killed(state, at):
+        return _give_up(state, is_gone=False)
     state = state._replace(phase=STOPPING, failure=failure)
     return _say(state, Failed(state.generation, failure))
 
@@ -523,7 +538,10 @@ def _stopped(state: State, failure: Failure | None, at: float) -> Step:
     """Report that no rank runs here any more; the verdict follows."""
     if state.phase not in {RUNNING, STOPPING}:
         return state, ()
-    state = state._replace(phase=STOPPED, failure=failure or state.failure, wake_at=at)
+    if failure is None or (state.is_own and state.stood_still_s):
+        # How ranks end that were killed, or asked to end, because of that says nothing.
+        failure = state.failure
+    state = state._replace(phase=STOPPED, failure=failure, wake_at=at)
     state, actions = _say(state, Stopped(state.generation, state.failure))
     if state.verdict is None or state.is_own:
         # That of the coordinator, if it can be reached; else _watch concludes.

@@ -60,7 +60,8 @@ class JobSession(Source):
         kill_at: Callable[[float], None],
     ) -> None:
         self._session = session
-        self._kill_at = kill_at
+        # Before any rank starts.
+        session.guard(kill_at)
         self._end = end
         self._host = session.host
         self._say = say
@@ -80,7 +81,6 @@ class JobSession(Source):
         self._declare = declare
         self._session.move(waiting)
         self._session.handler = self
-        self._session.guard(self._kill_at)
         self._end.open(waiting)
         self._look()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,6 +52,16 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0]
     assert "This host waits for a place in the job" in job.said(1)
+
+
+def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_path: Path) -> None:
+    script = SPEAK + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 101 || exit 0\n"
+    job = Meeting(tmp_path, script, "--nnodes=1:2", *QUICK, HASTY)
+    (tmp_path / "go").touch()
+    job.start()
+    assert job.ends() == [0]
+    wait_for(tmp_path, 1, hosts=1)
+    assert "exited with 101. All ranks start again" in job.said(0)
 
 
 @pytest.mark.slow
@@ -124,3 +136,32 @@ def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Pat
     for number in range(3):
         assert "stays out: no log can be written" in job.said(number)
     assert "rank 1 of 2" in job.said(2)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    lock = 'exec 9>>"../lock.$PADDLE_RESTART_COUNT.$R"\nflock -x 9\n'
+    job = Meeting(tmp_path, lock + SPEAK, "--nnodes=1:2", *QUICK, PATIENT)
+    _, second = (job.start("--rank", str(rank)) for rank in range(2))
+    wait_for(tmp_path, 0, hosts=2)
+    second.send_signal(signal.SIGSTOP)
+    until(lambda: is_free(tmp_path / "lock.0.1"))
+    wait_for(tmp_path, 1, hosts=1)
+    second.send_signal(signal.SIGCONT)
+    until(lambda: second.poll() is not None)
+    (tmp_path / "go").touch()
+    assert job.ends() == [0, 1]
+    assert "stood still for" in job.said(1)
+
+
+def is_free(lock: Path) -> bool:
+    """Whether nobody holds LOCK."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

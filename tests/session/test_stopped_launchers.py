@@ -13,11 +13,21 @@ from fleetrun.session.member import (
     KillAt,
     Offered,
     Planned,
+    RanksFailed,
     RanksStopped,
     Send,
     StopRanks,
 )
-from fleetrun.session.messages import Acknowledged, Entry, Failed, Offer, Refused, Roster, Start
+from fleetrun.session.messages import (
+    Acknowledged,
+    Entry,
+    Failed,
+    Failure,
+    Offer,
+    Refused,
+    Roster,
+    Start,
+)
 from fleetrun.session.terms import Terms
 
 TERMS = Terms(2, 2, heartbeat_timeout_s=10.0)
@@ -41,6 +51,7 @@ class Launcher:
         ):
             self.feed(event)
         assert self.state.phase == member.RUNNING
+        self.started = tuple(self.done)
         self.done.clear()
 
     def feed(self, event: member.Event) -> None:
@@ -95,7 +106,27 @@ def test_each_answer_puts_off_the_death_of_the_ranks_of_a_job_that_may_go_on() -
     *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
     terms = one.state.terms
     assert now + terms.fence_s < last < now + terms.quarantine_s
-    assert not [each for each in Launcher().done if isinstance(each, KillAt)]
+    assert not [each for each in Launcher().started if isinstance(each, KillAt)]
+
+
+def test_the_ranks_have_a_last_moment_from_their_start_on() -> None:
+    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    assert any(isinstance(each, KillAt) for each in one.started)
+
+
+def test_ranks_that_were_killed_while_it_was_stopped_have_not_failed_by_themselves() -> None:
+    one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
+    now = one.beat(60.0) + 45.0
+    # The loop sees a process that has ended before it looks at the clock.
+    killed = Failure("node-2", "rank 1 was killed by SIGKILL", 137)
+    one.feed(RanksFailed(killed, now))
+    one.feed(Disconnected(now))
+    one.feed(RanksStopped(killed, now + 0.1))
+    one.feed(Elapsed(now + 5.0))
+    assert "stood still" in one.why()
+    (end,) = [action.verdict for action in one.done if isinstance(action, Conclude)]
+    assert end.failure is not None
+    assert "stood still" in end.failure.what
 
 
 def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
