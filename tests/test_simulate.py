@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
+
+import modules
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "simulate_main.py"
 HOSTS, RANKS = 6, 2
 
 
-def script() -> Any:
-    """Return the script, loaded."""
-    spec = importlib.util.spec_from_file_location("simulate_main", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_a_small_job_meets_trains_fails_and_ends() -> None:
-    result = script().simulate(HOSTS, RANKS)
+    result = modules.load(SCRIPT).simulate(HOSTS, RANKS)
     assert result.hosts == HOSTS
     # Each joins, is ready and stops; one of them says first that it has failed.
     assert result.received >= 3 * HOSTS + 1
@@ -33,7 +23,7 @@ def test_a_small_job_meets_trains_fails_and_ends() -> None:
 
 
 def test_the_page_has_the_table_that_the_script_makes() -> None:
-    module = script()
+    module = modules.load(SCRIPT)
     page = module.PAGE.read_text(encoding="utf-8")
     shown = page.partition(module.BEGIN)[2].partition(module.END)[0].strip().splitlines()
     heads = module.table([], 8).splitlines()

@@ -87,6 +87,11 @@ class Folder:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        # Whoever has it no longer needs no descriptor; a process has only so many.
+        with suppress(OSError):
+            self.close()
+
 
 def _fill(fd: int, text: str) -> None:
     """Write all of TEXT to FD, and close it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import modules
 import pytest
 from waiting import LONG_S
 
@@ -25,14 +25,7 @@ TYPED = re.compile(r"--[a-z_-]+[a-z]|\$\w+|`[^`]+`|\{\w*\}|\b\w+\.(?:py|yaml|jso
 
 def tool() -> Any:
     """Return scripts/translations.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "translations", ROOT / "scripts" / "translations.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load(ROOT / "scripts" / "translations.py")
 
 
 def test_every_text_has_its_translation_in_the_file_that_is_read() -> None:

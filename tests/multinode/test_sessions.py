@@ -66,6 +66,17 @@ class Job:
         until(lambda: self._is_over() or self._is_ready())
         assert self._is_ready(), [self.said(host) for host in self.launchers]
 
+    def fail_once_and_end(self) -> None:
+        """Let rank 1 fail, all start again together, and all end well."""
+        self.wait_until_ready()
+        for ready in self.folder.glob("ready.*"):
+            ready.unlink()
+        self.order(1, 9)
+        self.wait_until_ready()
+        for rank in range(4):
+            self.order(rank, 0)
+        assert self.ends() == [0] * 4
+
     def _is_ready(self) -> bool:
         return all((self.folder / f"ready.{rank}").exists() for rank in range(4))
 
@@ -240,14 +251,7 @@ def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_pat
 def test_all_hosts_start_again_together(four_hosts: Network, tmp_path: Path) -> None:
     job = by_list(four_hosts, tmp_path / "job", "--max_restart=1")
     job.start()
-    job.wait_until_ready()
-    for ready in (tmp_path / "job").glob("ready.*"):
-        ready.unlink()
-    job.order(1, 9)
-    job.wait_until_ready()
-    for rank in range(4):
-        job.order(rank, 0)
-    assert job.ends() == [0] * 4
+    job.fail_once_and_end()
 
 
 def test_hosts_with_one_log_folder_keep_one_run_directory(
@@ -257,14 +261,7 @@ def test_hosts_with_one_log_folder_keep_one_run_directory(
         job = by_list(four_hosts, tmp_path / "job", "--max_restart=1", "--log_keep=1")
         job.has_one_log = True
         job.start()
-        job.wait_until_ready()
-        for ready in (tmp_path / "job").glob("ready.*"):
-            ready.unlink()
-        job.order(1, 9)
-        job.wait_until_ready()
-        for rank in range(4):
-            job.order(rank, 0)
-        assert job.ends() == [0] * 4
+        job.fail_once_and_end()
         for fifo in (tmp_path / "job").glob("[or]*.?"):
             fifo.unlink()
     log = tmp_path / "job" / "log"

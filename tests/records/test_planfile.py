@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 KEYS = [*PlanRecord._fields, *ProcessRecord._fields]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.floats(),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
+    ),
+    max_leaves=8,
 )
 
 

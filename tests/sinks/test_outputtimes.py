@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from alarms import Alarms
 
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
 from fleetrun.records import names, outputtimes
@@ -16,34 +17,8 @@ from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rotate import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-
-class Alarms:
-    """Keeps the alarm until the test lets it ring."""
-
-    def __init__(self) -> None:
-        self.at: float | None = None
-        self._ring: Callable[[], None] | None = None
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
-        """Refuse: nothing is to be waited for."""
-        raise AssertionError(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """Refuse, too."""
-        raise AssertionError(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Take note."""
-        assert key == "look"
-        self.at, self._ring = at, callback
-
-    def look(self) -> None:
-        """Let it ring."""
-        assert self._ring is not None
-        self._ring()
 
 
 class Noted:
@@ -69,6 +44,10 @@ class Noted:
             (self.run / names.log_name(f"workerlog.{place}", attempt)).touch()
             self.sink.on_event(Started(place, f"rank {place}", 1, 0.0, attempt))
 
+    def look(self) -> None:
+        """Let the sink look at the logs."""
+        assert self.alarms.ring("look")
+
     def write(self, name: str, text: bytes, at: float | None = None) -> None:
         """Append TEXT as a rank does; AT is when the file says that it was."""
         with (self.run / name).open("ab") as file:
@@ -89,31 +68,31 @@ def noted(tmp_path: Path) -> Iterator[Noted]:
 
 
 def test_a_look_notes_only_what_has_grown_and_when_it_did(noted: Noted) -> None:
-    noted.alarms.look()
+    noted.look()
     assert [log.offsets for log in noted.told().values()] == [[], []]
     at = time.time() - 0.005
     noted.write("workerlog.1", b"12345", at)
-    noted.alarms.look()
-    noted.alarms.look()
+    noted.look()
+    noted.look()
     assert noted.told()["workerlog.1"] == outputtimes.LogTimes([int(at * 1000)], [5], [])
     assert noted.told()["workerlog.0"].offsets == []
 
 
 @pytest.mark.parametrize("skew_s", [-3600, 3600])
 def test_a_file_server_with_another_clock_does_not_count(noted: Noted, skew_s: float) -> None:
-    noted.alarms.look()
+    noted.look()
     before = int(time.time() * 1000)
     noted.write("workerlog.0", b"x", time.time() + skew_s)
-    noted.alarms.look()
+    noted.look()
     [at] = noted.told()["workerlog.0"].at_ms
     assert before <= at <= time.time() * 1000
 
 
 def test_looks_are_at_most_ten_a_second(noted: Noted) -> None:
     before = time.monotonic()
-    noted.alarms.look()
-    assert noted.alarms.at is not None
-    assert noted.alarms.at >= before + 0.1
+    noted.look()
+    at, _ = noted.alarms.set["look"]
+    assert at >= before + 0.1
 
 
 def test_another_attempt_has_logs_of_its_own(noted: Noted) -> None:
@@ -131,12 +110,12 @@ def test_another_attempt_has_logs_of_its_own(noted: Noted) -> None:
 def test_offsets_count_what_was_moved(noted: Noted, *, is_collapsed: bool) -> None:
     log = noted.run / "workerlog.0"
     noted.write("workerlog.0", b"x" * 100)
-    noted.alarms.look()
+    noted.look()
     log.write_bytes(b"x" * 36 if is_collapsed else b"\0" * 64 + b"x" * 36)
     noted.sink.follow(Cut(str(log), f"{log}.1", 64, is_collapsed, 3))
-    noted.alarms.look()
+    noted.look()
     noted.write("workerlog.0", b"y")
-    noted.alarms.look()
+    noted.look()
     told = noted.told()["workerlog.0"]
     assert told.offsets == [100, 101]
     assert told.cuts == [outputtimes.CutRange(64, is_collapsed)]
@@ -145,13 +124,13 @@ def test_offsets_count_what_was_moved(noted: Noted, *, is_collapsed: bool) -> No
 def test_a_log_that_somebody_removed_is_left_alone(noted: Noted) -> None:
     (noted.run / "workerlog.0").unlink()
     noted.write("workerlog.1", b"x")
-    noted.alarms.look()
+    noted.look()
     assert noted.told()["workerlog.1"].offsets == [1]
 
 
 def test_a_log_that_somebody_emptied_begins_anew(noted: Noted) -> None:
     noted.write("workerlog.0", b"long ago")
-    noted.alarms.look()
+    noted.look()
     (noted.run / "workerlog.0").write_bytes(b"now")
-    noted.alarms.look()
+    noted.look()
     assert noted.told()["workerlog.0"].offsets == [3]

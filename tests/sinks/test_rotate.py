@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from alarms import Alarms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,39 +20,12 @@ from fleetrun.sinks.console import Feed
 from fleetrun.sinks.rotate import Rotation, can_collapse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Iterator
 
     from fleetrun.sinks.rotate import Cut
 
 KIB = 1024
 LIMIT = 256 * KIB
-
-
-class Alarms:
-    """Keeps alarms until a test lets them ring."""
-
-    def __init__(self) -> None:
-        self._set: dict[Hashable, Callable[[], None]] = {}
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
-        """Refuse: nothing is to be waited for."""
-        raise AssertionError(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """Refuse, too."""
-        raise AssertionError(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Take note."""
-        self._set[key] = callback
-        assert at is not None
-
-    def ring(self, key: Hashable) -> bool:
-        """Let the alarm KEY ring, if it is set."""
-        callback = self._set.pop(key, None)
-        if callback is not None:
-            callback()
-        return callback is not None
 
 
 class Rank:

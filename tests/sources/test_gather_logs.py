@@ -6,6 +6,7 @@ import base64
 from typing import TYPE_CHECKING
 
 import pytest
+from alarms import Alarms
 
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.records.folder import Folder
@@ -13,34 +14,7 @@ from fleetrun.session.exchange import Dismissed, LogPart, SendLog
 from fleetrun.sources.gather import LogGatherer, LogServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
     from pathlib import Path
-
-
-class Alarms:
-    """Rings when it is told to."""
-
-    def __init__(self) -> None:
-        self.set: dict[Hashable, Callable[[], None]] = {}
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
-        """Refuse: nobody here waits for a descriptor."""
-        raise AssertionError(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """Refuse, too."""
-        raise AssertionError(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Take note."""
-        self.set.pop(key, None)
-        if at is not None:
-            self.set[key] = callback
-
-    def ring(self) -> None:
-        """Let all that is set ring."""
-        for key in list(self.set):
-            self.set.pop(key)()
 
 
 def plan(folder: Path, node_rank: int, *, generation: int = 0) -> LaunchPlan:
@@ -125,7 +99,7 @@ class Job:
                 self.servers[node].complete()
             else:
                 # The rate is bounded: the next question waits.
-                self.alarms.ring()
+                self.alarms.ring_all()
 
     def gathered(self, rank: int) -> bytes:
         """Return what has come of RANK's log."""
@@ -167,7 +141,7 @@ def test_who_does_not_answer_is_left_out_and_named(tmp_path: Path) -> None:
         for message in mine:
             job.servers[2].asked(message)
         if not mine:
-            job.alarms.ring()
+            job.alarms.ring_all()
     assert job.gathered(4) == b"four"
     assert "Those of ranks 2-3 could not be gathered" in job.said[0]
     assert sorted(job.dismissed) == [1, 2]

@@ -5,39 +5,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from alarms import Alarms
+
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
 from fleetrun.records.folder import Folder
 from fleetrun.sources.hang_hosts import HangOfHosts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
     from pathlib import Path
 
     from fleetrun.run.events import Hung
 
 WAITING = (("all_reduce", "/job/train.py", 4), ("<module>", "/job/train.py", 9))
 LOADING = (("load\x1b[1m", "/job/train.py", 6), ("<module>", "/job/train.py", 8))
-
-
-class Alarms:
-    """Rings when it is told to."""
-
-    def __init__(self) -> None:
-        self.set: dict[Hashable, Callable[[], None]] = {}
-
-    def watch(self, fd: int, callback: Callable[[], None], mask: int = 1) -> None:
-        """Refuse: nobody here waits for a descriptor."""
-        raise AssertionError(fd)
-
-    def unwatch(self, fd: int) -> None:
-        """Refuse, too."""
-        raise AssertionError(fd)
-
-    def alarm(self, key: Hashable, at: float | None, callback: Callable[[], None]) -> None:
-        """Take note."""
-        self.set.pop(key, None)
-        if at is not None:
-            self.set[key] = callback
 
 
 class Wire:
@@ -174,5 +155,5 @@ def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
     job.hosts[0].tell(30.0)
     job.hosts[1].tell(30.0)
     assert job.found == []
-    job.alarms.set.pop("stacks")()
+    assert job.alarms.ring("stacks")
     assert len(job.found) == 1
