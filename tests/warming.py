@@ -1,26 +1,28 @@
-"""Ranks that start warm: forked from a process that holds Paddle's library, warm/server.py."""
+"""Ranks that start warm: forked from a process that holds Paddle, warm/server.py."""
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import os
 import subprocess
 import tempfile
 import threading
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
-from waiting import until
+from waiting import TRAINING_S, until
 
 WARM = Path(__file__).parent / "warm"
 
 
 def warm(python: Path) -> dict[str, str]:
     """Return the variables with which ranks that PYTHON runs start warm."""
-    return {"PYTHONPATH": str(WARM), "FLEETRUN_TEST_WARM": _server(python)}
+    return {"PYTHONPATH": str(WARM), "TEST_WARM_SOCKET": _server(python)}
 
 
 _one_at_a_time = threading.Lock()
+servers: list[subprocess.Popen[bytes]] = []
 
 
 def _server(python: Path) -> str:
@@ -30,25 +32,44 @@ def _server(python: Path) -> str:
 
 
 @cache
+def _folder() -> Path:
+    """Return a folder for the servers, which all workers of pytest-xdist share."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return Path(tempfile.mkdtemp(prefix="warm"))
+    folder = Path(tempfile.gettempdir(), f"warm-{run[:12]}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@cache
 def _started(python: Path) -> str:
-    """Start the server of PYTHON's Paddle, once in this process; it ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="warm")
-    path = Path(folder.name) / "socket"
-    server = subprocess.Popen(
-        [python, WARM / "server.py", path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        cwd=folder.name,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-
-    def stop() -> None:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait()
-        folder.cleanup()
-
-    atexit.register(stop)
-    until(lambda: path.exists() or server.poll() is not None, 120.0)
-    assert server.poll() is None, "the server of warm ranks has ended"
+    """Start the server of PYTHON's Paddle, if nobody has; it ends with the last who asked."""
+    # The path of a socket has at most 107 characters.
+    folder = _folder() / f"{crc32(bytes(python)):08x}"
+    folder.mkdir(exist_ok=True)
+    path, users = folder / "socket", folder / "users"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not users.exists():
+            os.mkfifo(users, 0o600)
+        # Both ends, which waits for nobody. It is open as long as this process lives.
+        os.open(users, os.O_RDWR)
+        if not path.exists():
+            _start(python, path, users)
     return str(path)
+
+
+def _start(python: Path, path: Path, users: Path) -> None:
+    with users.open("rb") as stdin:
+        server = subprocess.Popen(
+            [python, WARM / "server.py", path],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            cwd=path.parent,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+    # It outlives us where others use it, and removes its folder.
+    servers.append(server)
+    until(lambda: path.exists() or server.poll() is not None, TRAINING_S)
+    assert server.poll() is None, "the server of warm ranks has ended"

@@ -21,7 +21,6 @@ OF_TESTS = {
     "FLEETRUN_TEST_EXPLORE",
     "FLEETRUN_TEST_MARKER",
     "FLEETRUN_TEST_PADDLE26",
-    "FLEETRUN_TEST_WARM",
 }
 # How names begin that are made of a secret's place or option, and two that tests make so.
 BEGINNINGS = {variables.SECRET, variables.SECRET_ARGUMENT, "FLEETRUN_ARG_0", "FLEETRUN_1_KEY"}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from training import PYTHONS, ROOT
-from waiting import TRAINING_S
+from training import PYTHONS, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,17 +34,9 @@ print("rank", rank, "sum", told.item(), "gradient", net.weight.grad.tolist())
 @pytest.mark.parametrize("version", PYTHONS)
 def test_fleet_connects_four_ranks_over_gloo(version: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [PYTHONS[version], "-m", "fleetrun", "--nproc_per_node=4", "--check_ranks=0", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TRAINING_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    argv = ["-m", "fleetrun", "--nproc_per_node=4", "--check_ranks=0", "train.py"]
+    done = run(PYTHONS[version], argv, tmp_path)
+    assert done.returncode == 0, done.stdout
     for rank, told in enumerate((0, 4, 2, 4)):
         log = (tmp_path / "log" / f"workerlog.{rank}").read_text()
         assert f"rank {rank} sum {told} gradient [[1.5], [1.5]]" in log

@@ -1,63 +1,55 @@
-"""Forks ranks from a process that holds Paddle's library: most of what `import paddle` costs.
+"""Forks ranks from processes that hold Paddle: most of what `import paddle` costs is spent once.
 
-Run by the Python of one Paddle: `server.py SOCKET`. It ends with its standard input. A rank that
-wants to be forked sends its descriptors, arguments, folder and environment (sitecustomize.py in
-this folder does), and gets the exit code. The library and all modules from outside Paddle are
-loaded before the fork, the code of Paddle's own modules is read; Paddle itself is imported by the
-rank, so that what happens at its import (flags, hooks) happens there.
+Run by the Python of one Paddle: `server.py SOCKET`. It ends when nobody has its standard input open
+for writing any more. A rank that wants to be forked sends its descriptors, arguments, folder and
+environment (sitecustomize.py in this folder does), and gets the exit code.
+
+A rank is forked from a process that has imported Paddle without any hooks; it finds the modules
+when it imports Paddle itself, so what waits for that import happens then. There is such a process
+for each of the settings in `_SETTINGS`, which count when Paddle is imported. Ranks with other flags
+are forked from a process that holds no more than the library and the code of Paddle's modules, and
+import Paddle as always.
 """
 
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import gc
 import importlib
 import marshal
 import os
-import random
+import re
 import select
+import shutil
 import signal
 import socket
 import sys
-import types
 import warnings
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+# As the checkers know it.
+sys.path[0] = str(Path(__file__).parents[1])
+from warm.ranks import Imported, Wanted, run  # noqa: E402
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
 
 # Standard input, output and error of a rank.
 _DESCRIPTORS = 3
-_MOST_BYTES = 1 << 20
-
-_codes: dict[str, types.CodeType] = {}
-
-
-def _preload() -> None:
-    """Load what does not depend on the environment of a rank."""
-    warnings.simplefilter("ignore")
-    # One thread, or there would be others at the fork.
-    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    paddle = next(place for entry in sys.path if (place := Path(entry) / "paddle").is_dir())
-    if not _starts_threads(paddle):
-        _load_libraries(paddle)
-    for name, path in _imported_with_paddle():
-        if name.partition(".")[0] != "paddle":
-            # Some are made by others, and cannot be imported by their name.
-            with suppress(Exception):
-                importlib.import_module(name)
-        elif path.endswith(".py"):
-            code = SourceFileLoader(name, path).get_code(name)
-            if code is not None:
-                _codes[path] = code
-    read = SourceFileLoader.get_code
-
-    def get_code(self: SourceFileLoader, fullname: str) -> types.CodeType | None:
-        return _codes.get(self.path) or read(self, fullname)
-
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
-    gc.freeze()
+_SIZE_BYTES = 4
+_READ_BYTES = 1 << 20
+# The flags with which processes import Paddle for others.
+_SETTINGS: tuple[dict[str, str], ...] = ({}, {"FLAGS_enable_pir_api": "0"})
+# What a script sets by itself before it imports Paddle; what is indented is for static graphs.
+_OWN_FLAG = re.compile(
+    r"""^( *)os\.environ(?:\.setdefault\(|\[)"(FLAGS_\w+)"(?:, |\] = )"(\w*)\"""", re.MULTILINE
+)
+# A CPU has none of them.
+_DEVICES = "FLAGS_selected_"
 
 
 def _load_libraries(paddle: Path) -> None:
@@ -71,7 +63,7 @@ def _load_libraries(paddle: Path) -> None:
 def _starts_threads(paddle: Path) -> bool:
     """Whether the libraries of PADDLE start threads when they are loaded, as 2.6.2's do.
 
-    A fork has no such thread, and waits for it at its end for ever.
+    A fork has no such thread, and destructors of the library wait for it: ranks end without them.
     """
     pid = os.fork()
     if not pid:
@@ -80,56 +72,52 @@ def _starts_threads(paddle: Path) -> bool:
     return os.waitpid(pid, 0)[1] != 0
 
 
-def _imported_with_paddle() -> list[tuple[str, str]]:
-    """Let a child import Paddle; return the modules that came with it, and their files."""
-    reader, writer = os.pipe()
-    if not os.fork():
-        os.close(reader)
-        before = set(sys.modules)
-        importlib.import_module("paddle")
-        found = [
-            (name, getattr(module, "__file__", None) or "")
-            for name, module in sys.modules.items()
-            if name not in before
-        ]
-        with os.fdopen(writer, "wb") as pipe:
-            marshal.dump(found, pipe)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        modules: list[tuple[str, str]] = marshal.load(pipe)  # noqa: S302 - our own child's
-    os.wait()
-    return modules
+def _load_all_but_paddle(modules: list[tuple[str, str]]) -> None:
+    """Import those of MODULES, which come with Paddle, that are not its own; read its code."""
+    codes: dict[str, types.CodeType] = {}
+    for name, path in modules:
+        if name.partition(".")[0] != "paddle":
+            # Some are made by others, and cannot be imported by their name.
+            with suppress(Exception):
+                importlib.import_module(name)
+        elif path.endswith(".py"):
+            code = SourceFileLoader(name, path).get_code(name)
+            if code is not None:
+                codes[path] = code
+    read = SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> types.CodeType | None:
+        return codes.get(self.path) or read(self, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign, assignment]
 
 
 class _Server:
-    """Who is connected, and which of our children it waits for."""
+    """The ranks that were forked here, and who waits for the end of each."""
 
-    def __init__(self, path: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        self._listener.listen()
+    def __init__(self, source: socket.socket, receive: Callable[[], Wanted | None]) -> None:
+        self._source = source
+        self._receive = receive
         self._children: dict[int, socket.socket] = {}
 
-    def serve(self) -> dict[str, Any] | None:
-        """Serve until standard input ends; in a child, return what it is to run."""
-        listener = self._listener.fileno()
+    def serve(self) -> Wanted | None:
+        """Serve until standard input or SOURCE ends; in a child, return what it is to run."""
+        source = self._source.fileno()
         while True:
             exits = {os.pidfd_open(pid): pid for pid in self._children}
             callers = {each.fileno(): pid for pid, each in self._children.items()}
             try:
-                ready, _, _ = select.select([0, listener, *exits, *callers], [], [])
+                ready, _, _ = select.select([0, source, *exits, *callers], [], [])
             finally:
                 for pidfd in exits:
                     os.close(pidfd)
             for one in ready:
                 if one == 0:
-                    for pid in self._children:
-                        os.kill(pid, signal.SIGKILL)
+                    self._end()
                     return None
-                if one == listener:
-                    wanted = self._accept()
-                    if wanted is not None:
+                if one == source:
+                    wanted = self._receive()
+                    if wanted is not None and not self._fork(wanted):
                         return wanted
                 elif one in exits:
                     self._tell(exits[one])
@@ -138,27 +126,20 @@ class _Server:
                     os.kill(callers[one], signal.SIGKILL)
                     self._tell(callers[one])
 
-    def _accept(self) -> dict[str, Any] | None:
-        caller, _ = self._listener.accept()
-        text, descriptors, _, _ = socket.recv_fds(caller, _MOST_BYTES, _DESCRIPTORS)
-        size = int.from_bytes(text[:4], "big")
-        while len(text) - 4 < size:
-            text += caller.recv(_MOST_BYTES)
+    def _fork(self, wanted: Wanted) -> int:
+        """Fork a rank; return its pid, 0 in itself."""
         pid = os.fork()
         if pid:
-            for descriptor in descriptors:
+            for descriptor in wanted.descriptors:
                 os.close(descriptor)
-            self._children[pid] = caller
-            return None
-        for number, descriptor in enumerate(descriptors):
+            self._children[pid] = wanted.caller
+            return pid
+        for number, descriptor in enumerate(wanted.descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        self._listener.close()
-        caller.close()
-        for other in self._children.values():
-            other.close()
-        wanted: dict[str, Any] = marshal.loads(text[4:])  # noqa: S302 - from our own tests
-        return wanted
+        for each in (self._source, wanted.caller, *self._children.values()):
+            each.close()
+        return 0
 
     def _tell(self, pid: int) -> None:
         _, status = os.waitpid(pid, 0)
@@ -166,75 +147,142 @@ class _Server:
         with suppress(OSError), self._children.pop(pid) as caller:
             caller.sendall(code.to_bytes(2, "big", signed=True))
 
-
-def _become(wanted: dict[str, Any]) -> None:
-    """Be the rank: run its script as if Python had been started with it."""
-    os.environ.clear()
-    os.environ.update(wanted["environ"])
-    os.chdir(wanted["folder"])
-    import numpy as np  # loaded before
-
-    # Forked children would all draw the same.
-    random.seed()
-    np.random.seed()  # noqa: NPY002 - what scripts draw from
-    if not wanted["ignores_warnings"]:
-        warnings.resetwarnings()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=False, write_through=True)  # type: ignore[union-attr]
-    if os.environ.get("PYTHONFAULTHANDLER"):
-        faulthandler.enable()
-    given_script, *words = wanted["words"]
-    sys.argv = [given_script, *words]
-    script = str(Path(given_script).resolve())
-    sys.orig_argv = wanted["argv"]
-    given = os.environ.get("PYTHONPATH", "")
-    sys.path[:1] = [str(Path(script).parent), *(one for one in given.split(os.pathsep) if one)]
-    sys.path_importer_cache.clear()
-    sys.modules.pop("sitecustomize", None)
-    # The launcher's own, if it is a rank of fleetrun's; then this folder's, which does nothing now.
-    with suppress(ImportError):
-        importlib.import_module("sitecustomize")
-    main = types.ModuleType("__main__")
-    main.__file__ = script
-    sys.modules["__main__"] = main
-    code = compile(Path(script).read_bytes(), script, "exec")
-    # Paddle's modules are many, and none of what they are made of goes away.
-    gc.disable()
-    _enable_after_paddle()
-    exec(code, main.__dict__)  # noqa: S102 - that is the job
+    def _end(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
 
 
-def _enable_after_paddle() -> None:
-    """Collect garbage again when Paddle is imported."""
+def _received(source: socket.socket, descriptors: int) -> tuple[bytes, list[int]]:
+    """Return the next message of SOURCE; it has as many DESCRIPTORS, if SOURCE has not ended."""
+    size, numbers, _, _ = socket.recv_fds(source, _SIZE_BYTES, descriptors)
+    text = b""
+    while size and len(text) < int.from_bytes(size, "big"):
+        text += source.recv(min(_READ_BYTES, int.from_bytes(size, "big") - len(text)))
+    return text, numbers
 
-    class Finder:
-        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-            del name, path, target
-            paddle = sys.modules.get("paddle")
-            spec = getattr(paddle, "__spec__", None)
-            if paddle is not None and not getattr(spec, "_initializing", False):
-                gc.enable()
-                sys.meta_path = [each for each in sys.meta_path if each is not self]
 
-    sys.meta_path.insert(0, Finder())
+class _Importer:
+    """A process that has imported Paddle, as we see it."""
+
+    def __init__(self, flags: dict[str, str]) -> None:
+        self.flags = flags
+        self.pipe, theirs = socket.socketpair()
+        reader, writer = socket.socketpair()
+        if not os.fork():
+            # A rank's output ends when nobody has it open.
+            _close_all_but({0, 1, 2, theirs.fileno(), writer.fileno()})
+            _serve_imported(theirs, writer, flags)
+        theirs.close()
+        writer.close()
+        with reader.makefile("rb") as file:
+            self.modules: list[tuple[str, str]] = marshal.load(file)  # noqa: S302 - our own child's
+        reader.close()
+
+    def fork(self, text: bytes, wanted: Wanted) -> None:
+        """Let that process fork what is WANTED, of which TEXT tells."""
+        descriptors = [wanted.caller.fileno(), *wanted.descriptors]
+        socket.send_fds(self.pipe, [len(text).to_bytes(_SIZE_BYTES, "big")], descriptors)
+        self.pipe.sendall(text)
+        wanted.caller.close()
+        for descriptor in wanted.descriptors:
+            os.close(descriptor)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for descriptor in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in kept:
+            # The one that the folder was read by is closed.
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def _serve_imported(source: socket.socket, ready: socket.socket, flags: dict[str, str]) -> None:
+    """Import Paddle with FLAGS; serve what SOURCE asks for. Never return."""
+    os.environ.update(flags)
+    imported = Imported.load(flags)
+    with ready.makefile("wb") as file:
+        marshal.dump(imported.files(), file)
+    ready.close()
+    gc.collect()
+    gc.freeze()
+
+    def receive() -> Wanted | None:
+        text, numbers = _received(source, 1 + _DESCRIPTORS)
+        if not numbers:
+            os._exit(0)
+        return Wanted.parsed(text, socket.socket(fileno=numbers[0]), numbers[1:])
+
+    wanted = _Server(source, receive).serve()
+    if wanted is None:
+        os._exit(0)
+    run(wanted, imported)
+
+
+def _flags(wanted: Wanted) -> dict[str, str] | None:
+    """Return the flags that count when WANTED imports Paddle; None if only it can know."""
+    given = {
+        name: value
+        for name, value in wanted.environ.items()
+        if name.startswith("FLAGS_") and not name.startswith(_DEVICES)
+    }
+    if wanted.environ.get("OMP_NUM_THREADS", "1") != "1":
+        return None
+    text = wanted.script.read_text(encoding="utf-8") if wanted.script.exists() else ""
+    own = _OWN_FLAG.findall(text)
+    is_static = "--static" in wanted.words
+    return given | {name: value for indent, name, value in own if is_static or not indent}
 
 
 def main() -> None:
-    _preload()
-    wanted = _Server(sys.argv[1]).serve()
-    if wanted is None:
-        return
-    try:
-        _become(wanted)
-    except SystemExit:
-        raise
-    except BaseException as error:  # as Python's own main does
-        sys.last_value = error
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+    warnings.simplefilter("ignore")
+    # One thread, or there would be others at the fork.
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    paddle = next(place for entry in sys.path if (place := Path(entry) / "paddle").is_dir())
+    if not _starts_threads(paddle):
+        _load_libraries(paddle)
+    importers = [_Importer(_SETTINGS[0])]
+    _load_all_but_paddle(importers[0].modules)
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"{sys.argv[1]}.new")
+    listener.listen()
+    # Who sees it can connect.
+    Path(f"{sys.argv[1]}.new").rename(sys.argv[1])
+
+    def receive() -> Wanted | None:
+        caller, _ = listener.accept()
+        text, descriptors = _received(caller, _DESCRIPTORS)
+        if not text:
+            # Killed before it could ask.
+            caller.close()
+            return None
+        wanted = Wanted.parsed(text, caller, descriptors)
+        flags = _flags(wanted)
+        if flags not in _SETTINGS:
+            return wanted
+        found = [each for each in importers if each.flags == flags]
+        if not found:
+            # Some test runs need none.
+            found = [_Importer(flags)]
+            importers.extend(found)
+        found[0].fork(text, wanted)
+        return None
+
+    wanted = _Server(listener, receive).serve()
+    if wanted is not None:
+        for each in importers:
+            each.pipe.close()
+        run(wanted, None)
+    for each in importers:
+        each.pipe.close()
+    for _ in importers:
+        os.wait()
+    place = Path(sys.argv[1]).parent
+    shutil.rmtree(place)
+    with suppress(OSError):
+        # The other Paddle's may be there.
+        place.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def _stand_in(path: str, place: int) -> None:
     os._exit(code % 256)
 
 
-_place = _script() if "FLEETRUN_TEST_WARM" in os.environ else None
+_place = _script() if "TEST_WARM_SOCKET" in os.environ else None
 if _place is not None:
     # Those whom the rank starts by itself start as always.
-    _stand_in(os.environ.pop("FLEETRUN_TEST_WARM"), _place)
+    _stand_in(os.environ.pop("TEST_WARM_SOCKET"), _place)
