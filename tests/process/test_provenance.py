@@ -140,7 +140,7 @@ def test_a_manifest_that_cannot_be_written_costs_one_line(tmp_path: Path) -> Non
     job = Command(tmp_path, "mkdir $FLEETRUN_RUN_DIR/manifest.json.new; exit 5", ranks=1)
     ended = job.run()
     assert ended.code == 5
-    assert ended.said.count("ManifestFile failed") == 1
+    assert ended.said.count("The manifest file failed") == 1
 
 
 def test_what_is_told_of_a_launch_is_for_its_owner_and_logs_are_for_colleagues(
