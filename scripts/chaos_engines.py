@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
 import slurm  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
-import sshd  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
+import sshd_hosts  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ class EngineJob:
             os.mkfifo(self.folder / f"orders.{rank}")
         if self.engine == "ssh":
             shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARK: self.mark}
-            self.ssh = sshd.on_hosts(self.hosts, self.folder / "keys", **shown)
+            self.ssh = sshd_hosts.on_hosts(self.hosts, self.folder / "keys", **shown)
         else:
             self.cluster = slurm.Slurm(self.hosts, self.folder / "slurm")
             self.cluster.start()
@@ -319,7 +319,7 @@ def run(  # noqa: PLR0917 - what the command line says
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
     if reason is None and engine == "slurm":
         reason = slurm.missing()
-    if reason is None and engine == "ssh" and not sshd.SSHD:
+    if reason is None and engine == "ssh" and not sshd_hosts.SSHD:
         reason = "there is no sshd (Debian: apt install openssh-server)"
     if reason:
         print(f"scripts/chaos: {reason}", file=sys.stderr)

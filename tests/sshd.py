@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from commandline import ROOT, Command
 from ports import free
 from processes import MARKER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lab import Host
+from sshd_hosts import SSHD
 
 # Two hosts on loopback, each with an address to itself.
 HOSTS = "127.0.0.1,127.0.0.2"
@@ -56,51 +50,6 @@ class Ssh:
         ]
         (folder / "ssh_config").write_text("\n".join(client) + "\n")
         self.option = f"--ssh=ssh -F {folder}/ssh_config"
-
-
-SSHD = next((path for path in ("/usr/sbin/sshd", "/usr/bin/sshd") if Path(path).exists()), "")
-
-
-# Sshds of hosts that are namespaces, with a key of their own.
-DAEMON = """\
-Port 22
-HostKey {folder}/hostkey
-PidFile none
-AuthorizedKeysFile {folder}/authorized_keys
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-StrictModes no
-PrintMotd no
-SetEnv {variables}
-"""
-CLIENT = """\
-Host *
-  User root
-  IdentityFile {folder}/id
-  IdentitiesOnly yes
-  UserKnownHostsFile {folder}/known_hosts
-  StrictHostKeyChecking no
-  LogLevel ERROR
-"""
-
-
-def on_hosts(hosts: Sequence[Host], folder: Path, **variables: str) -> Path:
-    """Start an sshd on each of HOSTS, which gives its sessions VARIABLES; return ssh's file."""
-    folder.mkdir()
-    for key in ("id", "hostkey"):
-        generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
-        subprocess.run(generate, check=True)
-    shutil.copy(folder / "id.pub", folder / "authorized_keys")
-    told = " ".join(f"{name}={value}" for name, value in variables.items())
-    (folder / "sshd_config").write_text(DAEMON.format(folder=folder, variables=told))
-    (folder / "ssh_config").write_text(CLIENT.format(folder=folder))
-    Path("/run/sshd").mkdir(exist_ok=True)
-    for host in hosts:
-        # A shell of ssh's reads it, and may start anything.
-        host.run("mount", "--bind", "/dev/null", str(Path.home() / ".bashrc"), check=False)
-        host.run(SSHD, "-f", str(folder / "sshd_config"))
-    return folder / "ssh_config"
 
 
 def by_ssh(

@@ -98,3 +98,17 @@ def test_bench_nodes_measures_everything(tmp_path: Path) -> None:
     starts = {one["launcher"]: one["rounds"] for one in found["starts"]}
     for name in ("unconnected", "fleetrun --ips"):
         assert 0 < starts[name][0]["first_s"] <= starts[name][0]["last_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.multinode
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+@pytest.mark.parametrize("engine", ["ssh", "slurm", "mpi"])
+def test_bench_nodes_measures_an_engine_and_fleetrun_below_it(tmp_path: Path, engine: str) -> None:
+    little = ["--hosts=2", "--rounds=1", f"--engine={engine}"]
+    found = bench(tmp_path, ["nodes", *little], ("the engine alone", "fleetrun"))
+    (row,) = found["seconds"]
+    assert row["hosts"] == 2
+    assert row["the engine alone"][0] > 0
+    assert row["fleetrun"][0] > 0

@@ -113,6 +113,9 @@ def add_to(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=HOSTS,
         help="numbers of hosts (1,2,4,16,64)",
     )
+    parser.add_argument(
+        "--engine", choices=("ssh", "slurm", "mpi"), help="start by this, beside the engine alone"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds, taken in turns (5)")
     parser.add_argument(
         "--heavy-hosts",
@@ -131,6 +134,10 @@ def run(chosen: argparse.Namespace) -> int:
     if reason:
         print(f"scripts/bench: there can be no hosts here: {reason}", file=sys.stderr)
         return 3
+    if chosen.engine:
+        import engines
+
+        return engines.run(chosen)
     processes.adopt_orphans()
     machine = {"machine": report.machine(), "versions": peers.versions()}
     print(report.headline(machine))

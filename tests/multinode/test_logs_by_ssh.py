@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-import sshd
+import sshd_hosts
 from commandline import ROOT
 from processes import MARKER, assert_no_survivors
 from waiting import LONG_S
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.multinode, pytest.mark.slow, pytest.mark.long]
 def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     four_hosts: Network, tmp_path: Path, code: int
 ) -> None:
-    if not sshd.SSHD:
+    if not sshd_hosts.SSHD:
         pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
     head, *hosts = four_hosts.hosts[:3]
     work = tmp_path / "work"
@@ -34,7 +34,7 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     for host in hosts:
         host.run("mount", "-t", "tmpfs", "tmpfs", str(work))
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: tmp_path.name}
-    config = sshd.on_hosts(hosts, tmp_path / "keys", **shown)
+    config = sshd_hosts.on_hosts(hosts, tmp_path / "keys", **shown)
     ips = ",".join(f"{host.ip}:2" for host in hosts)
     script = (
         'echo "rank $PADDLE_TRAINER_ID on $(hostname)"; '

@@ -1,0 +1,169 @@
+"""`scripts/bench nodes --engine E`: from the command to the first line of every rank.
+
+Beside it the engine alone starts the same worker on the same hosts, which are network namespaces of
+this machine with a real sshd, Slurm or Open MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import processes
+import report
+from peers import FLEETRUN, OURS, ROOT
+from processes import WORKER, Failed
+from report import ms, spread, summary
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+import lab  # pyright: ignore[reportMissingImports] - in tests
+import slurm  # pyright: ignore[reportMissingImports] - as above
+import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+BARE, OUR = "the engine alone", "fleetrun"
+_TIMEOUT_S = 120.0
+_PYTHON = (sys.executable, "-S", WORKER)
+
+
+def missing(engine: str) -> str | None:
+    """Say what keeps this machine from having ENGINE, or None."""
+    if engine == "slurm":
+        return slurm.missing()
+    if not sshd_hosts.SSHD:
+        return "there is no sshd (Debian: apt install openssh-server)"
+    if engine == "mpi" and not shutil.which("mpirun.openmpi"):
+        return "there is no mpirun.openmpi (Debian: apt install openmpi-bin)"
+    return None
+
+
+class Hosts:
+    """HOSTS with what ENGINE needs, and the pipe on which workers say when they came."""
+
+    def __init__(self, engine: str, hosts: Sequence[lab.Host], folder: Path) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        os.mkfifo(folder / "said")
+        # Both ends, so that the pipe neither waits for a writer nor ends with one.
+        self._said = os.open(folder / "said", os.O_RDWR | os.O_NONBLOCK)
+        (folder / "lock").touch()
+        told = {"BENCH_SAID": str(folder / "said"), "BENCH_LOCK": str(folder / "lock"), **OURS}
+        told["PYTHONPATH"] = str(ROOT)
+        with processes.place() as (_, base):
+            self._env = {**base, **told}
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            self._env[name] = "1"
+        self._cluster: slurm.Slurm | None = None
+        self._ssh = Path()
+        if engine == "slurm":
+            self._cluster = slurm.Slurm(hosts, folder / "slurm")
+            self._cluster.start()
+        else:
+            self._ssh = sshd_hosts.on_hosts(hosts, folder / "keys", **told)
+
+    def commands(self, name: str) -> list[list[str]]:
+        """Return what is started side by side to run the worker on each host."""
+        ips, first = [host.ip for host in self._hosts], self._hosts[0]
+        ours = (*FLEETRUN, "--nproc_per_node=1")
+        listed = f"--ips={','.join(ips)}"
+        if self._engine == "ssh":
+            ssh = ("ssh", "-F", str(self._ssh))
+            if name == BARE:
+                return [first.command([*ssh, ip, " ".join(_PYTHON)]) for ip in ips]
+            by_ssh = (f"--hosts={','.join(ips)}", f"--ssh={' '.join(ssh)}")
+            return [first.command([*ours, *by_ssh, WORKER])]
+        if self._cluster is not None:
+            srun = ("srun", f"--nodes={len(ips)}", "--ntasks-per-node=1")
+            return [self._cluster.command(*srun, *(_PYTHON if name == BARE else (*ours, WORKER)))]
+        mpirun = (
+            *("mpirun.openmpi", "--mca", "plm_rsh_agent", f"ssh -F {self._ssh}"),
+            *("--mca", "oob_tcp_if_include", "eth0", "-H", ",".join(ips), "-N", "1"),
+        )
+        one = () if len(ips) == 1 else (listed,)
+        return [first.command([*mpirun, *(_PYTHON if name == BARE else (*ours, *one, WORKER))])]
+
+    def measure(self, name: str) -> float:
+        """Return the seconds from the command to the last worker's first line."""
+        began = time.monotonic()
+        started = [
+            subprocess.Popen(
+                command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for command in self.commands(name)
+        ]
+        firsts: list[float] = []
+        rest = b""
+        while len(firsts) < len(self._hosts) and time.monotonic() < began + _TIMEOUT_S:
+            if select.select([self._said], [], [], 0.05)[0]:
+                *lines, rest = (rest + os.read(self._said, 65536)).split(b"\n")
+                firsts += [float(line.split()[1]) for line in lines if line.startswith(b"first")]
+            elif all(one.poll() is not None for one in started):
+                break
+        ends = [one.communicate(timeout=_TIMEOUT_S)[1] for one in started]
+        codes = [one.returncode for one in started]
+        if len(firsts) < len(self._hosts) or any(codes):
+            raise Failed(f"{len(firsts)} ranks came, exit codes {codes}: {ends[0][-300:]}")
+        return max(firsts) - began
+
+    def close(self) -> None:
+        """Close the pipe; the hosts end the rest."""
+        os.close(self._said)
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure, show, and write what CHOSEN says."""
+    reason = missing(chosen.engine)
+    if reason:
+        print(f"scripts/bench: {reason}", file=sys.stderr)
+        return 3
+    machine = report.machine()
+    print(f"{machine['cpus']} cores, load {machine['load_before']:.1f} before\n")
+    found: dict[int, dict[str, list[float]]] = {}
+    for number in chosen.hosts:
+        times: dict[str, list[float]] = defaultdict(list)
+        with (
+            tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name,
+            lab.hosts(number, Path(name)) as made,
+        ):
+            hosts = Hosts(chosen.engine, made, Path(name))
+            for turn in range(chosen.rounds):
+                for which in (BARE, OUR) if turn % 2 == 0 else (OUR, BARE):
+                    report.progress(f"{number} hosts, round {turn + 1}: {which}")
+                    times[which].append(hosts.measure(which))
+            hosts.close()
+        found[number] = times
+    report.progress("")
+    _show(chosen.engine, found, chosen.rounds)
+    if chosen.json:
+        rows = [{"hosts": number, **times} for number, times in found.items()]
+        document = {"machine": machine, "engine": chosen.engine, "seconds": rows}
+        chosen.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+def _show(engine: str, found: Mapping[int, Mapping[str, Sequence[float]]], rounds: int) -> None:
+    rows = []
+    for number, times in found.items():
+        bare, ours = (summary(times[which]) for which in (BARE, OUR))
+        more = ms(ours.median - bare.median)
+        rows.append([str(number), spread(bare), spread(ours), more])
+    title = f"{engine}: command to the last first line; median (lowest-highest) of {rounds}, ms"
+    print(report.table(title, ["hosts", BARE, OUR, "more"], rows))
