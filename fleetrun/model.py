@@ -297,6 +297,8 @@ class SharedLogs(NamedTuple):
     marker: str
     # The folders in the run directory of the hosts that share it, by node rank.
     folders: Mapping[int, str]
+    # Which attempt this generation is on each host, by node rank: hosts may have come later.
+    attempts: Mapping[int, int] = {}
     # Ours; empty on the first host, which alone makes links and removes old runs.
     own: str = ""
 

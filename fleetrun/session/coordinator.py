@@ -297,7 +297,15 @@ def _entry(state: State, host: Host) -> Entry:
     offer = host.offer
     seen = (state.own or host.address) if host.is_local else host.address
     name = offer.host or seen or offer.hostname
-    return Entry(host.launcher, name, offer.hostname, offer.ports, offer.groups, offer.master_port)
+    return Entry(
+        host.launcher,
+        name,
+        offer.hostname,
+        offer.ports,
+        offer.groups,
+        offer.master_port,
+        offer.attempt,
+    )
 
 
 def _missing(state: State) -> str:

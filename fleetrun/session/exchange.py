@@ -15,6 +15,7 @@ class SendLog(NamedTuple):
     """The coordinator's host wants LENGTH bytes of a log from OFFSET on; -1: its last ones."""
 
     process: int
+    # As the coordinator's host counts, which has been there from the first one on.
     attempt: int
     offset: int
     length: int = LONGEST_PART

@@ -87,6 +87,7 @@ def join(
             host=mine.host,
             ports=mine.ports,
             groups=mine.groups,
+            attempt=attempt,
             master_port=local.master.port if slots.master == "own" else None,
         )
 
@@ -98,7 +99,8 @@ def join(
         if meeting.terms.may_change:
             first_me = roster.me if first_me is None else first_me
             roster = roster._replace(first_me=first_me)
-        roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation))
+        attempts = [one.attempt for one in agreed.entries]
+        roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
         if meeting.token is None and not found.hosts:
             note = _OPEN if meeting.terms.may_change else _UNPROTECTED
             roster = roster._replace(notes=(*roster.notes, note))

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import Device
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 4
+PROTOCOL = 5
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -45,6 +45,8 @@ class Offer(NamedTuple):
     master_port: int | None = None
     settings: tuple[tuple[str, str], ...] = ()
     remarks: tuple[tuple[str, str], ...] = ()
+    # How often it has taken part before.
+    attempt: int = 0
     # Why it had better stay out, as a sentence without its end; empty: it is well.
     trouble: str = ""
 
@@ -53,7 +55,7 @@ class Offer(NamedTuple):
         ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
         if not all(1 <= port <= _LAST_PORT for port in ports):
             raise ValueError(ports)
-        if len(self.ports) != len(self.groups) or (self.rank is not None and self.rank < 0):
+        if len(self.ports) != len(self.groups) or min(self.rank or 0, self.attempt) < 0:
             raise ValueError(self.rank)
         if max(len(self.host), len(self.hostname)) > _LONGEST_NAME:
             raise ValueError(self.hostname[:80])
@@ -165,6 +167,7 @@ class Entry(NamedTuple):
     ports: tuple[int, ...]
     groups: tuple[tuple[Device, ...], ...]
     master_port: int | None = None
+    attempt: int = 0
 
 
 class Roster(NamedTuple):

@@ -131,6 +131,8 @@ def missing(terms: Terms, hosts: Sequence[Host]) -> str:
     lacking = terms.least - len(hosts)
     if lacking <= 0:
         more = terms.most - len(hosts)
+        if more <= 0:
+            return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
         return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
     known = {host.offer.rank for host in hosts} - {None}
     if known and all(host.offer.rank is not None for host in hosts):

@@ -56,10 +56,13 @@ class LogFolder:
             finally:
                 os.close(folder)
 
-    def look(self, launchers: Sequence[str], generation: int) -> SharedLogs | None:
+    def look(
+        self, launchers: Sequence[str], generation: int, attempts: Sequence[int] = ()
+    ) -> SharedLogs | None:
         """Return which of LAUNCHERS, in rank order, share the folder with the first one, if we do.
 
-        What is found out first holds for the whole job, as files stay where they are.
+        For them the generation is one of ATTEMPTS, where not all count alike. What is found out
+        first holds for the whole job, as files stay where they are.
         """
         if not self._has_looked:
             self._has_looked = True
@@ -73,6 +76,7 @@ class LogFolder:
             run_name=self._shared,
             marker=names.marker(self._first),
             folders={rank: folder for rank, folder in known.items() if folder},
+            attempts=dict(enumerate(attempts)),
             own=self._own,
         )
 

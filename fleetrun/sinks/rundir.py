@@ -190,8 +190,9 @@ class RunDirectory(Sink):
                 continue
             name = names.shared_log(rank)
             log = names.log_name(name, attempt)
+            theirs = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
             with suppress(OSError):
-                os.symlink(_join(folder, log), log, dir_fd=self._folder.fd)
+                os.symlink(_join(folder, theirs), log, dir_fd=self._folder.fd)
                 self._link(name, _join(self._run_dir, log))
 
     def _keep_old(self, name: str) -> None:

@@ -43,9 +43,16 @@ class LogServer:
     def __init__(self, plan: LaunchPlan, send: Callable[[LogPart], None]) -> None:
         self.plan = plan
         self._send = send
+        # Which attempt each generation was here: a host that came later has had fewer.
+        self._attempts = {plan.generation: 0}
         self._is_complete = False
         # The asker waits for each answer, so this is all there can be.
         self._asked: SendLog | None = None
+
+    def take(self, plan: LaunchPlan, attempt: int) -> None:
+        """Know the PLAN of another generation, which is ATTEMPT here."""
+        self.plan = plan
+        self._attempts[plan.generation] = attempt
 
     def asked(self, message: SendLog) -> None:
         """Answer, or remember the question."""
@@ -80,12 +87,13 @@ class LogServer:
     def _path(self, asked: SendLog) -> str:
         """Return the log that is meant; no path if that is none of ours."""
         ranks = self.plan.ranks
-        if not (0 <= asked.process < len(ranks) and asked.attempt >= 0):
+        attempt = self._attempts.get(asked.attempt)
+        if not 0 <= asked.process < len(ranks) or attempt is None:
             return ""
         wanted = ranks[asked.process]
         for spec in self.plan.processes:
             if spec.rank == wanted:
-                return names.log_path(self.plan, spec, asked.attempt)
+                return names.log_path(self.plan, spec, attempt)
         return ""
 
 

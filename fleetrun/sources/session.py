@@ -90,7 +90,7 @@ class JobSession(Source):
             case Gathered(attempt=attempt, plan=plan) if attempt:
                 self._attempt = attempt
                 self._take(plan)
-                self._end.take(plan)
+                self._end.take(plan, attempt)
                 self._session.handler = self
                 if self._session.terms.may_change:
                     hosts = f"{len(plan.nodes)} host{'s' * (len(plan.nodes) != 1)}"

@@ -70,11 +70,12 @@ class SessionEnd:
         session.hearers[SendLog] = lambda _, message: server.asked(message)
         session.hearers[Dismissed] = lambda _, __: self._leave()
 
-    def take(self, plan: LaunchPlan) -> None:
-        """Know the plan of another generation."""
-        for one in (self._server, self._gatherer):
-            if one is not None:
-                one.plan = plan
+    def take(self, plan: LaunchPlan, attempt: int) -> None:
+        """Know the PLAN of another generation, which is ATTEMPT here."""
+        if self._server is not None:
+            self._server.take(plan, attempt)
+        if self._gatherer is not None:
+            self._gatherer.plan = plan
 
     @property
     def is_busy(self) -> bool:

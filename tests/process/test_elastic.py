@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Leaves who it is, and waits until it may end.
 SPEAK = """
+echo "rank $R speaks"
 touch "../is.$PADDLE_RESTART_COUNT.$R.of.$PADDLE_TRAINERS_NUM"
 until [ -e ../go ]; do sleep 0.02; done
 """
@@ -44,7 +45,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path
 
 
 def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *QUICK, HASTY)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", "--gather_logs", *QUICK, HASTY)
     job.start()
     wait_for(tmp_path, 0, hosts=1)
     job.start()
@@ -52,6 +53,9 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
     (tmp_path / "go").touch()
     assert job.ends() == [0, 0]
     assert "This host waits for a place in the job" in job.said(1)
+    # The second start of the job is the first of the newcomer.
+    log = tmp_path / "host0" / "log" / "latest" / "gathered" / "workerlog.1.attempt1"
+    assert log.read_text() == "rank 1 speaks\n"
 
 
 def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules
-from fleetrun.run.events import Started
+from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules, SharedLogs
+from fleetrun.run.events import Gathered, Started
 from fleetrun.sinks.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -199,6 +199,23 @@ def test_another_attempt_has_its_own_log(tmp_path: Path) -> None:
     rundir.on_event(Started(0, "rank 0", 200, 1.0, attempt=1))
     rundir.close()
     assert (tmp_path / "log" / "workerlog.0").readlink().name == "workerlog.0.attempt1"
+
+
+def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_path: Path) -> None:
+    ranks = plan(tmp_path, "1").ranks
+    both = (ranks[0], ranks[1]._replace(local_rank=0, node_rank=1))
+    alone = plan(tmp_path, "1", ranks=1)._replace(
+        shared_logs=SharedLogs("1", ".marker", folders={}),
+    )
+    made = begin(alone)
+    shared = SharedLogs("1", ".marker", folders={1: "node1.1"}, attempts={0: 1, 1: 0})
+    later = alone._replace(ranks=both, generation=1, shared_logs=shared)
+    (tmp_path / "log" / "runs" / "1" / "node1.1").mkdir()
+    (tmp_path / "log" / "runs" / "1" / "node1.1" / "workerlog.1").write_text("its first")
+    made.on_event(Gathered(1, later, 1.0))
+    assert (tmp_path / "log" / "runs" / "1" / "workerlog.1.attempt1").read_text() == "its first"
+    assert (tmp_path / "log" / "workerlog.1").read_text() == "its first"
+    made.close()
 
 
 def test_what_ranks_need_is_there_before_they_start(tmp_path: Path) -> None:

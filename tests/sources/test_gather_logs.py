@@ -76,6 +76,9 @@ class Job:
             )
             for node in (1, 2)
         }
+        for node, server in self.servers.items():
+            for later in range(1, generation + 1):
+                server.take(plan(folder, node, generation=later), later)
 
     def ask(self, node: int, message: SendLog | Dismissed) -> None:
         """Take note of what the gatherer asks."""
@@ -187,3 +190,16 @@ def test_a_host_answers_for_its_own_logs_alone(tmp_path: Path) -> None:
     for process in (-1, 0, 2, 3, 4, 99):
         server.asked(SendLog(process, 0, -1))
     assert [base64.b64decode(part.data) for part in parts] == [b"", b"", b"mine", b"", b"", b""]
+
+
+def test_a_host_that_came_later_knows_which_of_its_attempts_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    parts: list[LogPart] = []
+    server = LogServer(plan(tmp_path, 1, generation=3), parts.append)
+    server.take(plan(tmp_path, 1, generation=5), 1)
+    (tmp_path / "node1" / "workerlog.0").write_bytes(b"of 3")
+    (tmp_path / "node1" / "workerlog.0.attempt1").write_bytes(b"of 5")
+    server.complete()
+    for generation in (3, 4, 5):
+        server.asked(SendLog(2, generation, 0))
+    assert [base64.b64decode(part.data) for part in parts] == [b"of 3", b"", b"of 5"]
