@@ -69,8 +69,9 @@ class Hosts:
         self._cluster: slurm.Slurm | None = None
         self._ssh = Path()
         if engine == "slurm":
-            self._cluster = slurm.Slurm(hosts, folder / "slurm")
-            self._cluster.start()
+            cluster = slurm.Slurm(hosts, folder / "slurm")
+            cluster.start()
+            self._cluster = cluster
         else:
             self._ssh = sshd_hosts.on_hosts(hosts, folder / "keys", **told)
 
