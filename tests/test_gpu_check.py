@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from training import PYTHONS
+from warming import warm
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,9 +21,10 @@ pytestmark = [
 ]
 
 
-def gpu_check(*options: str) -> subprocess.CompletedProcess[str]:
+def gpu_check(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [ROOT / "scripts" / "gpu-check", "--cpu", *options],
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         check=False,
@@ -31,7 +34,10 @@ def gpu_check(*options: str) -> subprocess.CompletedProcess[str]:
 def test_training_and_a_field_are_tried_on_the_cpu_and_written_down(tmp_path: Path) -> None:
     numbers = tmp_path / "seen.json"
     done = gpu_check(
-        "--only=^plain dygraph$|^dygraph nccl|^hier.* dygraph|gpu$", "--json", str(numbers)
+        "--only=^plain dygraph$|^dygraph nccl|^hier.* dygraph|gpu$",
+        "--json",
+        str(numbers),
+        **warm(PYTHONS["3.3.1"]),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("No GPU is here (or --cpu): 2 ranks on the CPU over gloo")

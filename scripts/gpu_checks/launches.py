@@ -59,7 +59,8 @@ def launch(
     if not any(option.startswith("--hang_timeout") for option in options):
         options = (f"--hang_timeout={HANG_S}", *options)
     argv = [sys.executable, "-m", "fleetrun", f"--nproc_per_node={ranks}", *devices]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    folders = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    env = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
     if machine.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     whole = [*argv, f"--log_dir={folder / 'log'}", *options, JOB, *words]
