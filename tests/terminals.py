@@ -39,6 +39,10 @@ class Terminal:
     def __init__(self) -> None:
         self.ours, self.theirs = pty.openpty()
         os.set_blocking(self.ours, False)
+        settings = termios.tcgetattr(self.theirs)
+        # Else a Ctrl-C throws away what has been printed and not been read yet.
+        settings[3] |= termios.NOFLSH
+        termios.tcsetattr(self.theirs, termios.TCSANOW, settings)
         self.shown = b""
 
     def type(self, keys: bytes) -> None:
