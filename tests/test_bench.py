@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training import PYTHONS
+from warming import warm
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,11 +22,12 @@ pytestmark = [
 ]
 
 
-def bench(folder: Path, words: list[str], shown: tuple[str, ...]) -> Any:
+def bench(folder: Path, words: list[str], shown: tuple[str, ...], **env: str) -> Any:
     """Run `scripts/bench WORDS`, whose tables have each text of SHOWN; return its numbers."""
     numbers = folder / "numbers.json"
     done = subprocess.run(
         [ROOT / "scripts" / "bench", *words, "--json", numbers],
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         check=False,
@@ -75,7 +78,7 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     only = "--only=reducer:many,fusion:many,hooks:many"
     little = [only, "--repeats=1", "--turns=2", "--warm-up=2", "--cpu"]
     shown = ("reducer that the strategy brings", "one per gradient", "Goals")
-    found = bench(tmp_path, ["strategy", *little], shown)
+    found = bench(tmp_path, ["strategy", *little], shown, **warm(PYTHONS["3.3.1"]))
     assert not found["failures"]
     reducer, fusion, hooks = found["comparisons"]
     assert [len(reducer[side]) for side in ("one", "other", "ratios")] == [2, 2, 2]

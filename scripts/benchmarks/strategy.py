@@ -414,7 +414,7 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
     steps = comparison.steps or chosen.steps * _LIGHTER.get(model, 1)
     took: dict[bool, list[Turn]] = {True: [], False: []}
     with processes.place() as (folder, base), ExitStack() as stack:
-        base["PYTHONPATH"] = str(ROOT)
+        base["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
         if chosen.cpu:
             base["CUDA_VISIBLE_DEVICES"] = ""
         warm_up = max(chosen.warm_up, comparison.warm_up)
