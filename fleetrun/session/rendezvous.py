@@ -93,7 +93,11 @@ class Rendezvous(Gathering):
         self._session.handler = self
         if not attempt:
             self._session.open(waiting)
-        terms = self._terms
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Wait for the others of a generation, and join it."""
+        terms, attempt = self._terms, self._attempt
         if attempt and terms.may_change:
             # As long as the coordinator waits for others, and a little more.
             longest_s = terms.quarantine_s + terms.elastic_timeout_s + _LAST_S
@@ -267,7 +271,12 @@ class Rendezvous(Gathering):
         """Kill nothing."""
 
     def conclude(self, verdict: Verdict) -> None:
-        """Answer that there is no plan."""
+        """Answer that there is no plan, or join the next generation."""
+        if not verdict.is_final and self._fault is None and not self._is_over:
+            # A host was lost while all got ready: nothing has run, so this is no other attempt.
+            self._planned = None
+            self._begin_again()
+            return
         failure = verdict.failure
         what = "the job is done" if failure is None else failure.what
         where = f" (on {failure.host})" if failure is not None and failure.host else ""

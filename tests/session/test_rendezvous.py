@@ -39,12 +39,14 @@ class Told:
     def __init__(self) -> None:
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
+        self.offers = 0
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
 
     def offer(self, offer: Offer) -> None:
-        """Offer nothing."""
+        """Take note."""
+        self.offers += 1
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
@@ -77,3 +79,18 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
         "--env=DB_PASSWORD=*** is wrong",
         "Failed (on node-1)",
     ]
+
+
+def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
+    def plan(_roster: Roster) -> LaunchPlan:
+        return cast("LaunchPlan", ())
+
+    told, loop = Told(), Loop()
+    gathering = rendezvous(told, plan)
+    gathering.begin(0, loop, lambda _: None)
+    gathering.plan(Roster(0, 0, ()))
+    lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
+    gathering.conclude(Verdict(0, "other", lost, is_final=False))
+    loop.close()
+    assert told.offers == 2
+    assert told.failures == [None]
