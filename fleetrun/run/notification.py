@@ -112,10 +112,8 @@ def _post_within(
         while answer is None and signals.wait(question.fd, until):
             answer = question.read()
     finally:
-        if answer is None:
-            question.abandon()
-        else:
-            question.close()
+        # With or without an answer: nobody reaps it later.
+        question.abandon()
     if answer is None:
         say("The webhook did not answer in time.")
     elif answer.trouble or answer.value:

@@ -75,8 +75,9 @@ class Dialer:
         self._lookups: dict[Target, Lookup] = {}
         self._queue: list[tuple[Target, Place]] = []
         self._attempts: list[_Attempt] = []
-        # The last thing that went wrong with each.
+        # The last thing that went wrong with each, and those where somebody said what.
         self._troubles: dict[Target, str] = {}
+        self._refused: set[Target] = set()
 
     @property
     def trouble(self) -> str:
@@ -189,7 +190,11 @@ class Dialer:
 
     def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
         self._attempts.remove(attempt)
-        self._troubles[target] = why
+        if attempt.is_refused:
+            self._refused.add(target)
+        if attempt.is_refused or target not in self._refused:
+            # A coordinator that has given up by now listens no more, which explains nothing.
+            self._troubles[target] = why
         # Not at once: the caller may just be starting this attempt.
         self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
 
@@ -215,6 +220,8 @@ class _Attempt:
         self._failed = failed
         self._socket: _socket.socket | None = None
         self._connection: Connection | None = None
+        # Whether what listens there has said what it does not like.
+        self.is_refused = False
 
     def begin(self) -> None:
         """Call."""
@@ -269,7 +276,8 @@ class _Attempt:
         self._ready(self, connection)
 
     def _refused(self, _: Connection, why: str) -> None:
-        self._fail("whoever listens there " + why if why == "hung up" else why)
+        self.is_refused = why != "hung up"
+        self._fail(why if self.is_refused else f"whoever listens there {why}")
 
     def _deadline(self, seconds: float) -> None:
         self._waiting.alarm((id(self), "deadline"), time.monotonic() + seconds, self._late)

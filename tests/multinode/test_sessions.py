@@ -241,7 +241,8 @@ def test_a_host_that_never_comes_is_waited_for_and_named(
 
 
 def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_path: Path) -> None:
-    job = by_master(four_hosts, tmp_path / "job", "--rdzv_timeout=3")
+    # So long that all are there before the first one, where they meet, gives up.
+    job = by_master(four_hosts, tmp_path / "job", "--rdzv_timeout=12")
     job.start(four_hosts.hosts[:3], FLEETRUN_TOKEN="the right one")  # noqa: S106 - of a test
     job.start(four_hosts.hosts[3:], FLEETRUN_TOKEN="another")  # noqa: S106 - of a test
     assert job.ends() == [4] * 4

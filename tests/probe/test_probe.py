@@ -154,7 +154,7 @@ def test_a_driver_that_never_answers_is_a_sentence_in_time(root: Path) -> None:
     )
     assert "CUDA_VISIBLE_DEVICES" in said
     assert "--nproc_per_node=cpu" in said
-    assert mine() == before
+    assert set(mine()) <= set(before)
 
 
 @pytest.mark.parametrize(("mask", "count"), [("0,1", 2), ("", 2), ("GPU-x", 2)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -150,6 +151,21 @@ def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
     assert "did not end in time" in said[1]
     for pid in pids.read_text().split():
         until(partial(_is_gone, pid))
+
+
+def test_who_has_called_the_address_is_gone_before_the_launcher(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = _children()
+    # The child has told its result when it comes here.
+    monkeypatch.setattr(os, "_exit", lambda _code: signal.pause())
+    notification.notify("{}", command=None, url=hook.url, say=pytest.fail)
+    assert len(hook.taken) == 1
+    assert _children() <= before
+
+
+def _children() -> set[int]:
+    return {one.pid for one in proc.all_processes() if one.parent == os.getpid()}
 
 
 def _is_gone(pid: str) -> bool:

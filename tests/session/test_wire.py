@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ports
 import pytest
@@ -227,6 +227,25 @@ def test_a_listener_that_never_opened_can_be_closed(net: Net) -> None:
     listener.prepare()
     listener.close()
     net.listen()
+
+
+def test_why_a_launcher_refused_a_caller_is_kept_when_it_is_gone(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[str] = []
+    failed = Dialer._failed
+
+    def record(dialer: Dialer, target: Target, attempt: Any, why: str) -> None:
+        failures.append(why)
+        failed(dialer, target, attempt, why)
+
+    monkeypatch.setattr(Dialer, "_failed", record)
+    listener = net.listen()
+    dialer, _ = net.call(key=Key("job", "another"))
+    turn_until(net.loop, lambda: "another token" in dialer.trouble)
+    listener.close()
+    turn_until(net.loop, lambda: "connection refused" in failures)
+    assert "another token" in dialer.trouble
 
 
 def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
