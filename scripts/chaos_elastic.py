@@ -154,18 +154,15 @@ class ElasticJob(HostsJob):
 # -- what can happen -------------------------------------------------------------------------------
 
 
-def _kill_launcher(job: ElasticJob) -> None:
+def _end_launcher(job: ElasticJob, number: int) -> None:
     host = job.another()
     if host is not None:
-        job.tell_launcher(host, KILL)
+        job.tell_launcher(host, number)
         job.killed.add(host)
 
 
-def _term_launcher(job: ElasticJob) -> None:
-    host = job.another()
-    if host is not None:
-        job.tell_launcher(host, TERM)
-        job.killed.add(host)
+_kill_launcher = partial(_end_launcher, number=KILL)
+_term_launcher = partial(_end_launcher, number=TERM)
 
 
 def _crash(job: ElasticJob) -> None:

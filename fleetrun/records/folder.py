@@ -96,11 +96,23 @@ class Folder:
 def _fill(fd: int, text: str) -> None:
     """Write all of TEXT to FD, and close it."""
     try:
-        rest = memoryview(text.encode(errors="surrogateescape"))
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+        write_all(fd, text.encode(errors="surrogateescape"))
     finally:
         os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of DATA to FD, however little of it is taken at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def point(name: str, target: str, dir_fd: int) -> None:
+    """Let NAME in the folder DIR_FD be a link to TARGET, in one step, whatever had that name."""
+    draft = f".{name}.{os.getpid()}"
+    os.symlink(target, draft, dir_fd=dir_fd)
+    os.replace(draft, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def enter(path: str, dir_fd: int | None = None) -> int:

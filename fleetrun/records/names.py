@@ -24,6 +24,8 @@ LAUNCH = "launch.txt"
 CONSOLE = "console.log"
 ENDPOINTS = "endpoints.log"
 GATHERED = "gathered"
+# Of each of these, unless all is asked for.
+GATHERED_BYTES = 64 * 1024
 HOSTS = "hosts.json"
 OUTPUT_TIMES = "output.times"
 METRICS = "metrics.jsonl"
@@ -215,6 +217,11 @@ def run_path(plan: LaunchPlan, name: str) -> str:
 def log_name(log: str, attempt: int) -> str:
     """Name the file for the output of an attempt of the process whose log is LOG."""
     return f"{log}.attempt{attempt}" if attempt else log
+
+
+def shortened(size: int, left: int) -> bytes:
+    """Return the line before a log of SIZE bytes of which only the last LEFT bytes are kept."""
+    return b"[fleetrun: of %d bytes the last %d]\n" % (size, left)
 
 
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Script
 from fleetrun.probe import scripts
+from fleetrun.records.folder import write_all
 from fleetrun.remote import protocol, reachability
 from fleetrun.run import libc
 
@@ -171,23 +173,18 @@ def _send_logs(asked: protocol.Inquiry, pid: int, head: _Input) -> None:
     run = runlogs.find(os.path.join(asked.cwd, folder), pid)
     if run is None or head.is_over:
         return
-    _write(runlogs.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
+    write_all(1, runlogs.MARK + nonce.encode() + protocol.line(os.path.basename(run)))
     answer = head.line()
     while answer not in {None, runlogs.SEND, runlogs.KEEP}:
         answer = head.line()
     if answer == runlogs.SEND:
         # A head that is killed meanwhile leaves nobody who reads.
         with suppress(BrokenPipeError):
-            runlogs.send(run, everything=what == "all", write=_write)
+            runlogs.send(run, everything=what == "all", write=partial(write_all, 1))
 
 
 def _tell(line: bytes) -> None:
-    _write(b"\n" + protocol.MARK + line)
-
-
-def _write(text: bytes) -> None:
-    while text:
-        text = text[os.write(1, text) :]
+    write_all(1, b"\n" + protocol.MARK + line)
 
 
 def _launch(

@@ -1,7 +1,5 @@
 """The logs of a job by ssh, as they arrive at the head: a run directory as one made here."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import json
@@ -10,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.records import lockfile, names
-from fleetrun.records.folder import SHARED, Folder, enter
+from fleetrun.records.folder import SHARED, Folder, enter, point, write_all
 from fleetrun.remote import runlogs
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ class FetchedLogs:
             if self._missing:
                 part, self._rest = self._rest[: self._missing], self._rest[self._missing :]
                 self._missing -= len(part)
-                self._try(lambda part=part: self._write(part))  # type: ignore[misc]
+                self._try(lambda part=part: write_all(self._file, part))  # type: ignore[misc]
                 if self._missing:
                     return
                 continue
@@ -128,11 +126,6 @@ class FetchedLogs:
         os.close(lock)
         self._answer(runlogs.SEND)
 
-    def _write(self, part: bytes) -> None:
-        rest = memoryview(part)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-
     def _close_file(self) -> None:
         if self._file >= 0:
             os.close(self._file)
@@ -166,10 +159,11 @@ class FetchedLogs:
                 base, _, number = name.partition(".")
                 if base in names.LOGS.values() and number.isdecimal():
                     wanted[name] = os.path.join(run, folder, name)
-        for name, target in wanted.items():
-            path = os.path.join(self._log_dir, name)
-            if os.path.lexists(path) and not os.path.islink(path):
-                continue
-            draft = os.path.join(self._log_dir, f".{name}.{os.getpid()}")
-            os.symlink(target, draft)
-            os.replace(draft, path)
+        log_fd = enter(self._log_dir)
+        try:
+            for name, target in wanted.items():
+                path = os.path.join(self._log_dir, name)
+                if os.path.islink(path) or not os.path.lexists(path):
+                    point(name, target, log_fd)
+        finally:
+            os.close(log_fd)

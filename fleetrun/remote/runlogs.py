@@ -4,8 +4,6 @@ After a mark that only the head and the agent know come JSON lines: the run's na
 head has asked for them, a file's name and size before each part of it; `[]` is the end.
 """
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import json
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 MARK = b"\x1e"
 # What the head answers: it wants the files, or has them already, as the folder is the same.
 SEND, KEEP = b"send", b"keep"
-# Of each log with --gather_logs, as the session gathers them; other files are sent whole.
-TAIL_BYTES = 64 * 1024
 PART = 1 << 16
 # Names of a run and of its files; a file may be in one folder.
 RUN = re.compile(r"\w[\w.-]{1,200}")
@@ -44,7 +40,7 @@ def find(folder: str, pid: int) -> str | None:
 
 
 def send(run: str, *, everything: bool, write: Callable[[bytes], None]) -> None:
-    """Write all files of the directory RUN, those of ranks whole only if EVERYTHING is wanted."""
+    """Write all files of the directory RUN; of ranks' logs the end, unless EVERYTHING is wanted."""
     for name in _files(run):
         for part in _parts(os.path.join(run, name), everything=everything or not _LOG.match(name)):
             write(json.dumps([name, len(part)]).encode() + b"\n" + part)
@@ -68,9 +64,9 @@ def _parts(path: str, *, everything: bool) -> Iterator[bytes]:
         with open(path, "rb") as file:
             # What grows meanwhile, as with a rank that nothing ends, is left out.
             size = os.fstat(file.fileno()).st_size
-            left = size if everything else min(size, TAIL_BYTES)
+            left = size if everything else min(size, names.GATHERED_BYTES)
             file.seek(size - left)
-            head = b"" if left == size else b"[fleetrun: of %d bytes the last %d]\n" % (size, left)
+            head = b"" if left == size else names.shortened(size, left)
             yield head
             while left and (part := file.read(min(left, PART))):
                 left -= len(part)

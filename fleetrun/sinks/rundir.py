@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.records import lockfile, names
-from fleetrun.records.folder import SHARED, Folder, enter, remove
+from fleetrun.records.folder import SHARED, Folder, enter, point, remove
 from fleetrun.run.events import Gathered, Started
 from fleetrun.run.observers import Sink
 
@@ -167,12 +167,9 @@ class RunDirectory(Sink):
     def _link(self, name: str, target: str) -> None:
         """Make NAME in the log folder a link to TARGET, atomically; a file of that name is kept."""
         path = _join(self._log_dir, name)
-        draft = f".{name}.{os.getpid()}"
-        fd = self._log_fd
         try:
             self._keep_old(name)
-            os.symlink(os.path.relpath(target, self._log_dir), draft, dir_fd=fd)
-            os.replace(draft, name, src_dir_fd=fd, dst_dir_fd=fd)
+            point(name, os.path.relpath(target, self._log_dir), self._log_fd)
         except OSError as error:
             # Once: on a disk that is full it is the same for every rank.
             if not self._has_complained:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun.records import names
+from fleetrun.records.folder import write_all
 from fleetrun.session.exchange import LONGEST_PART, Dismissed, LogPart, SendLog
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
 
 ALL, TAIL = "all", "tail"
-# Of each log, without =all.
-_TAIL_BYTES = 64 * 1024
 # Of all hosts together, so that a network with training on it has room for that.
 _BYTES_PER_S = 32 << 20
 _AT_ONCE = 16
@@ -210,7 +209,7 @@ class LogGatherer:
             return
         if host.offset is None:
             offset = 0 if self._everything else -1
-            length = LONGEST_PART if self._everything else _TAIL_BYTES
+            length = LONGEST_PART if self._everything else names.GATHERED_BYTES
             asked = SendLog(process, attempt, offset, length)
         else:
             asked = SendLog(process, attempt, host.offset)
@@ -269,11 +268,8 @@ class LogGatherer:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             host.fd = os.open(name, flags, 0o666, dir_fd=self._folder_fd)
             if part.offset:
-                left = f"[fleetrun: of {part.size} bytes the last {part.size - part.offset}]\n"
-                os.write(host.fd, left.encode())
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(host.fd, rest) :]
+                write_all(host.fd, names.shortened(part.size, part.size - part.offset))
+        write_all(host.fd, data)
 
     def _give_up(self, node: int) -> None:
         """Do without what NODE still has."""
