@@ -77,6 +77,8 @@ class _LogState:
         self.lived_at = time.monotonic()
         # Steps with the times at which they were written, the oldest of the window first.
         self.steps: list[tuple[float, int]] = []
+        # Monotonic: when the last of them was seen. Clocks of other hosts may differ from ours.
+        self.stepped_at = self.lived_at
         self.cpu: tuple[float, float] | None = None
 
 
@@ -224,7 +226,9 @@ class Sampler:
             cpu_percent=None if used is None else _percent(seen, used.cpu_s, now),
             memory_bytes=None if used is None else used.resident_bytes,
             step=seen.steps[-1][1] if seen.steps else seen.progress.step,
-            steps_per_s=None if is_over else _rate(seen.steps),
+            steps_per_s=rate(seen.steps, now - seen.stepped_at)
+            if is_alive and not is_over
+            else None,
             loss=seen.progress.loss,
             line=seen.progress.line,
             is_odd=is_odd,
@@ -241,7 +245,7 @@ class Sampler:
                 at = os.stat(log.path).st_mtime
         if step is None or (seen.steps and seen.steps[-1][1] == step):
             return
-        seen.lived_at = time.monotonic()
+        seen.lived_at = seen.stepped_at = time.monotonic()
         if seen.steps and step < seen.steps[-1][1]:
             # Another epoch counts from the beginning.
             seen.steps.clear()
@@ -374,10 +378,26 @@ def _percent(seen: _LogState, cpu_s: float, now: float) -> float | None:
     return max(0.0, 100 * (cpu_s - before[1]) / (now - before[0]))
 
 
-def _rate(steps: Sequence[tuple[float, int]]) -> float | None:
+def rate(steps: Sequence[tuple[float, int]], waited_s: float) -> float | None:
+    """Return the steps per second by STEPS, which are times in seconds with the step of each.
+
+    WAITED_S are the seconds since the last of them. A step that is late lowers the speed. It is 0
+    after ten seconds without a step, or twice the time of the last one if that is longer.
+
+    >>> steps = [(0.0, 0), (5.0, 10), (10.0, 20)]
+    >>> [rate(steps, waited_s) for waited_s in (1.0, 5.0, 10.0)]
+    [2.0, 2.0, 0.0]
+    >>> rate([(0.0, 1), (30.0, 2)], 50.0)
+    0.025
+    """
     if not steps or steps[-1][0] <= steps[0][0]:
         return None
-    return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])
+    (first_at, first), (before_at, before), (last_at, last) = steps[0], steps[-2], steps[-1]
+    if waited_s >= max(_SILENT_S, 2 * (last_at - before_at)):
+        return 0.0
+    # As if as many steps as the last time were made just now.
+    at_best = (2 * last - before - first) / (last_at - first_at + waited_s)
+    return min((last - first) / (last_at - first_at), at_best)
 
 
 def _total(values: Iterable[float | None]) -> float | None:

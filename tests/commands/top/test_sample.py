@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pytest
 from metricsrecords import a_record
 
 from fleetrun.commands.top import sample
@@ -13,6 +16,7 @@ from fleetrun.commands.top.sample import RankRow
 from fleetrun.records import metricsfile, names, planfile, runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -44,6 +48,15 @@ def a_run(folder: Path, **ended: object) -> runs.Run:
     return runs.Run(str(folder), plan, (log,), "j", 0, None, 1, 1000.0, None, None, "", 0)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the run directory FOLDER as a launcher does that runs on another host."""
+    (folder / names.LOCK).write_text(f"fleetrun 1 {folder.name}\n")
+    with (folder / names.LOCK).open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> None:
     (tmp_path / "workerlog.0").write_text("step 7 loss 0.5\nsaved\n")
     run = a_run(tmp_path)
@@ -53,6 +66,29 @@ def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> N
     (tmp_path / names.heartbeat("0")).write_text("9\n")
     [row] = sampler.sample().rows
     assert (row.step, row.loss) == (9, 0.5)
+    sampler.close()
+
+
+def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    speeds = []
+    with held(tmp_path):
+        for second in range(1, 4):
+            beat = tmp_path / names.heartbeat("0")
+            beat.write_text(f"{20 * second}\n")
+            os.utime(beat, (second, second))
+            speeds.append(sampler.sample().rows[0].steps_per_s)
+        (seen,) = sampler._seen.values()
+        for waited_s in (2.0, 10.0):
+            seen.stepped_at = time.monotonic() - waited_s
+            speeds.append(sampler.sample().rows[0].steps_per_s)
+    # The first step has nothing before it.
+    assert speeds[:3] == [None, 20.0, 20.0]
+    assert speeds[3] == pytest.approx(15.0, rel=0.1)
+    assert speeds[4] == 0.0
+    # Who is not there any more has no speed.
+    assert sampler.sample().rows[0].steps_per_s is None
     sampler.close()
 
 
@@ -83,10 +119,8 @@ def test_of_another_host_there_is_what_it_has_measured(tmp_path: Path) -> None:
     run = run._replace(logs=(run.logs[0]._replace(pid=11),))
     newest = a_record()._replace(time=time.time())
     metricsfile.append(str(folder / names.METRICS), newest)
-    (folder / names.LOCK).write_text("fleetrun 1 a\n")
     sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
-    with (folder / names.LOCK).open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with held(folder):
         [row] = sampler.sample().rows
     assert (row.host, row.cpu_percent, row.memory_bytes) == ("h", 99.0, 1 << 30)
     assert (row.gpu_percent, row.gpu_memory_bytes, row.power_w) == (87.0, 10, 412.5)
