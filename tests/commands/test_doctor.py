@@ -29,6 +29,33 @@ ROOT = Path(__file__).parents[2]
 FLEETRUN = [sys.executable, "-m", "fleetrun"]
 HAS_FAKETIME = shutil.which("faketime") is not None
 ALONE = ("unshare", "--mount", "sh", "-ec")
+# The driver of one GPU in every kind of trouble; what is not in it, it does not know.
+PYNVML = f"""
+class NVMLError(Exception):
+    pass
+
+class Answer:
+    pid, usedGpuMemory, total, used = {os.getpid()}, 1 << 30, 80 << 30, 1 << 30
+
+def nvmlDeviceGetNvLinkState(handle, link):
+    if link > 3:
+        raise NVMLError("Invalid Argument")
+    return int(link != 2)
+
+ANSWERS = dict(
+    nvmlInit=None, nvmlDeviceGetCount=1, nvmlDeviceGetHandleByIndex=0, nvmlDeviceGetUUID="GPU-0",
+    nvmlSystemGetDriverVersion="550.54", nvmlDeviceGetName="H100",
+    nvmlDeviceGetMemoryInfo=Answer, nvmlDeviceGetComputeRunningProcesses=[Answer],
+    nvmlDeviceGetTotalEccErrors=2, nvmlDeviceGetMigMode=(1, 1), nvmlDeviceGetComputeMode=2,
+    nvmlDeviceGetCurrentClocksEventReasons=0x40,
+    nvmlDeviceGetCurrPcieLinkWidth=8, nvmlDeviceGetMaxPcieLinkWidth=16,
+)
+
+def __getattr__(name):
+    if name not in ANSWERS:
+        raise AttributeError(name)
+    return lambda *words: ANSWERS[name]
+"""
 
 
 def environ(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -159,6 +186,36 @@ def test_a_clock_that_differs_from_the_disks_is_a_warning(tmp_path: Path) -> Non
     (found,) = findings(done, "clock")
     assert found["level"] == "warning"
     assert "s ahead of" in found["seen"]
+
+
+@pytest.mark.skipif(not is_root(), reason="mounting needs root")
+def test_what_the_driver_tells_of_a_gpu_that_is_not_well_is_found(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    there = (
+        "mount -t tmpfs tmpfs /proc/driver; mkdir /proc/driver/nvidia; "
+        'echo NVRM >/proc/driver/nvidia/version; exec "$@"'
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = run(tmp_path, "--json", prefix=(*ALONE, there, "sh"), env=env)
+    found = {
+        check: findings(done, check)
+        for check in ("GPU in use", "GPU memory", "MIG", "compute mode", "GPU clocks", "PCIe")
+    }
+    found["NVLink"] = findings(done, "NVLink")
+    said = {check: (one["level"], one["seen"]) for check, (one,) in found.items()}
+    assert said == {
+        "GPU in use": ("warning", f"GPU 0 is used by pid {os.getpid()} (python) 1 GiB"),
+        "GPU memory": ("error", "GPU 0 has had 2 uncorrected ECC errors"),
+        "MIG": ("error", "GPU 0 is to be divided, but has no instance"),
+        "compute mode": ("error", "GPU 0 is in the mode prohibited"),
+        "GPU clocks": (
+            "warning",
+            "GPU 0 is slowed down: it is too hot (hardware thermal slowdown)",
+        ),
+        "PCIe": ("warning", "GPU 0 has 8 of 16 lanes"),
+        "NVLink": ("warning", "GPU 0 has 3 of 4 links up"),
+    }
+    assert all(one["mend"] for (one,) in found.values())
 
 
 def start(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
