@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from fleetrun.argv import ParsedCommand
     from fleetrun.configfile import Config
-    from fleetrun.manifest import Replay
     from fleetrun.model import Layer, Request
+    from fleetrun.replay import Replay
 
     Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -175,10 +175,10 @@ def _prefix(words: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _replayed(parsed: ParsedCommand, environ: Mapping[str, str]) -> Replay:
     """Return the launch of the manifest that PARSED names, from inside its folder."""
-    from fleetrun import manifest  # a plain launch needs none of it
+    from fleetrun import replay  # a plain launch needs none of it
     from fleetrun.errors import EnvironmentFault
 
-    again = manifest.replay(parsed, environ)
+    again = replay.replay(parsed, environ)
     try:
         os.chdir(again.cwd)
     except OSError as error:

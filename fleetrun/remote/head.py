@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun import argv, manifest, planner
+from fleetrun import argv, planner, replay
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.modes import collective
 from fleetrun.plan import hostfile
@@ -143,7 +143,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_SENT) and name not in IDENTITY and manifest.is_remembered(name))
+        if (name.startswith(_SENT) and name not in IDENTITY and replay.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
     }
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from commandline import Command
 
-from fleetrun import manifest
 from fleetrun.records import (
     eventfile,
     hostsfile,
+    manifestfile,
     metricsfile,
     names,
     planfile,
@@ -79,7 +79,7 @@ def test_the_schemas_of_the_table_are_those_of_the_writers() -> None:
         names.PLAN: planfile.SCHEMA,
         names.EVENTS: eventfile.SCHEMA,
         names.METRICS: metricsfile.SCHEMA,
-        names.MANIFEST: manifest.SCHEMA,
+        names.MANIFEST: manifestfile.SCHEMA,
         names.REPORT: reportfile.SCHEMA,
         names.HOSTS: hostsfile.SCHEMA,
         names.STRATEGY: strategyfiles.DOCUMENT_SCHEMA,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from planning import a_roster, some_facts
 
-from fleetrun import argv, cli, configfile, manifest, options, planner
+from fleetrun import argv, cli, configfile, options, planner, replay
 from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
 from fleetrun.records import names
-from fleetrun.sinks.manifestfile import ManifestFile
+from fleetrun.sinks.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def write(
     made, variables = asked(words, ENVIRON if environ is None else environ)
     plan = plan_of(made, variables)._replace(cwd=str(folder), run_dir=str(folder / "log/runs/one"))
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
-    sink = ManifestFile(plan, made, variables)
+    sink = Manifest(plan, made, variables)
     sink.close()
     return Path(plan.run_dir) / names.MANIFEST
 
@@ -76,7 +76,7 @@ def edited(path: Path, **changes: Any) -> str:
 def refusal(*words: str, environ: Mapping[str, str] | None = None) -> str:
     """Return why there is no such launch."""
     with pytest.raises(UsageError) as error:
-        manifest.replay(argv.split(words), environ or {})
+        replay.replay(argv.split(words), environ or {})
     assert error.value.exit_code == 2
     return str(error.value)
 
@@ -184,7 +184,7 @@ def test_what_is_another_machine_now_is_said(folder: Path) -> None:
     path = write(folder, ("train.py",), {"HF_TOKEN": "x", "HTTP_PROXY": "p", "HOME": "/"})
     document = json.loads(path.read_text())
     edited(path, python="/other/python", versions={**document["versions"], "fleetrun": "9"})
-    notes = manifest.replay(argv.split([f"--from-manifest={path}"]), {}).notes
+    notes = replay.replay(argv.split([f"--from-manifest={path}"]), {}).notes
     assert notes[0] == f"exported when {path} was written, and not now: $HF_TOKEN, $HTTP_PROXY."
     assert notes[1].startswith(f"{path} was written with /other/python; this is ")
     assert notes[2].startswith(f"{path} was written by fleetrun 9; this is ")
@@ -198,7 +198,7 @@ def test_secrets_must_be_exported_again(folder: Path) -> None:
         "PASSWORD; --key *** is secret, so its value was not written down: export it first as KEY; "
         "$NCCL_TOKEN is secret, so its value was not written down: export it first as NCCL_TOKEN."
     )
-    with_script = manifest.replay(
+    with_script = replay.replay(
         argv.split([f"--from-manifest={path}", "train.py"]), {"HF_TOKEN": "x", "NCCL_TOKEN": "y"}
     )
     assert ("NCCL_TOKEN", "y") in with_script.environ.items()

@@ -1,31 +1,24 @@
 """Reading a manifest.json back: the launch that wrote it, planned again.
 
 The command line is replayed in the folder and with the variables that the launch had; what is
-typed beside --from-manifest stands behind it, so it wins. `sinks/manifest.py` says what is in the
-file.
+typed beside --from-manifest stands behind it, so it wins. `records/manifestfile.py` says what is
+in the file.
 """
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from fleetrun import __version__, argv, configfile, options
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
-from fleetrun.model import Knob, Layer
+from fleetrun.model import Layer
 from fleetrun.options import RawOption
 from fleetrun.plan import secrets
-from fleetrun.plan.arguments import Hidden
-from fleetrun.records import names, variables
-
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    Kind = TypeVar("Kind", str, list[object], dict[str, object])
-
-SCHEMA = 1
+from fleetrun.records import manifestfile, variables
+from fleetrun.records.manifestfile import Recorded
 
 # Variables that decide how a launch is planned, or how its ranks talk and compute. Their values
 # are in the manifest; of all others, the names are.
@@ -51,25 +44,6 @@ class Replay(NamedTuple):
     layers: Mapping[str, Layer]
 
 
-class _Recorded(NamedTuple):
-    """What of the file matters here."""
-
-    path: str
-    version: str
-    command: list[str]
-    hidden: list[Hidden]
-    cwd: str
-    python: str
-    names: list[str]
-    values: dict[str, str]
-    config: str | None
-    # Option, text, where it was said, and the variable that holds what the text lacks.
-    lines: list[tuple[str, str, str, str | None]]
-    # Each strategy's knobs, and the variables that hold what those lack.
-    layers: list[Layer]
-    lacking: list[tuple[str, str]]
-
-
 def is_remembered(name: str) -> bool:
     """Whether the value of the variable NAME is written down, unless it is secret.
 
@@ -91,7 +65,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
     )
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
-    found = _read(path)
+    found = manifestfile.read(path, options.by_name())
     missing: list[str] = []
     words = _arguments(found, parsed, environ, missing)
     restored_environ = _environ(found, environ, missing)
@@ -119,7 +93,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
 
 
 def _arguments(
-    found: _Recorded,
+    found: Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -159,7 +133,7 @@ def _pair_names(settings: Sequence[RawOption]) -> set[str]:
 
 
 def _config(
-    found: _Recorded,
+    found: Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -184,7 +158,7 @@ def _config(
 
 
 def _layers(
-    found: _Recorded,
+    found: Recorded,
     parsed: argv.ParsedCommand,
     environ: Mapping[str, str],
     missing: list[str],
@@ -214,7 +188,7 @@ def _layers(
 # -- the environment ------------------------------------------------------------------------------
 
 
-def _environ(found: _Recorded, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
+def _environ(found: Recorded, environ: Mapping[str, str], missing: list[str]) -> dict[str, str]:
     """Return ENVIRON with the variables that count as they were when FOUND was written."""
     made = {name: value for name, value in environ.items() if not is_remembered(name)}
     made |= found.values
@@ -228,7 +202,7 @@ def _environ(found: _Recorded, environ: Mapping[str, str], missing: list[str]) -
     return made
 
 
-def _notes(found: _Recorded, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
+def _notes(found: Recorded, environ: Mapping[str, str], differing: Sequence[str]) -> list[str]:
     """Return how this launch differs from that of FOUND."""
     notes = []
     if differing:
@@ -253,111 +227,3 @@ def _notes(found: _Recorded, environ: Mapping[str, str], differing: Sequence[str
             f"{found.path} was written by fleetrun {found.version}; this is {__version__}."
         )
     return notes
-
-
-# -- the file -------------------------------------------------------------------------------------
-
-
-def _read(path: str) -> _Recorded:
-    """Read the file at PATH; UsageError in one sentence if it is no manifest of ours."""
-    # Only this option pays for json.
-    import json
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: this manifest cannot be read.") from None
-    except (ValueError, RecursionError):
-        _refuse(path, "it is not JSON")
-    if not isinstance(document, dict) or "schema" not in document:
-        _refuse(path, "it has no schema")
-    if document["schema"] != SCHEMA:
-        versions = document.get("versions")
-        writer = versions.get("fleetrun") if isinstance(versions, dict) else None
-        by = f" (it was written by fleetrun {writer})" if isinstance(writer, str) else ""
-        raise UsageError(
-            f"{path}: this manifest has schema {document['schema']!r}, and fleetrun {__version__} "
-            f"reads {SCHEMA}{by}."
-        )
-    try:
-        return _parse(path, document)
-    except (KeyError, TypeError, ValueError) as error:
-        _refuse(path, f"something is missing or wrong in it ({error})")
-
-
-def _refuse(path: str, why: str) -> NoReturn:
-    raise UsageError(
-        f"{path}: this is no manifest, because {why}; give the {names.MANIFEST} of a run directory "
-        "(log/latest has the last one)."
-    )
-
-
-def _parse(path: str, document: "dict[str, object]") -> _Recorded:
-    """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
-    environment = _of(document, "environment", dict)
-    values = _of(environment, "values", dict)
-    config = None if document["config"] is None else _of(document, "config", dict)
-    command = _texts(document, "command")
-    # Those written before there were strategies have no such key.
-    listed = _of(document, "strategies", list) if "strategies" in document else []
-    strategies = [_of({"": each}, "", dict) for each in listed]
-    layers = [
-        Layer(_of(each, "name", str), tuple(_knob(knob) for knob in _of(each, "knobs", list)))
-        for each in strategies
-    ]
-    return _Recorded(
-        path,
-        _of(_of(document, "versions", dict), "fleetrun", str),
-        command,
-        [_hidden(each, len(command)) for each in _of(document, "hidden", list)],
-        _of(document, "cwd", str),
-        _of(document, "python", str),
-        _texts(environment, "names"),
-        {name: _of(values, name, str) for name in values},
-        None if config is None else _of(config, "path", str),
-        [] if config is None else [_line(each) for each in _of(config, "lines", list)],
-        layers,
-        [(_of(each, "name", str), name) for each in strategies for name in _texts(each, "hidden")],
-    )
-
-
-def _of(document: "dict[str, object]", key: str, kind: "type[Kind]") -> "Kind":
-    value = document[key]
-    if not isinstance(value, kind):
-        raise TypeError(f"{key!r} is {value!r:.40}")
-    return value
-
-
-def _texts(document: "dict[str, object]", key: str) -> list[str]:
-    return [_of({key: each}, key, str) for each in _of(document, key, list)]
-
-
-def _hidden(entry: object, words: int) -> Hidden:
-    match entry:
-        case {"at": int() as at, "before": str() as before, "variable": str() as variable} if (
-            0 <= at < words
-        ):
-            return Hidden(at, before, variable)
-    raise TypeError(f"'hidden' has {entry!r:.40}")
-
-
-def _line(entry: object) -> tuple[str, str, str, str | None]:
-    match entry:
-        case {
-            "option": str() as name,
-            "value": str() as value,
-            "source": str() as source,
-            "variable": (None | str()) as variable,
-        } if name in options.by_name():
-            return name, value, source, variable
-    raise TypeError(f"'lines' has {entry!r:.40}")
-
-
-def _knob(entry: object) -> Knob:
-    match entry:
-        case [str() as section, str() as name, value, str() as source]:
-            found = tuple(value) if isinstance(value, list) else value
-            if isinstance(found, bool | int | float | str | tuple):
-                return Knob(section, name, found, source)
-    raise TypeError(f"'strategies' has {entry!r:.40}")
