@@ -41,11 +41,15 @@ if TYPE_CHECKING:
 
 
 def launch(  # noqa: C901 - one way, in order
-    request: Request, environ: Mapping[str, str], tasks: tuple[Task, ...] = ()
+    request: Request,
+    environ: Mapping[str, str],
+    tasks: tuple[Task, ...] = (),
+    alive: Mapping[int, int] | None = None,
 ) -> int:
     """Do what REQUEST says and return the exit code; TASKS are the ranks' own, of an engine.
 
-    Raises FleetrunError when the request cannot be carried out; nothing is left running then.
+    ALIVE has a descriptor for each of the other tasks, readable once that is gone. Raises
+    FleetrunError when the request cannot be carried out; nothing is left running then.
     """
     if request.preflight and request.dry_run is None:
         from fleetrun import checkup  # only where it is wanted
@@ -101,7 +105,7 @@ def launch(  # noqa: C901 - one way, in order
 
     try:
         if files is not None:
-            return _run(gathered, request, environ, files, background)
+            return _run(gathered, request, environ, files, background, alive or {})
         roster = engine.gather(request, facts, slots)
         plans = [
             planner.plan(request, facts, share, roster._replace(me=node))
@@ -126,7 +130,7 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     return put(text)
 
 
-def _run(
+def _run(  # noqa: PLR0917 - as launch has them
     begin: Callable[
         [Callable[[str], None], Callable[[str], str]], tuple[Gathering, Session | None]
     ],
@@ -134,6 +138,7 @@ def _run(
     environ: Mapping[str, str],
     files: FileLimit,
     background: Background | None,
+    alive: Mapping[int, int],
 ) -> int:
     """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
     _restore(request)
@@ -202,6 +207,7 @@ def _run(
             ),
             *_proof(plan, request, messages, session),
             *_session(plan, session, request, messages, hide, folder, kill_at),
+            *_lost_tasks(alive, messages),
         )
         return Equipment(sinks, sources, folder)
 
@@ -351,6 +357,15 @@ def _session(  # noqa: PLR0917 - as _run has them
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
     return (JobSession(plan, session, say=say, hide=hide, end=end, kill_at=kill_at),)
+
+
+def _lost_tasks(alive: Mapping[int, int], messages: Messages) -> tuple[Source, ...]:
+    """Return what watches the engine's other tasks of this host, if there are any."""
+    if not alive:
+        return ()
+    from fleetrun.sources.losttasks import LostTasks  # only with a task for each rank
+
+    return (LostTasks(alive, say=messages.say),)
 
 
 def _hang_of_hosts(session: Session | None, folder: Folder, request: Request) -> HangOfHosts | None:

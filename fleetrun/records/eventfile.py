@@ -9,7 +9,8 @@ which they usually come, and what else their lines have:
   started here), `launcher_pid`. Always the first.
 - `ready`: what a `process` of an `attempt` waited for before its start is there.
 - `started`: `pid`, and `log`, the file of the run directory that it writes to.
-- `noticed`: `what` (stopped, continued, straggler, stacks, went on), `who` (labels), `text`.
+- `noticed`: `what` (stopped, continued, straggler, stacks, went on, ended, task lost), `who`
+  (labels), `text`.
 - `stacks wanted`: somebody sent SIGQUIT.
 - `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`,
   and the `deadlocked` forked children (`child_of`, `pid`, `where`)

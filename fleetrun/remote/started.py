@@ -60,6 +60,6 @@ def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -
         # What the engine has shared out among the tasks, the launcher shares out among ranks.
         os.environ.update(masks)
         os.sched_setaffinity(0, {cpu for task in together for cpu in task.cpus})
-        return start(request, {**environ, **masks}, together)
+        return start(request, {**environ, **masks}, together, leader.alive)
     finally:
         leader.dismiss()

@@ -36,7 +36,10 @@ _CHUNK = 1 << 16
 _LOST = 137
 # Who starts a host's tasks in Hydra, MPICH's and Intel's.
 _PROXY = "hydra_pmi_proxy"
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 
 
 class TaskPlace(NamedTuple):
@@ -152,6 +155,11 @@ class Leader:
             return
         self._others[number], self._tasks[number] = line, task
         line.send(_TAKEN)
+
+    @property
+    def alive(self) -> dict[int, int]:
+        """A descriptor for each of the others, readable once that is gone."""
+        return {number: line.fileno() for number, line in self._others.items()}
 
     def dismiss(self) -> None:
         """Let the others end, and wait for that."""

@@ -159,7 +159,7 @@ class StacksWanted(NamedTuple):
 class Noticed(NamedTuple):
     """An observation without consequences: `what` is its kind, `labels` the processes concerned.
 
-    `what` is one of stopped, continued, straggler, stacks, went on, ended.
+    `what` is one of stopped, continued, straggler, stacks, went on, ended, task lost.
     """
 
     what: str

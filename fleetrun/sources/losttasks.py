@@ -1,0 +1,83 @@
+"""Watches an engine's tasks of this host: with one that is killed, its rank is killed, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.run.events import Exited, Gathered, Noticed, SignalAll, Started
+from fleetrun.run.observers import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.run.events import Declared, Happening
+    from fleetrun.run.loop import Waiting
+
+# After these the ranks are ending, and the engine may kill whatever is left of the job.
+_ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
+
+
+class LostTasks(Source):
+    """Kills the rank of a task that is gone, as the engine would have killed both in one.
+
+    TASKS are the descriptors that are readable once the task of a process of the plan is gone. It
+    may fail: a job that trains well is not ended because tasks are not watched any more.
+    """
+
+    name = "the watch over the engine's tasks"
+    without = "without notice of tasks that are killed"
+
+    def __init__(self, tasks: Mapping[int, int], *, say: Callable[[str], None]) -> None:
+        self._tasks = tasks
+        self._say = say
+        self._pids: dict[int, int] = {}
+        self._labels: dict[int, str] = {}
+        # Tasks that were lost before their rank was started.
+        self._early: set[int] = set()
+        self._is_ending = False
+
+    def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
+        """Begin."""
+        self._waiting, self._declare = waiting, declare
+        for task, fd in self._tasks.items():
+            waiting.watch(fd, partial(self._on_lost, task, fd))
+
+    def on_event(self, happening: Happening) -> None:
+        """Note which process each rank has, and whether they are ending anyway."""
+        match happening:
+            case Gathered():
+                self._is_ending = False
+            case Started(process=process, label=label, pid=pid):
+                self._pids[process], self._labels[process] = pid, label
+                if process in self._early:
+                    self._kill(process)
+            case Exited(process=process):
+                self._pids.pop(process, None)
+            case SignalAll(signum=signum) if signum in _ENDING:
+                self._is_ending = True
+            case _:
+                pass
+
+    def _on_lost(self, task: int, fd: int) -> None:
+        self._waiting.unwatch(fd)
+        if self._is_ending:
+            return
+        if task in self._pids:
+            self._kill(task)
+        else:
+            self._early.add(task)
+
+    def _kill(self, task: int) -> None:
+        self._early.discard(task)
+        label = self._labels[task]
+        text = f"The engine's task of {label} is gone (kill -9?): {label} is killed with it."
+        self._say(text)
+        self._declare(Noticed("task lost", text, time.monotonic(), (label,)))
+        # It is not reaped before its exit is heard of; the rest of its group ends with that.
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(self._pids[task], signal.SIGKILL)

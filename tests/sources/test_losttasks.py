@@ -1,0 +1,50 @@
+"""Tasks of an engine that are killed, and the ranks that end with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from waiting import LONG_S
+
+from fleetrun.run.events import Noticed, SignalAll, Started
+from fleetrun.run.loop import Loop
+from fleetrun.sources.losttasks import LostTasks
+
+if TYPE_CHECKING:
+    from fleetrun.run.events import Declared
+
+
+def test_a_task_that_is_lost_before_its_rank_starts_ends_it_then_and_none_that_is_ending() -> None:
+    said: list[str] = []
+    declared: list[Declared] = []
+    with ExitStack() as stack:
+        loop = Loop()
+        stack.callback(loop.close)
+        pipes = [os.pipe() for _ in range(2)]
+        for one, other in pipes:
+            stack.callback(os.close, one)
+            stack.callback(os.close, other)
+        heard = {task: pipe[0] for task, pipe in enumerate(pipes)}
+        source = LostTasks(heard, say=said.append)
+        source.open(loop, declared.append)
+        os.write(pipes[0][1], b"gone")
+        loop.turn()
+        assert said == []
+        ranks = [subprocess.Popen(["sleep", "1000"]) for _ in pipes]
+        for rank in ranks:
+            stack.enter_context(rank)
+            stack.callback(rank.kill)
+        for index, rank in enumerate(ranks):
+            source.on_event(Started(index, f"rank {index}", rank.pid, 1.0))
+        assert ranks[0].wait(LONG_S) == -signal.SIGKILL
+        assert said == ["The engine's task of rank 0 is gone (kill -9?): rank 0 is killed with it."]
+        assert [one.what for one in declared if isinstance(one, Noticed)] == ["task lost"]
+        # The engine ends the job, and what is left of it later.
+        source.on_event(SignalAll(signal.SIGTERM))
+        os.write(pipes[1][1], b"gone")
+        loop.turn()
+        assert (len(said), ranks[1].poll()) == (1, None)
