@@ -124,7 +124,8 @@ def table(plans: Sequence[LaunchPlan], request: Request, *, here: int = 0) -> st
     settings = sorted(_worth_showing(request), key=lambda s: (s.source == "default", s.name))
     indent = 4 + max((len(setting.name) for setting in settings), default=0)
     for setting in settings:
-        value = visible(_setting_value(setting)) or "none"
+        is_unset = (setting.value, setting.source) == ("None", "default")
+        value = "not set" if is_unset else visible(_setting_value(setting)) or "none"
         lines += _hanging(f"  {setting.name}", f"{value}  ({setting.source})", indent)
     first = plans[0]
     world = sum(len(plan.processes) for plan in plans)

@@ -153,6 +153,13 @@ def test_table_fits_into_100_columns() -> None:
     assert "\x1b" not in text
 
 
+def test_table_says_what_nobody_has_set_in_words() -> None:
+    unset = (Setting("host", "None", "default"), Setting("ips", "None", "command line"))
+    lines = render.table([plan()], request(settings=unset)).splitlines()
+    assert "  host  not set  (default)" in lines
+    assert "  ips   None  (command line)" in lines
+
+
 def test_table_tells_what_all_ranks_share_once() -> None:
     text = render.table([plan()], request())
     assert text.count("PADDLE_TRAINERS_NUM=2") == 1
