@@ -219,7 +219,7 @@ class Connect(NamedTuple):
     """A connection to one port of another host: connected, or why not.
 
     `outcome` is connected, refused (the host answers, nobody listens), silent (no answer at all),
-    or stranger (somebody else listens); `text` is the kernel's word for it.
+    or another program (which listens there); `text` is the kernel's word for it.
     """
 
     port: int

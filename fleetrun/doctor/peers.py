@@ -60,7 +60,7 @@ def _connections(peer: Peer) -> Iterator[Finding]:
                 "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
                 f"ssh {peer.host} fleetrun doctor ...  # the same command on every host, at once",
             )
-        elif outcome == "stranger":
+        elif outcome == "another program":
             yield error(
                 check,
                 f"{where} is answered by something that is no fleetrun",

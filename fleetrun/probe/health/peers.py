@@ -135,7 +135,7 @@ class _PeerCheck:
             if len(self._came) >= len(ports) * (len(self._spots) - 1):
                 self._everybody_came.set()
         except (OSError, asyncio.TimeoutError, ValueError):
-            # A stranger's call, or one that broke off; the peer says so on its side.
+            # Another program's call, or one that broke off; the peer says so on its side.
             return
         finally:
             writer.close()
@@ -172,7 +172,7 @@ class _PeerCheck:
                 met = await self._exchange(reader, writer)
                 if met is not None:
                     return Connect(port, "connected"), met
-                outcome = Connect(port, "stranger")
+                outcome = Connect(port, "another program")
             # It may not have begun yet.
             await asyncio.sleep(min(_PAUSE_S, self._left()))
         return outcome, None

@@ -52,7 +52,7 @@ def test_a_host_that_does_not_come_refuses() -> None:
     assert peer == Peer("127.0.0.3", (Connect(port, "refused"),))
 
 
-def test_what_answers_otherwise_is_a_stranger() -> None:
+def test_what_answers_otherwise_is_another_program() -> None:
     (port,) = ports.free(1)
     with socket.create_server(("127.0.0.3", port)) as server:
 
@@ -70,7 +70,7 @@ def test_what_answers_otherwise_is_a_stranger() -> None:
         (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.5, address="127.0.0.2")
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-    assert peer == Peer("127.0.0.3", (Connect(port, "stranger"),))
+    assert peer == Peer("127.0.0.3", (Connect(port, "another program"),))
 
 
 def test_who_calls_and_says_nonsense_changes_nothing() -> None:
