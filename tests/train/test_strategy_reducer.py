@@ -170,3 +170,34 @@ def test_models_and_optimizers_go_and_leave_their_communicators_to_the_next(
         # What was left is right for another model.
         assert all(each == rank["weights"][0] for each in rank["weights"])
     assert ranks[0]["weights"] == ranks[1]["weights"]
+
+
+# Both layouts with each Paddle: two of the four always.
+_LAYOUTS = [
+    ("3.3.1", 2),
+    ("2.6.2", 3),
+    pytest.param("2.6.2", 2, marks=pytest.mark.long),
+    pytest.param("3.3.1", 3, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("version", "size"), _LAYOUTS)
+def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
+    version: str, size: int, tmp_path: Path
+) -> None:
+    asked = {
+        "use_hierarchical_allreduce": True,
+        "hierarchical_allreduce_inter_nranks": size,
+        "fuse_grad_size_in_num": 2,
+    }
+    ranks = train(PYTHONS[version], "staged.py", tmp_path / "ours", asked, nranks=4)
+    every = [LAST, MIDDLE, FIRST] * 4
+    for rank, report in enumerate(ranks):
+        assert report["weights"] == pytest.approx(report["alone"], abs=1e-6)
+        assert report["weights"] == ranks[0]["weights"]
+        is_grouped, leads = rank // size * size + 1 < 4, rank % size == 0
+        assert report["stages"]["reduce"] == (every if is_grouped else [])
+        assert report["stages"]["broadcast"] == report["stages"]["reduce"]
+        assert report["stages"]["all_reduce"] == (every if leads else [])
+        # In each step the second stage waited for the last bucket, and backward for that stage.
+        assert report["waited"] == ([True] * 8 if is_grouped else [])

@@ -214,7 +214,7 @@ def test_hierarchical_sums_are_the_sums_of_all_ranks(python: Path, tmp_path: Pat
 
     summed.assert_right("momentum")
     # Two updates with three buckets; ranks 0 to 2, rank 3, and the first ones of both.
-    group = {"reduce, 3 ranks, 101": 6, "broadcast, 3 ranks, 101": 6}
+    group = {"reduce, 3 ranks, 101": 6, "broadcast, 3 ranks, 102": 6}
     leaders = {"all_reduce, 2 ranks, 100": 6}
     assert [rank["momentum"]["calls"] for rank in summed.ranks] == [
         group | leaders,

@@ -13,7 +13,8 @@ from .. import settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..communicators import Communicator, DeviceWork, ThreadWork
+    from ..allreduce_stages import Work
+    from ..communicators import Communicator
 
 # The fields, and the dtype that each asks for; the first that is on counts. bfloat16 has the range
 # of float32, and float16 more digits.
@@ -30,7 +31,7 @@ class CompressedWork:
         self._flat = flat
         self._half = half
         # What to wait for; and the same sum in 32 bits, where it is measured.
-        self.works: list[DeviceWork | ThreadWork] = []
+        self.works: list[Work] = []
         self.exact: Any = None
 
     def wait(self) -> None:

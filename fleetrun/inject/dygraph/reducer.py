@@ -14,9 +14,10 @@ from .flat_buffer import FlatBuffer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..communicators import Communicator, DeviceWork, ThreadWork
+    from ..allreduce_stages import Work
+    from ..communicators import Communicator
     from .bucket_planner import BucketPlanner
-    from .compression import CompressedWork, Compression
+    from .compression import Compression
     from .gradient_check import GradientCheck
 
 
@@ -47,7 +48,7 @@ class Bucket:
         # The number of gradients of the model that were ready when it was sent.
         self.gradients_before = 0
         # What to wait for, and the memory that must stay until then.
-        self.work: DeviceWork | ThreadWork | CompressedWork | None = None
+        self.work: Work | None = None
         self.flat: Any = None
         # Parameters without a gradient on this rank, each with its view of `flat`.
         self.absent: list[tuple[Any, Any]] = []

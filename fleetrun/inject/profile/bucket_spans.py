@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from .. import communicators
+from .. import allreduce_stages, communicators
 from ..dygraph import reducer
 from .recorder import FLIGHT, TRAINING, WAIT, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from .recorder import Recorder
 
@@ -22,14 +22,34 @@ _OTHERS = 1000
 
 
 def watch(recorder: Recorder) -> None:
-    """Wrap the reducer and all algorithms of allreduces."""
+    """Wrap the reducer, and what runs the stages of allreduces."""
     kind: Any = reducer.Reducer
     kind._send = _sending(kind._send, recorder)
     communicator: Any = communicators.Communicator
     communicator.all_reduce = _starting(communicator.all_reduce, recorder)
-    for algorithm in vars(communicators).values():
-        if isinstance(algorithm, type) and "tasks" in vars(algorithm):
-            algorithm.tasks = _flying(algorithm.tasks, recorder)  # type: ignore[attr-defined]
+    at_once: Any = communicators
+    at_once.run = _flying(at_once.run, recorder)
+    threads: Any = allreduce_stages.ThreadWork
+    threads.__init__ = _labelled(threads.__init__, recorder)
+    threads.run = _begun(threads.run)
+    threads.finish = _ended(threads.finish)
+    device: Any = allreduce_stages.DeviceStages
+    device.submit = _submitted(device.submit, recorder)
+
+
+class _Flight:
+    """An allreduce under way, from its first stage to the end of its last."""
+
+    def __init__(self, tensor: Any, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._name, self._track = recorder.label or ("agreement", _OTHERS)
+        self._size = {"bytes": int(tensor.size) * int(tensor.element_size())}
+        self.begin: int | None = None
+
+    def end(self) -> None:
+        """Record it."""
+        begin = now() if self.begin is None else self.begin
+        self._recorder.add(self._name, self._track, begin, details=self._size, kind=FLIGHT)
 
 
 def _sending(send: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
@@ -81,21 +101,68 @@ def _starting(all_reduce: Callable[..., Any], recorder: Recorder) -> Callable[..
     return timed
 
 
-def _flying(tasks: Callable[..., Iterator[Any]], recorder: Recorder) -> Callable[..., Any]:
-    """Record the time from the first task of an allreduce to the end of its last.
+def _flying(run: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+    """Record an allreduce that RUN waits for."""
 
-    On a device that is when its thread has waited for it, as the device's own times are unknown.
-    """
-
-    @functools.wraps(tasks)
-    def recorded(own: Any, tensor: Any) -> Iterator[Any]:
-        name, track = recorder.label or ("agreement", _OTHERS)
-        size = {"bytes": int(tensor.size) * int(tensor.element_size())}
-        return fly(tasks(own, tensor), name, track, size)
-
-    def fly(steps: Iterator[Any], name: str, track: int, size: dict[str, int]) -> Iterator[Any]:
-        begin = now()
-        yield from steps
-        recorder.add(name, track, begin, details=size, kind=FLIGHT)
+    @functools.wraps(run)
+    def recorded(stages: Any, tensor: Any) -> None:
+        flight = _Flight(tensor, recorder)
+        flight.begin = now()
+        run(stages, tensor)
+        flight.end()
 
     return recorded
+
+
+def _labelled(init: Callable[..., None], recorder: Recorder) -> Callable[..., None]:
+    """Let the work of a thread know of which bucket it is, when it is submitted."""
+
+    @functools.wraps(init)
+    def __init__(own: Any, tensor: Any) -> None:
+        init(own, tensor)
+        own.flight = _Flight(tensor, recorder)
+
+    return __init__
+
+
+def _begun(run: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(run)
+    def begun(own: Any, stage: Any) -> None:
+        if own.flight.begin is None:
+            own.flight.begin = now()
+        run(own, stage)
+
+    return begun
+
+
+def _ended(finish: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(finish)
+    def ended(own: Any) -> None:
+        own.flight.end()
+        finish(own)
+
+    return ended
+
+
+def _submitted(submit: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
+    """Record when the host has waited for an allreduce: the device's own times are unknown."""
+
+    @functools.wraps(submit)
+    def submitted(own: Any, tensor: Any) -> Any:
+        flight = _Flight(tensor, recorder)
+        flight.begin = now()
+        return _Flown(submit(own, tensor), flight)
+
+    return submitted
+
+
+class _Flown:
+    """A work on a device."""
+
+    def __init__(self, work: Any, flight: _Flight) -> None:
+        self._work, self._flight = work, flight
+
+    def wait(self) -> None:
+        """Wait for the work."""
+        self._work.wait()
+        self._flight.end()

@@ -187,7 +187,9 @@ def test_several_communicators_carry_buckets_while_backward_goes_on(built: Built
     assert order[second:third].count("matmul_v2_grad") == 1
     assert len(waits) == 3
     assert order[waits[0] :] == ["py_func", "sgd", "sgd"] * 3
-    evidence = "3 allreduces in turn over 2 communicators (rings [100, 101, 103, 104])"
+    # Each has three: to reduce in a group, to sum among leaders, to broadcast.
+    rings = "[100, 101, 102, 105, 106, 107]"
+    evidence = f"3 allreduces in turn over 2 communicators (rings {rings})"
     assert built.said("channels", "nccl_comm_num") == ("effective", evidence)
     assert "[[0, 1], [2, 3]]" in built.said("channels", "use_hierarchical_allreduce")[1]
 

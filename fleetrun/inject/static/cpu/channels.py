@@ -2,24 +2,25 @@
 
 Paddle's CPU kernels take the communicator from the device, so all operators use the same one,
 whatever their ring id (seen in 2.6.2 and 3.3.1: ranks waited for ranks outside their ring). Instead
-two `py_func` operators per bucket are inserted. The first hands the gradients to the thread of a
-communicator, and backward goes on. The second waits for the sums; it stands before the first reader
+two `py_func` operators per bucket are inserted. The first hands the gradients to the threads of a
+channel, and backward goes on. The second waits for the sums; it stands before the first reader
 of a gradient of the bucket.
 """
 
 from __future__ import annotations
 
 import itertools
-import queue
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ... import communicators, gloo_stores, store
+from ... import allreduce_stages, communicators, gloo_stores, store
+from ...allreduce_stages import ThreadStages
 from ...paddle_api import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ...allreduce_stages import Stage, Work
 
 OPERATOR = "py_func"
 _TOKEN = "fleetrun_token"  # noqa: S105 - it orders operators
@@ -32,28 +33,16 @@ _starts: dict[int, Start] = {}
 
 
 class Channel:
-    """One communicator, or one per level, and the thread that runs its collectives in order."""
+    """The communicators of the stages of allreduces, and the threads that run these in order."""
 
-    def __init__(
-        self,
-        communicator: communicators.FlatAllReduce | communicators.HierarchicalAllReduce,
-        rings: tuple[int, ...],
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], rings: tuple[int, ...]) -> None:
         self.rings = rings
-        self._communicator = communicator
-        self._queue: queue.SimpleQueue[communicators.ThreadWork] = queue.SimpleQueue()
-        # A rank that fails must not wait for ranks that do not answer any more.
-        threading.Thread(target=self._serve, daemon=True).start()
+        # Not stopped at exit: a rank that fails must not wait for ranks that do not answer.
+        self._threads = ThreadStages(stages)
 
-    def begin(self, tensor: Any) -> communicators.ThreadWork:
-        """Let the thread sum TENSOR over the ranks."""
-        work = communicators.ThreadWork(self._communicator.tasks(tensor))
-        self._queue.put(work)
-        return work
-
-    def _serve(self) -> None:
-        while True:
-            self._queue.get().run()
+    def begin(self, tensor: Any) -> Work:
+        """Let the threads sum TENSOR over the ranks."""
+        return self._threads.submit(tensor)
 
 
 class BucketMember(NamedTuple):
@@ -86,14 +75,15 @@ def open_channels(rank: int, ranks: int, *, size: int, number: int) -> list[Chan
 def _open_channel(rank: int, levels: communicators.Hierarchy) -> Channel:
     top = next(_numbers)
     # Ranks count the numbers of all groups, their own or not.
-    numbered = [(next(_numbers), group) for group in levels.groups]
-    number, group = next(each for each in numbered if rank in each[1])
-    inner = _connect(rank, group, number)
+    numbered = [(next(_numbers), next(_numbers), group) for group in levels.groups]
+    first, last, group = next(each for each in numbered if rank in each[2])
+    reducing = _connect(rank, group, first)
     if len(levels.groups) == 1:
-        return Channel(communicators.FlatAllReduce(inner), (number,))
-    rings = (number, top) if rank in levels.leaders else (number,)
+        return Channel(allreduce_stages.flat(reducing), (first,))
+    rings = (first, last, top) if rank in levels.leaders else (first, last)
     leaders = _connect(rank, levels.leaders, top)
-    return Channel(communicators.HierarchicalAllReduce(inner, leaders), rings)
+    broadcasting = _connect(rank, group, last)
+    return Channel(allreduce_stages.hierarchical(reducing, leaders, broadcasting), rings)
 
 
 def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
@@ -195,7 +185,7 @@ def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, 
     carried = np.zeros(sum(member.size for member in members), dtype=kind)
     ends = np.cumsum([member.size for member in members])[:-1]
     tensor = _sharing(carried)
-    under_way: list[communicators.ThreadWork] = []
+    under_way: list[Work] = []
 
     # Paddle looks at the names of their parameters, so they cannot be methods.
     def begin(*tensors: Any) -> Any:

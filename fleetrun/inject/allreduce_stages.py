@@ -1,0 +1,206 @@
+"""The stages of an allreduce, and how those of several allreduces run beside each other.
+
+A flat allreduce is one stage. A hierarchical one is three: reduce to the leader of each group,
+allreduce among the leaders, broadcast in each group. Each stage has a communicator of its own, and
+takes one tensor after the other, in the same order on all ranks. So no two ranks can wait for each
+other, and a tensor is in its second stage while the next one is in its first.
+
+gloo's collectives block, so a thread runs each stage. NCCL's run on the device.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    # Begins a collective on a tensor, and returns Paddle's task.
+    Stage = Callable[[Any], Any]
+    _Works = queue.SimpleQueue["ThreadWork | None"]
+
+# How long a rank waits at exit for its allreduces under way, in seconds. Ranks may wait for each
+# other: rank 0 gives up first, which fails the allreduces of the others. The launcher kills after
+# ten seconds.
+_EXIT_WAIT_RANK_0_S, _EXIT_WAIT_S = 1.0, 5.0
+
+
+class Work(Protocol):
+    """An allreduce under way; Paddle's tasks are some."""
+
+    def wait(self) -> Any:
+        """Wait until the tensor has the sum."""
+        ...
+
+
+def flat(group: Any) -> tuple[Stage, ...]:
+    """Return the only stage of an allreduce among all ranks of the ProcessGroup GROUP."""
+    from paddle.base.core import ReduceOp
+
+    return (lambda tensor: group.all_reduce(tensor, ReduceOp.SUM, False),)
+
+
+def hierarchical(reducing: Any, leaders: Any, broadcasting: Any) -> tuple[Stage, ...]:
+    """Return the stages that this rank has a part in.
+
+    REDUCING and BROADCASTING are two ProcessGroups of the ranks of its group, whose first rank is
+    the leader; None if the rank is alone in it. LEADERS is None for who leads no group.
+    """
+    from paddle.base.core import ReduceOp
+
+    stages: list[Stage] = []
+    if reducing is not None:
+        stages.append(lambda tensor: reducing.reduce(tensor, 0, ReduceOp.SUM, False))
+    if leaders is not None:
+        stages += flat(leaders)
+    if broadcasting is not None:
+        stages.append(lambda tensor: broadcasting.broadcast(tensor, 0, False))
+    return tuple(stages)
+
+
+def run(stages: Sequence[Stage], tensor: Any) -> None:
+    """Sum TENSOR in place over the ranks, by STAGES; wait for each."""
+    for stage in stages:
+        stage(tensor).wait()
+
+
+class DeviceStages:
+    """Issues all STAGES of an allreduce at once, which then run on the device.
+
+    Paddle's NCCL collective runs in the stream of its communicator, after what is in the current
+    stream. `wait` of its task makes the current stream wait, not the host. So each stage but the
+    first is issued from a stream of its own, which holds nothing but the wait for the stage before:
+    neither the computation nor the next tensor is held up.
+
+    NEW_STREAM makes a stream; within ENTERED of it, it is the current one. Only a GPU can tell how
+    much this gains.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        new_stream: Callable[[], Any],
+        entered: Callable[[Any], AbstractContextManager[Any]],
+    ) -> None:
+        self._entered = entered
+        # The gradients are ready in the current stream.
+        self._first, *others = stages
+        self._others = [(stage, new_stream()) for stage in others]
+
+    def submit(self, tensor: Any) -> Work:
+        """Begin to sum TENSOR in place over the ranks."""
+        task = self._first(tensor)
+        for stage, stream in self._others:
+            with self._entered(stream):
+                task.wait()
+                task = stage(tensor)
+        work: Work = task
+        return work
+
+
+class ThreadWork:
+    """The sum of TENSOR over the ranks, of which threads run one stage after the other."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def run(self, stage: Stage) -> None:
+        """Run STAGE in the calling thread, unless one before it has failed."""
+        if self._error is not None:
+            return
+        try:
+            stage(self._tensor).wait()
+        except BaseException as error:  # raised by `wait`
+            self._error = error
+
+    def finish(self) -> None:
+        """Let go who waits; there are no more stages."""
+        self._done.release()
+
+    def wait(self) -> None:
+        """Wait until the last stage has ended; raise what a stage has raised."""
+        self._done.acquire()
+        if self._error is not None:
+            raise self._error
+
+
+class ThreadStages:
+    """A daemon thread for each of STAGES; works go through them in the order of `submit`."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        works: list[_Works] = [queue.SimpleQueue() for _ in stages]
+        self._works = works
+        self._stopping = threading.Event()
+        # The threads must not hold this object, which would then never go.
+        self._threads = [
+            threading.Thread(target=_serve, args=(stage, *queues, self._stopping), daemon=True)
+            for stage, *queues in zip(stages, works, [*works[1:], None])
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, tensor: Any) -> ThreadWork:
+        """Sum TENSOR in place over the ranks after those submitted before it."""
+        work = ThreadWork(tensor)
+        self._works[0].put(work)
+        return work
+
+    def end(self) -> None:
+        """End the threads after the works that were submitted."""
+        self._works[0].put(None)
+
+    def stop(self, timeout_s: float) -> None:
+        """Start no further stage; wait at most TIMEOUT_S for those under way."""
+        until = time.monotonic() + timeout_s
+        self._stopping.set()
+        for works in self._works:
+            works.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+_stopped_at_exit: weakref.WeakSet[ThreadStages] = weakref.WeakSet()
+
+
+def _serve(
+    stage: Stage, works: _Works, next_works: _Works | None, stopping: threading.Event
+) -> None:
+    """Run STAGE of each of WORKS, and hand it over to NEXT_WORKS, if there is another stage."""
+    while not stopping.is_set():
+        work = works.get()
+        if work is not None:
+            if stopping.is_set():
+                return
+            work.run(stage)
+        if next_works is not None:
+            next_works.put(work)
+        elif work is not None:
+            work.finish()
+        if work is None:
+            return
+        del work
+
+
+def stop_at_exit(threads: ThreadStages) -> None:
+    """Stop THREADS before Python ends: one that returns from C++ later aborts the process."""
+    if not _stopped_at_exit:
+        atexit.unregister(_stop_all)
+        atexit.register(_stop_all)
+    _stopped_at_exit.add(threads)
+
+
+def _stop_all() -> None:
+    is_rank_0 = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
+    until = time.monotonic() + (_EXIT_WAIT_RANK_0_S if is_rank_0 else _EXIT_WAIT_S)
+    for each in list(_stopped_at_exit):
+        each.stop(max(0.0, until - time.monotonic()))
