@@ -19,7 +19,7 @@ from fleetrun.sinks.closing import EndingSink
 from fleetrun.sinks.console import Console
 from fleetrun.sinks.eventlog import EventLog
 from fleetrun.sinks.launchfile import LaunchFile
-from fleetrun.sinks.manifest import Manifest
+from fleetrun.sinks.manifest import ManifestFile
 from fleetrun.sinks.metrics import Metrics
 from fleetrun.sinks.outputtimes import OutputTimes
 from fleetrun.sinks.rundir import RunDirectory
@@ -185,7 +185,7 @@ def _run(  # noqa: PLR0917 - as launch has them
             rundir,
             *([] if background is None else [background.sink(folder, messages.say)]),
             EventLog(plan, folder, hide),
-            Manifest(plan, request, environ, folder, hide),
+            ManifestFile(plan, request, environ, folder, hide),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
             times,

@@ -14,7 +14,7 @@ from fleetrun.errors import UsageError
 from fleetrun.plan import render
 from fleetrun.plan.devices import Share
 from fleetrun.records import names
-from fleetrun.sinks.manifest import Manifest
+from fleetrun.sinks.manifest import ManifestFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def write(
     made, variables = asked(words, ENVIRON if environ is None else environ)
     plan = plan_of(made, variables)._replace(cwd=str(folder), run_dir=str(folder / "log/runs/one"))
     Path(plan.run_dir).mkdir(parents=True, exist_ok=True)
-    sink = Manifest(plan, made, variables)
+    sink = ManifestFile(plan, made, variables)
     sink.close()
     return Path(plan.run_dir) / names.MANIFEST
 

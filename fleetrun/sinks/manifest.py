@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _AFTER_S = 0.4
 
 
-class Manifest(Sink):
+class ManifestFile(Sink):
     """Writes the manifest of the launch of REQUEST, made in ENVIRON."""
 
     def __init__(

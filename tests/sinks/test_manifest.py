@@ -20,7 +20,7 @@ from fleetrun.plan.secrets import Hider
 from fleetrun.run.loop import Loop
 from fleetrun.sinks import git
 from fleetrun.sinks.git import Revision
-from fleetrun.sinks.manifest import Manifest
+from fleetrun.sinks.manifest import ManifestFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,13 +55,13 @@ def repository(tmp_path: Path) -> Path:
 
 def sink(
     folder: Path, made: Request, environ: Mapping[str, str], hide: Callable[[str], str] = str
-) -> tuple[Manifest, Path]:
+) -> tuple[ManifestFile, Path]:
     """Return the sink of a launch in FOLDER and the file it is going to write."""
     facts = some_facts(2, cwd=str(folder), environ=environ)
     roster = a_roster()
     plan = planner.plan(made, facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
     Path(plan.run_dir).mkdir(parents=True)
-    return Manifest(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
+    return ManifestFile(plan, made, environ, hide=hide), Path(plan.run_dir) / "manifest.json"
 
 
 def written(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from training import PYTHONS, ROOT
 from waiting import TRAINING_S
+from warming import warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Trial:
     def run(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run this Paddle's python with WORDS; stdout and stderr come together."""
         name, _, value = self.mark.partition("=")
-        environ = {**os.environ, **variables, name: value}
+        environ = {**os.environ, **warm(self.python), **variables, name: value}
         return subprocess.run(
             [self.python, *words],
             cwd=self.folder,
