@@ -46,6 +46,11 @@ def ssh_command(request: Request) -> list[str]:
         found = shlex.split(request.ssh)
     except ValueError:
         raise UsageError(f"--ssh={request.ssh}: a quotation mark in it has no other.") from None
+    if request.ssh == "ssh" and shutil.which("ssh") is None:
+        raise EnvironmentFault(
+            "There is no ssh here, by which --hosts and --hostfile reach the hosts: install it "
+            "(Debian: apt-get install openssh-client), or name another with --ssh."
+        )
     if not found or shutil.which(found[0]) is None:
         raise EnvironmentFault(f"--ssh={request.ssh}: there is no such program here.")
     return found

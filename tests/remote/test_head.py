@@ -402,6 +402,15 @@ def test_what_cannot_be_is_one_sentence(
     assert said in err
 
 
+def test_a_host_without_ssh_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["--hosts=a,b", "t.py"], environ={}) == 3
+    assert "There is no ssh here" in (said := capsys.readouterr().err)
+    assert "apt-get install openssh-client" in said
+
+
 def test_a_dry_run_shows_the_hosts_without_asking_them(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=2 # here\nc slots=2\n")
