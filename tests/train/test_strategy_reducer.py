@@ -109,6 +109,25 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
     assert "as built: Paddle's own reducer" in knob["evidence"]
 
 
+# The first of these are Paddle's reducer, until a model is cast.
+_ASKED = [{"fuse_grad_size_in_MB": 0.0003}, {"fuse_grad_size_in_num": 3}]
+
+
+# Paddle's own reducer raises ValueError in the first backward after the cast.
+@pytest.mark.parametrize(
+    "asked", [_ASKED[0], pytest.param(_ASKED[1], marks=pytest.mark.long)], ids=str
+)
+@pytest.mark.parametrize("version", PYTHONS)
+def test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_dtype(
+    version: str, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = train(PYTHONS[version], "cast.py", tmp_path / "ours", asked, check_ranks="auto")
+    for rank in ranks:
+        for name, model in rank.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][name]["weights"], name
+
+
 # What one model alone does not show: losses one after the other, layers of several models, ...
 @pytest.mark.long
 @pytest.mark.parametrize("check_ranks", ["auto", -1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .. import paddle_api
 from ..import_hooks import after_import
 from ..paddle_api import names
-from . import amp, backward, merge_hooks, multi_tensor
+from . import amp, backward, casts, merge_hooks, multi_tensor
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 
@@ -43,3 +43,4 @@ def _install_reducers(spec: StrategySpec, proof: Evidence, *, merges: bool) -> N
         backward.patch(core)
 
     after_import("paddle.distributed.parallel", patch)
+    after_import("paddle.nn.layer.layers", casts.patch)

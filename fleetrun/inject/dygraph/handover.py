@@ -216,6 +216,13 @@ class SparingReducer(Reducer):
         self._take_back()
         super().share_parameters()
 
+    def _on_cast(self) -> None:
+        # Paddle's is made for the dtypes that parameters had.
+        if self._paddles is None:
+            super()._on_cast()
+        else:
+            self._take_back()
+
     def begin(self) -> None:
         """Get ready for a backward."""
         if any(map(tensors.is_trained, self._frozen)):

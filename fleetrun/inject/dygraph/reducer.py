@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
 from ..paddle_api import tensors
-from . import backward, sparse
+from . import backward, casts, sparse
 from .flat_buffer import FlatBuffer
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ class Reducer:
         self._shares_parameters = False
         self._hooked: set[int] = set()
         self._all = list(parameters)
+        self._casts, self._dtypes = casts.count(), _dtypes(self._all)
         self.parameters: list[Any] = []
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
@@ -162,10 +163,24 @@ class Reducer:
         A forward under `no_sync` does not disarm an earlier one that still waits for its backward,
         as in Paddle: reducing once too often does no harm.
         """
+        if self._was_cast():
+            self._on_cast()
         if syncs:
             self._is_armed = self._is_awaited = True
         elif not self._is_awaited:
             self._is_armed = False
+
+    def _was_cast(self) -> bool:
+        """Whether parameters have other dtypes than the last time."""
+        if self._casts == casts.count():
+            return False
+        before, self._casts, self._dtypes = self._dtypes, casts.count(), _dtypes(self._all)
+        return before != self._dtypes
+
+    def _on_cast(self) -> None:
+        """Build the buckets for the dtypes that parameters have now."""
+        # All ranks run the same script, so they cast together.
+        self._arrange()
 
     def overlaps(self, parameters: Sequence[Any]) -> bool:
         """Whether any of PARAMETERS belongs to this model, trained or frozen."""
@@ -200,7 +215,7 @@ class Reducer:
         self._knows_usage = self._is_ordered = False
         self._planned = None
         if self._planner is not None and self.backwards:
-            self._planner.give_up("other parameters are trained than before")
+            self._planner.give_up("other parameters are trained, or in other dtypes, than before")
         self._build_buckets()
 
     def _watch(self, parameter: Any) -> None:
@@ -457,3 +472,7 @@ class Reducer:
                 communicator.is_spoiled = True
             for bucket in self.buckets:
                 bucket.work = bucket.flat = None
+
+
+def _dtypes(parameters: Sequence[Any]) -> list[Any]:
+    return [each.dtype for each in parameters]

@@ -169,6 +169,13 @@ NAMES = (
         "a gradient; what the script assigns to it is noticed",
     ),
     PrivateName(_CORE, "eager.Tensor.clear_gradient", (MERGE,), "does not discard what is merged"),
+    PrivateName(
+        "paddle.nn.layer.layers",
+        "Layer._to_impl",
+        _BUFFERS,
+        "tells that a layer is cast",
+        ("self",),
+    ),
     PrivateName("paddle", "_C_ops.coalesce_tensor", _BUFFERS, "copies gradients into a buffer"),
     # Data parallel models and communicators.
     PrivateName(
