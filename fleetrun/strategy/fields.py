@@ -23,6 +23,8 @@ PREFIXES = {FLAGS: "FLAGS_", NCCL: "NCCL_", ENV: ""}
 
 AUTO = "auto"
 PLAN = "plan"
+# Updates after which buckets have been planned, at most: a test holds it to the planner.
+PLAN_UPDATES = 50
 _LARGEST_INT = 2**31 - 1
 # What each item of a list is.
 _ITEMS = {"ints": "int", "floats": "float", "texts": "text"}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Fewer timed updates than this tell nothing.
 FEWEST_TIMED = 3
 
+_BUCKETS = "fuse_grad_size_in_MB"
 # Runs are to be told apart by what tune gives them.
 _TAKEN = {
     "log_dir": "the logs of every run are kept under --out",
@@ -62,6 +63,21 @@ class TuneSpec(NamedTuple):
     # The launch's own options as words, and the script with its arguments.
     launch: tuple[str, ...]
     script: tuple[str, ...]
+    # The launch asks for planned buckets, whatever is varied.
+    plans: bool = False
+
+    def planning(self, candidate: Candidate) -> int:
+        """Return how many updates CANDIDATE needs to plan its buckets; they come before all others.
+
+        >>> own = Candidate((("fuse_grad_size_in_MB", "plan"),))
+        >>> other = Candidate((("nccl_comm_num", "2"),))
+        >>> spec = TuneSpec((), 30, 5, 2, 600.0, "tune", (), ())
+        >>> spec.planning(own), spec.planning(other)
+        (50, 0)
+        """
+        value = dict(candidate.values).get(_BUCKETS)
+        plans = self.plans if value is None else value == fields.PLAN
+        return fields.PLAN_UPDATES if plans else 0
 
 
 def make(launch: Launch, own: TuneOptions) -> TuneSpec:
@@ -119,17 +135,19 @@ def settle(spec: TuneSpec, variables: Mapping[str, str]) -> TuneSpec:
 
     VARIABLES are the environment's, where a strategy may be asked for, too.
     """
-    switches = {knob.name for knob in _base(spec, variables) if knob.value is True}
+    base = _base(spec, variables)
+    switches = {knob.name for knob in base if knob.value is True}
+    plans = any(knob.name == _BUCKETS and knob.value == fields.PLAN for knob in base)
     candidates = []
     for candidate in spec.candidates:
         values = tuple((_full(key, switches), value) for key, value in candidate.values)
         for key, value in values:
             load.parse_set(f"{key}={value}")
         candidates.append(Candidate(values))
-    return spec._replace(candidates=tuple(candidates))
+    return spec._replace(candidates=tuple(candidates), plans=plans)
 
 
-def _base(spec: TuneSpec, variables: Mapping[str, str]) -> Iterable[Knob]:
+def _base(spec: TuneSpec, variables: Mapping[str, str]) -> tuple[Knob, ...]:
     """Return what is asked for whatever is varied."""
     head = argv.scan(spec.launch, options.TABLE)
     given = [one for one in head.settings if one.option.name == "strategy"]

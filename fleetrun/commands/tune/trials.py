@@ -29,7 +29,10 @@ class Runner:
         self._spec = spec
 
     def run(self, candidate: Candidate, steps: int, name: str) -> Trial:
-        """Launch CANDIDATE for STEPS updates in the folder NAME, and return how it went."""
+        """Launch CANDIDATE in the folder NAME for STEPS updates and those in which it plans.
+
+        Return how it went.
+        """
         folder = Path(self._spec.out).absolute() / "trials" / name
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("steps.*"):
@@ -37,7 +40,8 @@ class Runner:
             old.unlink()
         # A launch that is refused leaves none, and must not be judged by another's.
         (folder / "log" / names.LATEST).unlink(missing_ok=True)
-        code, is_late = self._launch(candidate, steps, folder)
+        planning = self._spec.planning(candidate)
+        code, is_late = self._launch(candidate, planning + steps, folder)
         events = list(eventfile.read(str(folder / "log" / names.LATEST / names.EVENTS)))
         if is_late:
             fault = f"it was stopped after {self._spec.timeout_s:g} s"
@@ -45,7 +49,7 @@ class Runner:
         if code:
             return Trial(fault=_why(folder, code, events), folder=str(folder))
         at, losses = read_steps(folder)
-        timed = sorted(at)[self._spec.warmup :]
+        timed = sorted(at)[planning + self._spec.warmup :]
         if len(timed) < FEWEST_TIMED or at[timed[-1]] <= at[timed[0]]:
             made = len(at)
             fault = (
@@ -57,7 +61,8 @@ class Runner:
         verdicts = _verdicts(events)
         return Trial(
             updates_per_s=(timed[-1] - timed[0]) / (at[timed[-1]] - at[timed[0]]),
-            loss=losses.get(timed[-1]),
+            # After as many updates as the other candidates have made.
+            loss=losses.get(timed[-1] - planning),
             peak_bytes=max(
                 (reading.whole(one.more.get("peak_bytes")) or 0 for one in events), default=0
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleetrun.inject.dygraph.bucket_planner import BucketPlanner
+from fleetrun.strategy.fields import PLAN_UPDATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +51,9 @@ class Training:
         """Count."""
         self.decisions += 1
 
-    def run(self, backwards: int = 60, *, misses: int = -1, limit_count: int | None = None) -> None:
+    def run(
+        self, backwards: int = PLAN_UPDATES, *, misses: int = -1, limit_count: int | None = None
+    ) -> None:
         """Run so many BACKWARDS, or until there is a decision."""
         for number in range(backwards):
             if not self.planner.is_on:
