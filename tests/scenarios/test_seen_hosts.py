@@ -1,0 +1,87 @@
+"""A job of two hosts with four ranks each, as `logs`, `top` and `report` show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ports
+import pytest
+from commandline import ROOT, Command
+from waiting import LONG_S, until
+
+pytestmark = pytest.mark.slow
+
+# All print before one of them fails.
+SCRIPT = """
+echo step 3 loss 0.$R
+touch printed.$R
+until [ -e go ]; do sleep 0.05; done
+[ $R != 6 ] || exit 7
+exec sleep 600
+"""
+
+
+def seen(folder: Path, *words: str) -> str:
+    """Return what `fleetrun WORDS` prints in FOLDER."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetrun", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def events(folder: Path) -> list[str]:
+    """Return what each host has written down."""
+    return [path.read_text() for path in folder.glob("log/latest/**/events.jsonl")]
+
+
+def test_all_ranks_of_two_hosts_are_seen_while_they_run_and_afterwards(tmp_path: Path) -> None:
+    pytest.importorskip("plotly", reason="plotly is not installed: pip install fleetrun[report]")
+    master = (f"--master=127.0.0.1:{ports.free(1)[0]}", "--nnodes=2")
+    hosts = [
+        Command(
+            tmp_path, SCRIPT, *master, f"--rank={place}", f"--host=127.0.0.{place + 1}", ranks=4
+        )
+        for place in (0, 1)
+    ]
+    launchers = [host.start() for host in hosts]
+    hosts[0].wait_for(*(f"printed.{rank}" for rank in range(8)))
+    # What the launchers write of it comes a little later.
+    until(lambda: len(list(tmp_path.glob("log/latest/**/plan.json"))) == 2)
+    until(lambda: sum(text.count('"started"') for text in events(tmp_path)) == 8)
+    table = [line.split() for line in seen(tmp_path, "top", "--once").splitlines()]
+    assert "hosts" in table[0]
+    assert table[1][:4] == ["8", "processes:", "8", "running"]
+    heads = table[2]
+    rows = [dict(zip(heads, row, strict=False)) for row in table[3:]]
+    assert [(row["rank"], row["state"], row["host"], row["step"]) for row in rows] == [
+        (str(rank), "running", f"127.0.0.{1 + rank // 4}", "3") for rank in range(8)
+    ]
+    (tmp_path / "go").touch()
+    ended = [host.finish(launcher) for host, launcher in zip(hosts, launchers, strict=True)]
+    assert [one.code for one in ended] == [7, 7]
+
+    lines = seen(tmp_path, "logs").splitlines()
+    assert sorted(lines) == [f"[rank {rank}] step 3 loss 0.{rank}" for rank in range(8)]
+    assert seen(tmp_path, "logs", "--failed") == "step 3 loss 0.6\n"
+    last = seen(tmp_path, "top")
+    assert "rank 6 exited with 7" in last.splitlines()[-1]
+    page = Path(seen(tmp_path, "report").strip()).read_text(encoding="utf-8")
+    figures = json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
+    bars = [text for trace in figures["timeline-A"]["data"] for text in trace["text"]]
+    ranks = [text for text in bars if text.startswith("rank ")]
+    assert len(ranks) == 8
+    (culprit,) = [
+        trace for trace in figures["timeline-A"]["data"] if trace["name"] == "failed first"
+    ]
+    assert [text.partition(",")[0] for text in culprit["text"]] == ["rank 6 on 127.0.0.2"]
