@@ -44,8 +44,8 @@ _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
 _ELASTIC = (
-    "hosts meet at --master=HOST:PORT in this version, without etcd, and --nnodes=LEAST:MOST makes "
-    "a job elastic; leave it out."
+    "in this version an etcd is --master=etcd://HOST:PORT, none is needed with --master=HOST:PORT, "
+    "and --nnodes=LEAST:MOST makes a job elastic; leave it out."
 )
 _TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
 _TUNER = (
@@ -506,7 +506,8 @@ TABLE: tuple[Option, ...] = (
         "text",
         HOSTS,
         "Where hosts meet that --ips does not name: a host that takes part, and a port that is "
-        "free there.",
+        "free there; or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that finds them and lets an "
+        "elastic job lose any host.",
         metavar="HOST:PORT",
         env=("PADDLE_MASTER",),
     ),

@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import secrets
-from fleetrun.plan.hosts import in_paddlecloud, meeting_point
+from fleetrun.plan.hosts import in_paddlecloud, meeting_point, store_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -319,12 +319,6 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
             notes.append(f"{nnodes.given.typed}={count} is ignored: {named}.")
         else:
             raise UsageError(nnodes.given.blame(f"{named}; leave one of the two out."))
-    if (master.of(str) or "").startswith("etcd://"):
-        raise UsageError(
-            master.given.blame(
-                "this version does not meet through etcd; until then name the hosts with --ips."
-            )
-        )
     count = len(ips) or count
     if count > 1 and not ips and not is_cloud:
         _check_meeting(master, nnodes.given)
@@ -383,13 +377,27 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
                 "that takes part and a port that is free there; the same on each host."
             )
         )
-    if meeting_point(text) is None:
+    if text.startswith("etcd"):
+        _check_store(text, master.given)
+    elif meeting_point(text) is None:
         raise UsageError(
             master.given.blame(
                 "give HOST:PORT, a host that takes part and a port that is free there, such as "
                 "10.0.0.1:6170; IPv6 in brackets: [fd00::1]:6170."
             )
         )
+
+
+def _check_store(text: str, given: RawOption) -> None:
+    """Raise UsageError where TEXT names no etcd that can be asked; it may have a password."""
+    if store_endpoints(text) is not None:
+        return
+    if "@" in text or not text.startswith("etcd://"):
+        raise UsageError(
+            f"{given.typed}: an etcd that asks for a user or for TLS is not supported; give "
+            "etcd://HOST:PORT of one that does not."
+        )
+    raise UsageError(given.blame("give etcd://HOST:PORT[,HOST:PORT...]: the members of an etcd 3."))
 
 
 def _bounds(given: RawOption) -> tuple[int, int]:

@@ -390,6 +390,12 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.probe.gpumeter",
         "fleetrun.replay",
         "fleetrun.records.manifestfile",
+        "fleetrun.session.elected",
+        "fleetrun.session.election",
+        "fleetrun.session.etcd",
+        "fleetrun.session.etcdprocess",
+        "fleetrun.session.jobrecord",
+        "fleetrun.session.jobstore",
         "fleetrun.__main__",
     )
     path = [name for name in MODULES if not within(name, later)]

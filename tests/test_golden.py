@@ -59,6 +59,7 @@ OURS: dict[str, Ours] = {
     "new/60_2nodes_master_norank": _MEETING,
     "new/61_2nodes_master_rank": _MEETING,
     "new/70_2nodes_sort_ip": _MEETING,
+    "new/53_etcd_no_module": Ours(RUNS, "No module is needed to ask an etcd."),
     "new/67_master_http_prefix": Ours(RUNS, "Hosts meet there all the same."),
     "new/80_strategy_yaml_flag": Ours(
         REFUSED,

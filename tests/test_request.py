@@ -386,14 +386,22 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
         ("--nnodes=4:2 --master=a:1", "give the smaller number of hosts first"),
         ("--nnodes=2:4 --ips=a", "names 1 host"),
         ("--nnodes=2:4 --master=a:1 --run_mode=rpc", "only collective jobs"),
-        ("--master=etcd://a:1", "this version does not meet through etcd"),
+        ("--nnodes=2 --master=etcd://a", "--master=etcd://a: give etcd://HOST:PORT"),
+        ("--nnodes=2 --master=etcds://a:1", "asks for a user or for TLS"),
+        ("--nnodes=2 --master=etcd://me:secret@a:1", "asks for a user or for TLS"),
     ],
 )
 def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
     assert message in refusal(*words.split())
 
 
-@pytest.mark.parametrize("master", ["a:1", "http://10.0.0.1:6170", "[fd00::1]:6170"])
+def test_a_password_of_etcd_is_not_repeated() -> None:
+    assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
+
+
+@pytest.mark.parametrize(
+    "master", ["a:1", "etcd://a:1,10.0.0.2:2379", "http://10.0.0.1:6170", "[fd00::1]:6170"]
+)
 def test_hosts_can_meet(master: str) -> None:
     found = asked("--nnodes=2", f"--master={master}", "--rank=1", "--rdzv_timeout=5")
     assert (found.nnodes, found.master, found.rank) == ("2", master, 1)

@@ -64,11 +64,26 @@ def meeting_point(text: str) -> Endpoint | None:
     return Endpoint(bare, int(port)) if colon and is_number and is_known else None
 
 
+def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
+    """Return the members of the etcd that --master names; None where it names none.
+
+    >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
+    (Endpoint(host='fd00::1', port=2379), None)
+    """
+    scheme, mark, rest = text.strip().partition("://")
+    if not mark or scheme != "etcd":
+        return None
+    found = [meeting_point(one) for one in rest.rstrip("/").split(",")]
+    known = tuple(one for one in found if one is not None)
+    return known if len(known) == len(found) else None
+
+
 def meets_at(request: Request) -> Endpoint | None:
     """Return where the hosts of REQUEST find each other; None where they are known by name."""
     if request.master is None or request.nnodes == "1" or request.ips:
         return None
-    return meeting_point(request.master)
+    endpoints = store_endpoints(request.master)
+    return endpoints[0] if endpoints else meeting_point(request.master)
 
 
 def bounds(nnodes: str) -> tuple[int, int]:

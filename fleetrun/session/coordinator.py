@@ -172,13 +172,16 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     is_next = state.phase == FORMING and join.generation == state.generation
     host = host._replace(
         connection=event.connection,
+        # Of those who were there before this coordinator was, it is not known.
+        address=host.address or event.address,
         heard_at=event.at,
         broken_at=None,
         is_redialing=False,
         is_joined=host.is_joined or is_next,
         offer=join.offer if is_next else host.offer,
     )
-    state = with_host(state, host)
+    own = "" if event.is_local else event.own
+    state = with_host(state, host)._replace(own=state.own or own)
     actions += [Send((event.connection,), message) for message in _owed(state, host, join)]
     state, more = _form(state, event.at)
     return state, (*actions, *more)

@@ -17,7 +17,7 @@ from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.relay import Relay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from fleetrun.records.hostsfile import HostEnd
@@ -95,12 +95,15 @@ class Session:
         self.host = host
         self.handler: SessionHandler
         self._meeting = meeting
+        # By what the others call the coordinator, if it is here.
+        self._own_host = meeting.host
         self._say = say
         self._relay = Relay()
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
         self._key = Key(meeting.job_id, meeting.token)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
+        self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
         self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
         self._coordinator: state.State | None = None
@@ -130,12 +133,17 @@ class Session:
         """Whether the coordinator is here."""
         return self._coordinator is not None
 
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether another launcher can coordinate the job when this one leaves."""
+        return False
+
     def open(self, waiting: Waiting) -> None:
         """Listen or call; EnvironmentFault where the port cannot be had."""
         meeting, now = self._meeting, time.monotonic()
         self._relay.move(waiting)
         if meeting.addresses:
-            self._listener = self._listen()
+            self._listener = self._listen(meeting.addresses)
         is_local = self._listener is not None
         self._member = member.begin(
             meeting.terms, self.launcher, meeting.host, now, is_local=is_local
@@ -146,8 +154,13 @@ class Session:
             self._do(partial(self._feed, member.Connected(now)))
             self._set_alarms()
             return
+        self._call([Target(meeting.host, port) for port in meeting.ports])
+
+    def _call(self, targets: Sequence[Target]) -> None:
+        """Call the coordinator, which is at one of TARGETS."""
+        self._targets = targets
         self._dialer = Dialer(
-            [Target(meeting.host, port) for port in meeting.ports],
+            targets,
             key=self._key,
             codec=self._codec,
             waiting=self._relay,
@@ -155,10 +168,10 @@ class Session:
         )
         self._dialer.begin()
 
-    def _listen(self) -> Listener | None:
+    def _listen(self, addresses: Sequence[str]) -> Listener | None:
         meeting = self._meeting
         listener = Listener(
-            meeting.addresses,
+            addresses,
             meeting.ports,
             key=self._key,
             codec=self._codec,
@@ -266,9 +279,7 @@ class Session:
     def missing(self) -> str:
         """Name what is waited for."""
         if not self.is_connected:
-            where = " or ".join(
-                str(Target(self._meeting.host, port)) for port in self._meeting.ports[:1]
-            )
+            where = " or ".join(map(str, self._targets[:1]))
             trouble = "" if self._dialer is None else self._dialer.trouble
             return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who
@@ -461,7 +472,7 @@ class Session:
 
     def _send_own(self, message: FromMember) -> None:
         if self._coordinator is not None:
-            now, host = time.monotonic(), self._meeting.host
+            now, host = time.monotonic(), self._own_host
             received = state.Received(_OWN, message, now, host, is_local=True)
             self._todo.append(partial(self._feed_coordinator, received))
         elif self._connection is not None:

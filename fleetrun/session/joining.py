@@ -66,7 +66,7 @@ def join(
     meeting = _meeting(request, facts, found, slots, place)
     launcher = os.urandom(_NAME_BYTES).hex()
     bare = _bare(request, facts, slots, found, place)
-    session = Session(meeting, launcher, host=bare.named(), say=say)
+    session = _session(request, facts, meeting, launcher, bare, say)
     local = first
     first_me: int | None = None
     run = planner.run_name(request, facts)
@@ -169,7 +169,14 @@ def _meeting(
         elastic_timeout_s=request.elastic_timeout_s,
         spares=request.spares,
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
+        has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
+    first = slots.first_port if request.start_port is None else request.start_port
+    ports = tuple(first + each for each in SESSION_PORTS)
+    if terms.has_store:
+        own = request.host or ("" if facts.network is None else facts.network.ip)
+        addresses = (_address(own, facts),) if own else ()
+        return Meeting(terms, own, ports, request.job_id, token, addresses=addresses)
     if point is not None:
         is_ours = hosts.is_own(point.host, facts)
         return Meeting(
@@ -181,16 +188,41 @@ def _meeting(
             addresses=(_address(point.host, facts),) if is_ours else (),
             may_be_second=True,
         )
-    first = slots.first_port if request.start_port is None else request.start_port
     host = found.hosts[0]
     return Meeting(
         terms,
         host,
-        tuple(first + each for each in SESSION_PORTS),
+        ports,
         request.job_id,
         token,
         addresses=(_address(host, facts),) if place == 0 else (),
         allowed=None if token else _listed(found.hosts, facts),
+    )
+
+
+def _session(  # noqa: PLR0917 - as join has them
+    request: Request,
+    facts: Facts,
+    meeting: Meeting,
+    launcher: str,
+    bare: Offer,
+    say: Callable[[str], None],
+) -> Session:
+    """Return the session, which etcd keeps if it shall."""
+    if not meeting.terms.has_store:
+        return Session(meeting, launcher, host=bare.named(), say=say)
+    from fleetrun.session.elected import ElectedSession  # only with etcd
+
+    endpoints = hosts.store_endpoints(request.master or "") or ()
+    is_far = not all(hosts.is_loopback(point.host) for point in endpoints)
+    own = [one.ip for one in facts.addresses if not hosts.is_loopback(one.ip) and ":" not in one.ip]
+    return ElectedSession(
+        meeting,
+        launcher,
+        host=bare.named(),
+        say=say,
+        endpoints=[(point.host, point.port) for point in endpoints],
+        own=own if is_far else (),
     )
 
 

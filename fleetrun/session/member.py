@@ -61,6 +61,13 @@ class Disconnected(NamedTuple):
     at: float
 
 
+class Gone(NamedTuple):
+    """The coordinator is lost, or another one has taken its place; WHY: there will be none."""
+
+    at: float
+    why: str = ""
+
+
 class Heard(NamedTuple):
     """A message of the coordinator has arrived."""
 
@@ -169,6 +176,7 @@ class Conclude(NamedTuple):
 Event: TypeAlias = (
     Connected
     | Disconnected
+    | Gone
     | Heard
     | Elapsed
     | Offered
@@ -202,6 +210,8 @@ class State(NamedTuple):
     number: int = 0
     unanswered: tuple[tuple[int, float], ...] = ()
     is_done: bool = False
+    # How often the job had failed when this generation began.
+    restarts: int = 0
     # The job runs without this launcher, which waits for a place.
     stands_by: bool = False
     # What went wrong here, and whether that was told with all that is known.
@@ -223,7 +233,7 @@ def begin(terms: Terms, launcher: str, coordinator: str, at: float, *, is_local:
     return State(terms, launcher, coordinator, is_local, at + terms.heartbeat_s, alive_at=at)
 
 
-def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for each event
+def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
     """Return the state after EVENT, and what is to be done."""
     if state.phase == ENDED:
         return state, ()
@@ -235,6 +245,8 @@ def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911 - one for e
             return _connected(state, at)
         case Disconnected(at=at):
             return _disconnected(state, at)
+        case Gone(at=at, why=why):
+            return _gone(state, at, why)
         case Heard(message=message, at=at):
             return _heard(state, message, at)
         case Elapsed(at=at):
@@ -295,6 +307,17 @@ def _disconnected(state: State, at: float) -> Step:
     return state, (Redial(),)
 
 
+def _gone(state: State, at: float, why: str) -> Step:
+    """Go on to the next generation under another coordinator, or end."""
+    state = state._replace(is_connected=False, unanswered=(), broken_at=at - state.terms.rejoin_s)
+    if why:
+        return _end_for(state, Failure(state.coordinator, why, LOST))
+    if state.phase in {IDLE, JOINING}:
+        return state, ()
+    state, actions = _watch(state, at)
+    return (state if state.phase == ENDED else _set_alarm(state, at)), actions
+
+
 def _elapsed(state: State, at: float) -> Step:
     """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
@@ -324,9 +347,10 @@ def _beat(state: State, at: float) -> Step:
 def _watch(state: State, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
     terms = state.terms
-    is_first = state.phase in {IDLE, JOINING} and not state.generation
-    if is_first and not state.stands_by:
-        # Whoever gathers the hosts knows how long to wait.
+    is_waiting = state.phase in {IDLE, JOINING}
+    is_first = not state.generation and not state.stands_by
+    if is_waiting and (is_first or terms.has_store):
+        # Whoever gathers the hosts knows how long to wait; another coordinator may be found.
         return state, ()
     silence = at - state.alive_at
     is_gone = state.broken_at is not None and at >= state.broken_at + terms.rejoin_s
@@ -356,7 +380,8 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
     # elastic job that hears of it after all goes on, even with this host.
     may_change = state.terms.may_change
     failure = Failure(where, what, LOST, is_victim=True, is_departure=may_change)
-    verdict = Verdict(state.generation, "", failure, is_final=True)
+    goes_on = state.terms.has_store and (may_change or _may_restart(state))
+    verdict = Verdict(state.generation, "", failure, is_final=not goes_on)
     if state.phase == RUNNING:
         # The verdict may yet come from the coordinator; if not, this is the one.
         state = state._replace(phase=STOPPING, failure=failure, verdict=verdict, is_own=True)
@@ -365,8 +390,14 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
         return state._replace(verdict=verdict, is_own=True), ()
     own = state.failure
     if own is not None and not own.is_victim:
-        verdict = Verdict(state.generation, state.launcher, own, is_final=True, given_up=what)
+        goes_on = goes_on and _may_restart(state) and not own.no_retry
+        given_up = "" if goes_on else what
+        verdict = Verdict(state.generation, state.launcher, own, not goes_on, given_up)
     return _conclude(state, verdict)
+
+
+def _may_restart(state: State) -> bool:
+    return state.restarts < state.terms.max_restarts
 
 
 def _stood_still(state: State) -> str:
@@ -409,6 +440,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
             state = state._replace(
                 phase=PLANNING,
                 generation=message.generation,
+                restarts=message.restarts,
                 stands_by=False,
                 alive_at=max(state.alive_at, at),
             )
@@ -460,6 +492,11 @@ def _refused(state: State, why: str) -> Step:
     failure = Failure(state.coordinator, f"the coordinator refused this host: {why}", code)
     if state.stood_still_s and not is_early:
         failure = Failure(state.offer.hostname if state.offer else "", _stood_still(state), LOST)
+    return _end_for(state, failure)
+
+
+def _end_for(state: State, failure: Failure) -> Step:
+    """End because of FAILURE, which is this launcher's own alone; the ranks have to stop first."""
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
         state = state._replace(phase=STOPPING, verdict=verdict, is_own=False)

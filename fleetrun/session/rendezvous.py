@@ -101,6 +101,9 @@ class Rendezvous(Gathering):
         if attempt and terms.may_change:
             # As long as the coordinator waits for others, and a little more.
             longest_s = terms.quarantine_s + terms.elastic_timeout_s + _LAST_S
+            if terms.has_store:
+                # A lost coordinator's lease has to end before.
+                longest_s += 2 * terms.heartbeat_timeout_s
             self._wait(max(self._rdzv_timeout_s, longest_s))
         else:
             self._wait(self._rdzv_timeout_s)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from fleetrun.session.messages import Offer
+from fleetrun.session.seating import Host
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fleetrun.session.jobrecord import JobRecord
     from fleetrun.session.messages import (
         Failure,
         FromCoordinator,
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
         Stop,
         Verdict,
     )
-    from fleetrun.session.seating import Host
     from fleetrun.session.terms import Terms
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
@@ -149,6 +152,35 @@ def begin(terms: Terms, at: float) -> State:
         looked_at=at,
         told_at=at,
     )
+
+
+def resume(terms: Terms, at: float, record: JobRecord, launcher: str, lost_at: float) -> State:
+    """Return the state in which LAUNCHER follows the coordinator that wrote RECORD.
+
+    LOST_AT is when that one was known to be lost: its own ranks have ended before. The ranks of the
+    others have ended when they join, or as long after that as those of any lost host.
+    """
+    state = begin(terms, at)._replace(
+        generation=record.generation + 1,
+        restarts=record.restarts + (not terms.may_change),
+    )
+    for order, entry in enumerate(record.entries):
+        if entry.launcher == record.coordinator != launcher:
+            continue
+        host = Host(
+            entry.launcher,
+            Offer(entry.host, entry.hostname, 0, (), ()),
+            address="",
+            is_local=entry.launcher == launcher,
+            connection=None,
+            heard_at=lost_at,
+            joined_at=at,
+            order=order,
+            since=0,
+            is_joined=False,
+        )
+        state = with_host(state, host)
+    return state
 
 
 def with_host(state: State, host: Host) -> State:

@@ -26,6 +26,8 @@ class Terms(NamedTuple):
     elastic_timeout_s: float = 30.0
     # Hosts beyond `most` that stand by.
     spares: int = 0
+    # Whether a store outside of the job knows its roster, so that its coordinator can be replaced.
+    has_store: bool = False
 
     @property
     def is_elastic(self) -> bool:

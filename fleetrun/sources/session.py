@@ -147,7 +147,8 @@ class JobSession(Source):
                 what = f"interrupted by {signal_name(signum)}"
                 code = 128 + signum
                 # Schedulers take a host away by TERM, and the coordinator's takes the job along.
-                is_departure = may_change and signum == TERM and not self._session.serves
+                stays = self._session.serves and not self._session.may_hand_over
+                is_departure = may_change and signum == TERM and not stays
                 no_retry = "" if is_departure else no_retry or what
             case Exited():
                 what, code = cause.describe(), cause.status.exit_code

@@ -49,29 +49,39 @@ class SessionEnd:
     def open(self, waiting: Waiting) -> None:
         """Be ready to bring logs together, or to answer for ours."""
         self._waiting = waiting
+        self._equip()
+
+    def _equip(self) -> None:
+        """Take the part that this host has in bringing logs together."""
         if self._gather_logs is None:
             return
         from fleetrun.sources import gather  # only with --gather_logs
 
         session = self._session
-        if session.serves:
+        if session.serves and self._gatherer is None:
+            self._server = None
             gatherer = self._gatherer = gather.LogGatherer(
                 self._plan,
                 self._folder,
-                waiting=waiting,
+                waiting=self._waiting,
                 ask=session.to_member,
                 is_there=lambda node_rank: node_rank in session.connected(),
                 done=self._say,
                 everything=self._gather_logs == gather.ALL,
             )
             session.hearers[LogPart] = gatherer.take
-            return
-        server = self._server = gather.LogServer(self._plan, session.to_coordinator)
-        session.hearers[SendLog] = lambda _, message: server.asked(message)
-        session.hearers[Dismissed] = lambda _, __: self._leave()
+        elif not session.serves and self._server is None:
+            if self._gatherer is not None:
+                self._gatherer.close()
+                self._gatherer = None
+            server = self._server = gather.LogServer(self._plan, session.to_coordinator)
+            session.hearers[SendLog] = lambda _, message: server.asked(message)
+            session.hearers[Dismissed] = lambda _, __: self._leave()
 
     def take(self, plan: LaunchPlan, attempt: int) -> None:
         """Know the PLAN of another generation, which is ATTEMPT here."""
+        self._plan = plan
+        self._equip()
         if self._server is not None:
             self._server.take(plan, attempt)
         if self._gatherer is not None:
@@ -90,7 +100,7 @@ class SessionEnd:
         if self._session.serves:
             self._write_ends()
             self._session.quit(left)
-            if self._gatherer is not None:
+            if self._gatherer is not None and not is_departure:
                 self._gatherer.begin(self._session.connected())
                 self._dismiss()
         elif self._server is not None and self._session.is_connected and not is_departure:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import ports
+from commandline import Command
 from meetings import Meeting
 from waiting import until
 
@@ -30,6 +32,15 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     assert job.ends() == [124, 124]
     assert "The job hung: for" in job.said(0)
     assert "the job hung for" in job.said(1).lower()
+
+
+def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (port,) = ports.free(1)
+    options = ("--nnodes=2", f"--master=etcd://127.0.0.1:{port}", "--rdzv_timeout=1")
+    done = Command(tmp_path, "exit 0", *options).run()
+    assert done.code == 4
+    assert f"127.0.0.1:{port}" in done.said
+    assert "did not answer within 1 s" in done.said
 
 
 # What a training process writes, here by a shell: on the second host a field has no effect.

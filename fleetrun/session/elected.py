@@ -1,0 +1,279 @@
+"""A session whose coordinator is elected by etcd, and replaced when its host is lost."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fleetrun.session import member, messages, state
+from fleetrun.session.callers import Callers
+from fleetrun.session.dialer import Target
+from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.election import Election
+from fleetrun.session.jobstore import JobStore
+from fleetrun.session.names import literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.connection import Connection
+    from fleetrun.session.jobrecord import JobRecord, LeaderRecord
+    from fleetrun.session.messages import Failure, FromCoordinator, Missing, Roster
+
+# Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this
+# long: before the lease ends, three can be asked.
+_LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
+_LOOPBACK = ("127.", "::1")
+
+
+class ElectedSession(Session):
+    """A launcher's part in the session of a job that etcd at ENDPOINTS knows.
+
+    `host` of MEETING is by what the others call this host, if the user has said so; else one of
+    OWN is, its addresses, if that which leads to etcd does not leave this host.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        launcher: str,
+        *,
+        host: str,
+        say: Callable[[str], None],
+        endpoints: Sequence[tuple[str, int]],
+        own: Sequence[str] = (),
+    ) -> None:
+        super().__init__(meeting, launcher, host=host, say=say)
+        self._own = own
+        timeout_s = min(self.terms.heartbeat_timeout_s / 5, _MOST_TIMEOUT_S)
+        self._where = " or ".join(str(Target(*one)) for one in endpoints)
+        self._store = JobStore(
+            endpoints,
+            meeting.job_id,
+            timeout_s=max(timeout_s, _LEAST_TIMEOUT_S),
+            waiting=self._relay,
+        )
+        self._election = Election(self.terms, launcher, self._store, self._relay, self)
+        self._called: LeaderRecord | None = None
+        # The roster that is being written down, and what waits until it is.
+        self._unkept: Roster | None = None
+        self._held: deque[tuple[int, FromCoordinator]] = deque()
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether another launcher can coordinate the job when this one leaves."""
+        return self.terms.may_change
+
+    def open(self, waiting: Waiting) -> None:
+        """Find the coordinator, or become it."""
+        self._relay.move(waiting)
+        now = time.monotonic()
+        self._member = member.begin(self.terms, self.launcher, "", now, is_local=False)
+        self._election.seek()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages are still to be sent or received, or the end to be written down."""
+        return super().is_busy or (not self._is_closed and self._election.is_busy)
+
+    def close(self) -> None:
+        """End all connections."""
+        super().close()
+        self._election.close()
+
+    def missing(self) -> str:
+        """Name what is waited for."""
+        if self.is_connected or self._election.leader is not None:
+            return super().missing()
+        trouble = self._election.trouble
+        return f"etcd ({trouble})" if trouble else f"a coordinator that etcd at {self._where} knows"
+
+    def _quit(self, failure: Failure | None) -> None:
+        coordinator, election = self._coordinator, self._election
+        is_departure = failure is not None and failure.is_departure
+        has_stopped = coordinator is not None and coordinator.phase == state.FORMING
+        if is_departure and has_stopped and self.may_hand_over and self._member is not None:
+            # Nothing runs anywhere; the others go on with one of them as the coordinator.
+            self._member = self._member._replace(phase=member.ENDED)
+            self._serve_no_more(is_polite=True)
+            election.leave(is_final=False)
+            return
+        super()._quit(failure)
+        election.leave(is_final=True)
+
+    # As a candidate of the election -------------------------------------------------------------
+
+    def may_lead(self) -> bool:
+        """Return whether nothing runs here, and this host has said what it brings along."""
+        known = self._member
+        return known is not None and known.phase == member.JOINING and known.offer is not None
+
+    def listen(self, local: str) -> tuple[str, int]:
+        """Listen where the other hosts call; LOCAL is our address on the way to etcd."""
+        meeting = self._meeting
+        host = meeting.host or local
+        if not meeting.host and local.startswith(_LOOPBACK) and self._own:
+            host = self._own[0]
+        self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
+        addresses = meeting.addresses or ((host,) if literal(host, 1) else (_EVERYWHERE,))
+        self._listener = self._listen(addresses)
+        assert self._listener is not None  # else it has raised PortTaken
+        return host, self._listener.port
+
+    def unlisten(self) -> None:
+        """Listen no more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def lead(self, job: JobRecord | None, lost_at: float) -> None:
+        """Coordinate JOB, or a new one."""
+        leader, now = self._election.leader, time.monotonic()
+        if leader is None or self._listener is None or self._member is None or self._is_closed:
+            return
+        self._hang_up()
+        begun = (
+            state.begin(self.terms, now)
+            if job is None
+            else state.resume(self.terms, now, job, self.launcher, lost_at)
+        )
+        generation = max(begun.generation, self._member.generation)
+        self._coordinator = begun._replace(generation=generation)
+        self._own_host = leader.host
+        self._member = self._member._replace(
+            is_local=True, coordinator=leader.host, generation=generation
+        )
+        self._listener.open(self._relay)
+        if job is not None:
+            self._say("This host coordinates the job from now on.")
+        self._event(member.Connected(now))
+
+    def follow(self, leader: LeaderRecord) -> None:
+        """Call LEADER, once no ranks run here."""
+        self._hang_up()
+        self._called = None
+        if self._member is not None:
+            self._event(member.Gone(time.monotonic()))
+        del leader  # The election knows it.
+
+    def _hang_up(self) -> None:
+        if self._dialer is not None:
+            self._dialer.close()
+            self._dialer = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def resign(self, why: str, renewed_at: float) -> None:
+        """Coordinate no more; the ranks here end in time."""
+        self._say(f"This host coordinates the job no more: {why}.")
+        self._serve_no_more()
+        if self._member is not None:
+            self._member = self._member._replace(is_local=False, alive_at=renewed_at)
+            self._event(member.Gone(time.monotonic()))
+
+    def _serve_no_more(self, *, is_polite: bool = False) -> None:
+        """Part with all callers; IS_POLITE: when they have got what was sent."""
+        self._coordinator = None
+        self._relay.alarm((id(self), "coordinator"), None, self._coordinator_elapsed)
+        self.unlisten()
+        self._held.clear()
+        self._unkept = None
+        if is_polite:
+            self._callers.finish_all()
+        else:
+            self._callers.close()
+
+    def renewed(self, at: float) -> None:
+        """Put off the death of the ranks, which another coordinator would not wait for."""
+        if self.terms.starts_again:
+            self._kill_at = at + self.terms.guard_s
+            if self._guard is not None:
+                self._guard(self._kill_at)
+
+    def end(self, why: str) -> None:
+        """End: there is nobody to follow."""
+        self._event(member.Gone(time.monotonic(), why))
+
+    def note(self, text: str) -> None:
+        """Print TEXT, once."""
+        self.shown(text.rstrip("."))
+
+    # What is different when it coordinates, or calls --------------------------------------------
+
+    def _event(self, event: member.Event) -> None:
+        self._election.check()
+        super()._event(event)
+
+    def _feed_coordinator(self, event: state.Event) -> None:
+        self._election.check()
+        super()._feed_coordinator(event)
+
+    def _send(self, number: int, message: FromCoordinator) -> None:
+        """Send MESSAGE, but a roster, and what follows it, only when etcd has it."""
+        if isinstance(message, messages.Roster):
+            self._keep(message)
+        held = {one for one, _ in self._held}
+        is_held = self._unkept is not None and (
+            isinstance(message, messages.Roster) or number in held
+        )
+        if is_held and not isinstance(message, messages.Acknowledged):
+            self._held.append((number, message))
+        else:
+            super()._send(number, message)
+
+    _kept_generation = -1
+
+    def _keep(self, roster: Roster) -> None:
+        if self._unkept is not None or roster.generation == self._kept_generation:
+            return
+        self._unkept = roster
+        entries = tuple((one.launcher, one.host, one.hostname) for one in roster.entries)
+        record = self._election.record(roster.generation, roster.restarts, entries)
+        self._election.keep(record, self._has_kept)
+
+    def _has_kept(self) -> None:
+        if self._unkept is None:
+            return
+        self._kept_generation = self._unkept.generation
+        self._unkept = None
+        if not self.terms.starts_again:
+            self._election.fix()
+        held, self._held = self._held, deque()
+
+        def send() -> None:
+            for number, message in held:
+                self._send(number, message)
+
+        self._do(send)
+
+    def _plan(self, roster: Roster) -> None:
+        self._election.take_part()
+        super()._plan(roster)
+
+    def _show(self, missing: Missing) -> None:
+        if missing.stands_by:
+            self._election.take_part()
+        super()._show(missing)
+
+    def _answered(self, connection: Connection) -> None:
+        self._election.connected()
+        super()._answered(connection)
+
+    def _set_alarms(self) -> None:
+        super()._set_alarms()
+        known = self._member
+        if self._is_closed or known is None or known.phase == member.ENDED or self.is_connected:
+            return
+        self._election.seek()
+        leader = self._election.leader
+        # Whose ranks still run has not given up the last one yet.
+        if leader not in {None, self._called} and known.phase in {member.IDLE, member.JOINING}:
+            assert leader is not None
+            self._called = leader
+            generation = max(known.generation, leader.generation)
+            self._member = known._replace(coordinator=leader.host, generation=generation)
+            self._call([Target(leader.host, leader.port)])

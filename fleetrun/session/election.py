@@ -1,0 +1,331 @@
+"""Which launcher coordinates a job whose roster is kept in etcd.
+
+Its name stands in a key with a lease, which it renews; whoever finds the key free takes it. Only
+who has the key can change the roster, so one that was cut off begins no generation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.session import jobrecord
+from fleetrun.session.jobrecord import JobRecord, LeaderRecord
+
+if TYPE_CHECKING:
+    from abc import abstractmethod
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.jobstore import JobStore, StoreAnswer
+    from fleetrun.session.terms import Terms
+
+    class Candidate(Protocol):
+        """The launcher that may be elected, or follows the one that is."""
+
+        @abstractmethod
+        def may_lead(self) -> bool:
+            """Return whether nothing runs here, and the next generation can be coordinated here."""
+
+        @abstractmethod
+        def listen(self, local: str) -> tuple[str, int]:
+            """Listen, and return where; LOCAL is our address in the network that leads to etcd."""
+
+        def unlisten(self) -> None:
+            """Listen no more."""
+
+        def lead(self, job: JobRecord | None, lost_at: float) -> None:
+            """Coordinate: a job that is new, or goes on as it is recorded.
+
+            LOST_AT (monotonic seconds) is when the last coordinator was known to be lost.
+            """
+
+        def follow(self, leader: LeaderRecord) -> None:
+            """Call LEADER."""
+
+        def resign(self, why: str, renewed_at: float) -> None:
+            """Coordinate no more: another launcher may, from a while after RENEWED_AT on."""
+
+        def renewed(self, at: float) -> None:
+            """Take note that nobody else coordinates until a while after AT."""
+
+        def end(self, why: str) -> None:
+            """End: the job has."""
+
+        def note(self, text: str) -> None:
+            """Print TEXT, once."""
+
+
+# Between two looks at the key: at first often, as hosts that start together shall find each other.
+_FIRST_S, _LONGEST_S, _GROWTH = 0.05, 0.5, 1.3
+# Between two attempts to renew a lease while etcd does not answer.
+_AGAIN_S = 0.2
+# How long the end of a job may take to be written down.
+_LEAVE_S = 3.0
+_NAME_BYTES = 8
+
+
+class Election:
+    """Finds a coordinator for the job of LAUNCHER, which may be CANDIDATE itself."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        launcher: str,
+        store: JobStore,
+        waiting: Waiting,
+        candidate: Candidate,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._terms = terms
+        self._launcher = launcher
+        self._store = store
+        self._waiting = waiting
+        self._candidate = candidate
+        # Why etcd does not answer.
+        self.trouble = ""
+        self.leader: LeaderRecord | None = None
+        self.is_leading = False
+        self.renewed_at = 0.0
+        self._lease = self._revision = 0
+        # The job that this launcher has a part in, once it has.
+        self._job: str | None = None
+        # That of the coordinator which it reached last, whose roster it may have missed.
+        self._followed: str | None = None
+        self._is_seeking = False
+        self._is_looking = False
+        self._pause_s = _FIRST_S
+        # When the place was seen to be free.
+        self._free_at: float | None = None
+        self._leaves_until: float | None = None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether others may believe by now that this coordinator is lost."""
+        limit = self.renewed_at + self._terms.warning_s
+        return self.is_leading and self._is_replaceable and self._clock() >= limit
+
+    # Once the roster of a job that never starts again stands, nobody needs a coordinator any more.
+    _is_replaceable = True
+
+    def fix(self) -> None:
+        """Keep this coordinator even without etcd: the job neither changes nor starts again."""
+        self._is_replaceable = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the end of this coordinator is still being written down."""
+        until = self._leaves_until
+        return until is not None and self._store.is_busy and self._clock() < until
+
+    def take_part(self) -> None:
+        """Remember that this launcher belongs to the job of the coordinator that it follows."""
+        if self.leader is not None:
+            self._job = self.leader.job
+
+    # Finding the coordinator --------------------------------------------------------------------
+
+    def seek(self) -> None:
+        """Look for a coordinator until `rest`."""
+        if not self._is_seeking and not self.is_leading:
+            self._is_seeking = True
+            self._pause_s = _FIRST_S
+            self._look()
+
+    def rest(self) -> None:
+        """Look no more."""
+        self._is_seeking = False
+        self._alarm("look", None, self._look)
+
+    def connected(self) -> None:
+        """Look for none: the coordinator is found."""
+        self.rest()
+        self._followed = None if self.leader is None else self.leader.job
+
+    def _look(self) -> None:
+        if self._is_seeking and not self._is_looking:
+            self._is_looking = True
+            self._store.ask(self._looked, "look")
+
+    def _look_later(self) -> None:
+        self._alarm("look", self._clock() + self._pause_s, self._look)
+        self._pause_s = min(self._pause_s * _GROWTH, _LONGEST_S)
+
+    def _looked(self, answer: StoreAnswer) -> None:
+        self._is_looking = False
+        self.trouble = answer.trouble
+        if not self._is_seeking or self._leaves_until is not None:
+            return
+        self._look_later()
+        if answer.trouble:
+            return
+        written, leader_revision, recorded, record_revision, local = answer.value
+        if leader_revision:
+            self._found(jobrecord.read_leader(written))
+            return
+        self.leader = None
+        if self._free_at is None:
+            self._free_at = self._clock()
+        if not self._candidate.may_lead():
+            return
+        record = jobrecord.read_record(recorded)
+        if self._job is not None and (record is None or record.job != self._job):
+            self.rest()
+            self._candidate.end("the job has ended, or etcd has lost what it knew of it")
+            return
+        if record is not None and record.job not in {self._job, self._followed}:
+            # Its hosts would be faster. Those that are cut off have ended their ranks by then.
+            wait_s = self._terms.quarantine_s + self._terms.heartbeat_timeout_s
+            if self._clock() < self._free_at + wait_s:
+                self._candidate.note(
+                    "etcd has the roster of a job of this name that has not ended: waiting "
+                    f"{wait_s:.0f} s for its hosts"
+                )
+                return
+            record = None
+        self._campaign(record, record_revision, local)
+
+    def _found(self, leader: LeaderRecord | None) -> None:
+        """Follow LEADER, unless it is what was left of this launcher's own term."""
+        self._free_at = None
+        if leader is None:
+            self.trouble = "what stands there is not from fleetrun"
+        elif self._job is not None and leader.job != self._job:
+            self.rest()
+            self._candidate.end("another job of the same name has begun")
+        elif leader.launcher != self._launcher and leader != self.leader:
+            self.leader = leader
+            self._candidate.follow(leader)
+
+    # Becoming it --------------------------------------------------------------------------------
+
+    def _campaign(self, record: JobRecord | None, record_revision: int, local: str) -> None:
+        try:
+            host, port = self._candidate.listen(local)
+        except EnvironmentFault as error:
+            if record is None:
+                raise
+            # One of the others will do.
+            self._candidate.note(str(error))
+            return
+        job = os.urandom(_NAME_BYTES).hex() if record is None else record.job
+        generation = 0 if record is None else record.generation + 1
+        leader = LeaderRecord(self._launcher, host, port, job, generation)
+        ttl_s = max(1, math.ceil(self._terms.heartbeat_timeout_s))
+        self._is_looking = True
+        done = partial(self._campaigned, leader, record)
+        self._store.ask(done, "campaign", jobrecord.write(leader), ttl_s, record_revision)
+
+    def _campaigned(
+        self, leader: LeaderRecord, record: JobRecord | None, answer: StoreAnswer
+    ) -> None:
+        self._is_looking = False
+        self.trouble = answer.trouble
+        if answer.value is None or not self._is_seeking:
+            self._candidate.unlisten()
+            self._pause_s = _FIRST_S
+            self._look_later()
+            return
+        self._lease, self._revision = answer.value
+        self.rest()
+        self.leader, self.is_leading = leader, True
+        lost_at, self._free_at = self._free_at or answer.asked_at, None
+        self._renewed(answer.asked_at)
+        self._candidate.lead(record, lost_at)
+
+    # Being it -----------------------------------------------------------------------------------
+
+    def _renewed(self, at: float) -> None:
+        self.renewed_at = at
+        self._alarm("renew", at + self._terms.heartbeat_s, self._renew)
+        self._alarm("overdue", at + self._terms.warning_s, self.check)
+        self._candidate.renewed(at)
+
+    def _renew(self) -> None:
+        if self.is_leading:
+            self._store.ask(self._heard, "renew", self._lease)
+
+    def _heard(self, answer: StoreAnswer) -> None:
+        if not self.is_leading:
+            return
+        self.trouble = answer.trouble
+        if answer.trouble:
+            self._alarm("renew", self._clock() + _AGAIN_S, self._renew)
+        elif answer.value:
+            self._renewed(answer.asked_at)
+        elif self._is_replaceable:
+            self._resign("etcd has given this coordinator up")
+
+    def check(self) -> None:
+        """Resign where others may be elected soon."""
+        if self.is_overdue:
+            silence_s = self._clock() - self.renewed_at
+            why = f" ({self.trouble})" if self.trouble else ""
+            self._resign(f"nothing was heard of etcd for {silence_s:.0f} s{why}")
+
+    def _resign(self, why: str) -> None:
+        self.is_leading = False
+        self.leader = None
+        self._alarm("renew", None, self._renew)
+        self._alarm("overdue", None, self.check)
+        self._candidate.resign(why, self.renewed_at)
+
+    def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
+        """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""
+        # Of a job that never starts again nobody has to know when its coordinator is lost.
+        lease = 0 if self._terms.starts_again else self._lease
+
+        def answered(answer: StoreAnswer) -> None:
+            if not self.is_leading:
+                return
+            self.trouble = answer.trouble
+            if answer.trouble:
+                again = partial(self.keep, record, kept)
+                self._alarm("keep", self._clock() + _AGAIN_S, again)
+            elif answer.value:
+                kept()
+            else:
+                self._resign("another host has become the coordinator")
+
+        self._store.ask(answered, "keep", jobrecord.write(record), self._revision, lease)
+
+    def record(
+        self, generation: int, restarts: int, entries: tuple[tuple[str, ...], ...]
+    ) -> JobRecord:
+        """Return the record of a roster of ENTRIES."""
+        assert self.leader is not None
+        known = tuple(map(jobrecord.RosterEntry._make, entries))
+        return JobRecord(self.leader.job, generation, restarts, self._launcher, known)
+
+    def leave(self, *, is_final: bool) -> None:
+        """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""
+        if not self.is_leading:
+            return
+        self.is_leading = False
+        self._leaves_until = self._clock() + _LEAVE_S
+        for what in ("renew", "overdue", "keep"):
+            self._alarm(what, None, self._renew)
+        self._store.ask(_ignore, "leave", self._revision, self._lease, is_final)
+        # So that somebody looks again when it is over.
+        self._alarm("left", self._leaves_until, self.rest)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self.is_leading = self._is_seeking = False
+        for what in ("look", "renew", "overdue", "keep", "left"):
+            self._alarm(what, None, self._renew)
+        self._store.close()
+
+    def _alarm(self, what: str, at: float | None, call: Callable[[], None]) -> None:
+        self._waiting.alarm((id(self), what), at, call)
+
+
+def _ignore(_: StoreAnswer) -> None:
+    """Do nothing: it was the last."""

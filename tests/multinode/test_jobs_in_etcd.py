@@ -1,0 +1,247 @@
+"""Jobs whose roster is kept in etcd, and whose coordinator's host is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import etcds
+import pytest
+from waiting import LONG_S, TRAINING_S, until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from lab import Host, Network
+
+    Etcd: TypeAlias = Callable[[Sequence[Host]], str]
+
+pytestmark = pytest.mark.multinode
+
+ROOT = Path(__file__).parents[2]
+# Says who it is, and waits until it may end.
+SPEAK = """
+echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM"
+: >"is.$PADDLE_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM.$(hostname)"
+until [ -e go ]; do sleep 0.05; done
+"""
+QUICK = ("--heartbeat_timeout=4", "--grace=1", "--elastic_timeout=600")
+
+
+class Job:
+    """A job with one rank on each host, in one folder; its coordinator is on the first one."""
+
+    def __init__(self, folder: Path, master: str, *options: str) -> None:
+        folder.mkdir()
+        self.folder = folder
+        (folder / "rank.sh").write_text(SPEAK)
+        self.options = ("--nproc_per_node=1", f"--master={master}", *QUICK, *options)
+        self.launchers: dict[Host, subprocess.Popen[bytes]] = {}
+
+    def start(self, hosts: Sequence[Host]) -> None:
+        """Start a launcher on each of HOSTS, and wait until the first one coordinates."""
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        script = 'cd "$1" && shift && exec "$@"'
+        for host in hosts:
+            log = f"--log_dir={host.folder / 'log'}"
+            command = (sys.executable, "-m", "fleetrun", log, *self.options, "sh", "rank.sh")
+            self.launchers[host] = host.start(
+                "sh", "-c", script, "sh", str(self.folder), *command, env=env
+            )
+            if host is hosts[0]:
+                until(lambda h=host: self._listens(h))  # type: ignore[misc]
+
+    @staticmethod
+    def _listens(host: Host) -> bool:
+        # 0A is LISTEN; 1816 is 6166.
+        lines = host.run("cat", "/proc/net/tcp").stdout.splitlines()
+        return any(line.split()[1].endswith(":1816") and " 0A " in line for line in lines[1:])
+
+    def wait_for(self, attempt: int, hosts: int) -> list[str]:
+        """Wait until HOSTS ranks of an ATTEMPT have spoken, and return on which hosts."""
+        pattern = f"is.{attempt}.*.of.{hosts}.*"
+        until(lambda: len(list(self.folder.glob(pattern))) == hosts or self._all_over())
+        found = sorted(path.name for path in self.folder.glob(pattern))
+        assert len(found) == hosts, [self.said(host) for host in self.launchers]
+        return [name.rpartition(".")[2] for name in found]
+
+    def _all_over(self) -> bool:
+        return all(launcher.poll() is not None for launcher in self.launchers.values())
+
+    def let_go(self) -> None:
+        """Let all ranks end well."""
+        (self.folder / "go").touch()
+
+    def signal(self, host: Host, signum: int) -> None:
+        """Send a signal to the launcher of HOST."""
+        entered = self.launchers[host].pid
+        children = Path(f"/proc/{entered}/task/{entered}/children").read_text()
+        os.kill(int(children.split()[0]), signum)
+
+    def end(self, host: Host) -> int:
+        """Wait until the launcher of HOST has ended, and return its code; nothing may be left."""
+        code = self.launchers[host].wait(LONG_S)
+        if code == -signal.SIGKILL:
+            return code
+        assert not [line for line in host.processes() if "etcd --name" not in line]
+        return code
+
+    def said(self, host: Host) -> str:
+        """Return what the launcher of HOST said."""
+        return (host.folder / "output").read_text()
+
+
+@pytest.fixture
+def etcd() -> Iterator[Etcd]:
+    """Return what starts an etcd on some hosts, and returns what --master is."""
+    reason = etcds.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with ExitStack() as stack:
+        yield lambda hosts: stack.enter_context(etcds.on_hosts(hosts))
+
+
+def test_an_elastic_job_goes_on_without_the_first_host(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3")
+    job.start(hosts)
+    assert job.wait_for(0, 3) == ["node-1", "node-2", "node-3"]
+    job.signal(hosts[0], signal.SIGKILL)
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    job.let_go()
+    assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
+    said = [job.said(host) for host in hosts[1:]]
+    assert all("The job goes on with 2 hosts" in text for text in said)
+    # One of them has coordinated it since then.
+    assert sum("This host coordinates the job from now on" in text for text in said) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    hosts = four_hosts.hosts
+    first = hosts[0]
+    job = Job(tmp_path / "job", etcd(hosts[:3]), "--nnodes=2:4", "--rdzv_timeout=10")
+    job.options = (*job.options, "--elastic_timeout=5")
+    job.start(hosts)
+    job.wait_for(0, 4)
+    four_hosts.cut(first)
+    until(lambda: "rank.sh" not in " ".join(first.processes()).partition("fleetrun")[0])
+    assert job.wait_for(1, 3) == ["node-2", "node-3", "node-4"]
+    ranks = [line for line in first.processes() if line.startswith("sh rank.sh")]
+    assert not ranks
+    job.let_go()
+    assert [job.end(host) for host in hosts[1:]] == [0, 0, 0]
+    four_hosts.heal(first)
+    assert job.end(first) != 0
+    assert "coordinates the job no more: nothing was heard of etcd" in job.said(first)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_lost(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=3")
+    job.start(hosts)
+    job.wait_for(0, 3)
+    hosts[0].crash()
+    job.launchers[hosts[0]].wait(LONG_S)
+    assert [job.end(host) for host in hosts[1:]] == [1, 1]
+    for host in hosts[1:]:
+        # A host that vanishes may or may not let its connections break.
+        ways = ("coordinator of the job was lost on", "cut off from the coordinator,")
+        assert any(f"{way} {hosts[0].ip}" in job.said(host) for way in ways)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3", "--gather_logs")
+    job.start(hosts)
+    job.wait_for(0, 3)
+    job.signal(hosts[0], signal.SIGTERM)
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    job.let_go()
+    assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_what_an_earlier_job_of_the_same_name_has_left_behind_is_waited_out(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    master = etcd([keeper])
+    job = Job(tmp_path / "one", master, "--nnodes=1:2")
+    job.start(hosts[:2])
+    job.wait_for(0, 2)
+    for host in hosts[:2]:
+        job.signal(host, signal.SIGKILL)
+        job.launchers[host].wait(LONG_S)
+    job = Job(tmp_path / "two", master, "--nnodes=1:2")
+    (tmp_path / "two" / "go").touch()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = (sys.executable, "-m", "fleetrun", "--log_dir=log2", *job.options)
+    launchers = [
+        host.start(
+            "sh", "-c", f'cd {job.folder} && exec "$@"', "sh", *command, "sh", "rank.sh", env=env
+        )
+        for host in hosts[:2]
+    ]
+    assert [launcher.wait(LONG_S) for launcher in launchers] == [0, 0]
+    assert any("a job of this name that has not ended" in job.said(host) for host in hosts[:2])
+
+
+SUM_UP = """
+import json, os, paddle, paddle.distributed as dist
+dist.init_parallel_env()
+x = paddle.to_tensor([float(10 ** dist.get_rank())])
+dist.all_reduce(x)
+print(json.dumps([dist.get_rank(), dist.get_world_size(), x.item()]), flush=True)
+x = paddle.to_tensor([0.0])
+while x.item() < dist.get_world_size():
+    x = paddle.to_tensor([float(os.path.exists("go"))])
+    dist.all_reduce(x)
+"""
+
+
+@pytest.mark.train
+@pytest.mark.slow
+@pytest.mark.long
+def test_training_goes_on_without_the_first_host(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3")
+    (job.folder / "train.py").write_text(SUM_UP)
+    (job.folder / "rank.sh").write_text(f'exec "{sys.executable}" train.py\n')
+
+    def sums(host: Host, attempt: str) -> list[list[float]]:
+        log = host.folder / "log" / "latest" / f"workerlog.0{attempt}"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("[")]
+
+    job.start(hosts)
+    until(lambda: all(sums(host, "") for host in hosts), TRAINING_S)
+    hosts[0].crash()
+    job.launchers[hosts[0]].wait(LONG_S)
+    until(lambda: all(sums(host, ".attempt1") for host in hosts[1:]), TRAINING_S)
+    job.let_go()
+    assert [job.end(host) for host in hosts[1:]] == [0, 0]
+    assert sorted(sums(host, ".attempt1")[0] for host in hosts[1:]) == [[0, 2, 11], [1, 2, 11]]

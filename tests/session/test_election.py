@@ -1,0 +1,252 @@
+"""Elections in an etcd that does what the test says, at the times that it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.session import jobrecord
+from fleetrun.session.election import Election
+from fleetrun.session.jobrecord import JobRecord, LeaderRecord, RosterEntry
+from fleetrun.session.jobstore import StoreAnswer
+from fleetrun.session.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+FREE = ("", 0, "", 0, "10.0.0.1")
+RECORD = JobRecord("x", 3, 1, "old", (RosterEntry("old", "a", "a"), RosterEntry("me", "b", "b")))
+OTHER = LeaderRecord("other", "10.0.0.2", 6166, "x", 4)
+
+
+class Lab:
+    """JobStore, loop and candidate of an election, and what they were asked."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.now = 100.0
+        self.asked: list[tuple[Callable[[StoreAnswer], None], float, tuple[Any, ...]]] = []
+        self.alarms: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self.done: list[tuple[Any, ...]] = []
+        self.can_lead = True
+        self.fault = ""
+        self.election = Election(terms, "me", self, self, self, clock=lambda: self.now)  # type: ignore[arg-type]
+
+    # As a store and a loop.
+    def ask(self, done: Callable[[StoreAnswer], None], *what: object) -> None:
+        """Keep what is asked."""
+        self.asked.append((done, self.now, what))
+
+    def alarm(self, key: Hashable, at: float | None, call: Callable[[], None]) -> None:
+        """Keep an alarm."""
+        self.alarms.pop(key, None)
+        if at is not None:
+            self.alarms[key] = (at, call)
+
+    def answer(self, value: object = None, trouble: str = "") -> tuple[Any, ...]:
+        """StoreAnswer what was asked first, and return it."""
+        done, at, what = self.asked.pop(0)
+        done(StoreAnswer(at, value, trouble))
+        return what
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and what is due happen."""
+        until = self.now + seconds
+        while due := [(at, key) for key, (at, _) in self.alarms.items() if at <= until]:
+            at, key = min(due, key=lambda one: one[0])
+            self.now = max(self.now, at)
+            self.alarms.pop(key)[1]()
+        self.now = until
+
+    # As a candidate.
+    def may_lead(self) -> bool:
+        """Say what the test wants."""
+        return self.can_lead
+
+    def listen(self, local: str) -> tuple[str, int]:
+        """Listen nowhere, or fail."""
+        if self.fault:
+            raise EnvironmentFault(self.fault)
+        self.done.append(("listen",))
+        return local, 6166
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in {"unlisten", "lead", "follow", "resign", "renewed", "end", "note", "close"}:
+            raise AttributeError(name)
+        return lambda *values: self.done.append((name, *values))
+
+    def did(self) -> list[tuple[Any, ...]]:
+        """Return what the candidate was told since it was asked last."""
+        done, self.done = self.done, []
+        return done
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab(Terms(1, 3, heartbeat_timeout_s=10.0, has_store=True))
+
+
+def become(lab: Lab, seen: tuple[object, ...] = FREE) -> LeaderRecord:
+    """Let the launcher be elected."""
+    lab.election.seek()
+    assert lab.answer(seen) == ("look",)
+    what, value, ttl_s, _ = lab.answer((7, 9))
+    assert (what, ttl_s) == ("campaign", 10)
+    leader = jobrecord.read_leader(value)
+    assert leader is not None
+    return leader
+
+
+def test_who_finds_the_place_free_takes_it_and_renews_its_lease(lab: Lab) -> None:
+    leader = become(lab)
+    assert (leader.launcher, leader.host, leader.generation) == ("me", "10.0.0.1", 0)
+    assert lab.did() == [("listen",), ("renewed", 100.0), ("lead", None, 100.0)]
+    lab.pass_time(2.0)
+    assert lab.answer(value=True) == ("renew", 7)
+    assert lab.did() == [("renewed", 102.0)]
+
+
+def test_who_comes_second_follows_until_the_place_is_free_and_goes_on_with_the_job(
+    lab: Lab,
+) -> None:
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER), 5, "", 0, "10.0.0.1"))
+    assert lab.did() == [("follow", OTHER)]
+    lab.election.connected()
+    lab.election.take_part()
+    lab.pass_time(60.0)
+    assert not lab.asked
+    lab.can_lead = False
+    lab.election.seek()
+    free = ("", 0, jobrecord.write(RECORD), 8, "10.0.0.1")
+    lab.answer(free)
+    freed_at = lab.now
+    assert lab.did() == []
+    lab.can_lead = True
+    lab.pass_time(1.0)
+    lab.answer(free)
+    what, value, *_ = lab.answer((7, 9))
+    assert (what, jobrecord.read_leader(value)) == (
+        "campaign",
+        LeaderRecord("me", "10.0.0.1", 6166, "x", 4),
+    )
+    assert lab.did()[-1] == ("lead", RECORD, freed_at)
+
+
+def test_who_is_slower_listens_no_more_and_looks_again(lab: Lab) -> None:
+    lab.election.seek()
+    lab.answer(FREE)
+    lab.answer(None)
+    assert lab.did() == [("listen",), ("unlisten",)]
+    lab.pass_time(1.0)
+    assert lab.asked
+
+
+def test_a_coordinator_that_does_not_reach_etcd_resigns_before_its_lease_ends(lab: Lab) -> None:
+    become(lab)
+    lab.did()
+    lab.pass_time(2.0)
+    lab.answer(trouble="node-9:2379: no answer")
+    lab.pass_time(4.9)
+    assert lab.did() == []
+    lab.pass_time(0.2)
+    (told,) = lab.did()
+    assert told[0] == "resign"
+    assert "node-9:2379: no answer" in told[1]
+    assert told[2] == 100.0
+    # Its own key, which is still there, is nobody to follow.
+    lab.asked.clear()
+    lab.election.seek()
+    lab.answer((jobrecord.write(LeaderRecord("me", "10.0.0.1", 6166, "y", 0)), 9, "", 0, ""))
+    assert lab.did() == []
+
+
+def test_whom_a_roster_is_refused_or_whose_lease_has_ended_resigns(lab: Lab) -> None:
+    become(lab)
+    lab.did()
+    record = lab.election.record(0, 0, (("me", "b", "b"),))
+    kept: list[int] = []
+    lab.election.keep(record, lambda: kept.append(1))
+    assert lab.answer(trouble="no answer")[:2] == ("keep", jobrecord.write(record))
+    lab.pass_time(0.5)
+    lab.answer(value=True)
+    assert kept == [1]
+    lab.election.keep(record, lambda: kept.append(2))
+    lab.answer(value=False)
+    assert kept == [1]
+    assert lab.did()[0][:2] == ("resign", "another host has become the coordinator")
+    become(lab)
+    lab.did()
+    lab.pass_time(2.0)
+    lab.answer(value=False)
+    assert lab.did()[0][:2] == ("resign", "etcd has given this coordinator up")
+
+
+def test_the_coordinator_of_a_job_that_never_starts_again_stays_without_etcd() -> None:
+    lab = Lab(Terms(2, 2, heartbeat_timeout_s=10.0, has_store=True))
+    become(lab)
+    record = lab.election.record(0, 0, (("me", "b", "b"),))
+    lab.election.keep(record, lab.election.fix)
+    # It goes with the coordinator.
+    assert lab.answer(value=True)[3] == 7
+    lab.did()
+    lab.pass_time(2.0)
+    lab.answer(value=False)
+    lab.pass_time(60.0)
+    assert [told[0] for told in lab.did()] == []
+
+
+def test_what_another_job_of_the_name_has_left_is_waited_out(lab: Lab) -> None:
+    lab.election.seek()
+    left = ("", 0, jobrecord.write(RECORD), 8, "10.0.0.1")
+    lab.answer(left)
+    assert [told[0] for told in lab.did()] == ["note"]
+    lab.pass_time(19.0)
+    lab.answer(left)
+    lab.did()
+    lab.pass_time(2.0)
+    lab.answer(left)
+    lab.answer((7, 9))
+    assert lab.did()[-1][:2] == ("lead", None)
+
+
+def test_who_had_a_part_in_a_job_that_is_over_ends(lab: Lab) -> None:
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER), 5, "", 0, ""))
+    lab.election.connected()
+    lab.election.take_part()
+    lab.did()
+    lab.election.seek()
+    lab.answer(FREE)
+    assert lab.did() == [("end", "the job has ended, or etcd has lost what it knew of it")]
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER._replace(job="y")), 5, "", 0, ""))
+    assert lab.did() == [("end", "another job of the same name has begun")]
+
+
+def test_a_host_that_cannot_listen_lets_another_one_coordinate(lab: Lab) -> None:
+    lab.fault = "Each port from 6166 to 6169 is taken."
+    lab.election.seek()
+    with pytest.raises(EnvironmentFault):
+        lab.answer(FREE)
+    lab = Lab(Terms(1, 3, has_store=True))
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER), 5, "", 0, ""))
+    lab.election.connected()
+    lab.election.seek()
+    lab.did()
+    lab.fault = "Each port from 6166 to 6169 is taken."
+    lab.answer(("", 0, jobrecord.write(RECORD), 8, ""))
+    assert lab.did() == [("note", lab.fault)]
+
+
+def test_who_leaves_tells_whether_the_job_is_over(lab: Lab) -> None:
+    lab.election.leave(is_final=True)
+    assert not lab.asked
+    become(lab)
+    lab.election.leave(is_final=False)
+    assert lab.asked[-1][2] == ("leave", 9, 7, False)
+    lab.election.seek()
+    lab.election.close()
+    assert not lab.alarms

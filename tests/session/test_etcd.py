@@ -1,0 +1,104 @@
+"""A real etcd, asked as the process of a launcher does."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import etcds
+import ports
+import pytest
+from wire import turn_until
+
+from fleetrun.run.loop import Loop
+from fleetrun.session.etcd import Client, UnreachableError
+from fleetrun.session.jobstore import JobStore, StoreAnswer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    reason = etcds.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with etcds.one_member(tmp_path_factory.mktemp("etcd")) as where:
+        host, _, port = where.rpartition(":")
+        yield host, int(port)
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Client]]:
+    """Return what makes clients of some members, for one test."""
+    with ExitStack() as stack:
+        yield lambda *members, name="job": stack.enter_context(
+            closing(Client(members, name, timeout_s=TIMEOUT_S))
+        )
+
+
+def test_one_of_two_becomes_the_coordinator_and_only_it_writes(
+    endpoint: tuple[str, int], client: Callable[..., Client]
+) -> None:
+    nobody = ("127.0.0.1", ports.free(1)[0])
+    first, second = (client(*m, name="one/job") for m in ((nobody, endpoint), (endpoint,)))
+    seen = first.look()
+    assert (seen.leader, seen.record, seen.leader_revision, seen.local) == ("", "", 0, "127.0.0.1")
+    won = first.campaign("first", 60, seen.record_revision)
+    assert won is not None
+    lease, revision = won
+    assert second.campaign("second", 60, 0) is None
+    assert first.renew(lease)
+    assert first.keep("roster", revision, 0)
+    assert not second.keep("another", revision + 1, 0)
+    seen = second.look()
+    assert (seen.leader, seen.leader_revision, seen.record) == ("first", revision, "roster")
+    assert not client(endpoint, name="one").look().record
+
+    assert first.leave(revision, lease, is_final=False)
+    assert not first.renew(lease)
+    assert not first.keep("late", revision, 0)
+    # The roster has changed since this one looked.
+    assert second.campaign("second", 60, 0) is None
+    won = second.campaign("second", 60, seen.record_revision)
+    assert won is not None
+    assert second.leave(won[1], won[0], is_final=True)
+    assert second.look()[:4] == ("", 0, "", 0)
+
+
+def test_who_is_not_there_or_no_etcd_is_named(
+    endpoint: tuple[str, int], client: Callable[..., Client]
+) -> None:
+    port = ports.free(1)[0]
+    with pytest.raises(UnreachableError, match=rf"^127.0.0.1:{port}: connection refused$"):
+        client(("127.0.0.1", port)).look()
+    # etcd takes what the members say to each other at another port.
+    peer = (endpoint[0], endpoint[1] + 1)
+    with pytest.raises(UnreachableError, match=r"it answers 404|connection refused"):
+        client(peer).look()
+
+
+def test_a_store_answers_in_order_and_after_its_process_was_killed(
+    endpoint: tuple[str, int],
+) -> None:
+    loop = Loop()
+    store = JobStore([endpoint], "another job", timeout_s=TIMEOUT_S, waiting=loop)
+    answers: list[StoreAnswer] = []
+    try:
+        store.ask(answers.append, "campaign", "me", 60, 0)
+        store.ask(answers.append, "look")
+        turn_until(loop, lambda: not store.is_busy)
+        assert [one.trouble for one in answers] == ["", ""]
+        assert answers[1].value[:2] == ["me", answers[0].value[1]]
+        store._stop()
+        store.ask(answers.append, "renew", answers[0].value[0])
+        turn_until(loop, lambda: not store.is_busy)
+        assert answers[2].value is True
+        store.ask(answers.append, "no order")
+        turn_until(loop, lambda: not store.is_busy)
+        assert answers[3].trouble == "the process that asks etcd has ended"
+    finally:
+        store.close()
+        loop.close()
