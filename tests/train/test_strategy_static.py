@@ -155,7 +155,7 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
         assert rank["adam"]["ops"]["conditional_block"] == 1
         assert rank["adam"]["ops"]["merged_adam"] == 1
         # Three buckets for eight gradients, in turn over two communicators; two updates.
-        calls = {"all_reduce, 2 ranks, 101": 4, "all_reduce, 2 ranks, 103": 2}
+        calls = {"all_reduce, 2 ranks, 101": 4, "all_reduce, 2 ranks, 104": 2}
         assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
 
 
