@@ -612,6 +612,16 @@ TABLE: tuple[Option, ...] = (
         default="32",
         minimum=1,
     ),
+    Option(
+        "ship",
+        "flag",
+        HOSTS,
+        "Send fleetrun and the current folder, without what .gitignore names, to the hosts for the "
+        "time of the job.",
+        default="false",
+        bare="true",
+        in_file=False,
+    ),
     # Job and logs.
     Option(
         "run_mode",

@@ -133,6 +133,7 @@ def resolve(
         exclude=chosen["exclude"].of(str),
         ssh=chosen["ssh"].of(str) or "ssh",
         ssh_fanout=chosen["ssh_fanout"].of(int) or 1,
+        ship=chosen["ship"].value is True,
         backend=chosen["backend"].of(str) or "auto",
         run_mode=word,
         job_id=_job_id(chosen["job_id"]),

@@ -114,6 +114,7 @@ VALUES = {
     "exclude": ("a", "b"),
     "ssh": ("ssh -v", "slogin"),
     "ssh_fanout": ("8", "16"),
+    "ship": ("true", "false"),
     # A config file needs quotes around a colon and a space.
     "wrap": ("0:nice", "1:nice"),
     "profile": ("0:3-7", "1:2-2"),
@@ -650,7 +651,7 @@ def test_the_example_file_shows_every_option_and_can_be_used(config_file: Config
     config = config_file(re.sub(r"(?m)^#(?=\w|  \w)", "", text))
     shown = {option.target for option in options.TABLE if option.status == "works"}
     missing = shown - {given.option.target for given in config.settings}
-    by_ssh = {"hosts", "hostfile", "include", "exclude"}
+    by_ssh = {"hosts", "hostfile", "include", "exclude", "ship"}
     once = {"config", "detach", "dry_run", "from_manifest", "help", "version"}
     assert missing == once | by_ssh
     assert asked(config=config).ips == ("10.0.0.1", "10.0.0.2")

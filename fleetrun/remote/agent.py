@@ -17,7 +17,8 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import __version__
 from fleetrun.engines.ports import HeldPorts
@@ -127,16 +128,24 @@ def _part(silence_s: float) -> bytes:
     return os.read(0, _CHUNK) if is_heard else b""
 
 
-def run(silence_s: float = protocol.SILENCE_S) -> None:
+class Shipped(NamedTuple):
+    """Where fleetrun and the folder of the job were sent, and the pipe at whose end both go."""
+
+    lib: str
+    cwd: str
+    pipe: int
+
+
+def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -> None:
     """Serve the head, and end with the launcher's exit code.
 
     It counts as gone after SILENCE_S seconds without a word of it.
     """
     # Not os._exit: the launcher has written all there is, and nothing else runs here.
-    sys.exit(_serve(silence_s))
+    sys.exit(_serve(silence_s, shipped))
 
 
-def _serve(silence_s: float) -> int:
+def _serve(silence_s: float, shipped: Shipped | None) -> int:
     head = _Input(silence_s)
     begin = head.line()
     if begin is None:
@@ -147,6 +156,8 @@ def _serve(silence_s: float) -> int:
         other = protocol.Answer(fault="its fleetrun is another than the one here.")
         _tell(protocol.line(other))
         return _UNUSED
+    if shipped is not None:
+        asked = asked._replace(cwd=shipped.cwd)
     environ = {**os.environ, **asked.environ}
     open_port = reachability.OpenPort(asked.reach_ports)
     found = look(asked, environ)._replace(port=open_port.port)
@@ -159,7 +170,7 @@ def _serve(silence_s: float) -> int:
     open_port.close()
     if order is None or found.fault:
         return _UNUSED
-    pid, code = _launch(protocol.arguments(order), asked.cwd, environ, head)
+    pid, code = _launch(protocol.arguments(order), asked.cwd, environ, head, shipped)
     if asked.logs:
         _send_logs(asked, pid, head)
     return code
@@ -188,13 +199,23 @@ def _tell(line: bytes) -> None:
 
 
 def _launch(
-    words: tuple[str, ...], cwd: str, environ: Mapping[str, str], head: _Input
+    words: tuple[str, ...],
+    cwd: str,
+    environ: Mapping[str, str],
+    head: _Input,
+    shipped: Shipped | None,
 ) -> tuple[int, int]:
     """Run the launcher with WORDS in CWD until it ends; return its process and exit code.
 
     HEAD may end it.
     """
     parent = os.getpid()
+    lib, held = "", tuple[int, ...]()
+    if shipped is not None:
+        lib, held = shipped.lib, (shipped.pipe,)
+        if find_spec("psutil") is None:
+            # Nothing that is sent measures.
+            words = ("--metrics_period=0", *words)
 
     def prepare() -> None:
         # If the agent is killed, nothing else would end the launcher.
@@ -203,9 +224,11 @@ def _launch(
             os._exit(1)
 
     child = subprocess.Popen(
-        [sys.executable, "-c", protocol.start("launcher"), *words],
+        [sys.executable, "-c", protocol.start("launcher", lib), *words],
         cwd=cwd,
         env=dict(environ),
+        # What was sent is still needed if we are killed.
+        pass_fds=held,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=prepare,  # noqa: PLW1509 - there are no threads

@@ -28,6 +28,10 @@ OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
+# Runs code by the Python that is here, too, or by another.
+_ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
+# What shells end with that cannot start a program.
+_NO_PROGRAM = (126, 127)
 # So many files of ours are open for each: three pipes, and the handle of the process.
 FILES = 4
 # A login shell may greet, but not print for ever: bytes before the answer, that included.
@@ -59,9 +63,13 @@ def ssh_command(request: Request) -> list[str]:
 class SshConnection:
     """One host, and the ssh to it."""
 
-    def __init__(self, host: HostEntry, ssh: Sequence[str]) -> None:
+    def __init__(self, host: HostEntry, ssh: Sequence[str], shipment: bytes = b"") -> None:
         self.host = host
+        self._shipment = shipment
         command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(protocol.start('agent'))}"
+        if shipment:
+            words = ("sh", "-c", _ANY_PYTHON, "sh", sys.executable, protocol.RECEIVE)
+            command = f"exec {shlex.join(words)}"
         self._argv = [*ssh, *OPTIONS, host.target, command]
         self.answer: Answer | None = None
         # What it says of the others: the host, and why that is not reached.
@@ -76,7 +84,10 @@ class SshConnection:
         self._said = b""
         self._line = b""
         self._chatter = 0
-        self._wanted = b""
+        # What is still to be written; large things are the same for all hosts.
+        self._wanted: list[memoryview] = []
+        # When more than a heartbeat of it was taken.
+        self.sent_at = 0.0
 
     def start(self, loop: Loop, asked: protocol.Inquiry) -> None:
         """Start the ssh, and let it ask what was ASKED."""
@@ -100,6 +111,8 @@ class SshConnection:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
+        if self._shipment:
+            self.say(self._shipment)
         self.say(protocol.line(asked))
 
     @property
@@ -121,9 +134,8 @@ class SshConnection:
         """Send LINE; what does not fit into the pipe goes later."""
         if not self.is_open:
             return
-        waiting = bool(self._wanted)
-        self._wanted += line
-        if not waiting:
+        self._wanted.append(memoryview(line))
+        if len(self._wanted) == 1:
             self._write()
 
     def beat(self) -> None:
@@ -135,12 +147,18 @@ class SshConnection:
         stdin = self.process.stdin
         assert stdin is not None
         try:
-            self._wanted = self._wanted[os.write(stdin.fileno(), self._wanted) :]
+            while self._wanted:
+                count = os.write(stdin.fileno(), self._wanted[0])
+                if count > 1:
+                    self.sent_at = time.monotonic()
+                self._wanted[0] = self._wanted[0][count:]
+                if not self._wanted[0]:
+                    del self._wanted[0]
         except BlockingIOError:
             pass
         except OSError:
             # Its end will be heard of.
-            self._wanted = b""
+            self._wanted.clear()
         if self._wanted:
             self._loop.watch(stdin.fileno(), self._write, WRITABLE)
         else:
@@ -220,6 +238,14 @@ class SshConnection:
         lines = [line.strip() for line in text.splitlines()]
         said = next((line for line in reversed(lines) if line), "")
         if "No module named" in said:
-            return f"fleetrun is not installed there for {sys.executable} ({said})."
+            return (
+                f"fleetrun is not installed there for {sys.executable} ({said}): install it there, "
+                "or send it along with --ship."
+            )
+        if self.code in _NO_PROGRAM and sys.executable in said:
+            return (
+                f"there is no {sys.executable} there ({said}): install fleetrun in the same place, "
+                "or send it along with --ship."
+            )
         said = said.removeprefix("ssh: ")
         return f"ssh: {said or f'it ended with exit code {self.code}'}"

@@ -51,7 +51,7 @@ _TIMEOUT_S = 30.0
 # How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.
 _CLOSING_S = 10.0
 # Options that are the head's own; the rest is for each launcher.
-_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout")
+_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship")
 # Options that each launcher is given by the head.
 _GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
@@ -63,6 +63,8 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     """Return the hosts that REQUEST names, those that are left out apart."""
     if request.hosts and request.hostfile:
         raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
+    if request.ship and not (request.hosts or request.hostfile):
+        raise UsageError("--ship sends to the hosts of --hosts or --hostfile: give one of them.")
     if not (request.hosts or request.hostfile):
         option, text = (
             ("include", request.include) if request.include else ("exclude", request.exclude)
@@ -110,6 +112,9 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
     hosts = listed(request)
     ssh = ssh_command(request)
+    shipment = b""
+    if request.ship:
+        request, shipment = _shipped(request)
     asked = protocol.Inquiry(
         current_folder(), request.script.form, request.script.target, forwarded(environ)
     )
@@ -118,9 +123,24 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         asked = asked._replace(logs=wanted)
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:
-        return Head([SshConnection(host, ssh) for host in hosts], request, asked).run()
+        remotes = [SshConnection(host, ssh, shipment) for host in hosts]
+        return Head(remotes, request, asked).run()
     finally:
         files.restore()
+
+
+def _shipped(request: Request) -> tuple[Request, bytes]:
+    """Return REQUEST as it is for hosts that get all from here, and what is sent to them."""
+    from fleetrun.remote import shipment  # only with --ship
+
+    if request.preflight:
+        raise UsageError(
+            "--preflight does not go with --ship, as it needs what fleetrun is installed with: "
+            "leave it out, or install fleetrun on the hosts."
+        )
+    data = shipment.pack(current_folder(), request.script, request.log_dir)
+    # What is there of the job is removed at its end.
+    return request._replace(gather_logs=request.gather_logs or "all"), data
 
 
 def with_ports(asked: protocol.Inquiry, request: Request, host: HostEntry) -> protocol.Inquiry:
@@ -161,6 +181,8 @@ def arguments(
         found.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
         found.append(f"--nproc_per_node={host.slots}")
+    if request.ship and "gather_logs" not in names:
+        found.append(f"--gather_logs={request.gather_logs}")
     found += [
         f"{one.option.flag}={one.raw}" for one in given.settings if one.option.name not in _OURS
     ]
@@ -250,11 +272,17 @@ class Head:
             self._loop.watch(out, lambda one=one: self._read_out(one))  # type: ignore[misc]
             self._loop.watch(err, lambda one=one: self._read_err(one))  # type: ignore[misc]
             self._loop.watch(one.pidfd, lambda one=one: self._ended(one))  # type: ignore[misc]
-            at = time.monotonic() + _CHECK_S
-            self._loop.alarm(one, at, lambda one=one: self._give_up(one))  # type: ignore[misc]
+            self._await_answer(one)
+
+    def _await_answer(self, one: SshConnection) -> None:
+        at = (one.sent_at or time.monotonic()) + _CHECK_S
+        self._loop.alarm(one, at, lambda: self._give_up(one))
 
     def _give_up(self, one: SshConnection) -> None:
-        if one.answer is None:
+        if one.answer is None and time.monotonic() < one.sent_at + _CHECK_S:
+            # A large folder over a slow network.
+            self._await_answer(one)
+        elif one.answer is None:
             one.give_up(f"it gave no answer within {_CHECK_S:g} s.")
         elif one.unreached is None:
             one.give_up(f"it did not say within {_REACH_S:g} s which hosts it reaches.")

@@ -14,6 +14,11 @@ from typing import NamedTuple
 VERSION = 3
 MARK = b"fleetrun-agent "
 _MAINS = {"agent": "fleetrun.remote.agent", "launcher": "fleetrun.__main__"}
+# Runs the text that comes until the first NUL: that of `arrival`. There is no quotation mark in it.
+RECEIVE = (
+    "import os, sys; sys.path[:] = filter(None, sys.path); "
+    "exec(bytes().join(iter(lambda: os.read(0, 1) or bytes(1), bytes(1))))"
+)
 STOP, NOW = b"stop\n", b"now\n"
 # The head is heard from so often, or counts as lost.
 HEARTBEAT_S, SILENCE_S = 3.0, 15.0
@@ -21,8 +26,8 @@ HEARTBEAT_S, SILENCE_S = 3.0, 15.0
 _SKEW_S = 5.0
 
 
-def start(what: str) -> str:
-    """Return the code for `python -c` that runs the agent or a launcher: WHAT.
+def start(what: str, lib: str = "") -> str:
+    """Return the code for `python -c` that runs the agent or a launcher: WHAT, found in LIB.
 
     With -m the folder it is in would count as a place of modules, and a json.py there as Python's;
     -P is not older than Python 3.11.
@@ -30,9 +35,8 @@ def start(what: str) -> str:
     >>> start("launcher").rpartition("; ")[2]
     'run()'
     """
-    return (
-        f"import sys; sys.path[:] = filter(None, sys.path); from {_MAINS[what]} import run; run()"
-    )
+    path = f"[{lib!r}, *filter(None, sys.path)]" if lib else "filter(None, sys.path)"
+    return f"import sys; sys.path[:] = {path}; from {_MAINS[what]} import run; run()"
 
 
 class Inquiry(NamedTuple):

@@ -1,0 +1,117 @@
+"""`--ship` to hosts without fleetrun and the folder: nothing stays, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import sshd_hosts
+from commandline import ROOT
+from processes import MARKER, assert_no_survivors, survivors
+from waiting import LONG_S, until
+
+from fleetrun.remote import protocol
+
+if TYPE_CHECKING:
+    from lab import Network
+
+pytestmark = [pytest.mark.multinode, pytest.mark.slow, pytest.mark.long]
+
+SCRIPT = """\
+echo "rank $PADDLE_TRAINER_ID has $(cat data) and $1"
+touch up.$PADDLE_TRAINER_ID
+until [ -e go ]; do sleep 0.1; done
+exit 5
+"""
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("killed", ["", "head", "agent", "ssh"])
+def test_nothing_that_was_sent_stays_on_a_host(
+    four_hosts: Network, tmp_path: Path, killed: str
+) -> None:
+    if not sshd_hosts.SSHD:
+        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
+    head, *hosts = four_hosts.hosts[:3]
+    work, there = tmp_path / "work", tmp_path / "there"
+    for folder in (work, there):
+        folder.mkdir()
+    (work / "train.sh").write_text(SCRIPT)
+    (work / "data").write_text("data")
+    for host in hosts:
+        # Neither the checkout with its Python is there, nor the job.
+        for folder in (ROOT, work):
+            host.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
+    shown = {"CUDA_VISIBLE_DEVICES": "", MARKER: tmp_path.name}
+    config = sshd_hosts.on_hosts(hosts, tmp_path / "keys", TMPDIR=str(there), **shown)
+    ips = ",".join(host.ip for host in hosts)
+    options = (f"--hosts={ips}", f"--ssh=ssh -F {config}", "--ship", "--nproc_per_node=1")
+    words = [sys.executable, "-m", "fleetrun", *options, "sh", "train.sh", "a b"]
+    with subprocess.Popen(
+        head.command(words, cwd=work),
+        env={**os.environ, "PYTHONPATH": str(ROOT), **shown},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until(lambda: process.poll() is not None or len([*there.glob("*/job/up.*")]) == 2)
+        said = survivors(tmp_path.name)
+        if killed == "head":
+            # And not what has entered the host for it.
+            strike(
+                [
+                    pid
+                    for pid, line in said.items()
+                    if line.startswith(sys.executable) and "--ship" in line
+                ]
+            )
+        elif killed == "agent":
+            # What cleans up is its child.
+            agents = [pid for pid, line in said.items() if protocol.RECEIVE in line]
+            strike([pid for pid in agents if parent(pid) not in agents][:1])
+        elif killed == "ssh":
+            strike([pid for pid, line in said.items() if line.startswith("ssh ")][:1])
+        else:
+            next(there.glob("*/job")).joinpath("go").touch()
+        out, err = process.communicate(timeout=LONG_S)
+    assert_no_survivors(tmp_path.name, LONG_S)
+    until(lambda: not list(there.iterdir()))
+    if not killed:
+        assert (process.returncode, out) == (5, "rank 0 has data and a b\n"), err
+        assert (work / "log" / "workerlog.1").read_text() == "rank 1 has data and a b\n"
+
+
+def strike(pids: list[int]) -> None:
+    """Kill PIDS, of which there is at least one."""
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_host_without_fleetrun_is_told_of_ship(four_hosts: Network, tmp_path: Path) -> None:
+    if not sshd_hosts.SSHD:
+        pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
+    head, host, *_ = four_hosts.hosts
+    host.run("mount", "-t", "tmpfs", "tmpfs", str(ROOT))
+    config = sshd_hosts.on_hosts([host], tmp_path / "keys", CUDA_VISIBLE_DEVICES="")
+    options = (f"--hosts={host.ip}", f"--ssh=ssh -F {config}")
+    words = [sys.executable, "-m", "fleetrun", *options, "true"]
+    done = subprocess.run(
+        head.command(words, cwd=tmp_path),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 3
+    assert f"fleetrun: {host.ip}  there is no {sys.executable} there (" in done.stderr
+    assert "or send it along with --ship." in done.stderr
