@@ -7,17 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from commandline import ROOT
-from processes import MARKER, assert_no_survivors
+from processes import MARKER, assert_no_survivors, survivors
 from slurm import Slurm, missing, slurm
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from lab import Host
 
@@ -103,6 +103,49 @@ def test_nothing_is_left_when_mpirun_is_killed(job: Job, mpirun: str) -> None:
     assert_no_survivors(job.marker, LONG_S)
 
 
+def strike_task(job: Job, command: list[str], number: int) -> int:
+    """Kill task NUMBER of a host once all ranks of COMMAND are up; return the exit code."""
+    names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+    entries = {f"{name}={number}".encode() for name in names}
+    with subprocess.Popen(
+        command,
+        cwd=job.folder,
+        env=job.env(HOLD="1"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as process:
+        # A step of Slurm's runs in the host's own folder.
+        until(lambda: len([*job.folder.glob("up.*"), *job.folder.glob("*/up.*")]) == 3)
+        # The ranks have these variables, too; of a task that leads there is also the guard.
+        tasks = [
+            pid
+            for pid, line in survivors(job.marker).items()
+            if "-m fleetrun" in line
+            and "srun" not in line
+            and entries & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        ]
+        assert tasks
+        for pid in tasks:
+            os.kill(pid, signal.SIGKILL)
+        said = process.communicate(timeout=LONG_S)[1].decode()
+    assert_no_survivors(job.marker, LONG_S)
+    # Hydra kills all others at once, and says so itself.
+    if number and command[0] != "mpirun.mpich":
+        assert f"The engine's task of rank {number} is gone (kill -9?)" in said, said
+    return process.returncode
+
+
+@pytest.mark.parametrize("mpirun", ["mpirun.openmpi --oversubscribe", "mpirun.mpich"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_task_of_a_real_mpi_that_is_killed_ends_the_job(
+    job: Job, mpirun: str, number: int
+) -> None:
+    program, *options = mpirun.split()
+    if not shutil.which(program):
+        pytest.skip(f"there is no {program} here (Debian: apt install openmpi-bin mpich)")
+    assert strike_task(job, [program, *options, "-n", "3", *job.words], number) in {137, 9}
+
+
 @pytest.fixture
 def cluster(two_hosts: tuple[Host, Host], tmp_path: Path) -> Iterator[Slurm]:
     reason = missing()
@@ -121,6 +164,14 @@ def test_a_task_for_each_rank_by_slurm(job: Job, cluster: Slurm) -> None:
     # On one host no launcher waits for another when Slurm kills all at the first bad exit.
     alone = cluster.command("srun", "--nodes=1", "--ntasks=3", "-K1", *job.words)
     assert job.run(alone, FAIL="2").returncode == 7
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_task_of_slurms_that_is_killed_ends_the_job(
+    job: Job, cluster: Slurm, number: int
+) -> None:
+    command = cluster.command("srun", "--nodes=1", "--ntasks=3", *job.words)
+    assert strike_task(job, command, number) == 137
 
 
 def test_a_shell_in_an_allocation_starts_a_launcher_on_each_host(job: Job, cluster: Slurm) -> None:
