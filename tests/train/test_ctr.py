@@ -105,7 +105,9 @@ def run(
     return done.returncode, done.stdout, left
 
 
+# As the two below do, with a strategy and on two hosts.
 @needs_paddle26
+@pytest.mark.long
 def test_two_servers_and_two_trainers_train(tmp_path: Path) -> None:
     options = ("--server_num=2", "--worker_num=2", *AGAIN)
     words = ("-m", "fleetrun", *options, str(SCRIPT), *EPOCHS)

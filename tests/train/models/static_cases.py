@@ -279,12 +279,12 @@ def train(case: str) -> dict[str, Any]:
 report: dict[str, Any] = {}
 executor = static.Executor()
 for case in wanted["cases"]:
-    if case == "resnet50":
+    if case == "resnet18":
         main, startup = static.Program(), static.Program()
         with static.program_guard(main, startup):
             x = static.data("i", [None, 3, 32, 32])
             y = static.data("l", [None], "int64")
-            loss = nn.functional.cross_entropy(paddle.vision.models.resnet50()(x), y)
+            loss = nn.functional.cross_entropy(paddle.vision.models.resnet18()(x), y)
             fleet.distributed_optimizer(paddle.optimizer.Momentum()).minimize(loss, startup)
         report[case] = count(main)
         continue
