@@ -144,7 +144,7 @@ def _run(  # noqa: PLR0917 - as launch has them
     _restore(request)
     is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
     hide = secrets.of_launch(request, environ)
-    messages = Messages(is_coloured=is_coloured, hide=hide)
+    messages = Messages(is_coloured=is_coloured, is_ci=bool(environ.get("CI")), hide=hide)
     gathering, session = begin(messages.say, hide)
 
     has_screen = background is None and _has_screen(request, environ)
@@ -216,6 +216,7 @@ def _run(  # noqa: PLR0917 - as launch has them
         equip,
         say=messages.say,
         show=messages.show,
+        progress=messages.progress,
         files=files,
         hide=hide,
         stdin=stdin,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # The default for hosts that are started by hand or by a queue.
 TIMEOUT_S = 600.0
+_PROGRESS_S = 1.0
 
 
 class Gathering:
@@ -32,7 +33,7 @@ class Gathering:
     is_shared = False
     # Whether hosts may come and go while the job runs.
     may_change = False
-    # How often to print what it waits for.
+    # How often to print what it waits for; a terminal shows it once before.
     progress_s = 10.0
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
@@ -83,10 +84,13 @@ class Round:
         loop: Loop,
         say: Callable[[str], None],
         answered: Callable[[LaunchPlan | Exception], None],
+        *,
+        progress: Callable[[str], None],
     ) -> None:
         self._gathering = gathering
         self._attempt = attempt
         self._say = say
+        self._progress = progress
         self._answered = answered
         self._share = LoopShare(loop, self._shielded)
         self._answers: list[LaunchPlan | Exception] = []
@@ -94,7 +98,11 @@ class Round:
 
     def begin(self) -> None:
         """Ask."""
-        self._until = time.monotonic() + self._gathering.timeout_s
+        now = time.monotonic()
+        self._until = now + self._gathering.timeout_s
+        self._share.alarm(
+            (Round, "progress"), now + _PROGRESS_S, partial(self._tell, self._progress)
+        )
         self._remark_later()
         begin = self._gathering.begin
         self._shielded(partial(begin, self._attempt, self._share, self._answers.append))
@@ -113,11 +121,14 @@ class Round:
         self._share.alarm((Round, "remark"), at, self._remark)
 
     def _remark(self) -> None:
-        left = self._until - time.monotonic()
-        said = self._gathering.progress(left)
-        if said:
-            self._say(said)
+        self._tell(self._say)
         self._remark_later()
+
+    def _tell(self, say: Callable[[str], None]) -> None:
+        """Say for whom it waits."""
+        said = self._gathering.progress(self._until - time.monotonic())
+        if said:
+            say(said)
 
     def late(self) -> RendezvousError:
         """Cancel, and return the error that names the hosts that did not join."""

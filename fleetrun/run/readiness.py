@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 30.0
 _REMOTE_TIMEOUT_S = 300.0
 # When to print what it waits for.
-_REMARK_S = 5.0
+_REMARK_S = 1.0
 
 
 class Readiness:
@@ -31,12 +31,14 @@ class Readiness:
         self,
         loop: Loop,
         say: Callable[[str], None],
+        progress: Callable[[str], None],
         *,
         is_alive: Callable[[int], bool],
         ready: Callable[[int, int], None],
     ) -> None:
         self._loop = loop
         self._say = say
+        self._progress = progress
         self._is_alive = is_alive
         self._ready = ready
         self._ports: PortWait | None = None
@@ -68,7 +70,7 @@ class Readiness:
             return endpoint in own and not self._is_alive(own[endpoint])
 
         def remark() -> None:
-            self._say(f"Waiting up to {timeout_s:.0f} s for {self._silent(plan)} to listen.")
+            self._progress(f"Waiting up to {timeout_s:.0f} s for {self._silent(plan)} to listen.")
             self._loop.alarm("timeout", began + timeout_s, give_up)
 
         def give_up() -> None:

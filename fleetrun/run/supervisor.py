@@ -85,6 +85,7 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         show: Callable[[str], None],
+        progress: Callable[[str], None] | None = None,
         files: descriptors.FileLimit | None = None,
         hide: Callable[[str], str] = str,
         stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
@@ -104,6 +105,8 @@ class Supervisor:
         self._is_over = False
         self._say = say
         self._show = show
+        # What takes long; None: as all else.
+        self._progress = progress or say
         # Of the current generation.
         self._plan: LaunchPlan
         self._has_plan = False
@@ -139,7 +142,11 @@ class Supervisor:
         self._signals = Signals()
         self._default_signals = defaults_for_children()
         self._readiness = Readiness(
-            self._loop, self._say, is_alive=self._workers.__contains__, ready=self._is_ready
+            self._loop,
+            self._say,
+            self._progress,
+            is_alive=self._workers.__contains__,
+            ready=self._is_ready,
         )
         try:
             return self._supervise()
@@ -211,7 +218,9 @@ class Supervisor:
             self._feed(self._gathered(attempt, planned))
             self._perform_all()
 
-        self._round = Round(self._gathering, attempt, self._loop, self._say, answered)
+        self._round = Round(
+            self._gathering, attempt, self._loop, self._say, answered, progress=self._progress
+        )
         self._round.begin()
 
     def _no_plan(self, attempt: int, error: Exception) -> GatherFailed:
@@ -576,7 +585,8 @@ class Supervisor:
         if self._state.phase == policy.STOPPING and self._state.deadline is not None:
             left = self._state.kill_at - time.monotonic()
             why = "" if self._state.cause is None else f"{self._state.outcome().describe()}. "
-            self._say(f"{why}Waiting up to {left:.0f} s for {names.listed(self._alive())} to end.")
+            late = names.listed(self._alive())
+            self._progress(f"{why}Waiting up to {left:.0f} s for {late} to end.")
 
     def _alive(self) -> list[str]:
         return [self._labels[index] for index in sorted(self._workers)]

@@ -33,10 +33,13 @@ class Messages(Sink):
         preface: Callable[[], str] | None = None,
         *,
         is_coloured: bool = False,
+        is_ci: bool = False,
         hide: Callable[[str], str] = str,
     ) -> None:
         self._hide = hide
         self._outlet = Outlet(2)
+        # Whether somebody may be looking on.
+        self._is_watched = self._outlet.is_terminal and not is_ci
         # Made after the processes are started, so that they do not wait for it.
         self.preface = preface
         self._queue: deque[bytes] = deque(maxlen=_MOST)
@@ -52,6 +55,11 @@ class Messages(Sink):
     def say(self, text: str) -> None:
         """Write TEXT as one line; control characters in it are escaped."""
         self._put(visible(self._hide(text)))
+
+    def progress(self, text: str) -> None:
+        """Write TEXT as one line on a terminal; nothing in pipes and CI."""
+        if self._is_watched:
+            self.say(text)
 
     def show(self, text: str) -> None:
         """Write the lines of TEXT."""

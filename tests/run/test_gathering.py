@@ -60,10 +60,12 @@ class _Room:
     def __init__(self) -> None:
         self.loop = Loop()
         self.said: list[str] = []
+        self.shown: list[str] = []
         self.answers: list[LaunchPlan | Exception] = []
 
     def begin(self, gathering: Gathering) -> Round:
-        self.round = Round(gathering, 3, self.loop, self.said.append, self.take)
+        show = self.shown.append
+        self.round = Round(gathering, 3, self.loop, self.said.append, self.take, progress=show)
         self.round.begin()
         return self.round
 
@@ -110,6 +112,17 @@ def test_an_answer_comes_through_a_pipe_and_meanwhile_it_is_said_for_whom(room: 
     os.write(hosts.write_fd, b".")
     room.loop.turn()
     assert (hosts.attempt, room.answers, hosts.cancelled) == (3, [PLAN], 0)
+
+
+def test_for_whom_it_waits_is_shown_on_a_terminal_before_it_is_said(room: _Room) -> None:
+    hosts = _Hosts()
+    hosts.progress_s = 600.0
+    room.begin(hosts)
+    while not room.shown:
+        room.loop.turn()
+    (shown,) = room.shown
+    assert "s for 10.0.0.2." in shown
+    assert room.said == []
 
 
 def test_what_a_callback_raises_is_an_answer(room: _Room) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from commandline import ROOT, Command
 from processes import assert_no_survivors
 from terminals import COUNT, Terminal, state, stopped_in_a_shell
-from waiting import until
+from waiting import LONG_S, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,26 @@ def test_s27_ctrl_c_reaches_each_rank_once(tmp_path: Path, terminal: Terminal) -
     assert b"Traceback" not in terminal.shown
     assert terminal.settings() == before
     assert_no_survivors(job.marker, 0.0)
+
+
+def test_who_is_waited_for_at_the_end_is_shown_on_a_terminal_only(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    deaf = "trap '' TERM; touch up.$R; until [ -e up.0 ] && [ -e up.1 ]; do sleep 0.01; done"
+    script = f"{deaf}; [ $R = 0 ] || exit 7; until [ -e end ]; do sleep 0.05; done"
+    job = Command(tmp_path, script, "--grace=60")
+    launcher = terminal.start(job.argv, env=job.environ({"CI": ""}), cwd=tmp_path)
+    try:
+        until(terminal.shows(b"rank 1 exited with 7. Waiting up to"))
+        until(terminal.shows(b"s for rank 0 to end."))
+    finally:
+        (tmp_path / "end").touch()
+        assert launcher.wait(LONG_S) == 7
+    (tmp_path / "piped").mkdir()
+    piped = Command(tmp_path / "piped", script, "--grace=1.5").run()
+    assert piped.code == 7
+    assert "rank 1 exited with 7" in piped.said
+    assert "Waiting" not in piped.said
 
 
 def test_s27_one_ctrl_c_shows_no_heap_of_tracebacks(tmp_path: Path, terminal: Terminal) -> None:
