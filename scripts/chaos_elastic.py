@@ -10,11 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+import etcds  # pyright: ignore[reportMissingImports] - it is in tests
 from chaos_hosts import HEARTBEAT_TIMEOUT_S, KILL, TERM, Fault, HostsJob
 from chaos_job import Lost, await_
+
+etcd_missing = etcds.missing
 
 if TYPE_CHECKING:
     import random
@@ -151,6 +155,37 @@ class ElasticJob(HostsJob):
             raise Lost(together.read_text())
 
 
+class EtcdJob(ElasticJob):
+    """One whose roster is kept in etcd, on the last host, which is none of the job's."""
+
+    def __init__(
+        self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
+    ) -> None:
+        super().__init__(network, folder, fault, draw)
+        *self.hosts, self.keeper = network.hosts
+        self.master = ""
+        self._etcd = ExitStack()
+
+    def start(self) -> None:
+        """Start etcd, then a launcher on each host, in any order."""
+        self.master = self._etcd.enter_context(etcds.on_hosts([self.keeper]))
+        super().start()
+
+    def clear(self) -> None:
+        """End what is left, before the hosts are removed."""
+        super().clear()
+        self._etcd.close()
+
+    def words(self) -> list[str]:
+        """Return the options that make it elastic."""
+        count = self.fault.options or ("--nnodes=1:4",)
+        return [f"--master={self.master}", *count, f"--elastic_timeout={_ELASTIC_TIMEOUT_S}"]
+
+    def another(self) -> lab.Host | None:
+        """Draw a host that can be lost, which is any."""
+        return self.draw.choice(self.left) if len(self.left) > 1 else None
+
+
 # -- what can happen -------------------------------------------------------------------------------
 
 
@@ -271,4 +306,10 @@ FAULTS = (
     _elastic("elastic: newcomer", newcomer, absent=1, weight=3),
     _elastic("elastic: all at once", storm, weight=8),
     _elastic("elastic: a spare", one(_kill_launcher), options=("--nnodes=3", "--spares=1")),
+)
+
+ETCD = tuple(
+    # Who is cut off looks for the others until --rdzv_timeout.
+    one._replace(name=one.name.replace("elastic:", "etcd:"), has_etcd=True, within_s=25.0)
+    for one in FAULTS
 )

@@ -70,6 +70,8 @@ class Fault(NamedTuple):
     needs_slow_switch: bool = False
     # Whether the job goes on without hosts that are lost; see chaos_elastic.py.
     is_elastic: bool = False
+    # Whether its roster is kept in etcd, on one host more; see chaos_elastic.py, too.
+    has_etcd: bool = False
 
 
 class HostsJob:
@@ -82,7 +84,7 @@ class HostsJob:
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
     ) -> None:
         self.network = network
-        self.hosts = network.hosts
+        self.hosts: Sequence[lab.Host] = network.hosts
         self.folder = folder
         self.fault = fault
         self.draw = draw
@@ -432,14 +434,19 @@ def run(  # noqa: PLR0917 - what the command line says
     seconds: float | None,
 ) -> int:
     """Do LAUNCHES of SEED on HOSTS hosts; return the exit code."""
+    from chaos_elastic import ETCD, etcd_missing
     from chaos_elastic import FAULTS as ELASTIC
 
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
+    if fault.startswith("etcd"):
+        reason = reason or etcd_missing()
     if reason:
         print(f"scripts/chaos: there can be no hosts here: {reason}", file=sys.stderr)
         return 3
     # Elastic ones are asked for by that word: each takes several times as long.
     known = [*ELASTIC] if fault.startswith("elastic") else [*FAULTS]
+    if fault.startswith("etcd"):
+        known = [*ETCD]
     faults = [one for one in known if fault in one.name]
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"{len(launches)} launches on {hosts} hosts, seed {seed}", flush=True)
@@ -469,13 +476,17 @@ def run(  # noqa: PLR0917 - what the command line says
 def _run(  # noqa: PLR0917 - all that a launch depends on
     folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault], pace: Pace
 ) -> Result:
-    from chaos_elastic import ElasticJob
+    from chaos_elastic import ElasticJob, EtcdJob
 
     draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
     fault = draw.choices(faults, [one.weight for one in faults])[0]
     kind = ElasticJob if fault.is_elastic else HostsJob
+    if fault.has_etcd:
+        kind = EtcdJob
     try:
-        with lab.network(hosts, folder, is_slow=fault.needs_slow_switch) as network:
+        with lab.network(
+            hosts + fault.has_etcd, folder, is_slow=fault.needs_slow_switch
+        ) as network:
             job = kind(network, folder, fault, draw)
             try:
                 job.start()

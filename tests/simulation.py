@@ -253,7 +253,7 @@ class World:
         self.coordinator_alive = True
         self.coordinator_timer = 0
         self.launchers = [Launcher(self, i, name=f"host {i}") for i in range(hosts)]
-        self.coordinator = state.begin(terms, self.launchers[0].clock())
+        self.coordinator = state.begin(terms, self.launchers[0].clock() if hosts else 0.0)
         self.messages = 0
         self.generations: dict[int, Roster] = {}
 
@@ -480,7 +480,7 @@ class World:
                 self.terms.is_elastic and chance.random() < chances.late
             )
             begin = chance.uniform(0.0, 60.0 if is_late and not host.is_local else 3.0)
-            self.after(begin, lambda h=host: self.dial(h))  # type: ignore[misc]
+            self.after(begin, lambda h=host: self.begin(h))  # type: ignore[misc]
             self.after(begin, host.offer)
             self.after(begin, host.set_timer)
             span = chance.choice((1.0, 10.0, 40.0))
@@ -507,6 +507,10 @@ class World:
                     self.after(moment, partial(self.reset, host))
                 self.after(moment, partial(self.cut, host, seconds))
         self.set_timer()
+
+    def begin(self, host: Launcher) -> None:
+        """Let a launcher begin."""
+        self.dial(host)
 
     def check(self, until: float) -> None:
         """Play, and see that all ended, and ended alike."""

@@ -159,6 +159,11 @@ class ElectedSession(Session):
             self._event(member.Gone(time.monotonic()))
         del leader  # The election knows it.
 
+    def unfollow(self) -> None:
+        """Call nobody: the one that was followed leads no more."""
+        self._hang_up()
+        self._called = None
+
     def _hang_up(self) -> None:
         if self._dialer is not None:
             self._dialer.close()

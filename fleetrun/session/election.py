@@ -48,6 +48,9 @@ if TYPE_CHECKING:
         def follow(self, leader: LeaderRecord) -> None:
             """Call LEADER."""
 
+        def unfollow(self) -> None:
+            """Call nobody: the one that was followed leads no more."""
+
         def resign(self, why: str, renewed_at: float) -> None:
             """Coordinate no more: another launcher may, from a while after RENEWED_AT on."""
 
@@ -170,7 +173,10 @@ class Election:
         if leader_revision:
             self._found(jobrecord.read_leader(written))
             return
-        self.leader = None
+        if self.leader is not None:
+            # Who answers there from now on leads another term.
+            self.leader = None
+            self._candidate.unfollow()
         if self._free_at is None:
             self._free_at = self._clock()
         if not self._candidate.may_lead():

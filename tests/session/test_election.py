@@ -72,7 +72,17 @@ class Lab:
         return local, 6166
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name not in {"unlisten", "lead", "follow", "resign", "renewed", "end", "note", "close"}:
+        if name not in {
+            "unlisten",
+            "unfollow",
+            "lead",
+            "follow",
+            "resign",
+            "renewed",
+            "end",
+            "note",
+            "close",
+        }:
             raise AttributeError(name)
         return lambda *values: self.done.append((name, *values))
 
@@ -122,7 +132,7 @@ def test_who_comes_second_follows_until_the_place_is_free_and_goes_on_with_the_j
     free = ("", 0, jobrecord.write(RECORD), 8, "10.0.0.1")
     lab.answer(free)
     freed_at = lab.now
-    assert lab.did() == []
+    assert lab.did() == [("unfollow",)]
     lab.can_lead = True
     lab.pass_time(1.0)
     lab.answer(free)
@@ -219,7 +229,7 @@ def test_who_had_a_part_in_a_job_that_is_over_ends(lab: Lab) -> None:
     lab.did()
     lab.election.seek()
     lab.answer(FREE)
-    assert lab.did() == [("end", "the job has ended, or etcd has lost what it knew of it")]
+    assert lab.did()[1:] == [("end", "the job has ended, or etcd has lost what it knew of it")]
     lab.election.seek()
     lab.answer((jobrecord.write(OTHER._replace(job="y")), 5, "", 0, ""))
     assert lab.did() == [("end", "another job of the same name has begun")]
@@ -238,7 +248,7 @@ def test_a_host_that_cannot_listen_lets_another_one_coordinate(lab: Lab) -> None
     lab.did()
     lab.fault = "Each port from 6166 to 6169 is taken."
     lab.answer(("", 0, jobrecord.write(RECORD), 8, ""))
-    assert lab.did() == [("note", lab.fault)]
+    assert lab.did() == [("unfollow",), ("note", lab.fault)]
 
 
 def test_who_leaves_tells_whether_the_job_is_over(lab: Lab) -> None:
