@@ -70,19 +70,26 @@ class EngineJob:
         self.each = draw.randint(1, 2)
         self.ranks = range(len(hosts) * self.each)
         # Slurm: from the allocation's shell, one task on each host, or one for each rank.
-        self.way = draw.choice(("shell", "host", "rank"))
+        ways = ("shell", "host", "rank") if engine == "slurm" else ("there", "sent", "sent")
+        self.way = draw.choice(ways)
+        # What --ship sends is kept there.
+        self.sent = folder / "sent"
         self.cluster: slurm.Slurm
         self.ssh: Path
         self.process: subprocess.Popen[bytes]
         self.has_started = False
+        self.has_crashed = False
 
     def prepare(self) -> None:
         """Start the daemons of the engine."""
         (self.folder / "rank.sh").write_text(RANK)
         for rank in self.ranks:
             os.mkfifo(self.folder / f"orders.{rank}")
+        self.sent.mkdir()
         if self.engine == "ssh":
-            shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARK: self.mark}
+            shown = {"TMPDIR": str(self.sent), "CUDA_VISIBLE_DEVICES": "", MARK: self.mark}
+            if self.way == "there":
+                shown["PYTHONPATH"] = str(ROOT)
             self.ssh = sshd_hosts.on_hosts(self.hosts, self.folder / "keys", **shown)
         else:
             self.cluster = slurm.Slurm(self.hosts, self.folder / "slurm")
@@ -97,8 +104,9 @@ class EngineJob:
         script = ("sh", str(self.folder / "rank.sh"), str(self.folder), "")
         if self.engine == "ssh":
             ips = ",".join(f"{host.ip}:{self.each}" for host in self.hosts)
-            ssh = f"--ssh=ssh -F {self.ssh}"
-            command = self.hosts[0].command([*FLEETRUN, f"--hosts={ips}", ssh, *options, *script])
+            options += (f"--hosts={ips}", f"--ssh=ssh -F {self.ssh}")
+            options += ("--ship",) if self.way == "sent" else ()
+            command = self.hosts[0].command([*FLEETRUN, *options, *script])
         else:
             number = f"--nodes={len(self.hosts)}"
             before = {
@@ -197,6 +205,8 @@ class EngineJob:
             await_("nobody is left", lambda: not marked(self.mark), 30.0)
         except Lost:
             raise Lost(f"these are left: {marked(self.mark)}\n{self.said()}") from None
+        if not self.has_crashed and (left := [path.name for path in self.sent.iterdir()]):
+            raise Lost(f"{left} is left of what was sent: {self.said()}")
         # Whoever was killed says nothing, and nsenter hands that on as a death of its own.
         code = 128 - code if code < 0 else code
         if code not in codes:
@@ -282,7 +292,14 @@ def kill_one(program: str, *words: str) -> Strike:
     return strike
 
 
+def kill_an_agent(job: EngineJob) -> Sequence[int]:
+    # What runs first where all is sent becomes the agent.
+    job.strike(KILL, sys.executable, "remote.agent" if job.way == "there" else "os.read(0, 1)")
+    return ANY_FAILURE
+
+
 def crash_host(job: EngineJob) -> Sequence[int]:
+    job.has_crashed = True
     # The first one is that of the user.
     job.draw.choice(job.hosts[1:]).crash()
     return ANY_FAILURE
@@ -298,7 +315,7 @@ FAULTS = (
     Fault("front: -KILL", tell_front(KILL), weight=3),
     Fault("a launcher: -KILL", kill_one(sys.executable, "--heartbeat_timeout"), weight=3),
     Fault("ssh: -KILL", kill_one("ssh", "BatchMode=yes"), weight=3, engine="ssh"),
-    Fault("an agent: -KILL", kill_one(sys.executable, "remote.agent"), engine="ssh"),
+    Fault("an agent: -KILL", kill_an_agent, engine="ssh"),
     Fault("srun: -KILL", kill_one("srun"), weight=3, engine="slurm"),
     Fault("scancel", cancel, weight=3, engine="slurm"),
     Fault("host: crash", crash_host, weight=3),
