@@ -38,7 +38,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Knob, Layer
 from fleetrun.plan import arguments, secrets
 from fleetrun.plan.arguments import Hidden
-from fleetrun.records import names
+from fleetrun.records import installed, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -191,17 +191,8 @@ def _versions(kernel: str) -> dict[str, str | None]:
 
 def _paddle() -> str | None:
     """Return the name and version of the installed Paddle, as `paddlepaddle-gpu 3.3.1`."""
-    # importlib.metadata would block the supervisor for 60 ms, and says the same.
-    for folder in sys.path:
-        try:
-            entries = os.listdir(folder or ".")
-        except OSError:
-            continue
-        for name in entries:
-            if name.startswith("paddlepaddle") and name.endswith(".dist-info"):
-                package, _, version = name.removesuffix(".dist-info").partition("-")
-                return f"{package.replace('_', '-')} {version}"
-    return None
+    found = installed.paddle()
+    return None if found is None else " ".join(found)
 
 
 def _driver() -> str | None:

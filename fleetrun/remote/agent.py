@@ -6,9 +6,7 @@ connection that was cut and a laptop that sleeps are noticed.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import select
 import signal
 import subprocess
@@ -16,8 +14,6 @@ import sys
 import time
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import __version__
@@ -25,6 +21,7 @@ from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Script
 from fleetrun.probe import scripts
+from fleetrun.records import installed
 from fleetrun.records.folder import write_all
 from fleetrun.remote import protocol, reachability
 from fleetrun.run import libc
@@ -35,14 +32,13 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 # Without a launcher there is nothing to stop: not asked, not answered, or gone.
 _UNUSED = 0
-_PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddle-npu")
 
 
 def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
     """Look for what the inquiry ASKED about."""
     found = protocol.Answer(
         fleetrun=__version__,
-        python=platform.python_version(),
+        python=sys.version.partition(" ")[0],
         paddle=_paddle(),
         address=address(environ),
         time=time.time(),
@@ -56,6 +52,8 @@ def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer
     if (fault := _taken(asked.ports)) is not None:
         return found._replace(fault=fault)
     if path is not None and asked.target.endswith(".py"):
+        import hashlib  # a program has none
+
         with open(os.path.join(asked.cwd, path), "rb") as file:
             found = found._replace(digest=hashlib.sha256(file.read()).hexdigest())
     return found
@@ -74,10 +72,8 @@ def _taken(ports: Sequence[int]) -> str | None:
 
 
 def _paddle() -> str:
-    for name in _PADDLES:
-        with suppress(metadata.PackageNotFoundError):
-            return f"{metadata.version(name)} ({name})"
-    return ""
+    found = installed.paddle()
+    return "" if found is None else f"{found[1]} ({found[0]})"
 
 
 def address(environ: Mapping[str, str]) -> str:
@@ -212,6 +208,8 @@ def _launch(
     parent = os.getpid()
     lib, held = "", tuple[int, ...]()
     if shipped is not None:
+        from importlib.util import find_spec  # 10 ms that only some need
+
         lib, held = shipped.lib, (shipped.pipe,)
         if find_spec("psutil") is None:
             # Nothing that is sent measures.

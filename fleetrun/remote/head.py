@@ -6,7 +6,6 @@ What the launchers say is shown here. They have a session of their own, which sa
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 import time
@@ -119,7 +118,7 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
         current_folder(), request.script.form, request.script.target, forwarded(environ)
     )
     if request.gather_logs:
-        wanted = (request.log_dir, request.gather_logs, secrets.token_hex(16))
+        wanted = (request.log_dir, request.gather_logs, os.urandom(16).hex())
         asked = asked._replace(logs=wanted)
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:

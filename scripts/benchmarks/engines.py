@@ -1,7 +1,8 @@
 """`scripts/bench nodes --engine E`: from the command to the first line of every rank.
 
 Beside it the engine alone starts the same worker on the same hosts, which are network namespaces of
-this machine with a real sshd, Slurm or Open MPI.
+this machine with a real sshd, Slurm or Open MPI; and as many fleetruns start it there that know of
+no engine and of no other.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-BARE, OUR = "the engine alone", "fleetrun"
+BARE, APART, OUR = "the engine alone", "launches apart", "fleetrun"
+_TURN = (BARE, APART, OUR)
 _TIMEOUT_S = 120.0
 _PYTHON = (sys.executable, "-S", WORKER)
 
@@ -79,6 +81,8 @@ class Hosts:
         """Return what is started side by side to run the worker on each host."""
         ips, first = [host.ip for host in self._hosts], self._hosts[0]
         ours = (*FLEETRUN, "--nproc_per_node=1")
+        if name == APART:
+            return [host.command([*ours, WORKER]) for host in self._hosts]
         listed = f"--ips={','.join(ips)}"
         if self._engine == "ssh":
             ssh = ("ssh", "-F", str(self._ssh))
@@ -146,7 +150,7 @@ def run(chosen: argparse.Namespace) -> int:
         ):
             hosts = Hosts(chosen.engine, made, Path(name))
             for turn in range(chosen.rounds):
-                for which in (BARE, OUR) if turn % 2 == 0 else (OUR, BARE):
+                for which in _TURN if turn % 2 == 0 else _TURN[::-1]:
                     report.progress(f"{number} hosts, round {turn + 1}: {which}")
                     times[which].append(hosts.measure(which))
             hosts.close()
@@ -163,8 +167,9 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(engine: str, found: Mapping[int, Mapping[str, Sequence[float]]], rounds: int) -> None:
     rows = []
     for number, times in found.items():
-        bare, ours = (summary(times[which]) for which in (BARE, OUR))
-        more = ms(ours.median - bare.median)
-        rows.append([str(number), spread(bare), spread(ours), more])
+        bare, apart, ours = (summary(times[which]) for which in _TURN)
+        both = bare.median + apart.median
+        more = [ms(ours.median - bare.median), f"{ours.median / both:.2f} x"]
+        rows.append([str(number), *map(spread, (bare, apart, ours)), *more])
     title = f"{engine}: command to the last first line; median (lowest-highest) of {rounds}, ms"
-    print(report.table(title, ["hosts", BARE, OUR, "more"], rows))
+    print(report.table(title, ["hosts", *_TURN, "more than alone", "of both"], rows))
