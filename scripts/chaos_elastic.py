@@ -229,6 +229,8 @@ def _come_back(job: ElasticJob) -> None:
     if gone:
         host = job.draw.choice(sorted(gone, key=lambda each: each.name))
         job.killed.discard(host)
+        # The run of the one that was killed is no verdict of this one, which may get no ranks.
+        (host.folder / "log" / "latest").unlink(missing_ok=True)
         job.launchers[host] = job.launch(host)
 
 

@@ -33,6 +33,25 @@ def ask(log_dir: str, before: Mapping[str, GpuUse]) -> IsolatedCall:
     return IsolatedCall(lambda: trouble(log_dir, before))
 
 
+def ask_import() -> IsolatedCall:
+    """Ask why Paddle cannot be imported here, which also reads its files before a start does.
+
+    Raises OSError when no child can be started.
+    """
+    return IsolatedCall(import_trouble)
+
+
+def import_trouble(name: str = "paddle") -> str:
+    """Return why module NAME cannot be imported, as a sentence without its end; else nothing."""
+    from importlib import import_module
+
+    try:
+        import_module(name)
+    except Exception as error:  # noqa: BLE001 - whatever a broken installation raises
+        return f"Paddle cannot be imported ({type(error).__name__}: {error})"
+    return ""
+
+
 def trouble(
     log_dir: str,
     before: Mapping[str, GpuUse],

@@ -123,9 +123,23 @@ def join(
         say=say,
         terms=meeting.terms,
         health=ask_health if meeting.terms.may_change else None,
+        warm=_warm(request, meeting.terms),
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
+
+
+def _warm(request: Request, terms: Terms) -> Callable[[], IsolatedCall] | None:
+    """Return what asks whether Paddle can be imported, for hosts that stand by."""
+    if not (terms.may_change and _is_python(request)):
+        return None
+
+    def ask() -> IsolatedCall:
+        from fleetrun.session import health  # most launches never stand by
+
+        return health.ask_import()
+
+    return ask
 
 
 def _roster(agreed: messages.Roster, launcher: str, local: Roster) -> Roster:

@@ -34,6 +34,8 @@ _LATER_S, _LAST_S = 0.5, 1.0
 _FOR_EVER_S = 1e9
 # Drivers and folders on a network that answer later than this do not work.
 HEALTH_S = 20.0
+# From a cold folder on a network Paddle takes minutes to import.
+_IMPORT_S = 600.0
 # How long a host that cannot take part tries to report that to the coordinator.
 _REPORT_S, _LOOK_S = 3.0, 0.05
 
@@ -43,7 +45,8 @@ class Rendezvous(Gathering):
 
     OFFER returns what this host brings into an attempt, PLAN the plan for a roster. Where there is
     no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
-    at the end of the first rendezvous. HEALTH asks before each later one whether this host is well.
+    at the end of the first rendezvous. HEALTH asks before each later one whether this host is well,
+    and before the first where it has stood by; WARM asks meanwhile whether Paddle can be imported.
     """
 
     is_shared = True
@@ -60,6 +63,7 @@ class Rendezvous(Gathering):
         terms: Terms,
         settled: Settled | None = None,
         health: Callable[[], IsolatedCall] | None = None,
+        warm: Callable[[], IsolatedCall] | None = None,
     ) -> None:
         self._rdzv_timeout_s = terms.rdzv_timeout_s
         self._prepare_s = terms.prepare_s
@@ -78,7 +82,11 @@ class Rendezvous(Gathering):
         self._say = say
         self._settled = settled
         self._health = health
+        self._warm = warm
         self._call: IsolatedCall | None = None
+        # Why Paddle cannot be imported, and what the others know of this host's health.
+        self._cold = self._told_trouble = ""
+        self._has_stood_by = False
         self._attempt = 0
         self._fault: FleetrunError | None = None
         self._planned: LaunchPlan | None = None
@@ -107,17 +115,24 @@ class Rendezvous(Gathering):
             self._wait(max(self._rdzv_timeout_s, longest_s))
         else:
             self._wait(self._rdzv_timeout_s)
-        if attempt and self._health is not None:
-            self._ask(self._health)
+        if self._health is not None and (attempt or self._has_stood_by):
+            self._ask(self._health, self._join)
         else:
             self._join("")
 
-    def _ask(self, health: Callable[[], IsolatedCall]) -> None:
-        """Join when it is known whether this host is well."""
+    def _ask(
+        self,
+        question: Callable[[], IsolatedCall],
+        told: Callable[[str], None],
+        who: str = "its GPUs or its disk",
+        within_s: float = HEALTH_S,
+    ) -> None:
+        """Ask QUESTION; TOLD is called with what is wrong with this host, or with nothing."""
+        self._abandon()
         try:
-            call = self._call = health()
+            call = self._call = question()
         except OSError as error:
-            self._join(f"it can start no process ({error.strerror})")
+            told(f"it can start no process ({error.strerror})")
             return
 
         def read() -> None:
@@ -125,15 +140,14 @@ class Rendezvous(Gathering):
             if answer is not None:
                 self._asked()
                 call.close()
-                self._join(answer.trouble or str(answer.value))
+                told(answer.trouble or str(answer.value))
 
         def late() -> None:
             self._asked()
-            what = f"its GPUs or its disk did not answer within {HEALTH_S:g} s"
-            self._join(f"{what} ({call.abandon()})")
+            told(f"{who} did not answer within {within_s:g} s ({call.abandon()})")
 
         self._waiting.watch(call.fd, read)
-        self._waiting.alarm("health", time.monotonic() + HEALTH_S, late)
+        self._waiting.alarm("health", time.monotonic() + within_s, late)
 
     def _asked(self) -> None:
         """Ask no more."""
@@ -142,8 +156,16 @@ class Rendezvous(Gathering):
             self._waiting.alarm("health", None, self._asked)
             self._call = None
 
+    def _abandon(self) -> None:
+        """Ask no more, whatever the answer would be."""
+        if self._call is not None:
+            call = self._call
+            self._asked()
+            call.abandon()
+
     def _join(self, trouble: str) -> None:
         """Join the generation; TROUBLE is why this host had better stay out."""
+        trouble = self._told_trouble = trouble or self._cold
         try:
             offer = self._offer(self._attempt)
         except FleetrunError as error:
@@ -181,10 +203,7 @@ class Rendezvous(Gathering):
         if self._is_over:
             return
         self._is_over = True
-        if self._call is not None:
-            call = self._call
-            self._asked()
-            call.abandon()
+        self._abandon()
         self._settle(has_begun=False)
         host = self._bare.named()
         # An elastic job that has begun goes on without this host.
@@ -197,6 +216,7 @@ class Rendezvous(Gathering):
         if self._is_over:
             return
         self._is_over = True
+        self._abandon()
         # From a call of the round's own, which is what it takes an answer from.
         self._waiting.alarm("unanswered", None, self._unanswered)
         self._waiting.alarm("answer", time.monotonic(), lambda: self._answer(planned))
@@ -238,8 +258,26 @@ class Rendezvous(Gathering):
 
     def plan(self, roster: Roster) -> None:
         """Plan for ROSTER, and say whether that is possible."""
-        fault = self._fault
+        has_stood_by = self._until is None
         self._wait(self._prepare_s + _LATER_S)
+        if has_stood_by and self._health is not None and not self._told_trouble:
+            # Since it joined, much may have gone wrong here.
+            self._ask(self._health, partial(self._plan_if_well, roster))
+        else:
+            self._plan(roster)
+
+    def _plan_if_well(self, roster: Roster, trouble: str) -> None:
+        """Plan, or let the others go on without this host because of TROUBLE."""
+        trouble = trouble or self._cold
+        if not trouble:
+            self._plan(roster)
+            return
+        what = f"it stood by, and {self._hide(trouble)}"[:_LONGEST]
+        host = self._bare.named()
+        self._session.planned(Failure(host, what, RendezvousError.exit_code, is_departure=True))
+
+    def _plan(self, roster: Roster) -> None:
+        fault = self._fault
         if fault is None:
             try:
                 self._planned = self._make(roster)
@@ -269,6 +307,15 @@ class Rendezvous(Gathering):
         self._until = None
         self._waiting.alarm("unanswered", None, self._unanswered)
         self._say(f"This host waits for {self.missing()}.")
+        if self._warm is not None and not self._has_stood_by:
+            self._ask(self._warm, self._warmed, "the import of Paddle", _IMPORT_S)
+        self._has_stood_by = True
+
+    def _warmed(self, trouble: str) -> None:
+        """Remember that Paddle cannot be imported, if it cannot."""
+        self._cold = trouble
+        if trouble:
+            self._say(f"This host would stay out of the job, as {trouble}.")
 
     def kill(self) -> None:
         """Kill nothing."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from wire import turn_until
+
 from fleetrun.errors import EnvironmentFault
+from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
+from fleetrun.session import health as checks
 from fleetrun.session.codec import Codec
 from fleetrun.session.messages import MESSAGES, Failure, Leave, Offer, Roster, Stopped, Verdict
 from fleetrun.session.rendezvous import Rendezvous
@@ -20,7 +24,13 @@ if TYPE_CHECKING:
 BARE = Offer("10.0.0.1", "node-1", 7, (), ())
 
 
-def rendezvous(told: Told, plan: Callable[[Roster], LaunchPlan]) -> Rendezvous:
+def rendezvous(
+    told: Told,
+    plan: Callable[[Roster], LaunchPlan],
+    spares: int = 0,
+    health: Callable[[], IsolatedCall] | None = None,
+    warm: Callable[[], IsolatedCall] | None = None,
+) -> Rendezvous:
     """Make the gathering of a host that offers nothing, with the session TOLD."""
     return Rendezvous(
         cast("Session", told),
@@ -28,8 +38,10 @@ def rendezvous(told: Told, plan: Callable[[Roster], LaunchPlan]) -> Rendezvous:
         bare=BARE,
         plan=plan,
         hide=lambda text: text.replace("hunter2", "***"),
-        say=lambda _: None,
-        terms=Terms(2, 2),
+        say=told.said.append,
+        terms=Terms(2, 2, spares=spares),
+        health=health,
+        warm=warm,
     )
 
 
@@ -40,6 +52,8 @@ class Told:
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
         self.offers = 0
+        self.troubles: list[str] = []
+        self.said: list[str] = []
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
@@ -47,6 +61,11 @@ class Told:
     def offer(self, offer: Offer) -> None:
         """Take note."""
         self.offers += 1
+        self.troubles.append(offer.trouble)
+
+    def missing(self) -> str:
+        """Name what is waited for."""
+        return "a place"
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
@@ -94,3 +113,70 @@ def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
     loop.close()
     assert told.offers == 2
     assert told.failures == [None]
+
+
+def stands_by(
+    told: Told,
+    loop: Loop,
+    health: Callable[[], IsolatedCall],
+    warm: Callable[[], IsolatedCall] | None = None,
+) -> Rendezvous:
+    """Let a host stand by, and then have a place."""
+    plan = cast("LaunchPlan", ())
+    gathering = rendezvous(told, lambda _: plan, 1, health, warm)
+    gathering.begin(0, loop, lambda _: None)
+    gathering.stand_by()
+    return gathering
+
+
+def _well() -> IsolatedCall:
+    return IsolatedCall(str)
+
+
+def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
+    told, loop = Told(), Loop()
+    gathering = stands_by(told, loop, health=_well, warm=_well)
+    gathering.plan(Roster(1, 0, ()))
+    assert not told.failures
+    turn_until(loop, lambda: told.failures)
+    gathering._abandon()
+    loop.close()
+    assert told.failures[0] is None
+
+
+def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
+    told, loop = Told(), Loop()
+    gathering = stands_by(told, loop, health=lambda: IsolatedCall(lambda: "its disk is full"))
+    gathering.plan(Roster(1, 0, ()))
+    turn_until(loop, lambda: told.failures)
+    (failure,) = told.failures
+    assert failure is not None
+    assert (failure.what, failure.is_departure) == ("it stood by, and its disk is full", True)
+    gathering.conclude(Verdict(1, "me", failure, is_final=False))
+    turn_until(loop, lambda: told.offers == 2)
+    assert told.troubles == ["", "its disk is full"]
+    # Where it is wanted all the same, it takes part.
+    gathering.plan(Roster(2, 0, ()))
+    assert told.failures[1:] == [None]
+    gathering._abandon()
+    loop.close()
+
+
+def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
+    told, loop = Told(), Loop()
+    gathering = stands_by(
+        told,
+        loop,
+        health=_well,
+        warm=lambda: IsolatedCall(lambda: checks.import_trouble("no_paddle")),
+    )
+    turn_until(loop, lambda: len(told.said) > 1)
+    assert "No module named 'no_paddle'" in told.said[1]
+    gathering.plan(Roster(1, 0, ()))
+    turn_until(loop, lambda: told.failures)
+    (failure,) = told.failures
+    assert failure is not None
+    assert "Paddle cannot be imported" in failure.what
+    gathering._abandon()
+    loop.close()
+    assert checks.import_trouble("json") == ""
