@@ -321,6 +321,14 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
         else:
             raise UsageError(nnodes.given.blame(f"{named}; leave one of the two out."))
     count = len(ips) or count
+    by_ssh = chosen["hosts"] if chosen["hosts"].value else chosen["hostfile"]
+    if count > 1 and not ips and by_ssh.value:
+        raise UsageError(
+            nnodes.given.blame(
+                f"leave it out: {by_ssh.given.typed} says which hosts there are, and the job needs "
+                "all of them."
+            )
+        )
     if count > 1 and not ips and not is_cloud:
         _check_meeting(master, nnodes.given)
     if master.given.source == "command line" and count == 1:

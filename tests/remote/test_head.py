@@ -387,6 +387,7 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
+        (("--hosts=a,b", "--nnodes=1:2"), "--nnodes=1:2: leave it out: --hosts says which hosts"),
         (("--hosts=a,b", "--detach"), "--detach does not go with --hosts in this version"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
