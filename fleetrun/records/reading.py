@@ -37,6 +37,16 @@ def content(path: str, most: int = MOST, *, from_end: bool = False) -> bytes | N
         return None
 
 
+def piece(path: str, begin: int, length: int) -> bytes:
+    """Return at most LENGTH bytes of the file PATH from BEGIN on; none if it cannot be read."""
+    try:
+        fd = os.open(path, _OPEN)
+        with open(fd, "rb", buffering=0):
+            return os.pread(fd, length, begin) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        return b""
+
+
 def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object that TEXT is; None if it is none."""
     if text is None:

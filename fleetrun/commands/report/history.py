@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of so many ranks the logs are searched for steps and losses, and of each so many bytes at its end.
 _MOST_LOGS, _MOST_BYTES = 8, 16 << 20
+# Of a longer log so many pieces are read.
+_PIECES = 64
 # More points than a chart has columns tell nothing more.
 _MOST_POINTS = 2000
 # Of 1,024 ranks, each moment is 1,024 numbers.
@@ -267,17 +269,41 @@ def _times(run: Run) -> str:
     return os.path.join(run.path, names.OUTPUT_TIMES)
 
 
+def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of the log PATH, each with the offset at which it ends.
+
+    Of a log of more than MOST bytes there are the lines of pieces that are spread evenly over it,
+    the first at its beginning and the last at its end.
+    """
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return
+    count = 1 if size <= most else _PIECES
+    length = min(size, most) // count
+    for place in range(count):
+        begin = place * (size - length) // max(1, count - 1)
+        piece = reading.piece(path, begin, length)
+        if begin:
+            # It begins within a line, most likely.
+            cut = piece.find(b"\n") + 1
+            begin, piece = begin + cut, piece[cut:]
+        if begin + len(piece) < size:
+            piece = piece[: piece.rfind(b"\n") + 1]
+        for line in re.split(rb"(?<=[\r\n])", piece):
+            begin += len(line)
+            yield begin, line
+
+
 def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float) -> Curve | None:
     """Return what one log tells; None where it tells of no steps, or nobody noted when."""
     noted = times.get(os.path.basename(log.path))
-    text = reading.content(log.path, _MOST_BYTES)
-    if noted is None or noted.cuts or text is None:
+    if noted is None or noted.cuts:
         return None
     rows: dict[int, tuple[float, float | None]] = {}
-    offset = look = 0
+    look = 0
     has_steps = False
-    for line in re.split(rb"(?<=[\r\n])", text):
-        offset += len(line)
+    for offset, line in lines(log.path):
         reported = progress.of(line)
         if reported.step is None and reported.loss is None:
             continue
@@ -288,9 +314,11 @@ def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: flo
         step = reported.step if reported.step is not None else len(rows) + 1
         rows[step] = (at, reported.loss)
     every = max(1, len(rows) // _MOST_POINTS)
-    picked = sorted(rows.items())[::every]
-    if not picked:
+    points = sorted(rows.items())
+    if not points:
         return None
+    # With the last one, which people look for.
+    picked = [*points[:-1:every], points[-1]]
     label = f"{log.label}, attempt {log.attempt}" if log.attempt else log.label
     return Curve(
         label,

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,33 @@ def test_losses_without_steps_are_no_steps_and_heartbeats_are(tmp_path: Path) ->
     assert [trace["name"] for trace in losses["data"]] == ["rank 5"]
     assert dict(page.numbers(told))["steps a second"] == "10"
     assert dict(page.numbers(told))["last loss"] == "0.25"
+
+
+def test_of_a_long_log_beginning_middle_and_end_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "workerlog.0"
+    text = "".join(f"step {step} loss {1 / step:.6f}\n" for step in range(1, 20_001))
+    log.write_text(text)
+    found = list(history.lines(str(log), most=len(text) // 10))
+    assert all(text[:end].endswith(line.decode()) for end, line in found[::97])
+    steps = [int(line.split()[1]) for _, line in found if line]
+    assert all(line.count(b" ") == 3 for _, line in found if line)
+    assert (steps[0], steps[-1]) == (1, 20_000)
+    assert steps == sorted(steps)
+    assert max(after - before for before, after in pairwise(steps)) < 400
+    whole = [line for _, line in history.lines(str(log))]
+    assert b"".join(whole).decode() == text
+
+
+def test_the_last_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
+    run_dir = big(tmp_path / "run", 6)
+    text = "".join(f"step {step} loss {step}.5\n" for step in range(6000))
+    (run_dir / "workerlog.5").write_text(text)
+    (run_dir / "output.times").write_text(
+        f"fleetrun output.times 1 1000000000000\n= 0 workerlog.5\n1000 0 {len(text)}\n"
+    )
+    (curve,) = history.read([runs.read(str(run_dir))]).curves
+    assert (curve.steps[-1], curve.losses[-1]) == (5999, 5999.5)
+    assert len(curve.steps) <= 2001
 
 
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
