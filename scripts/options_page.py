@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "options.md"
+from pages import DOCS, cell, table
+
+PAGE = DOCS / "options.md"
 BEGIN = "<!-- options: made by scripts/options_page.py from fleetrun/options.py -->\n"
 END = "<!-- end of options -->\n"
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from fleetrun.options import Option
 
 
-def row(option: Option) -> str:
+def row(option: Option) -> list[str]:
     """Return OPTION's line of a table: its spellings, default, variables and meaning."""
     if option.kind == "flag":
         value = ""
@@ -30,18 +29,18 @@ def row(option: Option) -> str:
         ", ".join(f"`{name}`" for name in option.env),
         " ".join(filter(None, meaning)),
     )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    return [cell(each) for each in cells]
 
 
 def tables() -> str:
     """Return a table of options for each section of the help."""
-    from fleetrun import options  # the path to it is set below
+    from fleetrun import options
 
     parts = []
     for group in options.GROUPS:
-        members = [option for option in options.TABLE if option.group == group]
-        heading = f"\n### {group}\n\n| option | default | variable | meaning |\n|---|---|---|---|\n"
-        parts.append(heading + "".join(map(row, members)))
+        rows = [row(option) for option in options.TABLE if option.group == group]
+        made = table(("option", "default", "variable", "meaning"), rows)
+        parts.append(f"\n### {group}\n{made}")
     return "".join(parts) + "\n"
 
 
@@ -55,5 +54,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     PAGE.write_text(page(), encoding="utf-8")

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reference.md"
+from pages import DOCS, cell, table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
+PAGE = DOCS / "reference.md"
 BEGIN = """\
 <!-- made by scripts/reference_page.py from the tables of the code: edit those, and run it -->
 # Reference: exit codes, variables, files (退出码、环境变量、文件)
@@ -56,20 +50,14 @@ the other hosts where the [log folder is shared](logs.md#one-log-folder-for-seve
 """
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
 def words(text: str) -> str:
     """Return TEXT with names of variables and options marked as code.
 
-    >>> words("0, 1 or 2, see --with_gloo; `a`: PADDLE_X.")
-    '0, 1 or 2, see `--with_gloo`; `a`: `PADDLE_X`.'
+    >>> words("0, 1 or 2, see --with_gloo; `a`: PADDLE_MASTER.")
+    '0, 1 or 2, see `--with_gloo`; `a`: `PADDLE_MASTER`.'
     """
     names = r"(?<![`\w-])(--[a-z][\w-]*(?:=[A-Z]+)?|[A-Z]+_[A-Z_]+[A-Z])(?![`\w])"
-    return re.sub(names, r"`\1`", text).replace("|", "\\|")
+    return re.sub(names, r"`\1`", cell(text))
 
 
 def exit_codes() -> str:
@@ -131,5 +119,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     PAGE.write_text(page(), encoding="utf-8")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from processes import MARKER, assert_no_survivors
@@ -24,6 +24,12 @@ from fleetrun import errors, options
 from fleetrun.commands import help as help_text
 from fleetrun.run import events
 from fleetrun.strategy import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    Made: TypeAlias = Callable[[str], dict[str, Any]]
 
 ROOT = Path(__file__).parents[1]
 # How the names of pages in Chinese end; they have the commands of those in English.
@@ -206,9 +212,16 @@ def test_the_readme_leads_to_every_page() -> None:
         assert name == "README.md" or f"]({name})" in README
 
 
-def test_the_page_of_options_is_what_the_table_makes_of_it() -> None:
-    made = runpy.run_path(str(ROOT / "scripts" / "options_page.py"))["page"]()
-    assert PAGES["docs/options.md"] == made, "run scripts/options_page.py"
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Return what runs a script that makes a page; they share modules beside them."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return lambda name: runpy.run_path(str(ROOT / "scripts" / name))
+
+
+def test_the_page_of_options_is_what_the_table_makes_of_it(made: Made) -> None:
+    page = made("options_page.py")["page"]()
+    assert PAGES["docs/options.md"] == page, "run scripts/options_page.py"
 
 
 def test_every_spelling_of_every_option_is_on_the_page() -> None:
@@ -220,13 +233,13 @@ def test_every_spelling_of_every_option_is_on_the_page() -> None:
             assert f"`{name}`" in page
 
 
-def test_the_reference_is_what_the_tables_make_of_it() -> None:
-    made = runpy.run_path(str(ROOT / "scripts" / "reference_page.py"))["page"]()
-    assert PAGES["docs/reference.md"] == made, "run scripts/reference_page.py"
+def test_the_reference_is_what_the_tables_make_of_it(made: Made) -> None:
+    page = made("reference_page.py")["page"]()
+    assert PAGES["docs/reference.md"] == page, "run scripts/reference_page.py"
 
 
-def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it() -> None:
-    script = runpy.run_path(str(ROOT / "scripts" / "knobs_page.py"))
+def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it(made: Made) -> None:
+    script = made("knobs_page.py")
     assert PAGES["docs/knobs.md"] == script["page"](), "run scripts/knobs_page.py"
     known = {field.name for field in fields.TABLE}
     for one in script["read"]():
