@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "knobs.md"
-MEASURED = ROOT / "docs" / "knobs.json"
+from pages import DOCS, cell, table
+
+PAGE = DOCS / "knobs.md"
+MEASURED = DOCS / "knobs.json"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +47,13 @@ MODELS = {
     "many-static": "300 gradients of at most 4 KB, static graph",
     "adam": "300 gradients of at most 4 KB, Adam",
     "adam-static": "300 gradients of at most 4 KB, Adam, static graph",
+    "momentum-static": "300 gradients of at most 4 KB, Momentum, static graph",
     "resnet": "ResNet-18, 45 MB",
     "large": "one gradient of 16 MB",
     "wide": "ten layers, 100 MB",
+    "wide-adam-static": "ten layers, 100 MB, Adam, static graph",
     "layers": "24 layers, 1.6 MB",
+    "tall-static": "24 layers, 1.6 MB, batches of 4096, static graph",
     "tiny": "1 KB",
 }
 HEADINGS = {
@@ -57,30 +61,28 @@ HEADINGS = {
     "build_strategy": "Fields of `build_strategy:`",
     "execution_strategy": "Fields of `execution_strategy:`",
 }
+# What takes effect on CPUs, but by itself makes nothing of a step.
+UNMEASURED = {
+    "hybrid_configs": "its groups are for what the script does with them (see fleetrun tune)",
+    "without_graph_optimization": "it is on by itself, and false is refused",
+}
 VARIABLES = """
 ## Variables: `flags:`, `nccl:`, `env:`
 
 Every rank gets them; what is exported already wins, and a line says so.
 """
 HOW = """
-*How it was measured*: `scripts/bench strategy` launches both sides, which train in turns; the ratio
+*How it was measured*: `scripts/bench strategy` launches both sides, which train in turns. *Counted*
+is what the first side's own table gave as evidence, and the allreduces of the other side where they
+are more or fewer. *Memory* is the most that a rank of either side held, Paddle included. The ratio
 is that of the times of a step (below 1: the first side is faster), with the interval that has the
 median with 95 %. Two ranks on one machine without GPUs, over gloo, so what goes over a network is
-not in it unless a bandwidth is named. The machine was shared, as the load says: both sides met it
-alike, but what waits for each other often, such as many small allreduces, pays more for it than on
-a machine of its own.
+not in it unless a bandwidth is named: then two namespaces with a link. The machine was shared, as
+the load says. What is counted is the same in every run; times are what they were there: both sides
+met the load alike, but what waits for each other often, such as many small allreduces, pays more
+for it than on a machine of its own. A ratio is in bold where 1 lies outside its interval; elsewhere
+the times show no difference.
 """
-
-
-def words(text: str) -> str:
-    """Return TEXT as a cell of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def overview() -> str:
@@ -122,8 +124,8 @@ def section(field: Field) -> str:
         (p, g, d) for g in verdicts.GRAPHS for p in verdicts.PADDLES for d in verdicts.DEVICES
     ]
     found = explanation.outcomes(field, places)
-    rows = [[one.status, words(one.reason), shortly(where)] for one, where in found.items()]
-    text = "\n".join(lines) + "\n" + table(["status", "why", "where"], rows) + measured(field.name)
+    rows = [[one.status, cell(one.reason), shortly(where)] for one, where in found.items()]
+    text = "\n".join(lines) + "\n" + table(["status", "why", "where"], rows) + measured(field)
     sets = " ".join(f"--set {word}" for word in explanation.sets(field))
     return f"{text}\n```text\nfleetrun {sets} train.py\n```\n"
 
@@ -161,21 +163,61 @@ def of_field(name: str) -> list[dict[str, Any]]:
     return [one for one in read() if name in one["knobs"]]
 
 
-def measured(name: str) -> str:
-    """Return the measured effect of the field NAME; nothing where there is none."""
+def ratio(one: dict[str, Any]) -> str:
+    """Return the ratio of the comparison ONE with its interval, in bold where 1 is not in that.
+
+    >>> ratio({"ratio": 0.8, "low": 0.7, "high": 0.9}), ratio({"ratio": 1, "low": 0.9, "high": 1.1})
+    ('**0.80** (0.70-0.90)', '1.00 (0.90-1.10)')
+    """
+    mark = "" if one["low"] <= 1 <= one["high"] else "**"
+    return f"{mark}{one['ratio']:.2f}{mark} ({one['low']:.2f}-{one['high']:.2f})"
+
+
+def measured(field: Field) -> str:
+    """Return the measured effect of FIELD, or why there is none."""
     rows = [
         [
-            words(one["about"]),
+            cell(one["about"]),
             f"{MODELS[one['model']]}; {one['paddle']}"
             + (f"; {one['link']}" if one["link"] else ""),
+            cell(one.get("counted", "")),
+            "{:.0f} MB, {:.0f} MB".format(*one["peak_mb"]) if "peak_mb" in one else "",
             f"{one['ms'][0]:g} ms, {one['ms'][1]:g} ms",
-            f"**{one['ratio']:.2f}** ({one['low']:.2f}-{one['high']:.2f})",
+            ratio(one),
             f"{one['date']}, {one['cpus']} processors, load {one['load']:.0f}",
         ]
-        for one in of_field(name)
+        for one in of_field(field.name)
     ]
-    heads = ["measured", "gradients; Paddle", "a step", "ratio", "on"]
-    return table(heads, rows) if rows else ""
+    heads = ["measured", "gradients; Paddle", "counted", "memory", "a step", "ratio", "on"]
+    return table(heads, rows) if rows else f"\n{why_not_measured(field)}\n"
+
+
+def why_not_measured(field: Field) -> str:
+    """Return why nothing was measured of FIELD, in a sentence; LookupError where something can be.
+
+    >>> from fleetrun.strategy import fields
+    >>> why_not_measured(fields.find("strategy", "dgc"))
+    'Not measured: it takes effect on GPUs only, and none has been asked.'
+    """
+    from fleetrun.strategy import verdicts
+
+    if field.name in UNMEASURED:
+        return f"Not measured: {UNMEASURED[field.name]}."
+    found = {
+        device: {
+            verdicts.verdict(field, paddle=paddle, graph=graph, device=device).status
+            for paddle in verdicts.PADDLES
+            for graph in verdicts.GRAPHS
+        }
+        for device in verdicts.DEVICES
+    }
+    if verdicts.EFFECTIVE in found["cpu"]:
+        raise LookupError(
+            f"{field.name} takes effect on CPUs: measure it by scripts/bench strategy."
+        )
+    if found["gpu"] & {verdicts.EFFECTIVE, verdicts.UNTESTED}:
+        return "Not measured: it takes effect on GPUs only, and none has been asked."
+    return "Nothing to measure: it takes effect nowhere."
 
 
 def read() -> list[dict[str, Any]]:
@@ -200,34 +242,37 @@ def settings(options: Sequence[str] | None) -> dict[str, str]:
 
 
 def compared(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """Return the fields by which two sides differ: those that both set, else those that one sets.
+    """Return the fields by which two sides differ; of what one does not set, those of the first.
 
-    >>> compared({"a": "1", "b": "2"}, {"a": "3"}), compared({"a": "1", "b": "2"}, {"a": "1"})
-    (['a'], ['b'])
+    >>> compared({"a": "1", "b": "2"}, {"a": "3"}), compared({"a": "1"}, {"a": "2", "b": "3"})
+    (['a', 'b'], ['a'])
     """
-    differ = [name for name in one if name in other and one[name] != other[name]]
-    differ = differ or sorted(one.keys() ^ other.keys())
-    return differ + [f"{name}_configs" for name in differ if f"{name}_configs" in one]
+    return [name for name in one if other.get(name) != one[name]]
 
 
 def taken(benchmark: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the comparisons of BENCHMARK, a document of `scripts/bench strategy`, in short."""
     found = []
     for one in benchmark["comparisons"]:
-        sides = [settings(options) for options in one["options"]]
+        knobs = compared(*(settings(options) for options in one["options"]))
         several = [
             round(1000 * sorted(turn["wall_s"] for turn in one[side])[len(one[side]) // 2], 1)
             for side in ("one", "other")
         ]
         found.append(
             {
-                "knobs": compared(*sides),
+                "knobs": knobs,
                 "comparison": one["comparison"],
                 "about": one["about"],
                 "model": one["model"],
                 "paddle": benchmark["versions"]["paddle"],
                 "link": benchmark.get("link", ""),
                 "ms": several,
+                "counted": counted(knobs, *one["proofs"]),
+                "peak_mb": [
+                    round((proof or one["proofs"][0])["peak_bytes"] / 1e6)
+                    for proof in one["proofs"]
+                ],
                 "ratio": round(one["ratio"], 3),
                 "low": round(one["confident"][0], 3),
                 "high": round(one["confident"][1], 3),
@@ -237,6 +282,21 @@ def taken(benchmark: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
     return [one for one in found if one["knobs"]]
+
+
+def counted(knobs: Sequence[str], proof: dict[str, Any], other: dict[str, Any] | None) -> str:
+    """Return what showed that KNOBS took effect, by the PROOF of one side and that of the OTHER.
+
+    >>> told = {"counts": {"allreduces": 1}, "evidence": {"a": "2 gradients in 1 allreduce"}}
+    >>> counted(["a"], told, {"counts": {"allreduces": 2}, "evidence": {}})
+    '2 gradients in 1 allreduce; else 2 allreduces'
+    """
+    said = [proof["evidence"].get(knob, "") for knob in knobs]
+    counts = [each["counts"].get("allreduces") for each in (proof, other or proof)]
+    if counts[1] is not None and counts[0] != counts[1]:
+        said.append(f"else {counts[1]} allreduce{'' if counts[1] == 1 else 's'}")
+    # Of a feature's parts the table says that they are as the feature.
+    return "; ".join(dict.fromkeys(one for one in said if one and not one.startswith("as ")))
 
 
 def merged(known: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -252,7 +312,7 @@ def page() -> str:
     """Return the page as it should be."""
     from fleetrun.strategy import explanation, fields, verdicts
 
-    parts = [BEGIN.format(gpus=verdicts.GPUS, legacy=words(verdicts.LEGACY_IR)), overview(), HOW]
+    parts = [BEGIN.format(gpus=verdicts.GPUS, legacy=cell(verdicts.LEGACY_IR)), overview(), HOW]
     for kind in fields.FIELD_SECTIONS:
         parts.append(f"\n## {HEADINGS[kind]}\n\n[Paddle's own page]({explanation.LINKS[kind]})\n")
         parts += [section(field) for field in fields.TABLE if field.section == kind]
@@ -266,7 +326,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     for name in sys.argv[1:]:
         new = taken(json.loads(Path(name).read_text(encoding="utf-8")))
         MEASURED.write_text(json.dumps(merged(read(), new), indent=1) + "\n", encoding="utf-8")

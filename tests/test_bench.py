@@ -85,8 +85,10 @@ def test_bench_strategy_compares_in_turns(tmp_path: Path) -> None:
     assert all(turn["cpu_s"] > 0 for side in ("one", "other") for turn in reducer[side])
     assert reducer["ratio"] > 0
     # 300 gradients, in 0.6 MB.
-    assert reducer["one_counts"]["allreduces"] == fusion["one_counts"]["allreduces"] == 1
-    assert fusion["other_counts"]["allreduces"] == 300
+    assert reducer["proofs"][0]["counts"]["allreduces"] == 1
+    assert [proof["counts"]["allreduces"] for proof in fusion["proofs"]] == [1, 300]
+    assert "300 gradients in 1 allreduce" in fusion["proofs"][0]["evidence"]["fuse_all_reduce_ops"]
+    assert all(proof["peak_bytes"] > 1 << 20 for proof in fusion["proofs"])
     assert [goal["what"].rpartition(": ")[2] for goal in found["goals"]] == ["many"] * 3
     # What differs little is measured more often.
     assert len(hooks["ratios"]) == 6

@@ -44,4 +44,4 @@ def linked(mbits: int, folder: Path) -> Iterator[tuple[tuple[str, ...], ...]]:
 def options(side: int) -> tuple[str, ...]:
     """Return the options of the launchers of one of several jobs on these hosts, SIDE."""
     ips = ",".join(f"{lab.SUBNET}.{number}" for number in (1, 2))
-    return (f"--ips={ips}", f"--start_port={_FIRST_PORT + side * _APART}", "--nproc_per_node=1")
+    return (f"--ips={ips}", f"--start_port={_FIRST_PORT + side * _APART}")

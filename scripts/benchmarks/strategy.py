@@ -59,6 +59,10 @@ class Comparison(NamedTuple):
     # The steps of a turn; 0: as they are asked for. What comes every so many steps is in the sum of
     # all turns, not in their median.
     steps: int = 0
+    # Of both hosts together where there is a link.
+    ranks: int = RANKS
+    # The Paddles that know it.
+    paddles: tuple[str, ...] = tuple(PYTHONS)
 
 
 def _set(**fields: object) -> tuple[str, ...]:
@@ -71,7 +75,12 @@ _PADDLES = _set(fuse_grad_size_in_MB=25, last_comm_group_size_MB=1)
 _SMALL = _set(fuse_grad_size_in_MB=4, fuse_grad_size_in_num=32)
 _ALL = ("many", "resnet", "large")
 # How many steps of theirs take about as long as one of the others'.
-_LIGHTER = {"many": 5, "many-static": 5, "adam": 5, "adam-static": 5, "large": 2}
+_LIGHTER = {
+    **dict.fromkeys(("many", "many-static", "adam", "adam-static", "momentum-static"), 5),
+    "large": 2,
+}
+# The output of every fourth layer of the model tall.
+_KEPT = tuple(f"relu_{layer}.tmp_0" for layer in range(3, 24, 4))
 
 _PLAN = _set(fuse_grad_size_in_MB="plan")
 _COUNTED = {1: "one gradient", 1000: "all gradients"}
@@ -152,13 +161,39 @@ COMPARISONS = {
         "two communicators in turn, against one",
         (*_SMALL, *_set(nccl_comm_num=2)),
         (*_SMALL, *_set(nccl_comm_num=1)),
-        ("resnet", "wide"),
+        ("layers", "resnet", "wide"),
+    ),
+    "gradients": Comparison(
+        "at most 8 layers in one allreduce, against all",
+        _set(fuse_grad_size_in_TFLOPS=8, fuse_grad_size_in_num=1000, fuse_grad_size_in_MB=1024),
+        _set(fuse_grad_size_in_TFLOPS=1000, fuse_grad_size_in_num=1000, fuse_grad_size_in_MB=1024),
+        ("many", "many-static"),
+    ),
+    "last": Comparison(
+        "at most 1 MB in the allreduce that goes out last, against 32",
+        _set(last_comm_group_size_MB=1, fuse_grad_size_in_MB=32, fuse_grad_size_in_num=1000),
+        _set(last_comm_group_size_MB=32, fuse_grad_size_in_MB=32, fuse_grad_size_in_num=1000),
+        ("layers", "resnet"),
+    ),
+    "hierarchy": Comparison(
+        "an allreduce in each host and one between them, against one of all four ranks",
+        _set(use_hierarchical_allreduce=True, hierarchical_allreduce_inter_nranks=2),
+        _set(use_hierarchical_allreduce=False),
+        ("large",),
+        mbits=(100, 1000),
+        ranks=4,
+    ),
+    "unused": Comparison(
+        "looking for parameters that a step does not use, against not looking",
+        _set(find_unused_parameters=True),
+        _set(find_unused_parameters=False),
+        ("many",),
     ),
     "wait": Comparison(
         "not waiting for an allreduce before the next, against waiting",
         (*_SMALL, *_set(sync_nccl_allreduce=False)),
         (*_SMALL, *_set(sync_nccl_allreduce=True)),
-        ("resnet", "wide"),
+        ("layers", "resnet", "wide"),
     ),
     "merge": Comparison(
         "one update of four steps' gradients, against an update each step",
@@ -177,7 +212,39 @@ COMPARISONS = {
         "sum and activation in one operator, against two",
         _set(**{"build_strategy.fuse_elewise_add_act_ops": True}),
         _set(**{"build_strategy.fuse_elewise_add_act_ops": False}),
-        ("many-static",),
+        ("many-static", "tall-static"),
+    ),
+    "inplace": Comparison(
+        "operators that write over what they read, against those that do not",
+        _set(**{"build_strategy.enable_inplace": True}),
+        _set(**{"build_strategy.enable_inplace": False}),
+        ("tall-static",),
+        paddles=("2.6.2",),
+    ),
+    "recompute": Comparison(
+        "activations of every fourth layer kept, against all",
+        _set(**{"recompute": True, "recompute_configs.checkpoints": _KEPT}),
+        _set(recompute=False),
+        ("tall-static",),
+    ),
+    "sharding": Comparison(
+        "each rank keeps half of the optimizer's state, against all of it",
+        _set(**{"sharding": True, "sharding_configs.sharding_degree": RANKS}),
+        _set(sharding=False),
+        ("wide-adam-static",),
+        paddles=("3.3.1",),
+    ),
+    "lars": Comparison(
+        "LARS in the place of Momentum, against Momentum",
+        _set(**{"lars": True, "lars_configs.lars_coeff": 0.002}),
+        _set(lars=False),
+        ("momentum-static",),
+    ),
+    "lamb": Comparison(
+        "LAMB in the place of Adam, against Adam",
+        _set(**{"lamb": True, "lamb_configs.lamb_weight_decay": 0.02}),
+        _set(lamb=False),
+        ("adam-static",),
     ),
     "localsgd": Comparison(
         "parameters averaged every four steps, against gradients each step",
@@ -185,6 +252,21 @@ COMPARISONS = {
         _set(localsgd=False),
         ("many-static",),
         steps=4,
+    ),
+    "adaptive": Comparison(
+        "parameters averaged every so many steps as the loss falls, against gradients each step",
+        _set(**{"adaptive_localsgd": True, "adaptive_localsgd_configs.init_k_steps": 4}),
+        _set(adaptive_localsgd=False),
+        ("many-static",),
+        steps=4,
+    ),
+    "fp16": Comparison(
+        "gradients sent in 16 bits against 32",
+        _set(fuse_grad_size_in_MB="auto", fp16_allreduce=True),
+        _set(fuse_grad_size_in_MB="auto"),
+        ("large",),
+        mbits=(100,),
+        paddles=("2.6.2",),
     ),
     "bf16": Comparison(
         "gradients sent in 16 bits against 32",
@@ -195,6 +277,17 @@ COMPARISONS = {
         mbits=(100,),
     ),
 }
+
+
+class Proof(NamedTuple):
+    """What is known of a launch when it has ended."""
+
+    # What the strategy counted in rank 0, such as allreduces; nothing without a strategy.
+    counts: Mapping[str, Any]
+    # What showed that a knob took effect, by its name.
+    evidence: Mapping[str, str]
+    # The most memory that a rank of the first host has held.
+    peak_bytes: int
 
 
 class Turn(NamedTuple):
@@ -213,9 +306,8 @@ class Seen(NamedTuple):
     other: list[Turn]
     # The ratio of each pair of launches: processes differ a little from the day of their birth.
     launches: list[float]
-    # What the strategy counted: allreduces, buckets.
-    one_counts: Mapping[str, Any]
-    other_counts: Mapping[str, Any]
+    # None: it was the same launch.
+    proofs: tuple[Proof, Proof | None]
 
     @property
     def ratios(self) -> list[float]:
@@ -284,6 +376,8 @@ _HEADS = (
     "CPU ratio",
     "allreduces",
     "against",
+    "MB",
+    "against",
 )
 
 
@@ -303,6 +397,8 @@ def run(chosen: argparse.Namespace) -> int:
     for name, comparison in COMPARISONS.items():
         if chosen.mbits not in (comparison.mbits or (None,)):
             continue
+        if chosen.paddle not in comparison.paddles:
+            continue
         some = _measure(chosen, python, name, failures)
         seen += some
         if some:
@@ -314,7 +410,10 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.json:
         found["comparisons"] = [
             {
-                **one._asdict(),
+                "comparison": one.comparison,
+                "model": one.model,
+                "launches": one.launches,
+                "proofs": [proof and proof._asdict() for proof in one.proofs],
                 "options": [COMPARISONS[one.comparison].one, COMPARISONS[one.comparison].other],
                 "about": COMPARISONS[one.comparison].name,
                 "confident": _confident(one.ratios),
@@ -333,7 +432,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _row(seen: Seen) -> list[str]:
-    allreduces = (_allreduces(counts) for counts in (seen.one_counts, seen.other_counts))
+    proofs = [proof or seen.proofs[0] for proof in seen.proofs]
     return [
         seen.model,
         ms(median(turn.wall_s for turn in seen.one)),
@@ -341,12 +440,9 @@ def _row(seen: Seen) -> list[str]:
         quartered(seen.ratios),
         f"{min(seen.launches):.3f}-{max(seen.launches):.3f}",
         quartered(seen.cpu_ratios),
-        *allreduces,
+        *(str(proof.counts.get("allreduces", "-")) for proof in proofs),
+        *(report.mb(proof.peak_bytes) for proof in proofs),
     ]
-
-
-def _allreduces(counts: Mapping[str, Any]) -> str:
-    return str(counts.get("allreduces", "-"))
 
 
 def _goals(seen: Sequence[Seen]) -> list[Goal]:
@@ -420,26 +516,27 @@ def _pair(chosen: argparse.Namespace, python: Path, name: str, model: str) -> Se
         warm_up = max(chosen.warm_up, comparison.warm_up)
         worker = (TRAINEE, model, str(steps), str(warm_up))
         hosts: tuple[tuple[str, ...], ...] = ((),)
+        here = f"--nproc_per_node={comparison.ranks // (2 if chosen.mbits else 1)}"
         if chosen.mbits:
             hosts = stack.enter_context(links.linked(chosen.mbits, folder / "hosts"))
         sides: dict[bool, Side] = {}
         for is_one, options in ((True, comparison.one), (False, comparison.other)):
             if options is None:
                 continue
-            where = links.options(int(is_one)) if chosen.mbits else (f"--nproc_per_node={RANKS}",)
-            command = (str(python), "-m", "fleetrun", *where, *options, *worker)
+            where = links.options(int(is_one)) if chosen.mbits else ()
+            command = (str(python), "-m", "fleetrun", *where, here, *options, *worker)
             place = folder / ("one" if is_one else "other")
             commands = [(*host, *command) for host in hosts]
-            sides[is_one] = stack.enter_context(_launched(commands, place, base))
+            launched = _launched(commands, place, base, comparison.ranks)
+            sides[is_one] = stack.enter_context(launched)
         for turn in range(chosen.turns * comparison.more_turns):
             for is_one in (True, False) if turn % 2 == 0 else (False, True):
                 side = sides.get(is_one)
                 took[is_one].append(
                     sides[True].train(steps, hooks=False) if side is None else side.train(steps)
                 )
-        counts = {is_one: side.end() for is_one, side in sides.items()}
-    other_counts = counts.get(False, counts[True])
-    seen = Seen(name, model, took[True], took[False], [], counts[True], other_counts)
+        proofs = {is_one: side.end() for is_one, side in sides.items()}
+    seen = Seen(name, model, took[True], took[False], [], (proofs[True], proofs.get(False)))
     return seen._replace(launches=[median(seen.ratios)])
 
 
@@ -453,12 +550,13 @@ class Side:
         self._place = place
         self._ear = ear
         self._turns = turns
+        self._ranks = len(turns)
         self._pids: list[int] = []
 
     def hear(self, word: str) -> list[float]:
         """Return the numbers that the ranks say with WORD, when all have said it."""
         output = self._place / "0" / "output"
-        return processes.hear(self._ear, word, RANKS, self._launchers[0], output)
+        return processes.hear(self._ear, word, self._ranks, self._launchers[0], output)
 
     def get_ready(self) -> None:
         """Wait until every rank waits for its turn."""
@@ -473,8 +571,8 @@ class Side:
         cpu_s = sum(map(processes.on_cpu_s, self._pids)) - before
         return Turn(wall_s / steps, cpu_s / steps)
 
-    def end(self) -> Mapping[str, Any]:
-        """End the training, and return what its strategy has counted."""
+    def end(self) -> Proof:
+        """End the training, and return what is known of it then."""
         while self._turns:
             os.close(self._turns.pop())
         for number, launcher in enumerate(self._launchers):
@@ -485,21 +583,30 @@ class Side:
             if code:
                 said = processes.last_word(self._place / str(number) / "output")
                 raise Failed(f"exit code {code}: {said}")
-        proof = self._place / "0" / "log" / "latest" / "strategy.0.json"
-        if not proof.exists():
-            return {}
-        counts: dict[str, Any] = json.loads(proof.read_text())["counts"]
-        return counts
+        return _proof(self._place / "0" / "log" / "latest")
+
+
+def _proof(run_dir: Path) -> Proof:
+    events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
+    peak_bytes = max(one["peak_bytes"] for one in events if one["event"] == "exited")
+    path = run_dir / "strategy.0.json"
+    if not path.exists():
+        return Proof({}, {}, peak_bytes)
+    told = json.loads(path.read_text())
+    evidence = {
+        knob["name"]: knob["evidence"] for knob in told["knobs"] if knob["status"] == "effective"
+    }
+    return Proof(told["counts"], evidence, peak_bytes)
 
 
 @contextmanager
 def _launched(
-    commands: Sequence[Sequence[str]], place: Path, base: Mapping[str, str]
+    commands: Sequence[Sequence[str]], place: Path, base: Mapping[str, str], ranks: int
 ) -> Iterator[Side]:
-    """Launch COMMANDS, one for each host, in PLACE; their ranks are then ready."""
+    """Launch COMMANDS, one for each host, in PLACE; their RANKS are then ready."""
     place.mkdir()
     said = place / "said"
-    pipes = [said, *(place / f"turns.{rank}" for rank in range(RANKS))]
+    pipes = [said, *(place / f"turns.{rank}" for rank in range(ranks))]
     for pipe in pipes:
         os.mkfifo(pipe)
     # Both ends, so that no pipe waits for its other end, or finds none.

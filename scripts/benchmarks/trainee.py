@@ -46,6 +46,12 @@ def layers() -> tuple[nn.Layer, list[int]]:
     return net, [128, 128]
 
 
+def tall() -> tuple[nn.Layer, list[int]]:
+    """1.6 MB of gradients, and batches whose activations take a hundred times as much."""
+    net, _ = layers()
+    return net, [4096, 128]
+
+
 def tiny() -> tuple[nn.Layer, list[int]]:
     """1 KB of gradients."""
     return nn.Linear(16, 15), [4, 16]
@@ -63,6 +69,9 @@ MODELS = {
     "many-static": deep,
     "adam": deep,
     "adam-static": deep,
+    "momentum-static": deep,
+    "tall-static": tall,
+    "wide-adam-static": wide,
     "resnet": resnet,
     "large": large,
     "wide": wide,
@@ -71,8 +80,12 @@ MODELS = {
 
 def optimizer(**arguments: Any) -> Any:  # noqa: ANN401 - Paddle's
     """Return the optimizer that the model's name asks for."""
-    kind = paddle.optimizer.Adam if MODEL.startswith("adam") else paddle.optimizer.SGD
-    return kind(1e-3, **arguments)
+    words = MODEL.split("-")
+    if "adam" in words:
+        return paddle.optimizer.Adam(1e-3, **arguments)
+    if "momentum" in words:
+        return paddle.optimizer.Momentum(1e-3, **arguments)
+    return paddle.optimizer.SGD(1e-3, **arguments)
 
 
 def dynamic() -> Callable[[], None]:
