@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import settings
 from ..paddle_api import tensors
 from . import backward
-from .reducer import Reducer
+from .reducer import Reducer, weakly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -196,15 +196,8 @@ class SparingReducer(Reducer):
                 and not self._check.is_due(self.backwards)
             )
 
-    def _noting(self) -> Callable[..., None]:
-        reference = weakref.ref(self)
-
-        def hook(*_: Any) -> None:
-            reducer = reference()
-            if reducer is not None:
-                reducer._is_reached = True
-
-        return hook
+    def _note_reached(self) -> None:
+        self._is_reached = True
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Let Paddle's reducer have the backward of OUTPUTS, if it is its turn."""
@@ -272,7 +265,7 @@ class SparingReducer(Reducer):
         is_made = self.bytes_as_built is not None
         if self._is_plain and not is_made:
             is_made = self._paddles.make([each for each in self._all if tensors.is_trained(each)])
-            tensors.on_gradient(self.parameters[0], self._noting())
+            tensors.on_gradient(self.parameters[0], weakly(self._note_reached))
         # All ranks or none.
         if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()

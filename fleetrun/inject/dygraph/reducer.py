@@ -62,6 +62,18 @@ class Bucket:
         self.absent = []
 
 
+def weakly(method: Callable[[], None]) -> Callable[..., None]:
+    """Return a hook that calls METHOD as long as its object lives, which the hook does not hold."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(*_: Any) -> None:
+        method = reference()
+        if method is not None:
+            method()
+
+    return hook
+
+
 class Reducer:
     """Takes the place of Paddle's own reducer in one `paddle.DataParallel`.
 
@@ -141,7 +153,7 @@ class Reducer:
         self.agreements = self.sparse_collectives = 0
         self._arrange()
         for parameter in self._sparse:
-            tensors.on_gradient(parameter, self._sparse_hook())
+            tensors.on_gradient(parameter, weakly(self._note_sparse_gradient))
         backward.listen(self)
 
     @property
@@ -267,15 +279,8 @@ class Reducer:
 
         return hook
 
-    def _sparse_hook(self) -> Callable[..., None]:
-        reference = weakref.ref(self)
-
-        def hook(*_: Any) -> None:
-            reducer = reference()
-            if reducer is not None:
-                reducer._has_sparse_gradient = True
-
-        return hook
+    def _note_sparse_gradient(self) -> None:
+        self._has_sparse_gradient = True
 
     def begin(self) -> None:
         """Get ready for a backward."""

@@ -27,9 +27,7 @@ NOT_PADDLES = {
     "kind._send",
     # Hooks that hold their reducer weakly.
     "reducer._is_active",
-    "reducer._is_reached",
     "reducer._on_gradient",
-    "reducer._has_sparse_gradient",
 }
 # Strings with an underscore that are no names: beginnings and ends of them, and Python's.
 NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_parallel_world_size"}
