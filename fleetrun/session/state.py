@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from fleetrun.session.messages import Offer
+from fleetrun.session.messages import LOST, Failure, Offer, Verdict
 from fleetrun.session.seating import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.session.jobrecord import JobRecord
-    from fleetrun.session.messages import (
-        Failure,
-        FromCoordinator,
-        FromMember,
-        Roster,
-        Stop,
-        Verdict,
-    )
+    from fleetrun.session.messages import FromCoordinator, FromMember, Roster, Stop
     from fleetrun.session.terms import Terms
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
@@ -160,9 +153,18 @@ def resume(terms: Terms, at: float, record: JobRecord, launcher: str, lost_at: f
     LOST_AT is when that one was known to be lost: its own ranks have ended before. The ranks of the
     others have ended when they join, or as long after that as those of any lost host.
     """
+    lost = [entry.host for entry in record.entries if entry.launcher == record.coordinator]
+    failure = Failure(
+        "".join(lost[:1]),
+        "the coordinator of the job was lost",
+        LOST,
+        is_departure=terms.may_change,
+    )
     state = begin(terms, at)._replace(
         generation=record.generation + 1,
         restarts=record.restarts + (not terms.may_change),
+        # For those who have not given the last generation up yet.
+        verdict=Verdict(record.generation, record.coordinator, failure, is_final=False),
     )
     for order, entry in enumerate(record.entries):
         if entry.launcher == record.coordinator != launcher:

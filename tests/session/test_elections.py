@@ -52,6 +52,12 @@ def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_e
         play(seed)
 
 
+# Who still stops reaches the next term of the same coordinator; who begins has known the last one.
+@pytest.mark.parametrize("seed", [5344, 1859])
+def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
+    play(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(_PARTS))
