@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from commandline import ROOT, Command
+from ports import free
 from sshd import HOSTS, instead_of_ssh
 
 from fleetrun import cli
@@ -157,7 +158,7 @@ def test_what_does_not_come_whole_is_not_kept(tmp_path: Path, sent: bytes) -> No
 
 def with_a_plain_python(folder: Path) -> str:
     """Return the option for hosts that have a Python without packages, and not where ours is."""
-    plain = Path(sys.base_prefix) / "bin" / "python3"
+    plain = Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"
     alone = [str(plain), "-I", "-c", "import fleetrun"]
     assert subprocess.run(alone, capture_output=True, check=False).returncode
     (folder / "bin").mkdir()
@@ -187,7 +188,9 @@ def test_hosts_without_fleetrun_run_a_job_of_which_nothing_stays(tmp_path: Path)
     arguments = ["a b", "", "$HOME", "'\"\\", "ü\udcff"]
     command.argv[1:3] = ["-c", protocol.start("launcher", str(ROOT))]
     ssh = with_a_plain_python(tmp_path)
-    command.argv[-1:] = [f"--hosts={HOSTS}", ssh, "--ship", "train.py", str(tmp_path), *arguments]
+    port = f"--start_port={free(1)[0]}"
+    command.argv[-1:] = [f"--hosts={HOSTS}", ssh, port, "--ship"]
+    command.argv += ["train.py", str(tmp_path), *arguments]
     odd = "a b=c\n'\"$x ü\udcff"
     env = {"PYTHONPATH": "", "TMPDIR": str(tmp_path / "there"), "PADDLE_ODD": odd}
     ended = command.finish(command.start(env=env))
