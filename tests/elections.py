@@ -223,7 +223,7 @@ class ElectedLauncher(Launcher):
 
     def unfollow(self) -> None:
         """Call nobody."""
-        self.called = None
+        self.seek()
 
     def resign(self, why: str, renewed_at: float) -> None:
         """Coordinate no more."""
@@ -257,9 +257,10 @@ class ElectedLauncher(Launcher):
             return
         self.election.seek()
         leader = self.election.leader
-        waiting = (member.IDLE, member.JOINING)
-        if leader is not None and leader != self.called and self.state.phase in waiting:
-            self.called = leader
+        if leader == self.called or self.state.phase not in {member.IDLE, member.JOINING}:
+            return
+        self.called = leader
+        if leader is not None:
             generation = max(self.state.generation, leader.generation)
             self.state = self.state._replace(coordinator=leader.host, generation=generation)
             self.world.dial(self)

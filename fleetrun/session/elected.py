@@ -161,8 +161,7 @@ class ElectedSession(Session):
 
     def unfollow(self) -> None:
         """Call nobody: the one that was followed leads no more."""
-        self._hang_up()
-        self._called = None
+        self._set_alarms()
 
     def _hang_up(self) -> None:
         if self._dialer is not None:
@@ -275,10 +274,13 @@ class ElectedSession(Session):
             return
         self._election.seek()
         leader = self._election.leader
-        # Whose ranks still run has not given up the last one yet.
-        if leader not in {None, self._called} and known.phase in {member.IDLE, member.JOINING}:
-            assert leader is not None
-            self._called = leader
+        if leader == self._called or known.phase not in {member.IDLE, member.JOINING}:
+            # Whose ranks still run may yet hear the verdict of the last one.
+            return
+        self._called = leader
+        if leader is None:
+            self._hang_up()
+        else:
             generation = max(known.generation, leader.generation)
             self._member = known._replace(coordinator=leader.host, generation=generation)
             self._call([Target(leader.host, leader.port)])

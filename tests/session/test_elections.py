@@ -52,8 +52,9 @@ def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_e
         play(seed)
 
 
-# Who still stops reaches the next term of the same coordinator; who begins has known the last one.
-@pytest.mark.parametrize("seed", [5344, 1859])
+# Who still stops reaches the next term of the same coordinator; who begins has known the last one;
+# whose connection breaks as the job ends hears the verdict from one that leads no more.
+@pytest.mark.parametrize("seed", [5344, 1859, 9101])
 def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
     play(seed)
 
