@@ -1,7 +1,5 @@
 """What --ship sends to each host: fleetrun, and the folder of the job as .gitignore leaves it."""
 
-# pathlib costs start-up time.
-
 from __future__ import annotations
 
 import io

@@ -88,7 +88,13 @@ def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
 
 
 def test_the_rank_is_what_the_command_starts(tmp_path: Path) -> None:
-    code = "print(os.environ.get('MARK')); sys.exit(7 if rank == 1 else 0)"
+    # The one that fails ends the other, so it waits for that one's word.
+    code = """
+print(os.environ.get("MARK"), flush=True)
+open(f"said{rank}", "w").close()
+while not os.path.exists("said0"): time.sleep(0.01)
+sys.exit(7 if rank == 1 else 0)
+"""
     job = Command.python(tmp_path, code, "--wrap=1: env MARK=yes")
     assert job.run().code == 7
     assert [job.log(rank).read_text() for rank in range(2)] == ["None\n", "yes\n"]

@@ -71,8 +71,15 @@ def test_a_dry_run_and_the_banner_show_names_as_text(tmp_path: Path) -> None:
 def test_a_report_shows_an_exception_as_text_and_the_console_the_rank_as_it_is(
     tmp_path: Path,
 ) -> None:
-    code = f"print({EVIL!r}, flush=True)\nif rank == 1: raise ValueError({EVIL + FORGED!r})\n"
-    done = Command.python(tmp_path, code + "time.sleep(60)").run()
+    # The one that fails ends the other, so it waits for that one's word.
+    code = f"""
+print({EVIL!r}, flush=True)
+open(f"said{{rank}}", "w").close()
+while not os.path.exists("said0"): time.sleep(0.01)
+if rank == 1: raise ValueError({EVIL + FORGED!r})
+time.sleep(60)
+"""
+    done = Command.python(tmp_path, code).run()
     assert done.code == 1
     assert "\\x1b[2J" in done.said
     assert_harmless(done.said.encode())

@@ -91,9 +91,15 @@ def test_what_came_since_a_moment_begins_with_a_whole_line(tmp_path: Path) -> No
 
 
 def test_attempts_and_failures_are_told_apart(tmp_path: Path) -> None:
-    script = 'echo "attempt $PADDLE_RESTART_COUNT"; [ $R.$PADDLE_RESTART_COUNT != 1.0 ] || exit 7'
-    wait = "; [ $R.$PADDLE_RESTART_COUNT != 0.0 ] || exec sleep 500"
-    assert Command(tmp_path, script + wait, "--max_restart=1").run().code == 0
+    # The one that fails ends the other, so it waits for that one's word.
+    script = """
+echo "attempt $PADDLE_RESTART_COUNT"
+touch said$R
+until [ -e said0 ]; do sleep 0.01; done
+[ $R.$PADDLE_RESTART_COUNT != 1.0 ] || exit 7
+[ $R.$PADDLE_RESTART_COUNT != 0.0 ] || exec sleep 500
+"""
+    assert Command(tmp_path, script, "--max_restart=1").run().code == 0
     merged = shown(tmp_path).splitlines()
     assert sorted(merged[:2]) == ["[rank 0] attempt 0", "[rank 1] attempt 0"]
     assert sorted(merged[2:]) == ["[rank 0, attempt 1] attempt 1", "[rank 1, attempt 1] attempt 1"]
