@@ -43,10 +43,6 @@ _MOST = 1e9
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
 _PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
-_ELASTIC = (
-    "in this version an etcd is --master=etcd://HOST:PORT, none is needed with --master=HOST:PORT, "
-    "and --nnodes=LEAST:MOST makes a job elastic; leave it out."
-)
 _TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
 _TUNER = (
     "this version searches no parallel layouts: `fleetrun tune` measures the fields of a strategy; "
@@ -511,6 +507,25 @@ TABLE: tuple[Option, ...] = (
         metavar="HOST:PORT",
         env=("PADDLE_MASTER",),
     ),
+    # Paddle's words for elastic jobs.
+    Option(
+        "elastic_server",
+        "text",
+        HOSTS,
+        "An etcd 3 that keeps the roster: --master=etcd://HOST:PORT in Paddle's words.",
+        metavar="HOST:PORT",
+        slot="master",
+        env=("PADDLE_ELASTIC_SERVER",),
+    ),
+    Option(
+        "np",
+        "text",
+        HOSTS,
+        "How many hosts: --nnodes in the words of Paddle's elastic jobs.",
+        metavar="N[:M]",
+        slot="nnodes",
+        env=("PADDLE_ELASTIC_NP",),
+    ),
     Option(
         "rdzv_timeout",
         "float",
@@ -640,7 +655,7 @@ TABLE: tuple[Option, ...] = (
         "Name of the job in its logs.",
         metavar="NAME",
         default="default",
-        env=("PADDLE_JOB_ID",),
+        env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
     ),
     Option(
         "grace",
@@ -1054,16 +1069,6 @@ TABLE: tuple[Option, ...] = (
         "failures again.",
     ),
     Option(
-        "elastic_server",
-        "text",
-        LATER,
-        "etcd for elastic jobs.",
-        metavar="HOST:PORT",
-        env=("PADDLE_ELASTIC_SERVER",),
-        status="later",
-        reason=_ELASTIC,
-    ),
-    Option(
         "elastic_pre_hook",
         "text",
         LATER,
@@ -1071,17 +1076,6 @@ TABLE: tuple[Option, ...] = (
         metavar="COMMAND",
         status="later",
         reason="this version runs nothing before a start; let a script run it, and then fleetrun.",
-    ),
-    Option(
-        "np",
-        "text",
-        LATER,
-        "Elastic size.",
-        "N",
-        env=("PADDLE_ELASTIC_NP",),
-        status="later",
-        reason="this version counts processes with --nproc_per_node, and hosts, which Paddle's "
-        "--np counts, with --nnodes=N, or --nnodes=LEAST:MOST for an elastic job.",
     ),
     # Where ranks go, and tuning.
     Option(

@@ -91,6 +91,7 @@ def resolve(
         target: _choose(option, [_about(target, tier) for tier in tiers], notes)
         for target, option in _targets().items()
     }
+    chosen["master"] = _meeting_point(chosen["master"])
     _take_detected(chosen, detect, environ, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
@@ -302,6 +303,15 @@ class Hosts(NamedTuple):
     rank: int | None
 
 
+def _meeting_point(found: ResolvedOption) -> ResolvedOption:
+    """Return where hosts meet; Paddle's --elastic_server can only be an etcd."""
+    given, mark = found.given, "etcd://"
+    if given.option.name != "elastic_server" or given.raw.strip().startswith(mark):
+        return found
+    text = mark + given.raw.strip()
+    return ResolvedOption(text, given._replace(raw=text))
+
+
 def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: bool) -> Hosts:
     """Return the hosts of the job; UsageError where the options contradict each other."""
     listed = chosen["ips"].value
@@ -380,10 +390,13 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
     """Raise UsageError for several hosts that are neither listed nor given --master."""
     text = master.of(str)
     if text is None:
+        # mpirun's --np is another one.
+        is_np = nnodes.option.name == "np"
+        hint = "it counts hosts, and --nproc_per_node processes: " if is_np else ""
         raise UsageError(
             nnodes.blame(
-                "name the hosts with --ips, or where they meet with --master=HOST:PORT, a host "
-                "that takes part and a port that is free there; the same on each host."
+                f"{hint}name the hosts with --ips, or where they meet with --master=HOST:PORT, a "
+                "host that takes part and a port that is free there; the same on each host."
             )
         )
     if text.startswith("etcd"):

@@ -101,7 +101,7 @@ def test_an_interrupt_before_the_launch_is_130(capsys: pytest.CaptureFixture[str
         ([], "no script to run"),
         (["--nporc_per_node=4", "train.py"], "did you mean --nproc_per_node?"),
         (["--gpus", "0", "1", "train.py"], "write --gpus=0,1."),
-        (["--np=2", "train.py"], "counts processes with --nproc_per_node"),
+        (["--np=2", "train.py"], "it counts hosts, and --nproc_per_node processes"),
         (["--config=nowhere.yaml", "train.py"], "nowhere.yaml: No such file"),
         (["doctr", "--json"], "there is no command doctr, nor a script or program of that name; "),
         (["submmit", "slurm"], "did you mean `fleetrun submit`?"),

@@ -56,7 +56,8 @@ def test_a_word_of_another_launcher_is_answered_with_ours(words: list[str], says
 
 def test_what_counts_processes_elsewhere_and_hosts_in_paddle_is_told_apart() -> None:
     """Paddle's --np is the number of hosts of an elastic job; mpirun's that of processes."""
-    assert "--nproc_per_node" in options.find("np").reason
+    assert "hosts" in options.find("np").help
+    assert "here that is --nproc_per_node=4" in refusal("-np", "4")
 
 
 def test_spellings_of_our_own_need_no_hint() -> None:

@@ -97,6 +97,8 @@ VALUES = {
     "start_port": ("6000", "7000"),
     "nnodes": ("1", "1:1"),
     "master": ("a:1", "b:2"),
+    "elastic_server": ("etcd://a:1", "etcd://b:2"),
+    "np": ("1", "1:1"),
     "rdzv_timeout": ("5", "6"),
     "heartbeat_timeout": ("2", "3"),
     "elastic_timeout": ("2", "3"),
@@ -159,7 +161,7 @@ def test_s75_the_command_line_wins_over_the_environment_over_the_file_over_the_d
     option: options.Option, config_file: ConfigFile
 ) -> None:
     first, second = VALUES[option.name]
-    name = "devices" if option.target == "devices" else option.name
+    name = option.target if option.target in options.by_name() else option.name
     default = asked()
     assert setting(default, name).source == "default"
     words, environ, config = [f"{option.flag}={first}"], {}, None
@@ -400,6 +402,23 @@ def test_a_password_of_etcd_is_not_repeated() -> None:
     assert "secret" not in refusal("--nnodes=2", "--master=etcd://me:secret@a:1")
 
 
+def test_paddles_words_for_elastic_jobs_work() -> None:
+    ours = asked("--master=etcd://a:1", "--nnodes=2:4", "--job_id=bert")
+    theirs = asked("--elastic_server=a:1", "--np=2:4", "--job_id=bert")
+    exported = asked(
+        environ={
+            "PADDLE_ELASTIC_SERVER": "a:1",
+            "PADDLE_ELASTIC_NP": "2:4",
+            "PADDLE_ELASTIC_JOB_ID": "bert",
+        }
+    )
+    for found in (theirs, exported):
+        assert (found.master, found.nnodes, found.job_id) == (ours.master, "2:4", "bert")
+    assert asked("--elastic_server=etcd://a:1", "--np=2").master == "etcd://a:1"
+    said = refusal("--elastic_server=a", "--np=2")
+    assert said.startswith("--elastic_server=etcd://a: give etcd://HOST:PORT")
+
+
 @pytest.mark.parametrize(
     "master", ["a:1", "etcd://a:1,10.0.0.2:2379", "http://10.0.0.1:6170", "[fd00::1]:6170"]
 )
@@ -598,7 +617,7 @@ def test_a_bad_file_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: this version counts processes with --nproc_per_node"),
+        ("\nnp: 2\n", "fleetrun.yaml:2: np=2: it counts hosts, and --nproc_per_node processes"),
         ("env: [A]\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("env: A\n", "fleetrun.yaml:1: env=A: give KEY=VALUE"),
         ("\nenv:\n  1A: 2\n", "fleetrun.yaml:3: env=1A=2: give KEY=VALUE"),

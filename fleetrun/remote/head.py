@@ -76,7 +76,7 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
     if request.detach:
         raise UsageError(f"--detach does not go with {option} in this version: leave it out.")
     for one in argv.scan(request.typed).settings:
-        if one.option.name in _GIVEN:
+        if one.option.target in _GIVEN:
             raise UsageError(
                 f"{one.typed} and {option} both say which hosts there are: leave {one.typed} out."
             )

@@ -120,7 +120,10 @@ def test_an_elastic_job_goes_on_without_the_first_host(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:
     *hosts, keeper = four_hosts.hosts
-    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3")
+    master = etcd([keeper])
+    # Paddle's words for the same.
+    theirs = (f"--elastic_server={master.removeprefix('etcd://')}", "--np=1:3")
+    job = Job(tmp_path / "job", master, *theirs)
     job.start(hosts)
     assert job.wait_for(0, 3) == ["node-1", "node-2", "node-3"]
     job.signal(hosts[0], signal.SIGKILL)

@@ -94,7 +94,7 @@ def launch(given: Sequence[str], what: str, config: object = None) -> argv.Parse
         )
     parsed = argv.split(given if config is None else (f"--config={config}", *given))
     for one in parsed.settings:
-        if one.option.name in _OURS:
+        if one.option.target in _OURS:
             raise UsageError(f"{what}: {one.typed} is what the queue says; leave it out.")
         one.value()
     if parsed.script is None:
