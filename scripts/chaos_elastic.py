@@ -73,8 +73,10 @@ class ElasticJob(HostsJob):
     def words(self) -> list[str]:
         """Return the options that make it elastic."""
         count = self.fault.options or ("--nnodes=1:4",)
-        where = [f"--master={self.hosts[0].ip}:6170"] if self.meets else super().words()
-        return [*where, *count, f"--elastic_timeout={_ELASTIC_TIMEOUT_S}"]
+        return [*self._where(), *count, f"--elastic_timeout={_ELASTIC_TIMEOUT_S}"]
+
+    def _where(self) -> list[str]:
+        return [f"--master={self.hosts[0].ip}:6170"] if self.meets else super().words()
 
     @property
     def left(self) -> list[lab.Host]:
@@ -176,10 +178,8 @@ class EtcdJob(ElasticJob):
         super().clear()
         self._etcd.close()
 
-    def words(self) -> list[str]:
-        """Return the options that make it elastic."""
-        count = self.fault.options or ("--nnodes=1:4",)
-        return [f"--master={self.master}", *count, f"--elastic_timeout={_ELASTIC_TIMEOUT_S}"]
+    def _where(self) -> list[str]:
+        return [f"--master={self.master}"]
 
     def another(self) -> lab.Host | None:
         """Draw a host that can be lost, which is any."""

@@ -199,7 +199,7 @@ class ElectedLauncher(Launcher):
         if self.has_ended:
             self.election.leave(is_final=False)
             return
-        self.world.hang_up_now(self)
+        self.world.hang_up(self)
         begun = (
             state.begin(self.world.terms, self.clock())
             if job is None
@@ -217,7 +217,7 @@ class ElectedLauncher(Launcher):
     def follow(self, leader: LeaderRecord) -> None:
         """Call another one, when it is time."""
         del leader
-        self.world.hang_up_now(self)
+        self.world.hang_up(self)
         self.called = None
         self.feed(member.Gone(self.clock()))
 
@@ -460,27 +460,10 @@ class ElectedWorld(World):
 
         self.after(self.delay(), ask)
 
-    def hang_up_now(self, host: ElectedLauncher) -> None:
-        """Let a launcher drop its connection without a word."""
-        wire, host.wire = host.wire, None
-        if wire is not None:
-            self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
-
-    def break_wire(self, wire: Wire) -> None:
-        """Let a connection break, with all that is on its way."""
-        if not wire.is_open:
-            return
-        wire.is_open = False
-        _, host = self.wires.pop(wire.number)
+    def tell_of_break(self, wire: Wire) -> None:
+        """Let the coordinator notice that a connection has broken."""
         leader = self.ends[wire.number]
         self.feed_leader(leader, state.Broken(wire.number, leader.clock()))
-
-        def notice() -> None:
-            if host.wire is wire:
-                host.wire = None
-                host.feed(member.Disconnected(host.clock()))
-
-        self.after(0.001, notice)
 
     def die(self, host: Launcher, *, is_silent: bool) -> None:
         """Kill a launcher or its host."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.session import coordinator, member, state
 from fleetrun.session.messages import Failure, Leave, Offer, Roster, Verdict
+from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleetrun.session.messages import FromCoordinator, FromMember
-    from fleetrun.session.terms import Terms
 
 # A firewall opens again, or a host is for ever cut off.
 SHORT_CUT_S = 3.0
@@ -405,7 +405,7 @@ class World:
             return
         wire.is_open = False
         _, host = self.wires.pop(wire.number)
-        self.feed(state.Broken(wire.number, self.launchers[0].clock()))
+        self.tell_of_break(wire)
 
         def notice() -> None:
             if host.wire is wire:
@@ -413,6 +413,10 @@ class World:
                 host.feed(member.Disconnected(host.clock()))
 
         self.after(0.001, notice)
+
+    def tell_of_break(self, wire: Wire) -> None:
+        """Let the coordinator notice that a connection has broken."""
+        self.feed(state.Broken(wire.number, self.launchers[0].clock()))
 
     # What happens to hosts --------------------------------------------------------------------
 
@@ -533,3 +537,29 @@ class World:
             for generation, verdict in host.verdicts.items():
                 known = alike.setdefault(generation, verdict)
                 assert known == verdict, f"{host.name}: {verdict}, not {known}"
+
+
+def play(seed: int, world: type[World], chances: Chances, *, has_store: bool = False) -> None:
+    """Play the history of SEED in a WORLD, and check what became of its hosts."""
+    most = 1 + seed % 5
+    # Every other history is of a job that goes on without a host that is lost; some have hosts that
+    # stand by, and in some more come than have a place.
+    least = max(1, most - 2) if seed % 2 else most
+    spares = (0, 0, 1, 2)[seed // 5 % 4]
+    surplus = (0, 0, 1)[seed // 20 % 3]
+    terms = Terms(
+        least,
+        most,
+        max_restarts=seed % 3,
+        rdzv_timeout_s=30.0,
+        elastic_timeout_s=5.0,
+        spares=spares,
+        has_store=has_store,
+    )
+    made = world(seed, hosts=most + spares + surplus, terms=terms, chances=chances)
+    made.script()
+    try:
+        made.check(1000.0)
+    except AssertionError as error:
+        message = f"history {seed}: {error}"
+        raise AssertionError(message) from error

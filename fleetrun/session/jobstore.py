@@ -11,6 +11,8 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.records.folder import write_all
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -70,15 +72,11 @@ class JobStore:
         try:
             if not self._pid:
                 self._start()
-            self._write(order.encode())
+            # It reads nothing while it is asked nothing, and a pipe takes what one order is.
+            write_all(self._orders, order.encode())
         except OSError as error:
             why = f"the process that asks etcd cannot run ({error.strerror})"
             self._waiting.alarm((id(self), "failed"), time.monotonic(), lambda: self._end(why))
-
-    def _write(self, order: bytes) -> None:
-        # A process that reads nothing while it is asked nothing: a pipe takes what one order is.
-        while order:
-            order = order[os.write(self._orders, order) :]
 
     def _start(self) -> None:
         from fleetrun.session import etcdprocess
@@ -134,7 +132,7 @@ class JobStore:
         self._go_on()
 
     def _end(self, why: str) -> None:
-        """StoreAnswer that the process has ended; the next question starts another one."""
+        """Answer that the process has ended; the next question starts another one."""
         self._stop()
         self._answer(None, why)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 from elections import ElectedWorld
-from simulation import Chances
-
-from fleetrun.session.terms import Terms
+from simulation import Chances, play
 
 HISTORIES, MANY = 60, 20_000
 _PARTS = 4
@@ -24,39 +22,16 @@ CHANCES = Chances(
 )
 
 
-def play(seed: int) -> None:
-    most = 1 + seed % 5
-    least = max(1, most - 2) if seed % 2 else most
-    spares = (0, 0, 1, 2)[seed // 5 % 4]
-    surplus = (0, 0, 1)[seed // 20 % 3]
-    terms = Terms(
-        least,
-        most,
-        max_restarts=seed % 3,
-        rdzv_timeout_s=30.0,
-        elastic_timeout_s=5.0,
-        spares=spares,
-        has_store=True,
-    )
-    world = ElectedWorld(seed, hosts=most + spares + surplus, terms=terms, chances=CHANCES)
-    world.script()
-    try:
-        world.check(1000.0)
-    except AssertionError as error:
-        message = f"history {seed}: {error}"
-        raise AssertionError(message) from error
-
-
 def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_ever() -> None:
     for seed in range(HISTORIES):
-        play(seed)
+        play(seed, ElectedWorld, CHANCES, has_store=True)
 
 
 # Who still stops reaches the next term of the same coordinator; who begins has known the last one;
 # whose connection breaks as the job ends hears the verdict from one that leads no more.
 @pytest.mark.parametrize("seed", [5344, 1859, 9101])
 def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> None:
-    play(seed)
+    play(seed, ElectedWorld, CHANCES, has_store=True)
 
 
 @pytest.mark.slow
@@ -64,4 +39,4 @@ def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> Non
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_the_same_holds_in_twenty_thousand_elections(part: int) -> None:
     for seed in range(HISTORIES + part, MANY, _PARTS):
-        play(seed)
+        play(seed, ElectedWorld, CHANCES, has_store=True)
