@@ -170,7 +170,10 @@ def wanted(option: Option) -> str:
     match option.kind:
         case "int" | "float":
             number = conversion.number_in_words(
-                is_whole=option.kind == "int", minimum=option.minimum, maximum=option.maximum
+                is_whole=option.kind == "int",
+                minimum=option.minimum,
+                maximum=option.maximum,
+                unit="seconds" if option.metavar == "SECONDS" else "",
             )
             return f"give {number}" + (f", or one of {choices}." if choices else ".")
         case "choice":
