@@ -15,7 +15,7 @@ class UsageError(FleetrunError):
     exit_code = 2
 
 
-class EnvironmentFault(FleetrunError):  # noqa: N818 - a fault of the machine, not of the command
+class EnvironmentFault(FleetrunError):  # a fault of the machine, not of the command
     """The machine is not as the command needs it: no such device, port taken, script missing."""
 
     exit_code = 3

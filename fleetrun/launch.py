@@ -74,7 +74,7 @@ def launch(  # noqa: C901 - one way, in order
     slots = planner.slots(request, facts, share)
     # Before ports are held, each of which is an open file; a dry run opens none.
     is_real = request.dry_run is None
-    is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # noqa: PLR2004 - one is us
+    is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # one is us
     count = (
         1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1] + request.spares)
     )

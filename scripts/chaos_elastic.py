@@ -67,7 +67,7 @@ class ElasticJob(HostsJob):
         self.generation = 0
         # Of hosts that have ranks at a time.
         self.most = 3 if fault.options else 4
-        self.meets = bool(fault.options) or draw.random() < 0.5  # noqa: PLR2004 - half of them
+        self.meets = bool(fault.options) or draw.random() < 0.5
         self.stopped: set[lab.Host] = set()
 
     def words(self) -> list[str]:

@@ -26,9 +26,9 @@ from chaos_report import Result, report
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
-import slurm  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
-import sshd_hosts  # noqa: E402 # pyright: ignore[reportMissingImports] - as above
+import lab  # pyright: ignore[reportMissingImports] - it is in tests
+import slurm  # pyright: ignore[reportMissingImports] - as above
+import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -367,7 +367,7 @@ def run(  # noqa: PLR0917 - what the command line says
 def _run(  # noqa: PLR0917 - all that a launch depends on
     engine: str, folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault]
 ) -> Result:
-    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
     fault = draw.choices(faults, [one.weight for one in faults])[0]
     began = time.monotonic()
     try:

@@ -134,7 +134,7 @@ def restart(job: Job) -> Sequence[int]:
 def fail_once(job: Job) -> int:
     """Let a rank fail and return the exit code that this implies."""
     rank = job.a_rank()
-    if job.draw.random() < 0.5:  # noqa: PLR2004 - half of the time
+    if job.draw.random() < 0.5:
         code = job.draw.randrange(1, 126)
         job.order(rank, f"exit {code}")
         return code
@@ -352,7 +352,7 @@ def small_disk(size: str) -> Callable[[Job], None]:
 def end_on_full_disk(job: Job) -> Sequence[int]:
     job.let_end()
     job.await_end()
-    if len(job.said().splitlines()) > 4:  # noqa: PLR2004 - one warning from each that writes there
+    if len(job.said().splitlines()) > 4:  # one warning from each that writes there
         raise Lost(f"a full disk makes many words: {job.said()}")
     return [0]
 

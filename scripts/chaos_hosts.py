@@ -28,7 +28,7 @@ from chaos_report import Result, report
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import lab  # noqa: E402 # pyright: ignore[reportMissingImports] - it is in tests
+import lab  # pyright: ignore[reportMissingImports] - it is in tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ class HostsJob:
         self.per_host = draw.randint(1, 2)
         ranks = range(len(self.hosts) * self.per_host)
         self.ranks = ranks
-        self.deaf = [rank for rank in ranks if draw.random() < 0.15]  # noqa: PLR2004
+        self.deaf = [rank for rank in ranks if draw.random() < 0.15]
         self.struck_at = 0.0
         self.launchers: dict[lab.Host, subprocess.Popen[bytes]] = {}
         # Hosts that are gone, or are cut off and have to end by themselves.
@@ -341,7 +341,7 @@ def spoil(**what: float) -> Strike:
     def strike(job: HostsJob) -> Sequence[int]:
         job.network.spoil(**what)
         time.sleep(job.draw.uniform(0, 2 * HEARTBEAT_TIMEOUT_S))
-        if job.draw.random() < 0.5:  # noqa: PLR2004 - half of the time
+        if job.draw.random() < 0.5:
             return exit_a_rank(job)
         job.let_end()
         return [0]
@@ -478,7 +478,7 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
 ) -> Result:
     from chaos_elastic import ElasticJob, EtcdJob
 
-    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
     fault = draw.choices(faults, [one.weight for one in faults])[0]
     kind = ElasticJob if fault.is_elastic else HostsJob
     if fault.has_etcd:

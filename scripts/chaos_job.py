@@ -29,7 +29,7 @@ _LOOK_AGAIN_S = 0.005
 _HEARD_S = 0.5
 
 
-class Lost(Exception):  # noqa: N818 - it is what happened to a launch
+class Lost(Exception):
     """Something that must not happen, in words."""
 
 

@@ -42,7 +42,7 @@ class Bystander:
 
     def __init__(self, folder: Path, pace: Pace) -> None:
         traits = ["child+daemon+bare", "child+saver"]
-        self._job = Job(folder, traits, random.Random(0), pace)  # noqa: S311
+        self._job = Job(folder, traits, random.Random(0), pace)
         self._job.grace_s = LONG_GRACE_S
         self._job.start()
         self._job.wait_until_ready()
@@ -187,7 +187,7 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
     allowed_s: float | None,
 ) -> Result:
     """Do launch NUMBER of SEED, whatever the others are."""
-    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - to be repeated, not to be secret
+    draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
     fault = draw.choices(faults, [fault.weight for fault in faults])[0]
     folder = place / f"{place.name}-{number}"
     job = Job(folder, _traits(draw, fault), draw, pace)
@@ -224,11 +224,11 @@ def _traits(draw: random.Random, fault: Fault) -> list[str]:
     for rank in range(ranks):
         words = ["plain"]
         words += [kind for kind in CHILDREN if draw.random() < (0.02, 0.15)[kind != "potato"]]
-        if draw.random() < 0.2:  # noqa: PLR2004 - one in five
+        if draw.random() < 0.2:
             words.append("saver")
-        if draw.random() < 0.1 or (rank == 0 and fault.prepare is not None):  # noqa: PLR2004
+        if draw.random() < 0.1 or (rank == 0 and fault.prepare is not None):
             words.append("chatty")
-        if fault.needs_deaf and draw.random() < 0.5:  # noqa: PLR2004
+        if fault.needs_deaf and draw.random() < 0.5:
             words.append("deaf")
         found.append("+".join(words))
     if fault.needs_deaf and not any("deaf" in words for words in found):

@@ -136,7 +136,7 @@ class Simulation:
         self.devices = devices
         self.terms = Terms(hosts, hosts)
         self.now = 0.0
-        self.chance = random.Random(hosts)  # noqa: S311 - chance, not a secret
+        self.chance = random.Random(hosts)  # chance, not a secret
         self.state = state.begin(self.terms, 0.0)
         self.codec = Codec(messages.MESSAGES)
         self.calls: list[tuple[float, int, Callable[[], None]]] = []
@@ -187,11 +187,11 @@ class Simulation:
             return
         caller, listener = Handshake(_KEY, is_caller=True), Handshake(_KEY, is_caller=False)
         first = caller.begin()
-        assert first is not None  # noqa: S101 - a caller begins
+        assert first is not None
 
         def answer() -> None:
             reply = listener.feed(first)
-            assert reply is not None  # noqa: S101 - it knows the key
+            assert reply is not None
             self.at(self.now + 2 * _LATENCY_S, partial(self.compute, partial(prove, reply)))
 
         def prove(reply: bytes) -> None:
@@ -199,7 +199,7 @@ class Simulation:
             proof = caller.feed(reply)
             # The caller's own work is not the coordinator's.
             self.used_s -= time.thread_time() - began
-            assert proof is not None  # noqa: S101 - it knows the key
+            assert proof is not None
             listener.feed(proof)
             peer.seals = listener.seals
             self.at(self.now + 2 * _LATENCY_S, partial(self.join, peer))
@@ -220,7 +220,7 @@ class Simulation:
             if peer.is_local:
                 said = message
             else:
-                assert peer.seals is not None  # noqa: S101 - it has joined
+                assert peer.seals is not None
                 # What it costs to check what came is what it costs to seal it.
                 peer.seals[1].mac(payload)
                 said = self.codec.read(payload)
@@ -258,7 +258,7 @@ class Simulation:
         """Send MESSAGE to PEER, behind all that was sent before."""
         self.sent += 1
         if not peer.is_local:
-            assert peer.seals is not None  # noqa: S101 - it has joined
+            assert peer.seals is not None
             length = len(peer.seals[0].put(self.codec.write(message)))
             self.sent_bytes += length
             self.longest = max(self.longest, length)
@@ -364,7 +364,7 @@ def _seconds(seconds: float) -> str:
 
 def _bytes(number: int) -> str:
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":  # noqa: PLR2004 - as it says
+        if number < 1000 or unit == "GB":
             return f"{number:.3g} {unit}"
         number /= 1000  # type: ignore[assignment]
     raise AssertionError

@@ -1,7 +1,5 @@
 """A fake NVML: GPUs that work, hang, are lost or barred; what it does not know, it refuses."""
 
-# ruff: noqa: N802, D102 - the names are pynvml's
-
 from __future__ import annotations
 
 import select
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 class Bus(NamedTuple):
     """Where a GPU is plugged in."""
 
-    busId: str | bytes  # noqa: N815 - pynvml's name
+    busId: str | bytes
 
 
 class Load(NamedTuple):
@@ -42,7 +40,7 @@ class FakeNvmlError(Exception):
     """What NVML raises."""
 
 
-class NoPermission(FakeNvmlError):  # noqa: N818 - pynvml's NVMLError_NoPermission
+class NoPermission(FakeNvmlError):
     """What it raises for a GPU that a device cgroup keeps from us."""
 
 

@@ -94,7 +94,7 @@ def state(pid: int) -> str:
 
 def stat_of(pid: int) -> list[str]:
     """Return what the kernel says of PID."""
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+    with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].decode().split()
 
 

@@ -57,7 +57,7 @@ def size(number: float) -> str:
     ('512 B', '64 MiB', '1.5 GiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:  # noqa: PLR2004 - the step between units
+        if number < 1024:  # the step between units
             return f"{number:.3g} {unit}"
         number /= 1024
     return f"{number:.3g} TiB"

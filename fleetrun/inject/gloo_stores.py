@@ -41,7 +41,7 @@ _unfinished: list[Any] = []
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Give each gloo group that Paddle creates a store of its own."""
-    global _report  # noqa: PLW0603 - one Paddle
+    global _report  # one Paddle
     _report = proof.note
     if spec.topology.nranks > 1:
         after_import("paddle.distributed.collective", _patch)

@@ -55,7 +55,7 @@ _settings = _Settings(StrategySpec({}, {}, {}), None)
 
 def reset(spec: StrategySpec, proof: Evidence) -> None:
     """Begin with SPEC alone; disagreements go to PROOF."""
-    global _settings  # noqa: PLW0603 - one process, one training
+    global _settings  # one process, one training
     _settings = _Settings(spec, proof)
 
 

@@ -56,7 +56,7 @@ def before_update(callback: Callable[[Any], None]) -> None:
 
 def record(source: Any) -> None:
     """Record that SOURCE, an optimizer or a program, has just updated parameters."""
-    global _count  # noqa: PLW0603 - one process, one training
+    global _count  # one process, one training
     _count += 1
     for callback in _after:
         callback(source, _count)
@@ -112,7 +112,7 @@ def _wrap(kind: Any) -> None:
 def _recorded(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def update(optimizer: Any, *args: Any, **options: Any) -> Any:
-        global _depth  # noqa: PLW0603
+        global _depth
         if _depth == 0 and _before and _is_dynamic():
             for callback in _before:
                 callback(optimizer)

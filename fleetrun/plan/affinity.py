@@ -93,7 +93,7 @@ def _numa_nodes(
     room: Mapping[int, int],
 ) -> tuple[list[int] | None, tuple[str, ...]]:
     """Return the NUMA node that each rank's device is near; None, and why, if that will not do."""
-    if len(room) < 2 or not all(groups):  # noqa: PLR2004 - with one node there is no choice
+    if len(room) < 2 or not all(groups):  # with one node there is no choice
         return None, ()
     # A rank with devices on two nodes is driven from the first one.
     found = [_near(group[0], near) for group in groups]

@@ -112,8 +112,8 @@ def is_address(name: str) -> bool:
     (True, False, False)
     """
     parts = name.split(".")
-    octets = [part for part in parts if part.isascii() and part.isdigit() and int(part) < 256]  # noqa: PLR2004 - an octet
-    return len(parts) == len(octets) == 4  # noqa: PLR2004 - IPv4
+    octets = [part for part in parts if part.isascii() and part.isdigit() and int(part) < 256]
+    return len(parts) == len(octets) == 4  # IPv4
 
 
 def is_host(name: str) -> bool:

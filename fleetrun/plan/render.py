@@ -311,7 +311,7 @@ def _env_lines(env: Mapping[str, str], *, indent: str) -> list[str]:
 def _common_env(plans: Sequence[LaunchPlan]) -> dict[str, str]:
     """Return the variables that every process of the job gets with the same value."""
     environments = [process.env for plan in plans for process in plan.processes]
-    if len(environments) < 2:  # noqa: PLR2004 - with one process nothing is "per rank"
+    if len(environments) < 2:  # with one process nothing is "per rank"
         return dict(environments[0]) if environments else {}
     first, *others = environments
     return {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}

@@ -176,7 +176,7 @@ def _is_random(value: str) -> bool:
         (one.isdigit(), one.isupper()) != (two.isdigit(), two.isupper())
         for one, two in zip(value, value[1:])  # noqa: B905, RUF007 - an old Python has no other
     )
-    return len(value) >= 12 and any(c.isdigit() for c in value) and changes >= 4  # noqa: PLR2004 - as above
+    return len(value) >= 12 and any(c.isdigit() for c in value) and changes >= 4
 
 
 def _is_meant(name: str, value: str, *, quoted: bool, spaced: bool) -> bool:

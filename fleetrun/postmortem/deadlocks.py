@@ -60,7 +60,7 @@ def waits_for_ever(syscall: bytes, machine: str) -> bool:
     """
     words = syscall.split()
     # A running thread has the one word `running`; we may not look into another user's.
-    if len(words) < 5 or words[0] != b"%d" % _FUTEX.get(machine, -1):  # noqa: PLR2004
+    if len(words) < 5 or words[0] != b"%d" % _FUTEX.get(machine, -1):
         return False
     operation, timeout = int(words[2], 16) & ~_CLOCK_REALTIME, int(words[4], 16)
     is_private = bool(operation & _PRIVATE)

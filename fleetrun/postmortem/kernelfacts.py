@@ -123,7 +123,7 @@ def about(log: Iterable[bytes], pid: int, since: float) -> list[str]:
         fields = head.split(b",")
         line = message.split(b"\n", 1)[0].decode(errors="replace")
         marks = (f"Killed process {pid} ", f"[{pid}]: segfault", f"[{pid}] trap ", f"[{pid}]: bad ")
-        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since:  # noqa: PLR2004
+        if len(fields) > 2 and fields[2].isdigit() and int(fields[2]) / 1e6 >= since:
             found += [line] if any(mark in line for mark in marks) else []
     return found
 
@@ -220,10 +220,10 @@ def size(count: int) -> str:
     """
     number, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":  # noqa: PLR2004 - as the units say
+        if number < 1024 or unit == "TiB":
             break
         number /= 1024
-    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"  # noqa: PLR2004
+    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
 
 
 def _core(culprit: Exited) -> list[str]:

@@ -63,7 +63,7 @@ def verdict(
             lines.append(failed.sentence())
         case Interrupted():
             lines.append(f"{_sentence(outcome.describe())}.")
-            killed = [e.label for e in outcome.exits if e.status.signum == 9]  # noqa: PLR2004 - KILL
+            killed = [e.label for e in outcome.exits if e.status.signum == 9]  # KILL
             if killed:
                 lines.append(f"{_sentence(listed(killed))} had to be killed.")
     return "\n".join((*lines, *_attempts(outcome, labels, lines)))
@@ -205,7 +205,7 @@ def _others(victims: Sequence[Victim]) -> list[str]:
         when = f"{first:.1f}" if f"{first:.1f}" == f"{last:.1f}" else f"{first:.1f} to {last:.1f}"
         who = listed([one.exited.label for one in lost])
         parts.append(f"{who} failed {when} s later: peer lost")
-    if len(failed) > 3:  # noqa: PLR2004 - a handful is a list, more is noise
+    if len(failed) > 3:  # a handful is a list, more is noise
         failed[3:] = [f"{len(failed) - 3} more failed after that"]
     parts += failed
     return [f"After that {'; '.join(parts)}."] if parts else []

@@ -29,82 +29,71 @@ class PciInfo(Protocol):
     """Where a GPU is plugged in."""
 
     @property
-    def busId(self) -> str | bytes: ...  # noqa: N802, D102 - pynvml's name
+    def busId(self) -> str | bytes: ...
 
 
 class Memory(Protocol):
     """NVML's answer, in bytes."""
 
     @property
-    def used(self) -> int: ...  # noqa: D102 - pynvml's names
+    def used(self) -> int: ...
     @property
-    def total(self) -> int: ...  # noqa: D102
+    def total(self) -> int: ...
 
 
 class GpuProcess(Protocol):
     """A process that computes on a GPU."""
 
     @property
-    def pid(self) -> int: ...  # noqa: D102 - pynvml's name
+    def pid(self) -> int: ...
 
 
 class Nvml(Protocol):
     """The part of pynvml that we use."""
 
     @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...  # noqa: N802, D102
-    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...  # noqa: N802, D102
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...  # noqa: N802, D102
-    def nvmlDeviceGetComputeRunningProcesses(  # noqa: N802, D102
-        self,
-        handle: object,
-        /,
-    ) -> Sequence[GpuProcess]: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802, D102
-        self,
-        handle: object,
-        index: int,
-        /,
-    ) -> object: ...
+    def NVMLError(self) -> type[Exception]: ...
+    def nvmlInit(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...
+    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> Sequence[GpuProcess]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object: ...
 
 
 class Utilization(Nvml, Protocol):
     """The part of pynvml that tells whether a GPU computes, too."""
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...  # noqa: N802, D102 - see above
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
+    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
 
 
 class Rates(Protocol):
     """NVML's answer: percentages of the last second."""
 
     @property
-    def gpu(self) -> int: ...  # noqa: D102
+    def gpu(self) -> int: ...
 
 
 class MeterLibrary(Protocol):
     """The part of pynvml that tells what GPUs do."""
 
     @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's names
+    def NVMLError(self) -> type[Exception]: ...
     @property
-    def NVML_TEMPERATURE_GPU(self) -> int: ...  # noqa: N802, D102
-    def nvmlInit(self) -> None: ...  # noqa: N802, D102
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...  # noqa: N802, D102
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...  # noqa: N802, D102
-    def nvmlDeviceGetName(self, handle: object, /) -> str | bytes: ...  # noqa: N802, D102
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...  # noqa: N802, D102
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...  # noqa: N802, D102
-    def nvmlDeviceGetPowerUsage(self, handle: object, /) -> int: ...  # noqa: N802, D102
-    def nvmlDeviceGetTemperature(  # noqa: N802, D102
-        self, handle: object, sensor: int, /
-    ) -> int: ...
+    def NVML_TEMPERATURE_GPU(self) -> int: ...
+    def nvmlInit(self) -> None: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...
+    def nvmlDeviceGetName(self, handle: object, /) -> str | bytes: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
+    def nvmlDeviceGetPowerUsage(self, handle: object, /) -> int: ...
+    def nvmlDeviceGetTemperature(self, handle: object, sensor: int, /) -> int: ...
 
 
 def pynvml_module() -> Nvml:

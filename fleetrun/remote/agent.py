@@ -83,7 +83,7 @@ def address(environ: Mapping[str, str]) -> str:
     '10.0.0.1'
     """
     words = environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else ""  # noqa: PLR2004 - sshd(8)
+    return words[2] if len(words) == 4 and words[2] != "UNKNOWN" else ""  # sshd(8)
 
 
 class _Input:

@@ -109,7 +109,7 @@ def begin(log_dir: str) -> Background | int:
 
 def _above(fd: int) -> int:
     """Return a duplicate of FD that is none of the standard streams, which may be closed."""
-    if fd > 2:  # noqa: PLR2004 - standard error
+    if fd > 2:  # standard error
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(fd)

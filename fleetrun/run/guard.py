@@ -43,7 +43,7 @@ _LENGTH = 8
 _INT = 4
 
 
-class _GuardLost(Exception):  # noqa: N818 - it is what happened to the guard
+class _GuardLost(Exception):
     """The guard was killed; `was_received`: it may have carried out the request."""
 
     def __init__(self, *, was_received: bool) -> None:
@@ -326,7 +326,7 @@ def _close_all_but(own: tuple[int, ...]) -> None:
     os.dup2(null, 1)
     os.dup2(null, 2)
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in own:  # noqa: PLR2004 - the standard ones
+        if fd > 2 and fd not in own:
             _close(fd)
 
 

@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 _GRACE_S = 2.0
 
 
-class _SignalArrived(Exception):  # noqa: N818 - nothing is wrong
+class _SignalArrived(Exception):  # nothing is wrong
     """A signal asked the launcher to end."""
 
 

@@ -37,7 +37,7 @@ def content(path: str) -> bytes:
         return b""
     try:
         whole = part = os.read(fd, 65536)
-        while len(part) == 65536:  # noqa: PLR2004 - the same as above
+        while len(part) == 65536:
             part = os.read(fd, 65536)
             whole += part
     except OSError:

@@ -35,7 +35,7 @@ _HASHED = b"\0sha256\0"
 _CALLER, _LISTENER = "caller", "listener"
 
 
-class Refused(Exception):  # noqa: N818 - it is what happened to a caller
+class Refused(Exception):
     """The other end cannot be trusted; the message says why, and is safe to print.
 
     ANSWER is a last frame for the other end, by which it can say the same.

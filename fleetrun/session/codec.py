@@ -28,7 +28,7 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 _WORD = "is"
 
 
-class Malformed(ValueError):  # noqa: N818 - what it is called
+class Malformed(ValueError):
     """Bytes that no launcher sends; the message says what is wrong with them."""
 
 

@@ -92,7 +92,7 @@ def parse(output: str) -> Revision | None:
         words = line.split(" ", 2)
         if words[0] != "#":
             is_dirty = True
-        elif len(words) > 2 and words[1].startswith("branch."):  # noqa: PLR2004 - # NAME VALUE
+        elif len(words) > 2 and words[1].startswith("branch."):  # branch.NAME VALUE
             said[words[1].removeprefix("branch.")] = words[2]
     if not said["oid"]:
         return None

@@ -43,7 +43,7 @@ _PREFIXES = (
 )
 
 
-class Failed(Exception):  # noqa: N818 - it is what happened to a peer
+class Failed(Exception):
     """A launch that did not do what was measured, with its last word."""
 
 
@@ -266,7 +266,7 @@ def flood(
             stdout=subprocess.PIPE,
             start_new_session=True,
         ) as launcher:
-            assert launcher.stdout is not None  # noqa: S101 - we asked for a pipe
+            assert launcher.stdout is not None  # we asked for a pipe
             while piece := os.read(launcher.stdout.fileno(), 1 << 20):
                 # What ends a line may come in two pieces.
                 seen += (rest + piece).count(_LINE_END)

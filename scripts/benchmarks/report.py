@@ -37,7 +37,7 @@ def summary(values: Sequence[float]) -> Summary:
 
 def ms(value: float) -> str:
     """Write seconds as milliseconds."""
-    return f"{value * 1000:.0f}" if abs(value) >= 0.01 else f"{value * 1000:.1f}"  # noqa: PLR2004
+    return f"{value * 1000:.0f}" if abs(value) >= 0.01 else f"{value * 1000:.1f}"
 
 
 def mb(value: float) -> str:

@@ -10,13 +10,13 @@ MODEL, STEPS, WARM_UP = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 IS_STATIC = MODEL.endswith("-static")
 if IS_STATIC:
     # Paddle 3 reads it while it is imported.
-    os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - its name
+    os.environ["FLAGS_enable_pir_api"] = "0"
 
-from contextlib import contextmanager  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-import paddle  # noqa: E402
-from paddle import nn  # noqa: E402
+import paddle
+from paddle import nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ MODELS = {
 }
 
 
-def optimizer(**arguments: Any) -> Any:  # noqa: ANN401 - Paddle's
+def optimizer(**arguments: Any) -> Any:
     """Return the optimizer that the model's name asks for."""
     words = MODEL.split("-")
     if "adam" in words:
@@ -141,7 +141,7 @@ def hooked() -> Iterator[tuple[type, str, Any]]:
                 yield kind, name, plain
 
 
-def _file(function: Any) -> str:  # noqa: ANN401
+def _file(function: Any) -> str:
     return str(getattr(getattr(function, "__code__", None), "co_filename", ""))
 
 

@@ -4,8 +4,8 @@ import time
 
 FIRST = time.monotonic()
 
-import fcntl  # noqa: E402 - the line above is the user's first
-import os  # noqa: E402
+import fcntl  # the line above is the user's first
+import os
 
 said = os.open(os.environ["BENCH_SAID"], os.O_WRONLY)
 os.write(said, f"first {FIRST}\n".encode())

@@ -110,7 +110,7 @@ def describe(machine: Machine, found: dict[str, Any]) -> str:
     return f"No GPU is here (or --cpu): {machine.ranks} ranks on the CPU over gloo; {about}."
 
 
-def run(checks: list[Check], machine: Machine) -> Any:  # noqa: ANN401
+def run(checks: list[Check], machine: Machine) -> Any:
     """Run CHECKS, and yield each as it is written down."""
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         for number, check in enumerate(checks):

@@ -15,7 +15,7 @@ from typing import Any
 
 # Paddle 3 reads it while it is imported, and cannot run fleet's static graphs otherwise.
 if "--static" in sys.argv:
-    os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - its name
+    os.environ["FLAGS_enable_pir_api"] = "0"
 
 import numpy as np
 import paddle
@@ -37,7 +37,7 @@ calls: list[int] = []
 plain = group_type.all_reduce
 
 
-def all_reduce(group: Any, tensor: Any, *args: Any) -> Any:  # noqa: ANN401
+def all_reduce(group: Any, tensor: Any, *args: Any) -> Any:
     if tensor.dtype in FLOATS:
         calls.append(id(group))
     return plain(group, tensor, *args)
@@ -57,7 +57,7 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         self.wide = nn.Linear(256, 32)
         self.last = nn.Linear(32, 4)
 
-    def forward(self, images: Any) -> Any:  # noqa: ANN401, D102
+    def forward(self, images: Any) -> Any:  # noqa: D102
         first = functional.relu(self.norm(self.stem(images)))
         both = functional.relu(self.deep(first) + first)
         return self.last(functional.relu(self.wide(paddle.flatten(both, 1))))

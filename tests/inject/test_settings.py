@@ -45,7 +45,7 @@ def test_the_script_wins_key_by_key() -> None:
     proof = begin()
     assert settings.set_by_script("fuse_grad_size_in_MB", 4) == 4
     assert settings.set_by_script(CONFIGS, {"k_steps": 2}) == {"k_steps": 2, "avg": False}
-    assert settings.set_by_script("fuse_bn_act_ops", False) is False  # noqa: FBT003
+    assert settings.set_by_script("fuse_bn_act_ops", False) is False
     settled = settings.effective_spec()
     assert (settled.merge_steps, settled.merge_averages) == (2, False)
     assert not settled.builds("fuse_bn_act_ops")
@@ -69,10 +69,10 @@ def test_the_strategy_wins_in_override_mode() -> None:
 @pytest.mark.parametrize("mode", ["defaults", "override"])
 def test_what_nobody_asked_for_is_switched_off_by_the_script_but_not_on(mode: str) -> None:
     begin(mode)
-    settings.set_by_script("fuse_all_reduce_ops", False)  # noqa: FBT003
-    settings.set_by_script("lars", True)  # noqa: FBT003
-    assert settings.effective("fuse_all_reduce_ops", True) is False  # noqa: FBT003
-    assert settings.effective("lars", False) is False  # noqa: FBT003
+    settings.set_by_script("fuse_all_reduce_ops", False)
+    settings.set_by_script("lars", True)
+    assert settings.effective("fuse_all_reduce_ops", True) is False
+    assert settings.effective("lars", False) is False
     assert settings.effective_spec().get("fuse_all_reduce_ops", True) is False
     assert settings.effective_spec().get("lars") is None
 

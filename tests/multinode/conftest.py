@@ -44,7 +44,7 @@ def four_hosts(tmp_path: Path) -> Iterator[lab.Network]:
 def slow_hosts(tmp_path: Path) -> Iterator[lab.Network]:
     """Four hosts, and a switch that can lose and delay, for one test."""
     _check()
-    if not os.path.exists("/dev/net/tun"):  # noqa: PTH110
+    if not os.path.exists("/dev/net/tun"):
         pytest.skip("this machine has no /dev/net/tun")
     with lab.network(4, tmp_path, is_slow=True) as made:
         yield made

@@ -67,7 +67,7 @@ def test_cgroups_of_both_versions_are_read(
     found = kernelfacts.cgroup(str(tmp_path / "own"), str(tmp_path / "root"))
     assert found is not None
     assert (found.oom_kills, found.limit) == (2, 1 << 30)
-    assert os.path.samefile(found.file, tmp_path / "root" / events)  # noqa: PTH121 - text
+    assert os.path.samefile(found.file, tmp_path / "root" / events)
 
 
 def test_without_cgroups_nothing_is_known(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_an_editor_attaches_and_stops_the_rank_at_a_breakpoint(tmp_path: Path, f
     script = job.argv[-1]
     if form == "module":
         script = str(tmp_path / "training.py")
-        os.rename(job.argv[-1], script)  # noqa: PTH104 - one line
+        os.rename(job.argv[-1], script)
         job.argv[-1:] = ["-m", "training"]
     job.argv.append("x")
     env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
@@ -157,7 +157,7 @@ def test_without_debugpy_pdb_stops_the_rank_at_its_first_line(
     job = Command.python(tmp_path, f"{SCRIPT}\nsys.exit(5 * rank)", "--debug=1")
     if form == "module":
         (tmp_path / "package").mkdir()
-        os.rename(job.argv[-1], tmp_path / "package" / "__main__.py")  # noqa: PTH104 - one line
+        os.rename(job.argv[-1], tmp_path / "package" / "__main__.py")
         job.argv[-1:] = ["-m", "package"]
     job.argv.append("x")
     launcher = terminal.start(job.argv, env=job.environ(without_debugpy), cwd=tmp_path)

@@ -78,7 +78,7 @@ def started(job: Launch, count: int) -> list[dict[str, object]]:
 
 
 def is_zombie(pid: object) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+    with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0] == b"Z"
 
 
@@ -207,10 +207,10 @@ def test_a_child_that_leaves_the_group_while_it_is_waited_for_does_not_hold_the_
 def pidfds(pid: int) -> set[str]:
     """Return the processes that PID holds descriptors of."""
     found = set()
-    for name in os.listdir(f"/proc/{pid}/fdinfo"):  # noqa: PTH208 - one line
+    for name in os.listdir(f"/proc/{pid}/fdinfo"):
         with (
             suppress(OSError),
-            open(f"/proc/{pid}/fdinfo/{name}") as file,  # noqa: PTH123 - one line
+            open(f"/proc/{pid}/fdinfo/{name}") as file,
         ):
             found |= {line.split()[1] for line in file if line.startswith("Pid:")}
     return found
@@ -279,10 +279,10 @@ def test_s29_who_forks_away_all_the_time_is_caught_too(
 
 def commands() -> bytes:
     found = b""
-    for name in os.listdir("/proc"):  # noqa: PTH208 - one line
+    for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:  # noqa: PTH123 - one line
+                with open(f"/proc/{name}/cmdline", "rb") as file:
                     found += file.read()
             except OSError:
                 continue
@@ -364,7 +364,7 @@ def test_who_may_not_be_signalled_is_killed_by_a_cgroup(tmp_path: Path) -> None:
     launcher = job.start(prefix=["setpriv", "--bounding-set=-kill"])
     assert job.finish(launcher).returncode == 0
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        assert not [name for name in os.listdir(root) if name.startswith("fleetrun-")]  # noqa: PTH208 - one line
+        assert not [name for name in os.listdir(root) if name.startswith("fleetrun-")]
 
 
 def test_s30_a_wrapper_shell_passes_the_signal_on(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_s33_ctrl_z_stops_ranks_and_launcher_and_fg_goes_on(tmp_path: Path) -> N
 
 
 def state(pid: object) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+    with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0].decode()
 
 
@@ -512,7 +512,7 @@ def names(parent: int) -> bytes:
     """Return the names of PARENT's children."""
     found = b""
     for pid in children(parent):
-        with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123 - one line
+        with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
             found += file.read()
     return found
 
@@ -534,7 +534,7 @@ def the_guard(launcher: int) -> int:
 
 
 def children(pid: int) -> set[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123 - one line
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
         return set(map(int, file.read().split()))
 
 

@@ -141,7 +141,7 @@ def test_s37_head_costs_nobody_anything(tmp_path: Path, *, is_merged: bool) -> N
 
 def test_s37_full_disks_under_both_streams_cost_nobody_anything(tmp_path: Path) -> None:
     job = Command(tmp_path, "echo a; sleep 0.2; echo b; touch done$R; exit 5", ranks=1)
-    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+    with open("/dev/full", "wb") as full:  # a device
         done = job.finish(job.start(stdout=full, stderr=full))
         assert done.code == 5
         (tmp_path / "done0").unlink()

@@ -107,7 +107,7 @@ def test_s33_a_rank_that_stands_still_is_ended_with_the_job(tmp_path: Path) -> N
 
 
 def state(pid: int) -> str:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - one line
+    with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()[0].decode()
 
 
@@ -127,7 +127,7 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
     launcher = job.start()
     job.wait_for("ready0", "ready1")
     cgroup = f"{FREEZER}/{job.marker}"
-    os.mkdir(cgroup)  # noqa: PTH102 - no file system to walk
+    os.mkdir(cgroup)
     try:
         write(f"{cgroup}/cgroup.procs", (tmp_path / "pid1").read_text())
         write(f"{cgroup}/freezer.state", "FROZEN")
@@ -142,11 +142,11 @@ def test_s34_a_rank_that_sigkill_does_not_end_is_named_and_left(tmp_path: Path) 
     finally:
         write(f"{cgroup}/freezer.state", "THAWED")
         until(lambda: not survivors(job.marker))
-        os.rmdir(cgroup)  # noqa: PTH106 - no file system to walk
+        os.rmdir(cgroup)
 
 
 def write(path: str, text: str) -> None:
-    with open(path, "w") as file:  # noqa: PTH123 - a kernel's file
+    with open(path, "w") as file:  # a kernel's file
         file.write(text)
 
 

@@ -75,7 +75,7 @@ def test_what_a_first_host_writes_is_never_a_path(tmp_path: Path) -> None:
         (tmp_path / names.marker(LAUNCHERS[0])).write_text(bad)
         again = LogFolder(str(tmp_path), LAUNCHERS[1], "2026-default-1")
         assert again.look(LAUNCHERS[:2], 0) is None
-    os.unlink(tmp_path / names.marker(LAUNCHERS[0]))  # noqa: PTH108 - as the code does
+    os.unlink(tmp_path / names.marker(LAUNCHERS[0]))
     os.mkfifo(tmp_path / names.marker(LAUNCHERS[0]))
     assert second.look(LAUNCHERS[:2], 0) is None
     first.withdraw()

@@ -259,7 +259,7 @@ def test_the_first_of_several_targets_that_answers_counts(net: Net) -> None:
     assert dialer.trouble == ""
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 def test_ipv6_is_an_address_like_others(net: Net) -> None:
     try:
         net.listen(addresses=("::1",))
@@ -271,7 +271,7 @@ def test_ipv6_is_an_address_like_others(net: Net) -> None:
     assert str(Target("::1", 80)) == "[::1]:80"
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")  # noqa: PTH110
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 def test_all_addresses_means_both_families(net: Net) -> None:
     net.listen(addresses=("::",), allowed={HERE})
     _, end = net.call()
@@ -482,7 +482,7 @@ def test_a_flood_of_idle_callers_drives_out_itself(net: Net) -> None:
 def test_callers_up_to_the_limit_of_open_files_change_nothing(net: Net) -> None:
     net.listen()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    opened = len(os.listdir("/proc/self/fd"))
     child = os.fork()
     if child == 0:
         # Its own files: the listener's process has too few for so many.
@@ -510,7 +510,7 @@ def test_without_any_file_to_spare_a_call_is_dropped_and_the_loop_rests(net: Net
     call = socket.socket()
     call.settimeout(10)
     taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))  # noqa: PTH208
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, before[1]))
     try:
         with suppress(OSError):
             while True:

@@ -33,7 +33,7 @@ class Rank:
 
     def __init__(self, folder: str, files: int = 3, prefix: bytes = b"") -> None:
         self.path = f"{folder}/run/workerlog.0"
-        os.mkdir(f"{folder}/run")  # noqa: PTH102 - as a text
+        os.mkdir(f"{folder}/run")
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.said: list[str] = []
         self.cuts: list[Cut] = []
@@ -116,7 +116,7 @@ def test_s68_the_parts_are_all_that_was_written(folder: str) -> None:
     assert len(parts) > 4
     assert b"".join(parts) == written
     # What it takes on the disk is within the limit.
-    assert os.stat(rank.path).st_blocks * 512 <= LIMIT + 64 * KIB  # noqa: PTH116 - as a text
+    assert os.stat(rank.path).st_blocks * 512 <= LIMIT + 64 * KIB
     assert rank.show() == written
     assert rank.lost == 0
     rank.close()
@@ -135,7 +135,7 @@ def test_s68_the_newest_are_kept(folder: str) -> None:
     parts = rank.parts()
     assert len(parts) == 3
     assert written.endswith(b"".join(parts))
-    assert sorted(os.listdir(f"{folder}/run")) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]  # noqa: PTH208 - names
+    assert sorted(os.listdir(f"{folder}/run")) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]
     rank.close()
 
 
@@ -202,7 +202,7 @@ def test_a_copy_that_is_not_finished_leaves_everything_as_it_was(folder: str) ->
     rank.rotation.on_event(end)
     rank.rotation.on_event(Finished(Outcome(None, (end,)), 1.0))
     assert not rank.alarms.ring("copy") or rank.cuts == []
-    assert os.listdir(f"{folder}/run") == ["workerlog.0"]  # noqa: PTH208 - names
+    assert os.listdir(f"{folder}/run") == ["workerlog.0"]
     assert rank.parts() == [written]
     rank.close()
 
@@ -221,7 +221,7 @@ def test_another_attempt_has_another_file(folder: str) -> None:
 
 def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
     rank = Rank(folder)
-    os.rename(f"{folder}/run", f"{folder}/moved")  # noqa: PTH104 - as a text
+    os.rename(f"{folder}/run", f"{folder}/moved")
     for _ in range(3):
         rank.write(lines(8000))
         rank.look()

@@ -88,7 +88,7 @@ def begin(
     rundir.prepare()
     rundir.open(Patience())
     for place, spec in enumerate(made.processes):
-        with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as log:  # noqa: PTH123 - as the rank does
+        with open(f"{made.cwd}/{made.run_dir}/{spec.log}", "a") as log:  # as the rank does
             log.write(f"{made.run_dir} rank {place}\n")
         rundir.on_event(Started(place, f"rank {place}", 100 + place, 0.0))
     return rundir
@@ -365,7 +365,7 @@ def as_user(uid: int, work: Callable[[], object]) -> str:
             os.write(writer, str(error).encode())
         os._exit(0)
     os.close(writer)
-    with open(reader) as pipe:  # noqa: PTH123 - it is a descriptor
+    with open(reader) as pipe:  # it is a descriptor
         said = pipe.read()
     os.waitpid(child, 0)
     return said

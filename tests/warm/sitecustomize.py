@@ -31,7 +31,7 @@ def _stand_in(path: str, place: int) -> None:
             "argv": argv,
             "words": argv[place:],
             "ignores_warnings": "ignore" in argv[:place],
-            "folder": os.getcwd(),  # noqa: PTH109 - see above
+            "folder": os.getcwd(),
             "environ": dict(os.environ),
         }
     )

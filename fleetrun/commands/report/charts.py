@@ -105,7 +105,7 @@ def _lines(stories: Sequence[RunHistory], what: str) -> Figure | None:
             traces.append(
                 {
                     "type": "scatter",
-                    "mode": "lines+markers" if len(curve.steps) < 30 else "lines",  # noqa: PLR2004
+                    "mode": "lines+markers" if len(curve.steps) < 30 else "lines",
                     "name": f"{'AB'[number]}: {curve.label}" if len(stories) > 1 else curve.label,
                     "x": curve.steps if what == "loss" else curve.at,
                     "y": _finite(curve.losses) if what == "loss" else curve.steps,

@@ -79,7 +79,7 @@ class Curve(NamedTuple):
 
     def steps_per_second(self) -> float | None:
         """Return the steps a second from the first that was printed to the last."""
-        if not self.has_steps or len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # noqa: PLR2004 - between two
+        if not self.has_steps or len(self.steps) < 2 or self.at[-1] <= self.at[0]:  # between two
             return None
         made = self.steps[-1] - self.steps[0]
         return made / (self.at[-1] - self.at[0]) if made > 0 else None

@@ -250,7 +250,7 @@ class Sampler:
             # Another epoch counts from the beginning.
             seen.steps.clear()
         seen.steps.append((at, step))
-        while len(seen.steps) > 2 and at - seen.steps[1][0] >= _WINDOW_S:  # noqa: PLR2004 - of two there is a rate
+        while len(seen.steps) > 2 and at - seen.steps[1][0] >= _WINDOW_S:  # of two there is a rate
             seen.steps.pop(0)
 
     def _lags(self, run: runs.Run, log: runs.LogRecord) -> bool:
@@ -302,7 +302,7 @@ def compared(rows: Sequence[RankRow]) -> list[RankRow]:
     """Return ROWS with those marked that others wait for, by their steps."""
     steps = [row.step for row in rows if row.state.startswith(("running", "silent", "slow"))]
     known = [step for step in steps if step is not None]
-    if len(known) < len(steps) or len(set(known)) < 2:  # noqa: PLR2004 - all alike
+    if len(known) < len(steps) or len(set(known)) < 2:
         return list(rows)
     ahead, behind = max(known), min(known)
     if ahead - behind <= 1:
@@ -415,9 +415,9 @@ def _short(seconds: float) -> str:
     >>> _short(34.2), _short(90), _short(7200)
     ('34s', '1m', '2h')
     """
-    if seconds < 60:  # noqa: PLR2004 - a minute
+    if seconds < 60:
         return f"{seconds:.0f}s"
-    return f"{seconds // 60:.0f}m" if seconds < 3600 else f"{seconds // 3600:.0f}h"  # noqa: PLR2004 - an hour
+    return f"{seconds // 60:.0f}m" if seconds < 3600 else f"{seconds // 3600:.0f}h"
 
 
 def _size(path: str) -> int:

@@ -207,7 +207,7 @@ def _rate(value: float | None) -> str:
     """Return a speed with about three digits."""
     if value is None:
         return ""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def size(value: float | None) -> str:
@@ -219,8 +219,8 @@ def size(value: float | None) -> str:
     if value is None:
         return ""
     for unit in ("", "K", "M", "G", "T"):
-        if value < 1000 or unit == "T":  # noqa: PLR2004 - three digits
-            small = value < 10 and unit in {"G", "T"}  # noqa: PLR2004 - one digit
+        if value < 1000 or unit == "T":
+            small = value < 10 and unit in {"G", "T"}
             return f"{value:.1f}{unit}" if small else f"{value:.0f}{unit}"
         value /= _KIB
     return ""

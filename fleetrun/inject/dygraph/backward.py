@@ -70,7 +70,7 @@ def patch(core: ModuleType) -> None:
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
     """Let a backward of our own run without callbacks."""
-    global _depth  # noqa: PLW0603 - autograd of one process
+    global _depth  # autograd of one process
     _depth += 1
     try:
         yield
@@ -97,7 +97,7 @@ def _postponing(add: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
 
 def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        global _depth, _nested  # noqa: PLW0603 - autograd of one process
+        global _depth, _nested  # autograd of one process
         if _depth:
             _depth += 1
             _nested += 1

@@ -28,7 +28,7 @@ def patch(module: ModuleType) -> None:
 def _counted(cast: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(cast)
     def counted(*args: Any, **options: Any) -> Any:
-        global _count  # noqa: PLW0603 - one Paddle
+        global _count  # one Paddle
         _count += 1
         return cast(*args, **options)
 

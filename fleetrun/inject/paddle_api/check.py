@@ -24,7 +24,7 @@ def check_names(report: Callable[[str], None]) -> None:
 
     REPORT is called for each capability that is asked for and is not there, with a clause.
     """
-    global _report  # noqa: PLW0603 - one Paddle
+    global _report  # one Paddle
     _report = report
     for known in (_faults, _self_tested, _refused):
         known.clear()

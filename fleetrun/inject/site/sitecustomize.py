@@ -65,7 +65,7 @@ def _report_fatal_exceptions(path):
         try:
             if os.getpid() == pid and _is_main(path):
                 _write(path, error)
-        except Exception:  # noqa: S110
+        except Exception:
             pass
 
     def excepthook(kind, error, trace):
@@ -115,7 +115,7 @@ def _record_exits(path, pid):
             if code and os.getpid() == pid and get_ident() == main and _is_main(path):
                 _write(note_at, error, code)
                 vars(error)["fleetrun"] = Mark()
-        except Exception:  # noqa: S110
+        except Exception:
             pass
 
     _note_exits(note)
@@ -331,7 +331,7 @@ class _CrashHandlerFinder:
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
         try:
             _restore_faulthandler()
-        except Exception:  # noqa: S110 - training goes on without
+        except Exception:  # training goes on without
             pass
 
 
@@ -400,7 +400,7 @@ def _begin():
     # type: () -> None
     try:
         _keep_interrupts()
-    except Exception:  # noqa: S110 - training goes on without
+    except Exception:  # training goes on without
         pass
     try:
         # Switched on by PYTHONFAULTHANDLER, if at all.
@@ -417,7 +417,7 @@ def _begin():
             _show_stacks_on(int(signum))
         if os.environ.get("FLEETRUN_STRATEGY_FILE") or os.environ.get("FLEETRUN_PROFILE"):
             sys.meta_path.insert(0, _StrategyFinder())
-    except Exception:  # noqa: S110 - training goes on without
+    except Exception:  # training goes on without
         pass
 
 

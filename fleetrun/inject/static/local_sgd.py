@@ -27,7 +27,7 @@ def run(main: Any, ranks: int) -> None:
         is_share = (
             op.type == "scale"
             and losses.intersection(op.input_arg_names)
-            and abs(op.attr("scale") * ranks - 1) < 1e-6  # noqa: PLR2004 - single precision
+            and abs(op.attr("scale") * ranks - 1) < 1e-6  # single precision
         )
         if is_share or (op.type in program.ALLREDUCES and program.role(op) & program.BACKWARD):
             programs.remove(block, index)

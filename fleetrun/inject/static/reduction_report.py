@@ -57,7 +57,7 @@ def buckets(running: Any) -> list[CountedBucket]:
 def report(running: Any, before: int, ranks: int, proof: Evidence) -> None:
     """Put what was counted in RUNNING into the proof, knob by knob."""
     found = buckets(running)
-    if ranks < 2 or not found:  # noqa: PLR2004 - a lone rank
+    if ranks < 2 or not found:  # a lone rank
         return
     sizes = [bucket.size for bucket in found]
     gradients = sum(bucket.gradients for bucket in found)

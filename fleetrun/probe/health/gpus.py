@@ -39,7 +39,7 @@ class Library(Protocol):
     """pynvml, of which nearly every function may be missing or refuse."""
 
     @property
-    def NVMLError(self) -> type[Exception]: ...  # noqa: N802, D102 - pynvml's name
+    def NVMLError(self) -> type[Exception]: ...
 
 
 class _Plain(NamedTuple):

@@ -143,7 +143,7 @@ def group(root: str) -> CgroupLimits:
             processes.append((most, number("pids.current") or 0))
         quota, period = number("cpu.max", "cpu.cfs_quota_us"), number("cpu.cfs_period_us")
         words = files.text(os.path.join(folder, "cpu.max")).split()
-        if len(words) == 2 and words[1].isdigit():  # noqa: PLR2004 - quota and period
+        if len(words) == 2 and words[1].isdigit():  # quota and period
             period = int(words[1])
         if quota is not None and quota > 0 and period:
             cpus.append(quota / period)
@@ -190,7 +190,7 @@ def _is_synchronised() -> bool | None:
 
     buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
     libc = ctypes.CDLL(None)
-    if ctypes.sizeof(ctypes.c_long) != 8 or libc.adjtimex(buffer) < 0:  # noqa: PLR2004 - 64 bits
+    if ctypes.sizeof(ctypes.c_long) != 8 or libc.adjtimex(buffer) < 0:  # 64 bits
         return None
     status = int.from_bytes(buffer.raw[_STATUS_AT : _STATUS_AT + 4], "little")
     return not status & _STA_UNSYNC

@@ -56,7 +56,7 @@ def _interfaces() -> list[Interface]:
             addresses=tuple(ips.get(name, ())),
             is_up=stat.isup,
             # 0 and 65535 stand for unknown.
-            speed_mbit=stat.speed if 0 < stat.speed < 65535 else None,  # noqa: PLR2004
+            speed_mbit=stat.speed if 0 < stat.speed < 65535 else None,
             mtu=stat.mtu,
             is_loopback="loopback" in stat.flags,
         )

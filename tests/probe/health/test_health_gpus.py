@@ -1,7 +1,5 @@
 """What NVML and the kernel's log say of GPUs; the fake raises on what it does not know."""
 
-# ruff: noqa: D102, N802, N815 - the names are pynvml's
-
 from __future__ import annotations
 
 import os

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - its name
+os.environ["FLAGS_enable_pir_api"] = "0"
 
 import paddle
 

@@ -12,7 +12,7 @@ from typing import Any
 
 # Paddle 3 cannot run fleet's static graphs otherwise.
 if "--static" in sys.argv:
-    os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - its name
+    os.environ["FLAGS_enable_pir_api"] = "0"
 
 import numpy as np
 import paddle

@@ -13,11 +13,11 @@ from typing import Any
 
 rank, ranks = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
 os.environ["FLEETRUN_STRATEGY_EVIDENCE"] = f"proof.{rank}.json"
-os.environ["FLAGS_enable_pir_api"] = "0"  # noqa: SIM112 - Paddle's name
-import numpy as np  # noqa: E402 - Paddle reads the environment when it is imported
-import paddle  # noqa: E402
-from paddle import nn  # noqa: E402
-from paddle.base import core  # noqa: E402
+os.environ["FLAGS_enable_pir_api"] = "0"
+import numpy as np  # Paddle reads the environment when it is imported
+import paddle
+from paddle import nn
+from paddle.base import core
 
 static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet

@@ -16,7 +16,7 @@ os.environ.update(
     PADDLE_TRAINERS_NUM="4",
     PADDLE_CURRENT_ENDPOINT="127.0.0.1:9",
     PADDLE_TRAINER_ENDPOINTS=",".join(f"127.0.0.1:{port}" for port in (9, 10, 11, 12)),
-    FLAGS_enable_pir_api=os.environ.get("FLAGS_enable_pir_api", "0"),  # noqa: SIM112
+    FLAGS_enable_pir_api=os.environ.get("FLAGS_enable_pir_api", "0"),
 )
 import paddle
 

@@ -87,7 +87,7 @@ def _open_channel(rank: int, levels: communicators.Hierarchy) -> Channel:
 
 
 def _connect(rank: int, ranks: Sequence[int], number: int) -> Any:
-    if len(ranks) < 2 or rank not in ranks:  # noqa: PLR2004 - alone
+    if len(ranks) < 2 or rank not in ranks:  # alone
         return None
     from paddle.base import core
 
