@@ -3,54 +3,39 @@
 And the weights beside those of one process that sees the batches of all ranks.
 """
 
-import json
-import os
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
-import numpy as np
 import paddle
+from counting import observe  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    rank,
+    train,
+    twins,
+    write,
+)
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
+STEPS = 6
 sent: list[str] = []
-plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:
-    sent.append(str(args[1].dtype).rpartition(".")[2].lower())
-    return plain(*args)
+def note(_name: str, _group: Any, tensor: Any) -> None:
+    sent.append(str(tensor.dtype).rpartition(".")[2].lower())
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)
+observe(note, "all_reduce")
 paddle.distributed.init_parallel_env()
-
-
-def train(model: Any, ranks: "list[int]") -> "list[float]":
-    """Train with the batches of RANKS; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(each) for each in ranks]
-    for _ in range(6):
-        sent.clear()
-        batch = np.concatenate([each.randn(5, 4) for each in numbers]).astype("float32")
-        (model(paddle.to_tensor(batch)) ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
 
 
 def new() -> Any:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-paddle.seed(5)
-net, alone = new(), new()
-alone.set_state_dict(net.state_dict())
-weights = train(paddle.DataParallel(net), [rank])
-report = {
-    "weights": weights,
-    "sent": [*sent],
-    "alone": train(alone, [*range(paddle.distributed.get_world_size())]),
-}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+net, alone = twins(new)
+found = train(paddle.DataParallel(net), batches([rank], 5, 4), STEPS, before=sent.clear)
+report = {"weights": found, "sent": [*sent]}
+everyone = [*range(paddle.distributed.get_world_size())]
+write({**report, "alone": train(alone, batches(everyone, 5, 4), STEPS)})

@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 _calls: list[tuple[str, int, int, bool]] = []
 
 
-def _counted(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def counted(group: Any, tensor: Any, *args: Any) -> Any:
-        if tensor.dtype == paddle.float32:
-            waits = threading.current_thread() is threading.main_thread()
-            _calls.append((name, tensor.size * 4, id(group), waits))
+def observe(see: Callable[[str, Any, Any], None], *names: str) -> None:
+    """Call SEE with the name, group and tensor of each collective of these NAMES, as it begins."""
+    for name in names:
+        setattr(core.ProcessGroup, name, _observed(see, name, getattr(core.ProcessGroup, name)))
+
+
+def _observed(
+    see: Callable[[str, Any, Any], None], name: str, plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    def observed(group: Any, tensor: Any, *args: Any) -> Any:
+        see(name, group, tensor)
         return plain(group, tensor, *args)
 
-    return counted
+    return observed
 
 
-for _name in ("all_reduce", "reduce", "broadcast"):
-    setattr(core.ProcessGroup, _name, _counted(_name, getattr(core.ProcessGroup, _name)))
+def _count(name: str, group: Any, tensor: Any) -> None:
+    if tensor.dtype == paddle.float32:
+        waits = threading.current_thread() is threading.main_thread()
+        _calls.append((name, tensor.size * 4, id(group), waits))
+
+
+observe(_count, "all_reduce", "reduce", "broadcast")
 
 
 class Meter:
@@ -38,6 +49,11 @@ class Meter:
         # The bytes of each allreduce, by backward.
         self.summed: list[list[int]] = []
         self._all: list[tuple[str, int, int, bool]] = []
+
+    @property
+    def allreduces(self) -> list[int]:
+        """How many allreduces each backward made."""
+        return [len(sizes) for sizes in self.summed]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

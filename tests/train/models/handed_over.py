@@ -4,29 +4,16 @@ Reports the weights beside those of one process with the batches of all ranks; a
 allreduces that Python was asked for in each update.
 """
 
-import json
-import os
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
-import numpy as np
 import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 LATE = 5
-calls = [0]
-plain = core.ProcessGroup.all_reduce
-
-
-def counted(*args: Any) -> Any:
-    if args[1].dtype == paddle.float32:
-        calls[0] += 1
-    return plain(*args)
-
-
-setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
@@ -68,33 +55,27 @@ def plain_steps(model: Any, batch: Any, **_: bool) -> None:
     loss_of(model(batch)).backward()
 
 
-def train(name: str, net: Any, model: Any, ranks: "list[int]") -> "dict[str, Any]":
+def train(name: str, net: Any, model: Any, ranks: list[int]) -> dict[str, Any]:
     """Train; return the weights, and the number of allreduces in each update."""
     ways = {"several": several, "accumulated": accumulated, "probed": probed}
     way = ways.get(name, plain_steps)
     optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
-    numbers = [np.random.RandomState(rank) for rank in ranks]
-    made = []
+    drawn, meter = batches(ranks, 4, 8), Meter()
     for step in range(1, 9):
-        before = calls[0]
-        batch = np.concatenate([each.randn(4, 8) for each in numbers], dtype="float32")
         if step == LATE:
             for each in net.parameters():
                 each.stop_gradient = False
-        way(model, paddle.to_tensor(batch), is_late=step >= LATE, is_alone=len(ranks) > 1)
-        optimizer.step()
+        with meter.running():
+            way(model, next(drawn), is_late=step >= LATE, is_alone=len(ranks) > 1)
+            optimizer.step()
         # Of zeros, or none at all.
         optimizer.clear_grad(set_to_zero=step % 2 == 0)
-        made.append(calls[0] - before)
-    weights = [float(value) for each in net.parameters() for value in each.numpy().ravel()]
-    return {"weights": weights, "allreduces": made}
+    return {"weights": weights(net), "allreduces": meter.allreduces}
 
 
 report = {}
 for name in ("plain", "several", "accumulated", "thawed", "probed"):
-    paddle.seed(5)
-    net, alone = (nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(2))
-    alone.set_state_dict(net.state_dict())
+    net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
     for each in (net, alone):
         each[0].weight.stop_gradient = name == "thawed"
     report[name] = train(name, net, paddle.DataParallel(net), [rank])
@@ -104,4 +85,4 @@ own = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
 for parameter in own[0].parameters():
     parameter.no_sync = True
 report["own"] = train("own", own, paddle.DataParallel(own), [rank])
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+write(report)

@@ -1,28 +1,26 @@
 """Trains with four micro-batches or one four times as large; prints weights and allreduces."""
 
-import json
+from __future__ import annotations
+
 import os
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
+from counting import observe  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import batches, rank, weights, write  # type: ignore[import-not-found, unused-ignore]
 
 STEPS = 4
 merges = bool(os.environ.get("FLEETRUN_STRATEGY_FILE"))
-rank = int(os.environ["PADDLE_TRAINER_ID"])
+# What ranks agree on, in integers, counts too.
 calls = [0]
-plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:
+def count(_name: str, _group: Any, _tensor: Any) -> None:
     calls[0] += 1
-    return plain(*args)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)
+observe(count, "all_reduce")
 paddle.distributed.init_parallel_env()
 report = {}
 for name in ("SGD", "Momentum", "Adam", "AdamW"):
@@ -36,13 +34,12 @@ for name in ("SGD", "Momentum", "Adam", "AdamW"):
         grad_clip=nn.ClipGradByGlobalNorm(0.05),
         weight_decay=0.01,
     )
-    numbers = np.random.RandomState(rank)
-    made = []
+    drawn, made = batches([rank], STEPS * 4, 8), []
     for _ in range(3):
-        large = numbers.randn(STEPS * 4, 8).astype("float32")
-        for batch in np.split(large, STEPS) if merges else [large]:
+        large = next(drawn)
+        for batch in paddle.split(large, STEPS) if merges else [large]:
             before = calls[0]
-            loss = (model(paddle.to_tensor(batch)) ** 2).mean()
+            loss = (model(batch) ** 2).mean()
             loss.backward()
             made.append(calls[0] - before)
             if name == "Adam":
@@ -55,6 +52,5 @@ for name in ("SGD", "Momentum", "Adam", "AdamW"):
             else:
                 optimizer.clear_grad()
             rate.step()
-    weights = [float(value) for each in net.parameters() for value in each.numpy().ravel()]
-    report[name] = {"weights": weights, "allreduces": made, "rate": optimizer.get_lr()}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+    report[name] = {"weights": weights(net), "allreduces": made, "rate": optimizer.get_lr()}
+write(report)

@@ -4,28 +4,31 @@ What is reported of each backward: the names of the gradients as they come, and 
 of each allreduce. And the weights beside those that one process gets from the batches of all ranks.
 """
 
-import json
-import os
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
-import numpy as np
 import paddle
+from counting import observe  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    rank,
+    train,
+    twins,
+    write,
+)
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
+STEPS = 4
 seen: list[Any] = []
-plain = core.ProcessGroup.all_reduce
 
 
-def counted(*args: Any) -> Any:
-    if args[1].dtype == paddle.float32:
-        seen.append(args[1].size)
-    return plain(*args)
+def note(_name: str, _group: Any, tensor: Any) -> None:
+    if tensor.dtype == paddle.float32:
+        seen.append(tensor.size)
 
 
-setattr(core.ProcessGroup, "all_reduce", counted)
+observe(note, "all_reduce")
 paddle.distributed.init_parallel_env()
 
 
@@ -43,25 +46,11 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         return self.last(self.middle(self.first(x)))
 
 
-def train(model: Any, ranks: "list[int]") -> "list[float]":
-    """Train with the batches of RANKS; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(rank) for rank in ranks]
-    for _ in range(4):
-        seen.append([])
-        batch = np.concatenate([each.randn(5, 4) for each in numbers]).astype("float32")
-        (model(paddle.to_tensor(batch)) ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
-
-
-paddle.seed(5)
-net, alone = Net(), Net()
-alone.set_state_dict(net.state_dict())
+net, alone = twins(Net)
 for name, layer in net.named_children():
     layer.weight._register_backward_hook(lambda name=name: seen.append(name))
 model = paddle.DataParallel(net, find_unused_parameters=True)
 seen.clear()
-report = {"weights": train(model, [rank]), "seen": list(seen), "alone": train(alone, [0, 1])}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+found = train(model, batches([rank], 5, 4), STEPS, before=lambda: seen.append([]))
+report = {"weights": found, "seen": [*seen]}
+write({**report, "alone": train(alone, batches([0, 1], 5, 4), STEPS)})

@@ -11,17 +11,20 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import paddle
+from counting import observe  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import (  # type: ignore[import-not-found, unused-ignore]
+    batches,
+    rank,
+    train,
+    twins,
+    write,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-rank, nranks = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
+nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 STEPS, WAITED_S = 4, 60.0
 # Gradients of the bucket that is sent first, and of the one that is sent last: a layer is a bucket.
 SENT_FIRST, SENT_LAST = 8 * 2 + 2, 4 * 6 + 6
@@ -35,24 +38,20 @@ waited: list[bool] = []
 second_begins, last_begins = threading.Event(), threading.Event()
 
 
-def staged(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def begin(group: Any, tensor: Any, *args: Any) -> Any:
-        if tensor.dtype != paddle.float32:
-            return plain(group, tensor, *args)
-        stages[name].append(tensor.size)
-        if name == "reduce" and tensor.size == SENT_LAST:
-            last_begins.set()
-        is_second = name != "reduce" and not is_alone and not second_begins.is_set()
-        if is_second and tensor.size == SENT_FIRST:
-            second_begins.set()
-            waited.append(last_begins.wait(WAITED_S))
-        return plain(group, tensor, *args)
-
-    return begin
+def begin(name: str, _group: Any, tensor: Any) -> None:
+    """Let a stage begin, or wait until others have."""
+    if tensor.dtype != paddle.float32:
+        return
+    stages[name].append(tensor.size)
+    if name == "reduce" and tensor.size == SENT_LAST:
+        last_begins.set()
+    is_second = name != "reduce" and not is_alone and not second_begins.is_set()
+    if is_second and tensor.size == SENT_FIRST:
+        second_begins.set()
+        waited.append(last_begins.wait(WAITED_S))
 
 
-for name in stages:
-    setattr(core.ProcessGroup, name, staged(name, getattr(core.ProcessGroup, name)))
+observe(begin, *stages)
 paddle.distributed.init_parallel_env()
 
 
@@ -77,28 +76,19 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         return gradient
 
 
-def train(model: Any, ranks: list[int]) -> list[float]:
-    """Train with the batches of RANKS; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(each) for each in ranks]
-    for _ in range(STEPS):
-        second_begins.clear()
-        last_begins.clear()
-        batch = np.concatenate([each.randn(5, 4) for each in numbers]).astype("float32")
-        (model(paddle.to_tensor(batch)) ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
-
-
-paddle.seed(5)
-net, alone = Net(), Net()
-alone.set_state_dict(net.state_dict())
+net, alone = twins(Net)
 net.waits = True
 model = paddle.DataParallel(net)
 for sizes in stages.values():
     sizes.clear()
-weights = train(model, [rank])
-report = {"weights": weights, "stages": {name: list(sizes) for name, sizes in stages.items()}}
-report |= {"waited": list(waited), "alone": train(alone, list(range(nranks)))}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+
+
+def begin_again() -> None:
+    second_begins.clear()
+    last_begins.clear()
+
+
+found = train(model, batches([rank], 5, 4), STEPS, before=begin_again)
+report = {"weights": found, "waited": [*waited]}
+report["stages"] = {name: [*sizes] for name, sizes in stages.items()}
+write({**report, "alone": train(alone, batches([*range(nranks)], 5, 4), STEPS)})

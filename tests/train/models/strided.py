@@ -5,19 +5,16 @@ Reports the weights of each, and those of the one process.
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import paddle
 from paddle import nn
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 
 
@@ -100,24 +97,21 @@ KINDS: dict[str, Callable[[], Any]] = {
 def train(model: Any, ranks: list[int]) -> list[float]:
     """Train with the rows of RANKS; return the weights."""
     optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(rank) for rank in ranks]
+    drawn = batches(ranks, 4, 8)
     for step in range(5):
-        rows = np.concatenate([each.randn(4, 8) for each in numbers], dtype="float32")
-        (model(paddle.to_tensor(rows)) ** 2).mean().backward()
+        (model(next(drawn)) ** 2).mean().backward()
         optimizer.step()
         # Of zeros, or none at all.
         optimizer.clear_grad(set_to_zero=step != 1)
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
+    return list(weights(model))
 
 
 report: dict[str, Any] = {}
 for name, make in KINDS.items():
-    paddle.seed(5)
-    net, alone = make(), make()
-    alone.set_state_dict(net.state_dict())
+    net, alone = twins(make)
     if name == "tabled" and "FLEETRUN_STRATEGY_FILE" not in os.environ:
         # Paddle's own takes it for sparse, and ends.
         continue
-    weights = train(paddle.DataParallel(net), [rank])
-    report[name] = {"weights": weights, "alone": train(alone, [0, 1])}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+    found = train(paddle.DataParallel(net), [rank])
+    report[name] = {"weights": found, "alone": train(alone, [0, 1])}
+write(report)

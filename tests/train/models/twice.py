@@ -4,28 +4,15 @@ Reports the weights beside those that one process gets from one backward of all 
 batches of all ranks; and the number of allreduces in the last update.
 """
 
-import json
-import os
-from pathlib import Path
+from __future__ import annotations
+
 from typing import Any
 
-import numpy as np
 import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
 from paddle import nn
-from paddle.base import core
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
 
-rank = int(os.environ["PADDLE_TRAINER_ID"])
-calls = [0]
-plain = core.ProcessGroup.all_reduce
-
-
-def counted(*args: Any) -> Any:
-    if args[1].dtype == paddle.float32:
-        calls[0] += 1
-    return plain(*args)
-
-
-setattr(core.ProcessGroup, "all_reduce", counted)
 paddle.distributed.init_parallel_env()
 
 
@@ -73,34 +60,24 @@ def at_once(model: Any, one: Any, other: Any) -> None:
     (loss_of(model(one)) + loss_of(model(other))).backward()
 
 
-def train(way: Any, model: Any, ranks: "list[int]") -> "tuple[list[float], int]":
-    """Train in this WAY; return the weights and the number of allreduces in the last update."""
+def train(way: Any, model: Any, ranks: list[int]) -> int:
+    """Train in this WAY; return the number of allreduces in the last update."""
     optimizer = paddle.optimizer.Momentum(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(rank) for rank in ranks]
-    before = 0
+    drawn, meter = batches(ranks, 4, 8), Meter()
     for step in range(4):
-        batches = [
-            paddle.to_tensor(
-                np.concatenate([each.randn(4, 8) for each in numbers], dtype="float32")
-            )
-            for _ in range(2)
-        ]
-        before = calls[0]
-        way(model, *batches)
-        optimizer.step()
+        with meter.running():
+            way(model, next(drawn), next(drawn))
+            optimizer.step()
         # Of zeros, or none at all.
         optimizer.clear_grad(set_to_zero=step != 1)
-    made = calls[0] - before
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()], made
+    return int(meter.allreduces[-1])
 
 
 report = {}
 WAYS = {retain: retain_at_once, accumulate: at_once, cross: at_once, look_on: at_once}
 for way, whole in WAYS.items():
-    paddle.seed(5)
-    net, alone = (nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)) for _ in range(2))
-    alone.set_state_dict(net.state_dict())
-    weights, made = train(way, paddle.DataParallel(net), [rank])
-    expected, _ = train(whole, alone, [0, 1])
-    report[way.__name__] = {"weights": weights, "alone": expected, "allreduces": made}
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+    net, alone = twins(lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 4)))
+    made = train(way, paddle.DataParallel(net), [rank])
+    train(whole, alone, [0, 1])
+    report[way.__name__] = {"weights": weights(net), "alone": weights(alone), "allreduces": made}
+write(report)
