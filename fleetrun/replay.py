@@ -3,6 +3,10 @@
 The command line is replayed in the folder and with the variables that the launch had; what is
 typed beside --from-manifest stands behind it, so it wins. `records/manifestfile.py` says what is
 in the file.
+
+The config file comes back as the options that it was. The command line does as its words, not as
+options: the file needs them anyway, for the script's own and for the places of secrets, and the
+resolved settings are for people: without secrets, rounded, and without the notes.
 """
 
 # No `from __future__ import annotations` here, for the reason given in options.py.

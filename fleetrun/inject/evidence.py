@@ -9,6 +9,8 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
+from .writing import write
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -127,13 +129,8 @@ class Evidence:
         text = json.dumps(_without_secrets(self._record()))
         if text == self._written:
             return
-        draft = f"{self._path}.{self._pid}"
         try:
-            # Private from the first byte, and never through a link.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(draft, self._path)
+            write(self._path, text)
             self._written = text
         except OSError as error:
             self._path = ""

@@ -142,20 +142,14 @@ def _held(pid: int) -> str | None:
     """Return the run directory that PID holds the lock of."""
     if not proc.is_python(pid):
         return None
-    folder = f"/proc/{pid}/fd"
-    try:
-        for fd in os.listdir(folder):
-            path = os.readlink(f"{folder}/{fd}")
-            if os.path.basename(path) == names.LOCK:
-                run_dir = os.path.dirname(path)
-                above = run_dir
-                if names.is_node_folder(os.path.basename(run_dir)):
-                    above = os.path.dirname(run_dir)
-                if os.path.basename(os.path.dirname(above)) == names.RUNS:
-                    return run_dir
-    except OSError:
-        # It ended, or closed a file just now.
-        return None
+    for _, path in proc.open_files(pid):
+        if os.path.basename(path) == names.LOCK:
+            run_dir = os.path.dirname(path)
+            above = run_dir
+            if names.is_node_folder(os.path.basename(run_dir)):
+                above = os.path.dirname(run_dir)
+            if os.path.basename(os.path.dirname(above)) == names.RUNS:
+                return run_dir
     return None
 
 

@@ -192,7 +192,7 @@ def _versions(kernel: str) -> dict[str, str | None]:
 def _paddle() -> str | None:
     """Return the name and version of the installed Paddle, as `paddlepaddle-gpu 3.3.1`."""
     found = installed.paddle()
-    return None if found is None else " ".join(found)
+    return None if found is None else str(found)
 
 
 def _driver() -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # The numbers of read, and of select and pselect6, which readline waits in.
 _READS = {"x86_64": (b"0",), "aarch64": (b"63",)}.get(os.uname().machine, ())
@@ -48,15 +49,38 @@ def content(path: str) -> bytes:
         os.close(fd)
 
 
+def rows(pid: int | str, name: str) -> dict[str, str]:
+    """Return the lines `KEY: VALUE` of /proc/PID/NAME; none of a process that we may not read."""
+    lines = content(f"/proc/{pid}/{name}").decode(errors="replace").splitlines()
+    pairs = (line.partition(":") for line in lines)
+    return {key: value.strip() for key, colon, value in pairs if colon}
+
+
+def open_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield the path in /proc of each descriptor of PID, and what it is open at.
+
+    Nothing of a process that has ended or is another user's.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return
+    for fd in descriptors:
+        # It may have been closed just now.
+        with suppress(OSError):
+            yield f"{folder}/{fd}", os.readlink(f"{folder}/{fd}")
+
+
 def fault() -> str:
     """Return why /proc does not show this launcher's processes; nothing if it does.
 
     A /proc of another PID namespace has other ids for them.
     """
-    status = content("/proc/self/status")
-    numbers = [line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")]
+    status = rows("self", "status")
     # Kernels before 4.1 do not have this line.
-    if status and (not numbers or len(numbers[0]) == 1) and _is_self(b"%d" % os.getpid()):
+    numbers = status.get("NSpid", "").split()
+    if status and len(numbers) <= 1 and _is_self(b"%d" % os.getpid()):
         return ""
     if status or os.path.exists("/proc/version"):
         return "/proc shows the processes of another PID namespace, and would mislead fleetrun"
@@ -157,10 +181,7 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
 
 def written(pid: int) -> int:
     """Return how many bytes PID has written to disks; 0 without permission."""
-    for line in content(f"/proc/{pid}/io").splitlines():
-        if line.startswith(b"write_bytes:"):
-            return int(line.split()[1])
-    return 0
+    return int(rows(pid, "io").get("write_bytes", "0"))
 
 
 def reads_terminal(pid: int) -> bool:
@@ -179,10 +200,7 @@ def reads_terminal(pid: int) -> bool:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether PID has a handler for SIGNUM; a real-time signal ends those that have none."""
-    for line in content(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    return bool(int(rows(pid, "status").get("SigCgt", "0"), 16) >> (signum - 1) & 1)
 
 
 def argv(pid: int) -> tuple[str, ...]:
@@ -209,12 +227,4 @@ def is_python(pid: int) -> bool:
 
 def descriptor(pid: int, name: str) -> str | None:
     """Return the path of PID's open file whose name has NAME in it."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        for fd in os.listdir(folder):
-            if name in os.readlink(f"{folder}/{fd}"):
-                return f"{folder}/{fd}"
-    except OSError:
-        # It ended, or closed a file just now.
-        return None
-    return None
+    return next((path for path, target in open_files(pid) if name in target), None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import eventfile, metricsfile, names, progress, reading, runs
+from fleetrun.run import proc
 
 if TYPE_CHECKING:
     import re
@@ -334,9 +335,7 @@ def _verdict(run: runs.Run) -> str:
 
 def _is_launcher(pid: int) -> bool:
     """Whether PID is alive on this host; a launcher elsewhere has a number that means nothing."""
-    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return b"fleetrun" in file.read()
-    return False
+    return any("fleetrun" in word for word in proc.argv(pid))
 
 
 def _other_hosts(run: runs.Run) -> metricsfile.MetricsRecord | None:

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from ..writing import write
+
 SCHEMA = 1
 # Tracks: what the script's thread does, and from 1 on each bucket of gradients.
 TRAINING = 0
@@ -116,13 +118,8 @@ class Recorder:
         if os.getpid() != self._pid or not self._path or not self._steps:
             return
         path, self._path, self.is_on = self._path, "", False
-        draft = f"{path}.{self._pid}"
         try:
-            # Private from the first byte, and never through a link.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(draft, flags, 0o600), "w", encoding="utf-8") as file:
-                json.dump(self.document(), file)
-            os.replace(draft, path)
+            write(path, json.dumps(self.document()))
         except OSError as error:
             print(f"fleetrun: the profile cannot be written: {error}", file=sys.stderr)
         self.spans = []

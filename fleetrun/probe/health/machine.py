@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.doctor.facts import CgroupLimits, ClockOffset, Machine, ResourceLimits, Room
 from fleetrun.probe import files
+from fleetrun.run import proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -111,14 +112,8 @@ def limits() -> ResourceLimits:
 def _threads(uid: int) -> int:
     """Count the threads of user UID."""
     count = 0
-    for name in files.names("/proc"):
-        if not name.isdigit():
-            continue
-        rows = dict(
-            line.split(":", 1)
-            for line in files.text(f"/proc/{name}/status").splitlines()
-            if ":" in line
-        )
+    for pid in proc.pids():
+        rows = proc.rows(pid, "status")
         if rows.get("Uid", "").split()[:1] == [str(uid)]:
             count += int(rows.get("Threads", "0"))
     return count

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fleetrun import __version__, modes
 from fleetrun.doctor.facts import Build, Command, Software
 from fleetrun.probe import files, paddles
+from fleetrun.records import installed
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ _OURS, _PADDLES = b"fleetrun.__main__", b"paddle.distributed"
 _SETTING = re.compile(r"^(\w+)\s*=\s*'([^']*)'", re.MULTILINE)
 # A class of the part of Paddle's library that speaks gloo, as its symbol table has it.
 _GLOO = b"ProcessGroupGloo\0"
-_PACKAGE = re.compile(r"(paddlepaddle(?:[-_.]\w+)*)-([0-9][^-]*)\.dist-info", re.IGNORECASE)
 
 
 def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
@@ -37,7 +37,7 @@ def read(environ: Mapping[str, str], *, path: Sequence[str] = ()) -> Software:
         activated=environ.get("VIRTUAL_ENV", "") or environ.get("CONDA_PREFIX", ""),
         commands=tuple(_commands(environ.get("PATH", os.defpath))),
         build=_build(folders),
-        packages=tuple(_packages(folders)),
+        packages=tuple(map(str, installed.paddles(folders))),
     )
 
 
@@ -86,12 +86,3 @@ def _build(path: Iterable[str]) -> Build | None:
 def _without_false(text: str) -> str:
     """Return a version as Paddle's version file has it; False and 0 stand for none there."""
     return "" if text in {"False", "0"} else text
-
-
-def _packages(path: Iterable[str]) -> Iterable[str]:
-    """Yield the installed packages that bring a Paddle, with their versions."""
-    for folder in dict.fromkeys(path):
-        for name in files.names(folder):
-            found = _PACKAGE.fullmatch(name)
-            if found:
-                yield f"{found[1].lower().replace('_', '-')} {found[2]}"

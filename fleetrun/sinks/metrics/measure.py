@@ -161,27 +161,15 @@ def system() -> System:
 
 def io_of(pid: int) -> tuple[int | None, int | None]:
     """Return the bytes that PID has read from disks and written to them; None: not told."""
-    words = dict(
-        line.split(b": ", 1)
-        for line in proc.content(f"/proc/{pid}/io").splitlines()
-        if b": " in line
-    )
-    try:
-        return int(words[b"read_bytes"]), int(words[b"write_bytes"])
-    except (KeyError, ValueError):
+    rows = proc.rows(pid, "io")
+    if not rows:
         return None, None
+    return int(rows["read_bytes"]), int(rows["write_bytes"])
 
 
 def scalars_of(pid: int) -> set[str]:
     """Return the folders in which PID writes scalars for TensorBoard or VisualDL."""
-    found = set()
-    with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                path = os.readlink(f"/proc/{pid}/fd/{fd}")
-                if _SCALARS.search(path):
-                    found.add(os.path.dirname(path))
-    return found
+    return {os.path.dirname(path) for _, path in proc.open_files(pid) if _SCALARS.search(path)}
 
 
 def _size(path: str) -> int:
