@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.model import Device
+from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.authentication import Handshake, Key
 from fleetrun.session.codec import Codec
@@ -99,7 +100,7 @@ class Peer:
         """Do what the protocol says."""
         job = self.job
         match action:
-            case member.Send(message=message):
+            case member.SendToCoordinator(message=message):
                 job.to_coordinator(self, message)
             case member.Plan():
                 job.at(job.now, lambda: self.feed(member.Planned(job.now)))
@@ -123,7 +124,7 @@ class Peer:
 
         def elapse() -> None:
             if due == self.due and self.state.phase != member.ENDED:
-                self.feed(member.Elapsed(self.job.now))
+                self.feed(Elapsed(self.job.now))
 
         self.job.at(max(self.job.now, self.state.wake_at), elapse)
 
@@ -250,7 +251,7 @@ class Simulation:
 
         def elapse() -> None:
             if due == self.due:
-                self.feed(state.Elapsed(self.now))
+                self.feed(Elapsed(self.now))
 
         self.at(self.state.wake_at, partial(self.compute, elapse))
 

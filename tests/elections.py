@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from simulation import Chances, Launcher, Wire, World
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import StoreAnswer
-from fleetrun.session.messages import Leave, Roster
+from fleetrun.session.messages import Leave, RosterMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -176,7 +177,7 @@ class ElectedLauncher(Launcher):
         self.called: LeaderRecord | None = None
         # Until when it does not reach etcd, although it reaches the others.
         self.astray_until = 0.0
-        self.unkept: Roster | None = None
+        self.unkept: RosterMessage | None = None
         self.kept_generation = -1
         self.held: list[tuple[int, FromCoordinator]] = []
 
@@ -214,9 +215,8 @@ class ElectedLauncher(Launcher):
         self.world.connect(self, self)
         self.world.set_coordinator_timer(self)
 
-    def follow(self, leader: LeaderRecord) -> None:
+    def follow(self) -> None:
         """Call another one, when it is time."""
-        del leader
         self.world.hang_up(self)
         self.called = None
         self.feed(member.Gone(self.clock()))
@@ -292,7 +292,7 @@ class ElectedWorld(World):
         self.etcd = Etcd(self)
         self.launchers = [ElectedLauncher(self, i, name=f"host {i}") for i in range(hosts)]
         self.ends: dict[int, ElectedLauncher] = {}
-        self.rosters: dict[tuple[str, int], Roster] = {}
+        self.rosters: dict[tuple[str, int], RosterMessage] = {}
 
     # The coordinator's end of a wire.
     def connect(self, host: ElectedLauncher, leader: ElectedLauncher) -> None:
@@ -324,7 +324,7 @@ class ElectedWorld(World):
     def send(self, leader: ElectedLauncher, number: int, message: FromCoordinator) -> None:
         """Send MESSAGE when etcd has the roster, as ElectedSession does."""
         if (
-            isinstance(message, Roster)
+            isinstance(message, RosterMessage)
             and leader.unkept is None
             and message.generation != leader.kept_generation
         ):
@@ -333,7 +333,9 @@ class ElectedWorld(World):
             record = leader.election.record(message.generation, message.restarts, entries)
             leader.election.keep(record, lambda: self.has_kept(leader))
         held = {one for one, _ in leader.held}
-        is_held = leader.unkept is not None and (isinstance(message, Roster) or number in held)
+        is_held = leader.unkept is not None and (
+            isinstance(message, RosterMessage) or number in held
+        )
         if is_held and not isinstance(message, messages.Acknowledged):
             leader.held.append((number, message))
         else:
@@ -360,7 +362,7 @@ class ElectedWorld(World):
 
         def elapse() -> None:
             if timer == leader.coordinator_timer:
-                self.feed_leader(leader, state.Elapsed(leader.clock()))
+                self.feed_leader(leader, Elapsed(leader.clock()))
 
         self.at(due + 1e-6, elapse)
 
@@ -514,7 +516,7 @@ class ElectedWorld(World):
                 self.after(begin, partial(setattr, host, "astray_until", until))
 
     # What must hold.
-    def check_roster(self, host: ElectedLauncher, roster: Roster) -> None:
+    def check_roster(self, host: ElectedLauncher, roster: RosterMessage) -> None:
         """See that a generation of a job has one roster."""
         leader = host.election.leader
         if leader is None:

@@ -11,8 +11,9 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, state
-from fleetrun.session.messages import Failure, Leave, Offer, Roster, Verdict
+from fleetrun.session.messages import Failure, Leave, Offer, RosterMessage, Verdict
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Launcher:
         self.was_cut_long = False
         # The generation of the ranks that run here, and until when they cannot but end.
         self.ranks: int | None = None
-        self.rosters: dict[int, Roster] = {}
+        self.rosters: dict[int, RosterMessage] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.has_ended = False
         self.ended_at = 0.0
@@ -114,7 +115,7 @@ class Launcher:
 
         def elapse() -> None:
             if timer == self.timer:
-                self.feed(member.Elapsed(self.clock()))
+                self.feed(Elapsed(self.clock()))
 
         self.world.at(due + 1e-6, elapse)
 
@@ -122,7 +123,7 @@ class Launcher:
         """Do what the member wants."""
         world = self.world
         match action:
-            case member.Send(message=message):
+            case member.SendToCoordinator(message=message):
                 world.to_coordinator(self, message)
             case member.Redial():
                 world.hang_up(self)
@@ -135,7 +136,7 @@ class Launcher:
                     failure = Failure(self.name, "no plan", 3, no_retry="no plan helps")
                 event = member.Planned(self.clock(), failure)
                 world.after(0.01, lambda: self.feed(event._replace(at=self.clock())))
-            case member.Run():
+            case member.StartRanks():
                 world.check_alone(self)
                 self.start_ranks()
             case member.StopRanks():
@@ -255,7 +256,7 @@ class World:
         self.launchers = [Launcher(self, i, name=f"host {i}") for i in range(hosts)]
         self.coordinator = state.begin(terms, self.launchers[0].clock() if hosts else 0.0)
         self.messages = 0
-        self.generations: dict[int, Roster] = {}
+        self.generations: dict[int, RosterMessage] = {}
 
     # Time -----------------------------------------------------------------------------------
 
@@ -284,7 +285,7 @@ class World:
         for action in actions:
             match action:
                 case state.Send(connections=connections, message=message):
-                    if isinstance(message, Roster):
+                    if isinstance(message, RosterMessage):
                         known = self.generations.setdefault(message.generation, message)
                         assert known == message, "the coordinator made two rosters"
                     for number in connections:
@@ -304,7 +305,7 @@ class World:
 
         def elapse() -> None:
             if timer == self.coordinator_timer:
-                self.feed(state.Elapsed(first.clock()))
+                self.feed(Elapsed(first.clock()))
 
         self.at(due + 1e-6, elapse)
 

@@ -13,13 +13,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import (
+    after_update,
     distributed_strategy,
     dygraph,
     gloo_stores,
     import_hooks,
     paddle_api,
     parameter_servers,
-    progress,
     rank_check,
     settings,
     static,
@@ -27,7 +27,7 @@ from . import (
     updates,
 )
 from .evidence import NO_EFFECT, Evidence
-from .paddle_api import names
+from .paddle_api import private_names
 from .spec import read_spec
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 # update is complete before it is written. Each with what it needs of Paddle; those without it ask
 # themselves.
 _PARTS = (
-    (distributed_strategy, names.STRATEGY),
-    (updates, names.COUNTING),
-    (gloo_stores, names.GROUPS),
+    (distributed_strategy, private_names.STRATEGY),
+    (updates, private_names.COUNTING),
+    (gloo_stores, private_names.GROUPS),
     (dygraph, ""),
-    (static, names.STATIC),
+    (static, private_names.STATIC),
     (parameter_servers, ""),
-    (rank_check, names.CHECK),
+    (rank_check, private_names.CHECK),
     (unsupported, ""),
-    (progress, ""),
+    (after_update, ""),
 )
 
 
@@ -102,7 +102,7 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
             _install(part, spec, proof)
     if clauses:
         _report(proof, paddle_api.sentence(clauses))
-    if paddle_api.refusal(names.COUNTING) or paddle_api.refusal(names.STATIC):
+    if paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC):
         atexit.register(_report_uncounted, spec, proof)
 
 
@@ -110,7 +110,7 @@ def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
     """Give each field a row if no update was counted because this Paddle cannot be watched."""
     if proof.updates:
         return
-    reason = paddle_api.refusal(names.COUNTING) or paddle_api.refusal(names.STATIC)
+    reason = paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC)
     for section in (spec.strategy, spec.build_strategy, spec.execution_strategy):
         for name in section:
             if proof.status(name) is None:

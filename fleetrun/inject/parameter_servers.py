@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import paddle_api, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
 from .import_hooks import after_import
-from .paddle_api import names
+from .paddle_api import private_names
 from .static import program as programs
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def are_used() -> bool:
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Inspect each program that a trainer runs, if there are servers."""
-    if not are_used() or not paddle_api.has(names.SERVERS):
+    if not are_used() or not paddle_api.has(private_names.SERVERS):
         return
     watcher = _ServerWatcher(spec, proof)
     after_import("paddle.distributed.communicator", watcher.watch_communicators)

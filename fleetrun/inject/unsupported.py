@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import distributed_strategy, paddle_api, parameter_servers, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
 from .import_hooks import after_import
-from .paddle_api import names
+from .paddle_api import private_names
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,9 +45,9 @@ _COMMUNICATION = (
 _BY_GRAPH = ("fp16_allreduce", "bf16_allreduce")
 # What fields need of Paddle; those of communication need the reducer.
 _IN_DYNAMIC_GRAPHS = {
-    "gradient_merge": names.MERGE,
-    "fuse_all_optimizer_ops": names.FUSED,
-    "amp": names.AMP,
+    "gradient_merge": private_names.MERGE,
+    "fuse_all_optimizer_ops": private_names.FUSED,
+    "amp": private_names.AMP,
 }
 # The `_configs` fields without a switch, and the axes of fleet's topology for the keys of one.
 _WITHOUT_SWITCH = ("gradient_scale_configs", "hybrid_configs")
@@ -65,7 +65,7 @@ _ONLY_STATIC = "Paddle has it for static graphs only"
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Report after the first update, before the proof is written."""
     remaining = _RemainingFields(spec, proof)
-    if paddle_api.has(names.ARGUMENTS):
+    if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
     updates.on_update(remaining.after_update)
 
@@ -229,10 +229,10 @@ class _RemainingFields:
         if is_dynamic and name in _IN_DYNAMIC_GRAPHS:
             return _IN_DYNAMIC_GRAPHS[name]
         if name in _COMMUNICATION:
-            return names.REDUCER if is_dynamic else names.STATIC
+            return private_names.REDUCER if is_dynamic else private_names.STATIC
         if not is_dynamic and (name == "gradient_merge" or name in self._spec.build_strategy):
-            return names.STATIC
-        return names.STRATEGY
+            return private_names.STATIC
+        return private_names.STRATEGY
 
 
 def _degrees() -> dict[str, int]:

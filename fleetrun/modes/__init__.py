@@ -62,7 +62,7 @@ MODES = (
     Mode(
         "ps",
         ("ps", "ps-heter", "heter"),
-        "fleetrun.modes.ps",
+        "fleetrun.modes.pserver",
         options=(
             "server_num",
             "servers",

@@ -168,7 +168,7 @@ class Noticed(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-class Verdict(NamedTuple):
+class SharedVerdict(NamedTuple):
     """What became of a field of the strategy in the ranks that `labels` names, all as text.
 
     `status` is one of effective, no_effect, refused, script (the script's own setting won) and
@@ -186,7 +186,7 @@ class Verdict(NamedTuple):
 class Judged(NamedTuple):
     """What the ranks' evidence says about the strategy, with no consequences."""
 
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SharedVerdict, ...]
     at: float
     # The labels of ranks that left no evidence, or made no update that could be counted.
     silent: tuple[str, ...] = ()
@@ -340,7 +340,7 @@ class Outcome(NamedTuple):
 
 
 class Elapsed(NamedTuple):
-    """The deadline that the policy had set has passed."""
+    """The deadline that a policy, a coordinator or a member of a session had set has passed."""
 
     at: float
 

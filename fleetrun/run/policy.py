@@ -76,7 +76,7 @@ GATHERING, RUNNING, STOPPING, KILLING, ARBITRATING, WAITING, FINISHED = (
 )
 
 
-class State(NamedTuple):
+class PolicyState(NamedTuple):
     """The state of the job on this host."""
 
     # How long gathering may take.
@@ -121,20 +121,20 @@ class State(NamedTuple):
         )
 
 
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
+Step: TypeAlias = tuple[PolicyState, tuple[Action, ...]]
 
 
 def begin(at: float, timeout_s: float) -> Step:
     """Return the first state and actions; gathering may take TIMEOUT_S seconds."""
-    return _gather(State(timeout_s), at)
+    return _gather(PolicyState(timeout_s), at)
 
 
-def _gather(state: State, at: float) -> Step:
+def _gather(state: PolicyState, at: float) -> Step:
     """Begin a generation: gather the hosts."""
     return state._replace(deadline=at + state.timeout_s), (Gather(state.attempt),)
 
 
-def _gathered(state: State, event: Gathered) -> Step:
+def _gathered(state: PolicyState, event: Gathered) -> Step:
     """Take over the plan of the generation, and start its first process.
 
     A process that awaits endpoints is started when they listen, and those after it after that. A
@@ -159,19 +159,19 @@ def _gathered(state: State, event: Gathered) -> Step:
     return state, (_next(state, 0),) if processes else ()
 
 
-def _gather_failed(state: State, event: GatherFailed) -> Step:
+def _gather_failed(state: PolicyState, event: GatherFailed) -> Step:
     if not is_current(state, Gather(event.attempt)):
         return state, ()
     return _finish(state._replace(cause=event))
 
 
-def _next(state: State, process: int) -> Spawn | Await:
+def _next(state: PolicyState, process: int) -> Spawn | Await:
     """Return the action that starts PROCESS."""
     is_waiting = process in state.awaiting
     return Await(process, state.attempt) if is_waiting else Spawn(process, state.attempt)
 
 
-def is_current(state: State, action: Action) -> bool:
+def is_current(state: PolicyState, action: Action) -> bool:
     """Whether ACTION, which had to wait, is still to be done: signals overtake spawns."""
     if isinstance(action, Gather | StopGathering):
         return state.phase == GATHERING and action.attempt == state.attempt
@@ -180,7 +180,7 @@ def is_current(state: State, action: Action) -> bool:
     )
 
 
-def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
+def step(state: PolicyState, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
     """Return the state after EVENT and what is to be done."""
     match event:
         case Refuted():
@@ -219,14 +219,14 @@ def step(state: State, event: Event, rules: Rules) -> Step:  # noqa: C901, PLR09
             return assert_never(event)
 
 
-def _started(state: State, event: Started) -> Step:
+def _started(state: PolicyState, event: Started) -> Step:
     after = event.process + 1
     state = state._replace(alive=state.alive | {event.process}, next_index=after)
     more = state.phase == RUNNING and after < state.total
     return state, (_next(state, after),) if more else ()
 
 
-def _exited(state: State, event: Exited, rules: Rules) -> Step:
+def _exited(state: PolicyState, event: Exited, rules: Rules) -> Step:
     state = state._replace(
         alive=state.alive - {event.process},
         unfinished=state.unfinished
@@ -261,7 +261,7 @@ def _failed_at(one: Exited) -> float:
     return one.at if one.failed_at is None else one.failed_at
 
 
-def _examined(state: State, event: Examined, rules: Rules) -> Step:
+def _examined(state: PolicyState, event: Examined, rules: Rules) -> Step:
     """Take the failure that came first for the cause, and finish or restart."""
     first = culprit(event.exits)
     if first.process in state.late and first.raised and first.status.signum in {TERM, KILL}:
@@ -271,13 +271,13 @@ def _examined(state: State, event: Examined, rules: Rules) -> Step:
     return _finish(state) if state.alive else _decide(state, event.at, rules)
 
 
-def _hung(state: State, event: Hung, rules: Rules) -> Step:
+def _hung(state: PolicyState, event: Hung, rules: Rules) -> Step:
     if state.phase == RUNNING:
         return _stop(state._replace(cause=event), TERM, event.at, rules)
     return state, ()
 
 
-def _on_peer(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
+def _on_peer(state: PolicyState, event: PeersDone | PeerFailed, rules: Rules) -> Step:
     """Handle what happened on other hosts."""
     if isinstance(event, PeerFailed):
         return _peer_failed(state, event, rules)
@@ -293,7 +293,7 @@ def _on_peer(state: State, event: PeersDone | PeerFailed, rules: Rules) -> Step:
     return _stop(state, TERM, event.at, rules) if is_done else (state, ())
 
 
-def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
+def _peer_failed(state: PolicyState, event: PeerFailed, rules: Rules) -> Step:
     """Fail with the other hosts, and restart with them if they restart."""
     if state.phase == WAITING and event.is_final:
         return _finish(_given_up_for(state, event))
@@ -307,7 +307,7 @@ def _peer_failed(state: State, event: PeerFailed, rules: Rules) -> Step:
     return _stop(state._replace(cause=event), TERM, event.at, rules)
 
 
-def _source_failed(state: State, event: SourceFailed, rules: Rules) -> Step:
+def _source_failed(state: PolicyState, event: SourceFailed, rules: Rules) -> Step:
     """End the job if the source that failed is required."""
     if not event.is_required:
         return state, ()
@@ -325,7 +325,9 @@ def _source_failed(state: State, event: SourceFailed, rules: Rules) -> Step:
     return _without_restart(state, event, rules), ()
 
 
-def _without_restart(state: State, event: PeerFailed | SourceFailed, rules: Rules) -> State:
+def _without_restart(
+    state: PolicyState, event: PeerFailed | SourceFailed, rules: Rules
+) -> PolicyState:
     """Give EVENT as the reason why there is no other attempt, if there would have been one."""
     is_open = state.phase in {STOPPING, KILLING} and isinstance(state.cause, Retried)
     if not is_open or state.attempt >= rules.max_restarts:
@@ -333,13 +335,15 @@ def _without_restart(state: State, event: PeerFailed | SourceFailed, rules: Rule
     return state._replace(given_up=state.given_up or f"{event.describe()}.")
 
 
-def _given_up_for(state: State, cause: Interrupted | PeerFailed | SourceFailed) -> State:
+def _given_up_for(
+    state: PolicyState, cause: Interrupted | PeerFailed | SourceFailed
+) -> PolicyState:
     """Make CAUSE the cause, instead of the failure after which the job waited to restart."""
     assert isinstance(state.cause, Retried)
     return state._replace(cause=cause, earlier=(*state.earlier, state.cause))
 
 
-def _refuted(state: State, event: Refuted | SourceFailed, rules: Rules) -> Step:
+def _refuted(state: PolicyState, event: Refuted | SourceFailed, rules: Rules) -> Step:
     """Make EVENT the cause, unless something worse has happened already."""
     is_early = isinstance(event, Refuted) and state.phase == GATHERING
     if state.cause is not None or state.phase == WAITING or is_early:
@@ -352,7 +356,7 @@ def _refuted(state: State, event: Refuted | SourceFailed, rules: Rules) -> Step:
     return state, (Finish(state.outcome()),) if state.phase == FINISHED else ()
 
 
-def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
+def _stop(state: PolicyState, signum: int, at: float, rules: Rules) -> Step:
     """Ask all processes to end."""
     if not state.alive:
         return _all_dead(state, at, rules)
@@ -363,13 +367,13 @@ def _stop(state: State, signum: int, at: float, rules: Rules) -> Step:
     return state, (SignalAll(signum, spared),)
 
 
-def _all_dead(state: State, at: float, rules: Rules) -> Step:
+def _all_dead(state: PolicyState, at: float, rules: Rules) -> Step:
     """Finish or wait before another attempt; first find out which process failed first."""
     examine = _to_examine(state)
     return (state._replace(phase=STOPPING), examine) if examine else _decide(state, at, rules)
 
 
-def _to_examine(state: State) -> tuple[Examine, ...]:
+def _to_examine(state: PolicyState) -> tuple[Examine, ...]:
     """Return the action that finds out which process failed first, if any did."""
     if not isinstance(state.cause, Exited) or state.cause.fault:
         return ()
@@ -377,7 +381,7 @@ def _to_examine(state: State) -> tuple[Examine, ...]:
     return (Examine(tuple(one for one in exits if one.status.exit_code)),)
 
 
-def _decide(state: State, at: float, rules: Rules) -> Step:
+def _decide(state: PolicyState, at: float, rules: Rules) -> Step:
     """Finish, or wait before another attempt."""
     cause = state.cause
     if cause is not None and PEERS in state.essential:
@@ -400,7 +404,7 @@ def _decide(state: State, at: float, rules: Rules) -> Step:
     return state._replace(phase=WAITING, deadline=at + wait), (Sweep(),)
 
 
-def _no_retry(state: State, rules: Rules) -> str:
+def _no_retry(state: PolicyState, rules: Rules) -> str:
     """Return why no other attempt can help, as far as this host can know; else nothing."""
     cause = state.cause
     if isinstance(cause, Exited) and cause.fault:
@@ -415,7 +419,7 @@ def _no_retry(state: State, rules: Rules) -> str:
     )
 
 
-def _arbitrated(state: State, event: Arbitrated, rules: Rules) -> Step:
+def _arbitrated(state: PolicyState, event: Arbitrated, rules: Rules) -> Step:
     """Finish or restart, as all hosts do."""
     if event.attempt != state.attempt:
         return state, ()
@@ -480,20 +484,22 @@ def _has_progressed(first: Retried, later: Exited) -> bool:
     return isinstance(first, Exited) and first.step is not None and later.step > first.step
 
 
-def _restart(state: State, at: float) -> Step:
+def _restart(state: PolicyState, at: float) -> Step:
     """Begin another attempt."""
     # Only failures are followed by another attempt.
     assert isinstance(state.cause, Retried)
-    again = State(state.timeout_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause))
+    again = PolicyState(
+        state.timeout_s, attempt=state.attempt + 1, earlier=(*state.earlier, state.cause)
+    )
     return _gather(again, at)
 
 
-def _finish(state: State) -> Step:
+def _finish(state: PolicyState) -> Step:
     state = state._replace(phase=FINISHED, deadline=None)
     return state, (Sweep(), Finish(state.outcome()))
 
 
-def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
+def _interrupted(state: PolicyState, event: Interrupted, rules: Rules) -> Step:
     if event.signum in FORWARDED:
         return state, (SignalAll(event.signum),) if state.alive else ()
     first = state.interrupted
@@ -513,7 +519,7 @@ def _interrupted(state: State, event: Interrupted, rules: Rules) -> Step:
     return _finish(state) if state.phase == ARBITRATING else _kill(state, event.at)
 
 
-def _elapsed(state: State, event: Elapsed) -> Step:
+def _elapsed(state: PolicyState, event: Elapsed) -> Step:
     if state.deadline is None or event.at < state.deadline:
         return state, ()
     if state.phase == GATHERING:
@@ -530,7 +536,7 @@ def _elapsed(state: State, event: Elapsed) -> Step:
     return _kill(state, event.at)
 
 
-def _kill(state: State, at: float) -> Step:
+def _kill(state: PolicyState, at: float) -> Step:
     late = state.late | state.spared
     state = state._replace(phase=KILLING, deadline=at + STUCK_S, spared=frozenset(), late=late)
     return state, (SignalAll(KILL),)

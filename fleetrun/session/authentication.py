@@ -35,7 +35,7 @@ _HASHED = b"\0sha256\0"
 _CALLER, _LISTENER = "caller", "listener"
 
 
-class Refused(Exception):
+class AuthenticationError(Exception):
     """The other end cannot be trusted; the message says why, and is safe to print.
 
     ANSWER is a last frame for the other end, by which it can say the same.
@@ -89,10 +89,10 @@ class Seal:
         return self.mac(payload) + payload
 
     def take(self, sealed: bytes) -> bytes:
-        """Return the payload of SEALED; Refused where the HMAC is not that of the next frame."""
+        """Return the payload of SEALED, or raise AuthenticationError: it is not the next frame."""
         payload = sealed[MAC_BYTES:]
         if not hmac.compare_digest(sealed[:MAC_BYTES], self.mac(payload)):
-            raise Refused("what came is not what its sender has sent")
+            raise AuthenticationError("what came is not what its sender has sent")
         return payload
 
 
@@ -116,7 +116,7 @@ class Handshake:
     def feed(self, payload: bytes) -> bytes | None:
         """Take a frame and return the answer; `seals` are set when the handshake is complete.
 
-        Raises Refused, or Malformed for a frame that no launcher sends.
+        Raises AuthenticationError, or Malformed for a frame that no launcher sends.
         """
         values = load(payload)
         if self._is_caller:
@@ -137,8 +137,8 @@ class Handshake:
     def _read_caller(self, values: Mapping[str, object]) -> bytes:
         try:
             nonce = self._read_introduction(values)
-        except Refused as refused:
-            raise Refused(str(refused), answer=dump(self._introduction())) from None
+        except AuthenticationError as refused:
+            raise AuthenticationError(str(refused), answer=dump(self._introduction())) from None
         self._nonces = nonce + self._nonce
         return dump({**self._introduction(), "proof": self._proof(_LISTENER).hex()})
 
@@ -154,13 +154,13 @@ class Handshake:
         if type(version) is not int or type(has_token) is not bool:
             raise Malformed("no introduction")
         if version != WIRE_VERSION:
-            raise Refused(
+            raise AuthenticationError(
                 f"its fleetrun speaks version {version} of the session's wire, and this one "
                 f"{WIRE_VERSION}: install the same fleetrun on every host"
             )
         if has_token != self._key.has_token:
             peer, own = ("a", "none") if has_token else ("no", "one")
-            raise Refused(
+            raise AuthenticationError(
                 f"its fleetrun has {peer} token ({TOKEN}), and this one has {own}: "
                 "set the same on every host"
             )
@@ -172,7 +172,7 @@ class Handshake:
             other = (
                 "another token or another --job_id" if self._key.has_token else "another --job_id"
             )
-            raise Refused(f"its fleetrun has {other}")
+            raise AuthenticationError(f"its fleetrun has {other}")
 
     def _proof(self, role: str) -> bytes:
         return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)

@@ -10,7 +10,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.loop import READABLE, WRITABLE
-from fleetrun.session.authentication import LONGEST_HANDSHAKE, MAC_BYTES, Handshake, Refused
+from fleetrun.session.authentication import (
+    LONGEST_HANDSHAKE,
+    MAC_BYTES,
+    AuthenticationError,
+    Handshake,
+)
 from fleetrun.session.codec import Frames, Malformed, frame
 
 if TYPE_CHECKING:
@@ -201,7 +206,7 @@ class Connection:
             except Malformed as error:
                 self._lose(f"sent {error}")
                 return
-            except Refused as error:
+            except AuthenticationError as error:
                 if error.answer is not None:
                     self._push(frame(error.answer))
                 self._lose(str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import RendezvousError
+from fleetrun.run.events import Elapsed
 from fleetrun.session import admission, seating
 from fleetrun.session.messages import (
     LOST,
@@ -21,10 +22,10 @@ from fleetrun.session.messages import (
     Join,
     Leave,
     Missing,
-    Ready,
+    Prepared,
     Redialing,
     Refused,
-    Roster,
+    RosterMessage,
     Start,
     Stop,
     Stopped,
@@ -39,7 +40,6 @@ from fleetrun.session.state import (
     STOPPING,
     Broken,
     Close,
-    Elapsed,
     Received,
     Report,
     Send,
@@ -234,7 +234,7 @@ def _form(state: State, at: float) -> Step:
         hosts[host.launcher] = host._replace(order=order, since=since)
     entries = tuple(_entry(state, host) for host in chosen)
     remarks = (*state.remarks, *named)
-    roster = Roster(state.generation, state.restarts, entries, remarks)
+    roster = RosterMessage(state.generation, state.restarts, entries, remarks)
     state = state._replace(
         phase=PREPARING,
         hosts=hosts,
@@ -350,11 +350,11 @@ def _received(state: State, event: Received) -> Step:
 
 
 def _reported(
-    state: State, host: Host, message: Ready | Done | Failed | Stopped, at: float
+    state: State, host: Host, message: Prepared | Done | Failed | Stopped, at: float
 ) -> Step:
     """Handle what a host of the roster reports about this generation."""
     match message:
-        case Ready() if state.phase == PREPARING:
+        case Prepared() if state.phase == PREPARING:
             return _ready(with_host(state, host._replace(is_ready=True)))
         case Done() if state.phase == RUNNING:
             return _done(with_host(state, host._replace(is_done=True)), at)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.loop import WRITABLE
 from fleetrun.session.connection import Connection, Link, plain_address, reason
-from fleetrun.session.names import Lookup, Place, literal, own_name
+from fleetrun.session.resolver import Lookup, Place, literal, own_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

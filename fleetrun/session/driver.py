@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.run.events import Elapsed
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
 from fleetrun.session.authentication import Key
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         Heartbeat,
         Missing,
         Offer,
-        Roster,
+        RosterMessage,
         Verdict,
     )
     from fleetrun.session.terms import Terms
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     class SessionHandler(Protocol):
         """Performs what the session decides."""
 
-        def plan(self, roster: Roster) -> None:
+        def plan(self, roster: RosterMessage) -> None:
             """Plan the generation; `planned` is the answer."""
 
         def run(self) -> None:
@@ -107,7 +108,7 @@ class Session:
         self._connection: Connection | None = None
         self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
         self._coordinator: state.State | None = None
-        self._member: member.State | None = None
+        self._member: member.MemberState | None = None
         self._missing: Missing | None = None
         # What was said of the session already, and of which addresses that a caller was refused.
         self._said: set[str] = set()
@@ -412,10 +413,10 @@ class Session:
             self._relay.alarm((id(self), "coordinator"), due, self._coordinator_elapsed)
 
     def _member_elapsed(self) -> None:
-        self._event(member.Elapsed(time.monotonic()))
+        self._event(Elapsed(time.monotonic()))
 
     def _coordinator_elapsed(self) -> None:
-        elapsed = state.Elapsed(time.monotonic())
+        elapsed = Elapsed(time.monotonic())
         self._do(partial(self._feed_coordinator, elapsed))
 
     def _feed(self, event: member.Event) -> None:
@@ -427,7 +428,7 @@ class Session:
 
     def _perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
         match action:
-            case member.Send(message=message):
+            case member.SendToCoordinator(message=message):
                 self._send_own(message)
             case member.Redial():
                 if self._connection is not None:
@@ -437,7 +438,7 @@ class Session:
                     self._dialer.begin()
             case member.Plan(roster=roster):
                 self._todo.append(partial(self._plan, roster))
-            case member.Run():
+            case member.StartRanks():
                 self._todo.append(self.handler.run)
             case member.StopRanks(failure=failure):
                 self._todo.append(partial(self.handler.stop, failure))
@@ -452,7 +453,7 @@ class Session:
             case member.Conclude(verdict=verdict):
                 self._todo.append(partial(self.handler.conclude, verdict))
 
-    def _plan(self, roster: Roster) -> None:
+    def _plan(self, roster: RosterMessage) -> None:
         for remark in roster.remarks:
             self.shown(remark)
         self.handler.plan(roster)

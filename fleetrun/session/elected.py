@@ -12,7 +12,7 @@ from fleetrun.session.dialer import Target
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
-from fleetrun.session.names import literal
+from fleetrun.session.resolver import literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
-    from fleetrun.session.messages import Failure, FromCoordinator, Missing, Roster
+    from fleetrun.session.messages import Failure, FromCoordinator, Missing, RosterMessage
 
 # Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this
 # long: before the lease ends, three can be asked.
@@ -59,7 +59,7 @@ class ElectedSession(Session):
         self._election = Election(self.terms, launcher, self._store, self._relay, self)
         self._called: LeaderRecord | None = None
         # The roster that is being written down, and what waits until it is.
-        self._unkept: Roster | None = None
+        self._unkept: RosterMessage | None = None
         self._held: deque[tuple[int, FromCoordinator]] = deque()
 
     @property
@@ -151,13 +151,12 @@ class ElectedSession(Session):
             self._say("This host coordinates the job from now on.")
         self._event(member.Connected(now))
 
-    def follow(self, leader: LeaderRecord) -> None:
-        """Call LEADER, once no ranks run here."""
+    def follow(self) -> None:
+        """Call the leader, whom the election knows, once no ranks run here."""
         self._hang_up()
         self._called = None
         if self._member is not None:
             self._event(member.Gone(time.monotonic()))
-        del leader  # The election knows it.
 
     def unfollow(self) -> None:
         """Call nobody: the one that was followed leads no more."""
@@ -218,11 +217,11 @@ class ElectedSession(Session):
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         """Send MESSAGE, but a roster, and what follows it, only when etcd has it."""
-        if isinstance(message, messages.Roster):
+        if isinstance(message, messages.RosterMessage):
             self._keep(message)
         held = {one for one, _ in self._held}
         is_held = self._unkept is not None and (
-            isinstance(message, messages.Roster) or number in held
+            isinstance(message, messages.RosterMessage) or number in held
         )
         if is_held and not isinstance(message, messages.Acknowledged):
             self._held.append((number, message))
@@ -231,7 +230,7 @@ class ElectedSession(Session):
 
     _kept_generation = -1
 
-    def _keep(self, roster: Roster) -> None:
+    def _keep(self, roster: RosterMessage) -> None:
         if self._unkept is not None or roster.generation == self._kept_generation:
             return
         self._unkept = roster
@@ -254,7 +253,7 @@ class ElectedSession(Session):
 
         self._do(send)
 
-    def _plan(self, roster: Roster) -> None:
+    def _plan(self, roster: RosterMessage) -> None:
         self._election.take_part()
         super()._plan(roster)
 

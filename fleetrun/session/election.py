@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fleetrun.session.jobstore import JobStore, StoreAnswer
     from fleetrun.session.terms import Terms
 
-    class Candidate(Protocol):
-        """The launcher that may be elected, or follows the one that is."""
+    class LeaderCallbacks(Protocol):
+        """What an election has the launcher do that may be elected, or follows the one that is."""
 
         @abstractmethod
         def may_lead(self) -> bool:
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
             LOST_AT (monotonic seconds) is when the last coordinator was known to be lost.
             """
 
-        def follow(self, leader: LeaderRecord) -> None:
-            """Call LEADER."""
+        def follow(self) -> None:
+            """Call the one that the election names as `leader`."""
 
         def unfollow(self) -> None:
             """Call nobody: the one that was followed leads no more."""
@@ -74,7 +74,7 @@ _NAME_BYTES = 8
 
 
 class Election:
-    """Finds a coordinator for the job of LAUNCHER, which may be CANDIDATE itself."""
+    """Finds a coordinator for the job of LAUNCHER, which CALLBACKS lets lead or follow."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Election:
         launcher: str,
         store: JobStore,
         waiting: Waiting,
-        candidate: Candidate,
+        callbacks: LeaderCallbacks,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +91,7 @@ class Election:
         self._launcher = launcher
         self._store = store
         self._waiting = waiting
-        self._candidate = candidate
+        self._callbacks = callbacks
         # Why etcd does not answer.
         self.trouble = ""
         self.leader: LeaderRecord | None = None
@@ -176,21 +176,21 @@ class Election:
         if self.leader is not None:
             # Who answers there from now on leads another term.
             self.leader = None
-            self._candidate.unfollow()
+            self._callbacks.unfollow()
         if self._free_at is None:
             self._free_at = self._clock()
-        if not self._candidate.may_lead():
+        if not self._callbacks.may_lead():
             return
         record = jobrecord.read_record(recorded)
         if self._job is not None and (record is None or record.job != self._job):
             self.rest()
-            self._candidate.end("the job has ended, or etcd has lost what it knew of it")
+            self._callbacks.end("the job has ended, or etcd has lost what it knew of it")
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its hosts would be faster. Those that are cut off have ended their ranks by then.
             wait_s = self._terms.quarantine_s + self._terms.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
-                self._candidate.note(
+                self._callbacks.note(
                     "etcd has the roster of a job of this name that has not ended: waiting "
                     f"{wait_s:.0f} s for its hosts"
                 )
@@ -205,21 +205,21 @@ class Election:
             self.trouble = "what stands there is not from fleetrun"
         elif self._job is not None and leader.job != self._job:
             self.rest()
-            self._candidate.end("another job of the same name has begun")
+            self._callbacks.end("another job of the same name has begun")
         elif leader.launcher != self._launcher and leader != self.leader:
             self.leader = leader
-            self._candidate.follow(leader)
+            self._callbacks.follow()
 
     # Becoming it --------------------------------------------------------------------------------
 
     def _campaign(self, record: JobRecord | None, record_revision: int, local: str) -> None:
         try:
-            host, port = self._candidate.listen(local)
+            host, port = self._callbacks.listen(local)
         except EnvironmentFault as error:
             if record is None:
                 raise
             # One of the others will do.
-            self._candidate.note(str(error))
+            self._callbacks.note(str(error))
             return
         job = os.urandom(_NAME_BYTES).hex() if record is None else record.job
         generation = 0 if record is None else record.generation + 1
@@ -235,7 +235,7 @@ class Election:
         self._is_looking = False
         self.trouble = answer.trouble
         if answer.value is None or not self._is_seeking:
-            self._candidate.unlisten()
+            self._callbacks.unlisten()
             self._pause_s = _FIRST_S
             self._look_later()
             return
@@ -244,7 +244,7 @@ class Election:
         self.leader, self.is_leading = leader, True
         lost_at, self._free_at = self._free_at or answer.asked_at, None
         self._renewed(answer.asked_at)
-        self._candidate.lead(record, lost_at)
+        self._callbacks.lead(record, lost_at)
 
     # Being it -----------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Election:
         self.renewed_at = at
         self._alarm("renew", at + self._terms.heartbeat_s, self._renew)
         self._alarm("overdue", at + self._terms.warning_s, self.check)
-        self._candidate.renewed(at)
+        self._callbacks.renewed(at)
 
     def _renew(self) -> None:
         if self.is_leading:
@@ -281,7 +281,7 @@ class Election:
         self.leader = None
         self._alarm("renew", None, self._renew)
         self._alarm("overdue", None, self.check)
-        self._candidate.resign(why, self.renewed_at)
+        self._callbacks.resign(why, self.renewed_at)
 
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
         """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""

@@ -83,7 +83,7 @@ class Stacks(NamedTuple):
     deadlocked: tuple[tuple[int, int, str], ...]
 
 
-class Evidence(NamedTuple):
+class PackedEvidence(NamedTuple):
     """What a rank says of its strategy: `packed` is its file, by zlib and base64."""
 
     generation: int
@@ -92,9 +92,9 @@ class Evidence(NamedTuple):
     packed: str
 
 
-FromMember: TypeAlias = LogPart | SilentHost | Stacks | Evidence
+FromMember: TypeAlias = LogPart | SilentHost | Stacks | PackedEvidence
 FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks
-FROM_MEMBER = (LogPart, SilentHost, Stacks, Evidence)
+FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence)
 FROM_COORDINATOR = (SendLog, Dismissed, WantStacks)
 MESSAGES: dict[str, type] = {
     "send log": SendLog,
@@ -103,5 +103,5 @@ MESSAGES: dict[str, type] = {
     "silent host": SilentHost,
     "want stacks": WantStacks,
     "stacks": Stacks,
-    "evidence": Evidence,
+    "evidence": PackedEvidence,
 }

@@ -91,7 +91,7 @@ def join(
             master_port=local.master.port if slots.master == "own" else None,
         )
 
-    def make(agreed: messages.Roster) -> LaunchPlan:
+    def make(agreed: messages.RosterMessage) -> LaunchPlan:
         nonlocal first_me
         assert local is not None  # else there was no offer
         roster = _roster(agreed, launcher, local)
@@ -142,7 +142,7 @@ def _warm(request: Request, terms: Terms) -> Callable[[], IsolatedCall] | None:
     return ask
 
 
-def _roster(agreed: messages.Roster, launcher: str, local: Roster) -> Roster:
+def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Roster:
     """Return the session's roster as planning knows it."""
     members = tuple(Member(one.host, one.ports, one.groups) for one in agreed.entries)
     me = [one.launcher for one in agreed.entries].index(launcher)

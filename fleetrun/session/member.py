@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.errors import RendezvousError
+from fleetrun.run.events import Elapsed
 from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
@@ -21,10 +22,10 @@ from fleetrun.session.messages import (
     Leave,
     Missing,
     Offer,
-    Ready,
+    Prepared,
     Redialing,
     Refused,
-    Roster,
+    RosterMessage,
     Start,
     Stop,
     Stopped,
@@ -75,12 +76,6 @@ class Heard(NamedTuple):
     at: float
 
 
-class Elapsed(NamedTuple):
-    """Time has passed."""
-
-    at: float
-
-
 class Offered(NamedTuple):
     """The host wants to take part in the next generation."""
 
@@ -122,7 +117,7 @@ class Quit(NamedTuple):
     at: float
 
 
-class Send(NamedTuple):
+class SendToCoordinator(NamedTuple):
     """Send a message to the coordinator."""
 
     message: FromMember
@@ -135,10 +130,10 @@ class Redial(NamedTuple):
 class Plan(NamedTuple):
     """Plan the generation; the answer is Planned."""
 
-    roster: Roster
+    roster: RosterMessage
 
 
-class Run(NamedTuple):
+class StartRanks(NamedTuple):
     """Start the ranks."""
 
 
@@ -186,10 +181,12 @@ Event: TypeAlias = (
     | RanksStopped
     | Quit
 )
-Action: TypeAlias = Send | Redial | Plan | Run | StopRanks | Kill | KillAt | Show | Conclude
+Action: TypeAlias = (
+    SendToCoordinator | Redial | Plan | StartRanks | StopRanks | Kill | KillAt | Show | Conclude
+)
 
 
-class State(NamedTuple):
+class MemberState(NamedTuple):
     """The state of this launcher."""
 
     terms: Terms
@@ -225,15 +222,17 @@ class State(NamedTuple):
     stood_still_s: float = 0.0
 
 
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
+Step: TypeAlias = tuple[MemberState, tuple[Action, ...]]
 
 
-def begin(terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool) -> State:
+def begin(
+    terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool
+) -> MemberState:
     """Return the state of a launcher that has no connection yet."""
-    return State(terms, launcher, coordinator, is_local, at + terms.heartbeat_s, alive_at=at)
+    return MemberState(terms, launcher, coordinator, is_local, at + terms.heartbeat_s, alive_at=at)
 
 
-def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
+def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
     """Return the state after EVENT, and what is to be done."""
     if state.phase == ENDED:
         return state, ()
@@ -263,16 +262,16 @@ def step(state: State, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - 
         case RanksStopped(failure=failure, at=at):
             return _stopped(state, failure, at)
         case Quit(failure=failure):
-            return state._replace(phase=ENDED), (Send(Leave(failure)),)
+            return state._replace(phase=ENDED), (SendToCoordinator(Leave(failure)),)
 
 
-def _say(state: State, message: FromMember, *more: Action) -> Step:
+def _say(state: MemberState, message: FromMember, *more: Action) -> Step:
     """Send MESSAGE; without a connection it is sent on the next one, see _connected."""
-    said = (Send(message),) if state.is_connected else ()
+    said = (SendToCoordinator(message),) if state.is_connected else ()
     return state, (*said, *more)
 
 
-def last_words(state: State, failure: Failure | None) -> tuple[FromMember, ...]:
+def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember, ...]:
     """Return the messages for a connection that is made after this launcher has left."""
     if state.offer is None or state.phase != JOINING:
         return ()
@@ -282,7 +281,7 @@ def last_words(state: State, failure: Failure | None) -> tuple[FromMember, ...]:
 # The connection -------------------------------------------------------------------------------
 
 
-def _connected(state: State, at: float) -> Step:
+def _connected(state: MemberState, at: float) -> Step:
     """Join, and send everything that the coordinator may not have received."""
     state = state._replace(is_connected=True, broken_at=None, unanswered=(), wake_at=at)
     if state.offer is None:
@@ -291,23 +290,23 @@ def _connected(state: State, at: float) -> Step:
     generation = state.generation - (state.phase == IDLE)
     said: list[FromMember] = [Join(PROTOCOL, state.launcher, generation, state.offer)]
     if state.phase in {READY, RUNNING, STOPPING}:
-        said.append(Ready(state.generation))
+        said.append(Prepared(state.generation))
     if state.is_done:
         said.append(Done(state.generation))
     if state.phase == STOPPED:
         said.append(Stopped(state.generation, state.failure))
     elif state.failure is not None:
         said.append(Failed(state.generation, state.failure))
-    return state, tuple(map(Send, said))
+    return state, tuple(map(SendToCoordinator, said))
 
 
-def _disconnected(state: State, at: float) -> Step:
+def _disconnected(state: MemberState, at: float) -> Step:
     state = state._replace(is_connected=False, broken_at=at, unanswered=())
     state = state._replace(wake_at=min(state.wake_at, at + state.terms.rejoin_s))
     return state, (Redial(),)
 
 
-def _gone(state: State, at: float, why: str) -> Step:
+def _gone(state: MemberState, at: float, why: str) -> Step:
     """Go on to the next generation under another coordinator, or end."""
     state = state._replace(is_connected=False, unanswered=(), broken_at=at - state.terms.rejoin_s)
     if why:
@@ -318,7 +317,7 @@ def _gone(state: State, at: float, why: str) -> Step:
     return (state if state.phase == ENDED else _set_alarm(state, at)), actions
 
 
-def _elapsed(state: State, at: float) -> Step:
+def _elapsed(state: MemberState, at: float) -> Step:
     """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
         return state._replace(wake_at=at + state.terms.heartbeat_timeout_s), ()
@@ -327,13 +326,13 @@ def _elapsed(state: State, at: float) -> Step:
     return _set_alarm(state, at), (*lost, *sent)
 
 
-def _beat(state: State, at: float) -> Step:
+def _beat(state: MemberState, at: float) -> Step:
     """Send a heartbeat, or look for another connection where none is answered."""
     terms = state.terms
     if not state.is_connected or state.offer is None or state.phase == ENDED:
         return state, ()
     if state.unanswered and at >= state.unanswered[0][1] + terms.unanswered_s:
-        parting = Send(Redialing(state.generation))
+        parting = SendToCoordinator(Redialing(state.generation))
         return state._replace(is_connected=False, unanswered=()), (parting, Redial())
     if state.unanswered and at < state.unanswered[-1][1] + terms.heartbeat_s:
         return state, ()
@@ -341,10 +340,10 @@ def _beat(state: State, at: float) -> Step:
         return state, ()
     number = state.number + 1
     state = state._replace(number=number, unanswered=(*state.unanswered, (number, at)))
-    return state, (Send(Heartbeat(number)),)
+    return state, (SendToCoordinator(Heartbeat(number)),)
 
 
-def _watch(state: State, at: float) -> Step:
+def _watch(state: MemberState, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
     terms = state.terms
     is_waiting = state.phase in {IDLE, JOINING}
@@ -367,7 +366,7 @@ def _watch(state: State, at: float) -> Step:
     return state, ()
 
 
-def _give_up(state: State, *, is_gone: bool) -> Step:
+def _give_up(state: MemberState, *, is_gone: bool) -> Step:
     """End without the coordinator."""
     where = state.offer.hostname if state.offer is not None else ""
     if state.stood_still_s:
@@ -396,17 +395,17 @@ def _give_up(state: State, *, is_gone: bool) -> Step:
     return _conclude(state, verdict)
 
 
-def _may_restart(state: State) -> bool:
+def _may_restart(state: MemberState) -> bool:
     return state.restarts < state.terms.max_restarts
 
 
-def _stood_still(state: State) -> str:
+def _stood_still(state: MemberState) -> str:
     """Return why the others have given this launcher up, which was stopped for a while."""
     stood_still = f"stood still for {state.stood_still_s:.0f} s (stopped, or without a processor)"
     return f"this launcher {stood_still}, and counts as lost"
 
 
-def _set_alarm(state: State, at: float) -> State:
+def _set_alarm(state: MemberState, at: float) -> MemberState:
     """Set when Elapsed is due."""
     terms = state.terms
     due = [at + terms.heartbeat_s]
@@ -425,7 +424,7 @@ def _set_alarm(state: State, at: float) -> State:
 # What the coordinator says --------------------------------------------------------------------
 
 
-def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: PLR0911 - one for each message
+def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # noqa: PLR0911 - one for each message
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
@@ -435,7 +434,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
             return _refused(state, why)
         case Verdict():
             return _judged(state, message)
-        case Roster() if state.phase == JOINING and message.generation >= state.generation:
+        case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
             # It has heard us since we joined; a newcomer's first generation may be a later one.
             state = state._replace(
                 phase=PLANNING,
@@ -445,10 +444,10 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
                 alive_at=max(state.alive_at, at),
             )
             return state, (Plan(message),)
-        case Roster() | Start() | Stop() if message.generation != state.generation:
+        case RosterMessage() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Start() if state.phase == READY:
-            return state._replace(phase=RUNNING), (*_kill_later(state), Run())
+            return state._replace(phase=RUNNING), (*_kill_later(state), StartRanks())
         case Stop(failure=failure) if state.phase == RUNNING:
             return state._replace(phase=STOPPING), (StopRanks(failure),)
         case Stop() if state.phase in {PLANNING, READY}:
@@ -459,7 +458,7 @@ def _heard(state: State, message: FromCoordinator, at: float) -> Step:  # noqa: 
             return state, ()
 
 
-def _missing(state: State, message: Missing, at: float) -> Step:
+def _missing(state: MemberState, message: Missing, at: float) -> Step:
     """Wait for a place as long as the coordinator is there."""
     if state.phase != JOINING:
         return state, ()
@@ -468,7 +467,7 @@ def _missing(state: State, message: Missing, at: float) -> Step:
     return _set_alarm(state, at), (Show(message),)
 
 
-def _acknowledged(state: State, number: int, at: float) -> Step:
+def _acknowledged(state: MemberState, number: int, at: float) -> Step:
     sent = [when for each, when in state.unanswered if each == number]
     if not sent:
         return state, ()
@@ -478,14 +477,14 @@ def _acknowledged(state: State, number: int, at: float) -> Step:
     return _set_alarm(state, at), _kill_later(state)
 
 
-def _kill_later(state: State) -> tuple[Action, ...]:
+def _kill_later(state: MemberState) -> tuple[Action, ...]:
     """Put off the death of the ranks, where the others may start again without this launcher."""
     if state.is_local or not state.terms.starts_again:
         return ()
     return (KillAt(state.alive_at + state.terms.guard_s),)
 
 
-def _refused(state: State, why: str) -> Step:
+def _refused(state: MemberState, why: str) -> Step:
     """End: the coordinator has refused this launcher."""
     is_early = state.phase in {IDLE, JOINING}
     code = RendezvousError.exit_code if is_early else LOST
@@ -495,7 +494,7 @@ def _refused(state: State, why: str) -> Step:
     return _end_for(state, failure)
 
 
-def _end_for(state: State, failure: Failure) -> Step:
+def _end_for(state: MemberState, failure: Failure) -> Step:
     """End because of FAILURE, which is this launcher's own alone; the ranks have to stop first."""
     verdict = Verdict(state.generation, "", failure, is_final=True)
     if state.phase == RUNNING:
@@ -506,7 +505,7 @@ def _end_for(state: State, failure: Failure) -> Step:
     return _conclude(state, verdict)
 
 
-def _judged(state: State, verdict: Verdict) -> Step:
+def _judged(state: MemberState, verdict: Verdict) -> Step:
     """Take the verdict; the ranks have to stop first."""
     # Of a generation in which this launcher had no place, only that it was the last is news.
     is_over = state.phase == JOINING and verdict.is_final
@@ -522,7 +521,7 @@ def _judged(state: State, verdict: Verdict) -> Step:
     return _conclude(state, verdict)
 
 
-def _conclude(state: State, verdict: Verdict) -> Step:
+def _conclude(state: MemberState, verdict: Verdict) -> Step:
     if verdict.is_final:
         return state._replace(phase=ENDED, verdict=verdict), (Conclude(verdict),)
     state = state._replace(
@@ -540,29 +539,29 @@ def _conclude(state: State, verdict: Verdict) -> Step:
 # What becomes of the ranks --------------------------------------------------------------------
 
 
-def _planned(state: State, failure: Failure | None) -> Step:
+def _planned(state: MemberState, failure: Failure | None) -> Step:
     if state.phase != PLANNING:
         return state, ()
     if failure is None:
-        return _say(state._replace(phase=READY), Ready(state.generation))
+        return _say(state._replace(phase=READY), Prepared(state.generation))
     state = state._replace(phase=STOPPED, failure=failure)
     return _say(state, Stopped(state.generation, failure))
 
 
-def _done(state: State) -> Step:
+def _done(state: MemberState) -> Step:
     if state.phase != RUNNING or state.is_done:
         return state, ()
     return _say(state._replace(is_done=True), Done(state.generation))
 
 
-def _were_killed(state: State, at: float) -> bool:
+def _were_killed(state: MemberState, at: float) -> bool:
     """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
     terms = state.terms
     is_late = bool(state.stood_still_s) and at >= state.alive_at + terms.guard_s
     return is_late and terms.starts_again and not state.is_local
 
 
-def _failed(state: State, failure: Failure, at: float) -> Step:
+def _failed(state: MemberState, failure: Failure, at: float) -> Step:
     if state.phase != RUNNING:
         return state, ()
     if _were_killed(state, at):
@@ -571,7 +570,7 @@ def _failed(state: State, failure: Failure, at: float) -> Step:
     return _say(state, Failed(state.generation, failure))
 
 
-def _stopped(state: State, failure: Failure | None, at: float) -> Step:
+def _stopped(state: MemberState, failure: Failure | None, at: float) -> Step:
     """Report that no rank runs here any more; the verdict follows."""
     if state.phase not in {RUNNING, STOPPING}:
         return state, ()

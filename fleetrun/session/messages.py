@@ -99,7 +99,7 @@ class Join(NamedTuple):
     offer: Offer
 
 
-class Ready(NamedTuple):
+class Prepared(NamedTuple):
     """It has planned the generation, and could start."""
 
     generation: int
@@ -170,7 +170,7 @@ class Entry(NamedTuple):
     attempt: int = 0
 
 
-class Roster(NamedTuple):
+class RosterMessage(NamedTuple):
     """The hosts of a generation, in the order of their ranks."""
 
     generation: int
@@ -210,13 +210,15 @@ class Acknowledged(NamedTuple):
     number: int
 
 
-FromMember: TypeAlias = Join | Ready | Done | Failed | Stopped | Heartbeat | Redialing | Leave
-FromCoordinator: TypeAlias = Refused | Missing | Roster | Start | Stop | Verdict | Acknowledged
+FromMember: TypeAlias = Join | Prepared | Done | Failed | Stopped | Heartbeat | Redialing | Leave
+FromCoordinator: TypeAlias = (
+    Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
+)
 
 # What each is called on the wire.
 MESSAGES: dict[str, type] = {
     "join": Join,
-    "ready": Ready,
+    "ready": Prepared,
     "done": Done,
     "failed": Failed,
     "stopped": Stopped,
@@ -225,11 +227,11 @@ MESSAGES: dict[str, type] = {
     "leave": Leave,
     "refused": Refused,
     "missing": Missing,
-    "roster": Roster,
+    "roster": RosterMessage,
     "start": Start,
     "stop": Stop,
     "verdict": Verdict,
     "acknowledged": Acknowledged,
 }
-FROM_MEMBER = (Join, Ready, Done, Failed, Stopped, Heartbeat, Redialing, Leave)
-FROM_COORDINATOR = (Refused, Missing, Roster, Start, Stop, Verdict, Acknowledged)
+FROM_MEMBER = (Join, Prepared, Done, Failed, Stopped, Heartbeat, Redialing, Leave)
+FROM_COORDINATOR = (Refused, Missing, RosterMessage, Start, Stop, Verdict, Acknowledged)

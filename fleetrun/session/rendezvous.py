@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.session.messages import Roster, Verdict
+    from fleetrun.session.messages import RosterMessage, Verdict
     from fleetrun.session.terms import Terms
 
     class Settled(Protocol):
@@ -57,7 +57,7 @@ class Rendezvous(Gathering):
         *,
         offer: Callable[[int], Offer],
         bare: Offer,
-        plan: Callable[[Roster], LaunchPlan],
+        plan: Callable[[RosterMessage], LaunchPlan],
         hide: Callable[[str], str],
         say: Callable[[str], None],
         terms: Terms,
@@ -256,7 +256,7 @@ class Rendezvous(Gathering):
 
     # What the session wants ---------------------------------------------------------------------
 
-    def plan(self, roster: Roster) -> None:
+    def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and say whether that is possible."""
         has_stood_by = self._until is None
         self._wait(self._prepare_s + _LATER_S)
@@ -266,7 +266,7 @@ class Rendezvous(Gathering):
         else:
             self._plan(roster)
 
-    def _plan_if_well(self, roster: Roster, trouble: str) -> None:
+    def _plan_if_well(self, roster: RosterMessage, trouble: str) -> None:
         """Plan, or let the others go on without this host because of TROUBLE."""
         trouble = trouble or self._cold
         if not trouble:
@@ -276,7 +276,7 @@ class Rendezvous(Gathering):
         host = self._bare.named()
         self._session.planned(Failure(host, what, RendezvousError.exit_code, is_departure=True))
 
-    def _plan(self, roster: Roster) -> None:
+    def _plan(self, roster: RosterMessage) -> None:
         fault = self._fault
         if fault is None:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session.messages import LOST, Failure, Offer, Verdict
 from fleetrun.session.seating import Host
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.session.jobrecord import JobRecord
-    from fleetrun.session.messages import FromCoordinator, FromMember, Roster, Stop
+    from fleetrun.session.messages import FromCoordinator, FromMember, RosterMessage, Stop
     from fleetrun.session.terms import Terms
 
 FORMING, PREPARING, RUNNING, STOPPING, ENDED = (
@@ -39,12 +40,6 @@ class Broken(NamedTuple):
     """A connection is no more."""
 
     connection: int
-    at: float
-
-
-class Elapsed(NamedTuple):
-    """Time has passed."""
-
     at: float
 
 
@@ -97,7 +92,7 @@ class State(NamedTuple):
     hosts: Mapping[str, Host] = {}
     connections: Mapping[int, str] = {}
     # Of this generation, once it stands, and its launchers.
-    roster: Roster | None = None
+    roster: RosterMessage | None = None
     seated: tuple[str, ...] = ()
     # Launchers that were left out of it, and how often the job has failed because of hosts whose
     # launchers are gone, by address and name.

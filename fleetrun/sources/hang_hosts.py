@@ -38,35 +38,35 @@ class Silence:
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
         # Seconds of silence at a moment, by node rank; None: it has no ranks that run.
-        self._told: dict[int, tuple[float | None, float]] = {}
+        self._reported: dict[int, tuple[float | None, float]] = {}
 
-    def tell(self, node_rank: int, silent_s: float | None, at: float) -> None:
+    def report(self, node_rank: int, silent_s: float | None, at: float) -> None:
         """Take what a host tells: 0 is life."""
-        self._told[node_rank] = (silent_s, at)
+        self._reported[node_rank] = (silent_s, at)
 
     def forget(self) -> None:
         """Begin again: the ranks are new, or have gone on."""
-        self._told.clear()
+        self._reported.clear()
 
     def of_all(self, nodes: Sequence[int], at: float) -> float:
         """Return for how long nothing has happened on any of NODES; 0: something has, or may have.
 
         >>> silence = Silence(10.0)
-        >>> silence.tell(0, 30.0, at=100.0)
+        >>> silence.report(0, 30.0, at=100.0)
         >>> silence.of_all([0, 1], at=101.0)
         0.0
-        >>> silence.tell(1, None, at=100.5)
+        >>> silence.report(1, None, at=100.5)
         >>> silence.of_all([0, 1], at=101.0)
         31.0
         """
         found: list[float] = []
         for node_rank in nodes:
-            silent_s, told_at = self._told.get(node_rank, (0.0, at))
+            silent_s, reported_at = self._reported.get(node_rank, (0.0, at))
             if silent_s is None:
                 continue
-            if not silent_s or at - told_at > self._fresh_s:
+            if not silent_s or at - reported_at > self._fresh_s:
                 return 0.0
-            found.append(silent_s + at - told_at)
+            found.append(silent_s + at - reported_at)
         return min(found, default=0.0)
 
 
@@ -82,7 +82,7 @@ class HangOfHosts:
         self._awaited: set[int] | None = None
         self._stacks: dict[int, Stacks] = {}
         self._silent_s = 0.0
-        self._has_told_silence = False
+        self._has_reported_silence = False
 
     def open(
         self,
@@ -94,7 +94,7 @@ class HangOfHosts:
         """Begin; COLLECT fetches the stacks here, and `collected` is the answer."""
         self._waiting = waiting
         self._declare = declare
-        self._session.hearers[SilentHost] = self._hear
+        self._session.hearers[SilentHost] = self._receive
         self._session.hearers[WantStacks] = lambda _, message: collect(message.seconds)
         self._session.hearers[Stacks] = self._take
 
@@ -103,15 +103,15 @@ class HangOfHosts:
         self._plan = plan
         self._silence.forget()
         self._awaited = None
-        self._has_told_silence = False
+        self._has_reported_silence = False
 
     # What the watch of this host finds ------------------------------------------------------------
 
-    def tell(self, silent_s: float | None) -> None:
+    def report(self, silent_s: float | None) -> None:
         """Tell how long the ranks here have been silent; 0 is life, None that none runs."""
-        if silent_s == 0.0 and not self._has_told_silence:
+        if silent_s == 0.0 and not self._has_reported_silence:
             return
-        self._has_told_silence = silent_s != 0.0
+        self._has_reported_silence = silent_s != 0.0
         self._session.to_coordinator(
             SilentHost(self._plan.generation, silent_s or 0.0, has_ranks=silent_s is not None)
         )
@@ -153,12 +153,12 @@ class HangOfHosts:
     def _nodes(self) -> tuple[int, ...]:
         return (self._plan.node_rank, *self._session.connected())
 
-    def _hear(self, node_rank: int, message: SilentHost) -> None:
+    def _receive(self, node_rank: int, message: SilentHost) -> None:
         if message.generation != self._plan.generation:
             return
         now = time.monotonic()
         silent_s = message.seconds if message.has_ranks else None
-        self._silence.tell(node_rank, silent_s, now)
+        self._silence.report(node_rank, silent_s, now)
         nodes = self._nodes()
         if self._awaited is not None or len(nodes) < len(self._plan.nodes):
             # Who is cut off for a moment may be alive.

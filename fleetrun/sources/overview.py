@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD, FieldEvidence
-from fleetrun.run.events import Judged, Verdict
+from fleetrun.run.events import Judged, SharedVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def judge(
             found.setdefault(key, []).append(who)
             first.setdefault(key, knob)
     verdicts = [
-        Verdict(tuple(who), one.name, one.asked, one.in_effect, one.status, one.why)
+        SharedVerdict(tuple(who), one.name, one.asked, one.in_effect, one.status, one.why)
         for key, who in found.items()
         for one in (first[key],)
     ]
@@ -91,11 +91,11 @@ def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) 
     )
 
 
-def as_sentence(one: Verdict) -> str:
+def as_sentence(one: SharedVerdict) -> str:
     """Return the status of a field as a sentence without its full stop.
 
-    >>> as_sentence(Verdict(("rank 0",), "dgc", "true", "", "refused", "Paddle 3.3 has none."))
-    'dgc is refused: Paddle 3.3 has none'
+    >>> as_sentence(SharedVerdict(("rank 0",), "dgc", "true", "", "refused", "Paddle has none."))
+    'dgc is refused: Paddle has none'
     """
     # Not what was counted, which tells nothing where there is no effect.
     why = f": {one.why.rstrip('.')}" if one.why else ""

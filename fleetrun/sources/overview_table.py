@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fleetrun.records.strategyfiles import GradientCounts, RankEvidence, StrategyDocument
-    from fleetrun.run.events import Judged, Verdict
+    from fleetrun.run.events import Judged, SharedVerdict
 
 _SHOWN = {
     "no_effect": "NO EFFECT",
@@ -78,7 +78,7 @@ def table(
     return "\n".join([first, *(_GAP + line for line in lines)])
 
 
-def _rows(shown: Sequence[Verdict], room: int) -> list[str]:
+def _rows(shown: Sequence[SharedVerdict], room: int) -> list[str]:
     """Set the fields in columns; the evidence last, or below where there is no room beside."""
     if not shown:
         return []
@@ -192,7 +192,7 @@ def _ranks(group: Sequence[int]) -> str:
     return said.partition(" ")[2].replace(", ", "+")
 
 
-def _difference(one: Verdict, main: Verdict) -> str:
+def _difference(one: SharedVerdict, main: SharedVerdict) -> str:
     """Return how a field is on some ranks, where it is otherwise on the first."""
     verb = "differs" if len(one.labels) == 1 else "differ"
     who = f"{_sentence(listed(one.labels))} {verb} from {listed(main.labels)}"

@@ -240,7 +240,7 @@ class Proof(Source):
         for process, trainer in self._trainers.items():
             text = trainer.look()
             if text is not None and self._hosts is not None and not self._judges:
-                self._hosts.tell(self._places[process], text, has_ended=trainer.has_ended)
+                self._hosts.report(self._places[process], text, has_ended=trainer.has_ended)
 
     def _declare_verdicts(self, process: int) -> None:
         """Tell the host that judges the last word of a rank, whatever it has heard before."""
@@ -250,7 +250,7 @@ class Proof(Source):
             trainer = self._trainers[process]
             trainer.look()
             text = reading.content(trainer.path)
-            self._hosts.tell(self._places[process], text, has_ended=True)
+            self._hosts.report(self._places[process], text, has_ended=True)
 
     def _take(self, _generation: int, place: int, text: bytes | None, has_ended: bool) -> None:  # noqa: FBT001 - as a message has it
         """Take what another host tells of its rank."""

@@ -7,7 +7,7 @@ import binascii
 import zlib
 from typing import TYPE_CHECKING
 
-from fleetrun.session.exchange import Evidence
+from fleetrun.session.exchange import PackedEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class ProofOfHosts:
         Ranks are counted as in the plan, which this host must have of the same generation.
         """
 
-        def hear(node_rank: int, message: Evidence) -> None:
+        def receive(node_rank: int, message: PackedEvidence) -> None:
             ranks = self._plan.ranks
             if (
                 message.generation == self._plan.generation
@@ -46,18 +46,18 @@ class ProofOfHosts:
                 text = _unpacked(message.packed)
                 take(message.generation, message.process, text, message.has_ended)
 
-        self._session.hearers[Evidence] = hear
+        self._session.hearers[PackedEvidence] = receive
 
     def begin(self, plan: LaunchPlan) -> None:
         """Know the ranks of a generation."""
         self._plan = plan
 
-    def tell(self, process: int, text: bytes | None, *, has_ended: bool) -> None:
+    def report(self, process: int, text: bytes | None, *, has_ended: bool) -> None:
         """Send the evidence TEXT of a rank."""
         packed = base64.b64encode(zlib.compress(text)).decode("ascii") if text else ""
         if len(packed) > _LONGEST_PACKED:
             packed = ""
-        message = Evidence(self._plan.generation, process, has_ended, packed)
+        message = PackedEvidence(self._plan.generation, process, has_ended, packed)
         self._session.to_coordinator(message)
 
 

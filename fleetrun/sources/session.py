@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Cause, Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
-    from fleetrun.session.messages import Roster, Verdict
+    from fleetrun.session.messages import RosterMessage, Verdict
     from fleetrun.sources.session_end import SessionEnd
 
 _REMARK_S = 5.0
@@ -183,7 +183,7 @@ class JobSession(Source):
 
     # What comes in ------------------------------------------------------------------------------
 
-    def plan(self, roster: Roster) -> None:
+    def plan(self, roster: RosterMessage) -> None:
         """Plan nothing: generations are planned by the gathering."""
 
     def run(self) -> None:

@@ -280,7 +280,7 @@ class Watch(Source):
         def conclude() -> None:
             if self._hosts is not None:
                 self._silent_samples = signs
-                self._hosts.tell(silence_s)
+                self._hosts.report(silence_s)
                 return
             self._collect(
                 f"nothing has happened for {silence_s:.0f} s",
@@ -439,7 +439,7 @@ class Watch(Source):
 
     def _report_silence(self, silent_s: float | None) -> None:
         if self._hosts is not None:
-            self._hosts.tell(silent_s)
+            self._hosts.report(silent_s)
 
     def _collect_for_all(self, silence_s: float) -> None:
         """Fetch the stacks, and tell the coordinator's host where the ranks here stand."""

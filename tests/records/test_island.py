@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import fleetrun
+from fleetrun.inject import after_update
 from fleetrun.inject import evidence as island
-from fleetrun.inject import progress
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.postmortem import stacks
 from fleetrun.records import names, strategyfiles, variables
@@ -102,5 +102,5 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
 def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.heartbeat("0")
     proof = island.Evidence(str(tmp_path / names.evidence("0")), StrategySpec({}, {}, {}))
-    progress._Heartbeat(str(path), proof).beat(None, 12)
+    after_update._HeartbeatFile(str(path), proof).beat(None, 12)
     assert read_step(str(path)) == 12

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fleetrun.session.authentication import (
     LONGEST_HANDSHAKE,
     MAC_BYTES,
+    AuthenticationError,
     Handshake,
     Key,
-    Refused,
     Seal,
 )
 from fleetrun.session.codec import Malformed
@@ -63,7 +63,7 @@ def test_two_that_know_the_key_agree(token: str | None) -> None:
     ],
 )
 def test_another_key_is_refused_with_the_reason(caller: Key, listener: Key, why: str) -> None:
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(AuthenticationError, match=why):
         meet(caller, listener)
 
 
@@ -72,16 +72,18 @@ def test_a_caller_learns_why_from_a_listener_that_refuses_it() -> None:
         Handshake(Key("job", "a"), is_caller=True),
         Handshake(Key("job"), is_caller=False),
     )
-    with pytest.raises(Refused, match="its fleetrun has a token") as refused:
+    with pytest.raises(AuthenticationError, match="its fleetrun has a token") as refused:
         listener.feed(caller.begin() or b"")
     assert refused.value.answer is not None
-    with pytest.raises(Refused, match="its fleetrun has no token"):
+    with pytest.raises(AuthenticationError, match="its fleetrun has no token"):
         caller.feed(refused.value.answer)
 
 
 def test_another_version_is_named() -> None:
     introduction = json.dumps({"fleetrun": 1, "nonce": "0" * 32, "token": True})
-    with pytest.raises(Refused, match="speaks version 1 of the session's wire, and this one 2"):
+    with pytest.raises(
+        AuthenticationError, match="speaks version 1 of the session's wire, and this one 2"
+    ):
         Handshake(KEY, is_caller=False).feed(introduction.encode())
 
 
@@ -93,7 +95,7 @@ def test_a_handshake_cannot_be_replayed() -> None:
     assert listener.seals is not None
     again = Handshake(KEY, is_caller=False)
     again.feed(introduction)
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         again.feed(proof)
 
 
@@ -101,7 +103,7 @@ def test_a_proof_cannot_be_sent_back() -> None:
     """A stranger that shows the listener its own proof knows nothing."""
     listener = Handshake(KEY, is_caller=False)
     answer = json.loads(listener.feed(Handshake(KEY, is_caller=True).begin() or b"") or b"")
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         listener.feed(json.dumps({"proof": answer["proof"]}).encode())
 
 
@@ -111,10 +113,10 @@ def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
     sealed = seals(caller)[0].put(roster)
     for changed in (sealed[:-1] + b"s", sealed[:-1], b"\0" + sealed[1:]):
         _, other = meet(KEY, KEY)
-        with pytest.raises(Refused):
+        with pytest.raises(AuthenticationError):
             seals(other)[1].take(changed)
     assert seals(listener)[1].take(sealed) == roster
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         seals(listener)[1].take(sealed)
     # The same one to the next host is another frame.
     assert seals(meet(KEY, KEY)[0])[0].put(roster) != sealed
@@ -123,18 +125,18 @@ def test_a_long_frame_is_as_safe_as_a_short_one() -> None:
 def test_a_sealed_frame_counts_once_in_its_place_and_direction() -> None:
     caller, listener = meet(KEY, KEY)
     first, second = seals(caller)[0].put(b"one"), seals(caller)[0].put(b"two")
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         seals(listener)[1].take(second)
     caller, listener = meet(KEY, KEY)
     first = seals(caller)[0].put(b"one")
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         # Sent back to who sent it.
         seals(caller)[1].take(first)
     assert seals(listener)[1].take(first) == b"one"
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         seals(listener)[1].take(first)
     _, other = meet(KEY, KEY)
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         seals(other)[1].take(first)
 
 
@@ -145,7 +147,7 @@ def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.Data
     sealed = bytearray(seals(caller)[0].put(payload))
     assert len(sealed) == len(payload) + MAC_BYTES
     sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationError):
         seals(listener)[1].take(bytes(sealed))
 
 
@@ -154,7 +156,7 @@ def test_a_sealed_frame_that_is_changed_is_refused(payload: bytes, data: st.Data
 def test_no_bytes_are_a_handshake(payloads: list[bytes], is_caller: bool) -> None:
     end = Handshake(KEY, is_caller=is_caller)
     for payload in payloads:
-        with pytest.raises((Malformed, Refused)):
+        with pytest.raises((Malformed, AuthenticationError)):
             end.feed(payload)
     assert end.seals is None
 
@@ -177,7 +179,7 @@ def test_who_does_not_know_the_key_gets_nowhere(
     is_caller: bool,
 ) -> None:
     end = Handshake(KEY, is_caller=is_caller)
-    with suppress(Malformed, Refused):
+    with suppress(Malformed, AuthenticationError):
         for value in values:
             end.feed(json.dumps(value).encode())
     assert end.seals is None

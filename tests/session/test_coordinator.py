@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, state
 from fleetrun.session.codec import Codec
 from fleetrun.session.messages import (
@@ -18,16 +19,16 @@ from fleetrun.session.messages import (
     Leave,
     Missing,
     Offer,
-    Ready,
+    Prepared,
     Redialing,
     Refused,
-    Roster,
+    RosterMessage,
     Start,
     Stop,
     Stopped,
     Verdict,
 )
-from fleetrun.session.state import Broken, Elapsed, Received, Send
+from fleetrun.session.state import Broken, Received, Send
 from fleetrun.session.terms import Terms
 
 
@@ -97,7 +98,7 @@ class Session:
         for number in numbers:
             self.join(number)
         for number in numbers:
-            self.say(number, Ready(self.generation))
+            self.say(number, Prepared(self.generation))
         assert self.state.phase == state.RUNNING
 
     def wait(self, seconds: float, *alive: int) -> None:
@@ -132,7 +133,7 @@ def test_the_roster_comes_when_all_are_there_the_master_first_the_rest_by_addres
     for number in (12, 0, 2):
         one.join(number)
     roster = one.last(2)
-    assert isinstance(roster, Roster)
+    assert isinstance(roster, RosterMessage)
     assert [entry.host for entry in roster.entries] == ["10.0.0.1", "10.0.0.2", "10.0.0.12"]
 
 
@@ -142,7 +143,7 @@ def test_given_ranks_come_before_addresses() -> None:
     one.join(2)
     one.join(3, rank=0)
     roster = one.last(3)
-    assert isinstance(roster, Roster)
+    assert isinstance(roster, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-3", "node-2", "node-0"]
 
 
@@ -150,9 +151,9 @@ def test_nobody_starts_before_all_are_ready() -> None:
     one = Session(2)
     one.join(0)
     one.join(2)
-    one.say(0, Ready(0))
-    assert isinstance(one.last(0), Roster)
-    one.say(2, Ready(0))
+    one.say(0, Prepared(0))
+    assert isinstance(one.last(0), RosterMessage)
+    one.say(2, Prepared(0))
     assert one.last(0) == one.last(2) == Start(0)
 
 
@@ -215,7 +216,7 @@ def test_a_connection_that_comes_back_is_told_what_it_has_missed() -> None:
     one.feed(Broken(2, one.now))
     one.say(0, Failed(0, failure(0)))
     one.join(5, name="launcher 2")
-    assert [type(told) for told in one.sent[5]] == [Roster, Stop]
+    assert [type(told) for told in one.sent[5]] == [RosterMessage, Stop]
     one.say(5, Stopped(0, None))
     one.say(0, Stopped(0, failure(0)))
     assert one.verdict(5).failure == failure(0)
@@ -324,7 +325,7 @@ def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> 
     one.join(2)
     one.wait(31.0, 0, 2)
     for number in (0, 2):
-        one.say(number, Ready(0))
+        one.say(number, Prepared(0))
     one.join(5)
     told = one.last(5)
     assert isinstance(told, Missing)
@@ -340,7 +341,7 @@ def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> 
     for number in (0, 2):
         one.join(number)
     roster = one.last(5)
-    assert isinstance(roster, Roster)
+    assert isinstance(roster, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2", "node-5"]
     assert (roster.generation, roster.restarts) == (1, 0)
 
@@ -351,7 +352,7 @@ def test_a_job_that_is_done_in_part_is_not_begun_again_for_a_newcomer() -> None:
     one.join(2)
     one.wait(31.0, 0, 2)
     for number in (0, 2):
-        one.say(number, Ready(0))
+        one.say(number, Prepared(0))
     one.say(2, Done(0))
     one.join(5)
     one.wait(60.0, 0, 2, 5)
@@ -373,7 +374,7 @@ def test_a_host_that_departs_is_not_waited_for() -> None:
         one.join(number)
     one.say(3, Leave(asked))
     roster = one.last(2)
-    assert isinstance(roster, Roster)
+    assert isinstance(roster, RosterMessage)
     assert [entry.hostname for entry in roster.entries] == ["node-0", "node-2"]
 
 
@@ -437,7 +438,7 @@ def test_a_newcomer_of_a_taken_rank_does_not_end_a_job_that_starts_again() -> No
     one.join(2, rank=1)
     one.wait(31.0, 0, 2)
     for number in (0, 2):
-        one.say(number, Ready(0))
+        one.say(number, Prepared(0))
     one.say(0, Failed(0, Failure("node-0", "asked", 101, is_departure=True)))
     for number in (0, 2):
         one.say(number, Stopped(0, None))
@@ -474,9 +475,9 @@ def test_planning_has_a_time_of_its_own_after_the_last_host_came() -> None:
     one.join(0)
     one.wait(59.5, 0)
     one.join(2)
-    one.say(0, Ready(0))
+    one.say(0, Prepared(0))
     one.wait(20.0, 0, 2)
-    one.say(2, Ready(0))
+    one.say(2, Prepared(0))
     assert one.last(2) == Start(0)
 
 
@@ -555,7 +556,7 @@ def failed(one: Session, who: int, *others: int) -> None:
 def hosts_of(one: Session, number: int) -> list[str]:
     """Return the hosts of the roster that NUMBER was told last."""
     told = one.last(number)
-    assert isinstance(told, Roster)
+    assert isinstance(told, RosterMessage)
     return [entry.hostname for entry in told.entries]
 
 
@@ -572,7 +573,7 @@ def test_a_host_that_is_not_well_stays_out_while_another_can_take_its_place() ->
     assert told.stands_by
     assert told.remarks == ("10.0.0.1 (node-1) stays out: the disk of its logs is full",)
     roster = one.last(2)
-    assert isinstance(roster, Roster)
+    assert isinstance(roster, RosterMessage)
     assert roster.remarks == told.remarks
 
 
@@ -584,7 +585,7 @@ def test_an_elastic_job_goes_on_with_fewer_hosts_that_are_well_and_with_others_i
         one.join(number, trouble="" if number == 0 else f"trouble {number}")
     assert hosts_of(one, 0) == ["node-0", "node-2"]
     for number in (0, 2):
-        one.say(number, Ready(1))
+        one.say(number, Prepared(1))
     # Who was left out is no newcomer for whom all would start again.
     one.wait(120.0, 0, 1, 2)
     assert one.state.phase == state.RUNNING
@@ -616,5 +617,5 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
         one.join(1, name=name)
         one.join(0)
         for number in (0, 1):
-            one.say(number, Ready(one.generation))
+            one.say(number, Prepared(one.generation))
     assert one.state.hosts["again"].strikes == 2

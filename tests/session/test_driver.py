@@ -10,7 +10,7 @@ from wire import turn_until
 
 from fleetrun.run.loop import Loop
 from fleetrun.session.driver import Meeting, Session
-from fleetrun.session.messages import Failure, Offer, Roster, Verdict
+from fleetrun.session.messages import Failure, Offer, RosterMessage, Verdict
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.verdicts: list[Verdict] = []
-        self.rosters: list[Roster] = []
+        self.rosters: list[RosterMessage] = []
 
-    def plan(self, roster: Roster) -> None:
+    def plan(self, roster: RosterMessage) -> None:
         """Keep the roster."""
         self.rosters.append(roster)
 

@@ -122,7 +122,7 @@ def test_who_comes_second_follows_until_the_place_is_free_and_goes_on_with_the_j
 ) -> None:
     lab.election.seek()
     lab.answer((jobrecord.write(OTHER), 5, "", 0, "10.0.0.1"))
-    assert lab.did() == [("follow", OTHER)]
+    assert (lab.did(), lab.election.leader) == ([("follow",)], OTHER)
     lab.election.connected()
     lab.election.take_part()
     lab.pass_time(60.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetrun.session import host_ends, state
-from fleetrun.session.messages import Entry, Failure, Roster, Verdict
+from fleetrun.session.messages import Entry, Failure, RosterMessage, Verdict
 from fleetrun.session.terms import Terms
 
 ENTRIES = tuple(
@@ -15,7 +15,7 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
     first = Failure("10.0.0.1", "rank 2 exited with 7", 7)
     victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
     told = state.begin(Terms(4, 4), 0.0)._replace(
-        roster=Roster(0, 0, ENTRIES),
+        roster=RosterMessage(0, 0, ENTRIES),
         reports=(state.Report(1.0, "l1", first), state.Report(1.1, "l2", victim)),
         verdict=Verdict(0, "l1", first, is_final=True),
     )

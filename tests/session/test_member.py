@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session import member
 from fleetrun.session.messages import (
     Failed,
     Failure,
     Offer,
     Redialing,
-    Roster,
+    RosterMessage,
     Start,
     Stopped,
     Verdict,
@@ -31,7 +32,7 @@ class Launcher:
         for event in (
             member.Connected(self.now),
             member.Offered(OFFER, self.now),
-            member.Heard(Roster(0, 0, ()), self.now),
+            member.Heard(RosterMessage(0, 0, ()), self.now),
             member.Planned(self.now),
             member.Heard(Start(0), self.now),
         ):
@@ -48,11 +49,11 @@ class Launcher:
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, max(self.now + 0.01, self.state.wake_at))
-            self.feed(member.Elapsed(self.now))
+            self.feed(Elapsed(self.now))
 
     def said(self) -> list[object]:
         """Return what it has sent."""
-        return [one.message for one in self.done if isinstance(one, member.Send)]
+        return [one.message for one in self.done if isinstance(one, member.SendToCoordinator)]
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdicts with which it has ended."""

@@ -11,7 +11,15 @@ from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
 from fleetrun.session import health as checks
 from fleetrun.session.codec import Codec
-from fleetrun.session.messages import MESSAGES, Failure, Leave, Offer, Roster, Stopped, Verdict
+from fleetrun.session.messages import (
+    MESSAGES,
+    Failure,
+    Leave,
+    Offer,
+    RosterMessage,
+    Stopped,
+    Verdict,
+)
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.terms import Terms
 
@@ -26,7 +34,7 @@ BARE = Offer("10.0.0.1", "node-1", 7, (), ())
 
 def rendezvous(
     told: Told,
-    plan: Callable[[Roster], LaunchPlan],
+    plan: Callable[[RosterMessage], LaunchPlan],
     spares: int = 0,
     health: Callable[[], IsolatedCall] | None = None,
     warm: Callable[[], IsolatedCall] | None = None,
@@ -69,13 +77,13 @@ class Told:
 
 
 def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
-    def plan(_roster: Roster) -> LaunchPlan:
+    def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault(f"None of {'node, ' * 10_000} is here.")
 
     told, codec, loop = Told(), Codec(MESSAGES), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(Roster(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, ()))
     loop.close()
     (failure,) = told.failures
     assert failure is not None
@@ -85,13 +93,13 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
 
 
 def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
-    def plan(_roster: Roster) -> LaunchPlan:
+    def plan(_roster: RosterMessage) -> LaunchPlan:
         raise EnvironmentFault("--env=DB_PASSWORD=hunter2 is wrong.")
 
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(Roster(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, ()))
     gathering.conclude(Verdict(0, "", Failure("node-1", "failed", 3), is_final=True))
     loop.close()
     assert [failure and failure.what for failure in told.failures] == [
@@ -101,13 +109,13 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
 
 
 def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
-    def plan(_roster: Roster) -> LaunchPlan:
+    def plan(_roster: RosterMessage) -> LaunchPlan:
         return cast("LaunchPlan", ())
 
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(Roster(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, ()))
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
     gathering.conclude(Verdict(0, "other", lost, is_final=False))
     loop.close()
@@ -136,7 +144,7 @@ def _well() -> IsolatedCall:
 def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=_well, warm=_well)
-    gathering.plan(Roster(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, ()))
     assert not told.failures
     turn_until(loop, lambda: told.failures)
     gathering._abandon()
@@ -147,7 +155,7 @@ def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
 def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=lambda: IsolatedCall(lambda: "its disk is full"))
-    gathering.plan(Roster(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, ()))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None
@@ -156,7 +164,7 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     turn_until(loop, lambda: told.offers == 2)
     assert told.troubles == ["", "its disk is full"]
     # Where it is wanted all the same, it takes part.
-    gathering.plan(Roster(2, 0, ()))
+    gathering.plan(RosterMessage(2, 0, ()))
     assert told.failures[1:] == [None]
     gathering._abandon()
     loop.close()
@@ -172,7 +180,7 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
     )
     turn_until(loop, lambda: len(told.said) > 1)
     assert "No module named 'no_paddle'" in told.said[1]
-    gathering.plan(Roster(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, ()))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fleetrun.run.events import Elapsed
 from fleetrun.session import member
 from fleetrun.session.member import (
     Conclude,
     Connected,
     Disconnected,
-    Elapsed,
     Heard,
     Kill,
     KillAt,
@@ -15,7 +15,7 @@ from fleetrun.session.member import (
     Planned,
     RanksFailed,
     RanksStopped,
-    Send,
+    SendToCoordinator,
     StopRanks,
 )
 from fleetrun.session.messages import (
@@ -25,7 +25,7 @@ from fleetrun.session.messages import (
     Failure,
     Offer,
     Refused,
-    Roster,
+    RosterMessage,
     Start,
 )
 from fleetrun.session.terms import Terms
@@ -41,7 +41,7 @@ class Launcher:
         self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=False)
         offer = Offer("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
-        roster = Roster(0, 0, (entry, entry._replace(launcher="first", host="10.0.0.1")))
+        roster = RosterMessage(0, 0, (entry, entry._replace(launcher="first", host="10.0.0.1")))
         for event in (
             Connected(0.1),
             Offered(offer, 0.2),
@@ -140,6 +140,7 @@ def test_one_that_runs_but_hears_nothing_was_cut_off() -> None:
 def test_one_that_is_answered_late_does_not_end_a_job_that_can_do_without_it() -> None:
     one = Launcher(Terms(1, 2, heartbeat_timeout_s=10.0))
     one.feed(Elapsed(one.beat(60.0) + 7.5))
-    (said,) = [action.message for action in one.done if isinstance(action, Send)][-2:-1]
+    sent = [action.message for action in one.done if isinstance(action, SendToCoordinator)]
+    said = sent[-2]
     assert isinstance(said, Failed)
     assert said.failure.is_departure

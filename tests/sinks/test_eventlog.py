@@ -31,11 +31,11 @@ from fleetrun.run.events import (
     PeersDone,
     Ready,
     Refuted,
+    SharedVerdict,
     SignalAll,
     SourceFailed,
     StacksWanted,
     Started,
-    Verdict,
 )
 from fleetrun.run.loop import Loop
 from fleetrun.sinks.eventlog import EventLog
@@ -64,7 +64,7 @@ def all_kinds(plan: LaunchPlan) -> list[Happening]:
         Noticed("stopped", "rank 3 \udcff is stopped.", 1.5, ("rank 3",)),
         StacksWanted(1.6),
         Hung(30.0, 1.7, ((("rank 3",), "train.py:1"),), ("rank 3",), "stacks.*.txt"),
-        Judged((Verdict(("rank 3",), "amp", "true", "", "no_word"),), 1.8, ("rank 3",)),
+        Judged((SharedVerdict(("rank 3",), "amp", "true", "", "no_word"),), 1.8, ("rank 3",)),
         Refuted(("rank 3 left no evidence",), 1.9),
         PeerFailed("10.0.0.2", "server 1 exited with 7", 7, 1.9),
         PeersDone(1.9),

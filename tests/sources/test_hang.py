@@ -216,7 +216,7 @@ def test_a_new_set_of_ranks_begins_anew() -> None:
     assert comparison.see({0: 30.0, 1: 0.0, 2: 0.0}, 30.0) is None
 
 
-def running(*, max_restarts: int = 0) -> tuple[policy.State, Rules]:
+def running(*, max_restarts: int = 0) -> tuple[policy.PolicyState, Rules]:
     rules = Rules(max_restarts=max_restarts)
     state, _ = policy.begin(0.0, 1.0)
     state, _ = policy.step(state, Gathered(0, generation([True, True]), 0.0), Rules())

@@ -97,9 +97,9 @@ def plan(folder: Path, node_rank: int) -> LaunchPlan:
 
 def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.hosts[0].tell(30.0)
+    job.hosts[0].report(30.0)
     assert job.asked == []
-    job.hosts[1].tell(30.0)
+    job.hosts[1].report(30.0)
     assert sorted(job.asked) == [0, 1]
     (hung,) = job.found
     assert hung.odd == ("rank 3",)
@@ -116,34 +116,34 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
 def test_a_host_that_works_lets_the_others_wait(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for _ in range(3):
-        job.hosts[0].tell(30.0)
-        job.hosts[1].tell(0.0)
-    job.hosts[1].tell(30.0)
-    job.hosts[1].tell(0.0)
+        job.hosts[0].report(30.0)
+        job.hosts[1].report(0.0)
+    job.hosts[1].report(30.0)
+    job.hosts[1].report(0.0)
     job.found.clear()
-    job.hosts[0].tell(30.0)
+    job.hosts[0].report(30.0)
     assert job.found == []
 
 
 def test_a_host_without_ranks_has_no_say(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    job.hosts[1].tell(None)
-    job.hosts[0].tell(30.0)
+    job.hosts[1].report(None)
+    job.hosts[0].report(30.0)
     assert len(job.found) == 1
 
 
 def test_nobody_judges_while_a_host_is_cut_off(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.others = ()
-    job.hosts[0].tell(30.0)
+    job.hosts[0].report(30.0)
     assert job.asked == []
 
 
 def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.went_on = 1
-    job.hosts[0].tell(30.0)
-    job.hosts[1].tell(30.0)
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
     assert job.asked
     assert job.found == []
     assert job.alarms.set == {}
@@ -152,8 +152,8 @@ def test_a_rank_that_goes_on_meanwhile_ends_the_suspicion(tmp_path: Path) -> Non
 def test_a_host_that_does_not_answer_is_judged_without(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.wires[1].hearers = {kind: lambda *_: None for kind in job.wires[1].hearers}
-    job.hosts[0].tell(30.0)
-    job.hosts[1].tell(30.0)
+    job.hosts[0].report(30.0)
+    job.hosts[1].report(30.0)
     assert job.found == []
     assert job.alarms.ring("stacks")
     assert len(job.found) == 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.model import Endpoint, RankSpec
-from fleetrun.session.exchange import Evidence
+from fleetrun.session.exchange import PackedEvidence
 from fleetrun.sources.proof_hosts import ProofOfHosts
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
 
 
-def hosts() -> tuple[ProofOfHosts, Callable[[int, Evidence], None], list[tuple[int, bytes | None]]]:
+def hosts() -> tuple[
+    ProofOfHosts, Callable[[int, PackedEvidence], None], list[tuple[int, bytes | None]]
+]:
     """Return what judges for two hosts of two ranks, what hears, and what is taken."""
     hearers: dict[type, Callable[[int, Any], None]] = {}
-    sent: list[Evidence] = []
+    sent: list[PackedEvidence] = []
     session = SimpleNamespace(hearers=hearers, serves=True, to_coordinator=sent.append)
     ranks = tuple(
         RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 1)) for rank in range(4)
@@ -33,7 +35,7 @@ def hosts() -> tuple[ProofOfHosts, Callable[[int, Evidence], None], list[tuple[i
     made.begin(cast("LaunchPlan", SimpleNamespace(generation=3, node_rank=0, ranks=ranks)))
     taken: list[tuple[int, bytes | None]] = []
     made.open(lambda _generation, place, text, _has_ended: taken.append((place, text)))
-    return made, hearers[Evidence], taken
+    return made, hearers[PackedEvidence], taken
 
 
 def packed(text: bytes) -> str:
@@ -44,12 +46,12 @@ def test_a_host_speaks_for_its_own_ranks_of_this_generation() -> None:
     _, hear, taken = hosts()
     good = packed(b"{}")
     for node_rank, message in (
-        (1, Evidence(3, 2, has_ended=True, packed=good)),
-        (1, Evidence(3, 0, has_ended=True, packed=good)),
-        (1, Evidence(2, 2, has_ended=True, packed=good)),
-        (1, Evidence(3, 99, has_ended=True, packed=good)),
-        (1, Evidence(3, -1, has_ended=True, packed=good)),
-        (0, Evidence(3, 0, has_ended=True, packed=good)),
+        (1, PackedEvidence(3, 2, has_ended=True, packed=good)),
+        (1, PackedEvidence(3, 0, has_ended=True, packed=good)),
+        (1, PackedEvidence(2, 2, has_ended=True, packed=good)),
+        (1, PackedEvidence(3, 99, has_ended=True, packed=good)),
+        (1, PackedEvidence(3, -1, has_ended=True, packed=good)),
+        (0, PackedEvidence(3, 0, has_ended=True, packed=good)),
     ):
         hear(node_rank, message)
     assert taken == [(2, b"{}")]
@@ -60,11 +62,11 @@ def test_a_host_speaks_for_its_own_ranks_of_this_generation() -> None:
 )
 def test_what_is_no_evidence_is_none(text: str) -> None:
     _, hear, taken = hosts()
-    hear(1, Evidence(3, 2, has_ended=False, packed=text))
+    hear(1, PackedEvidence(3, 2, has_ended=False, packed=text))
     assert taken == [(2, None)]
 
 
 def test_what_unpacks_to_more_than_any_evidence_is_none() -> None:
     _, hear, taken = hosts()
-    hear(1, Evidence(3, 3, has_ended=False, packed=packed(b"x" * (64 << 20))))
+    hear(1, PackedEvidence(3, 3, has_ended=False, packed=packed(b"x" * (64 << 20))))
     assert taken == [(3, None)]

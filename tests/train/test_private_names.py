@@ -12,7 +12,7 @@ import pytest
 from training import MODELS, PYTHONS, ROOT
 from waiting import TRAINING_S
 
-from fleetrun.inject.paddle_api.names import (
+from fleetrun.inject.paddle_api.private_names import (
     AMP,
     FALLBACKS,
     LOSSES,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .. import paddle_api
 from ..import_hooks import after_import
-from ..paddle_api import names
+from ..paddle_api import private_names
 from . import amp, backward, casts, merge_hooks, multi_tensor
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the fields that are asked for."""
-    merges = spec.merge_steps > 1 and paddle_api.has(names.MERGE)
-    if any(name in spec.strategy for name in REDUCER_FIELDS) and paddle_api.has(names.REDUCER):
+    merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
+    if any(name in spec.strategy for name in REDUCER_FIELDS) and paddle_api.has(
+        private_names.REDUCER
+    ):
         _install_reducers(spec, proof, merges=merges)
-    if multi_tensor.is_asked_for(spec) and paddle_api.has(names.FUSED):
+    if multi_tensor.is_asked_for(spec) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
-    if amp.is_asked_for(spec) and paddle_api.has(names.AMP):
+    if amp.is_asked_for(spec) and paddle_api.has(private_names.AMP):
         amp.install(proof)
 
 

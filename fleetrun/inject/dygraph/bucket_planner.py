@@ -37,7 +37,7 @@ class Adder(Protocol):
         ...
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What became of a plan: `chosen` is plan, auto or one; times are of a backward, in seconds.
 
     `bytes_chosen` are those of each bucket that was chosen, `planned` is how many were planned.
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
         """Say what was predicted and seen.
 
         >>> cost = AllReduceCost(0.0001, 1e-9)
-        >>> Outcome("plan", 1, (9,), 0.02, {"auto": 0.024, "plan": 0.021}, cost).describe()
+        >>> PlanOutcome("plan", 1, (9,), 0.02, {"auto": 0.024, "plan": 0.021}, cost).describe()
         'planned 1 bucket: 20 ms predicted, 21 ms seen (auto: 24 ms); an allreduce costs 0.1 ms \
 and 1 ms per MB'
         """
@@ -101,7 +101,7 @@ class BucketPlanner:
         self.is_on = True
         # Why there is no plan, if there is none.
         self.failure = ""
-        self.outcome: Outcome | None = None
+        self.outcome: PlanOutcome | None = None
         self._began_s: float | None = None
         self._backwards = 0
         # By gradient, the seconds from the beginning of each watched backward; None: one was not.
@@ -220,7 +220,7 @@ class BucketPlanner:
             same = next(name for name in seen if self._candidates[name] == self._candidates["plan"])
             seen["plan"] = seen.pop(same)
             chosen = "plan" if chosen == same else chosen
-        self.outcome = Outcome(
+        self.outcome = PlanOutcome(
             chosen,
             len(self._candidates["plan"]),
             tuple(sum(self._sizes[index] for index in one) for one in self._candidates[chosen]),

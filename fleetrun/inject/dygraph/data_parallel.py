@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
-from ..paddle_api import names, tensors
+from ..paddle_api import private_names, tensors
 from . import compression, handover, refused_types
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
@@ -182,9 +182,9 @@ class Reducers:
         return replaced
 
     def _can_average_sparse_ones(self) -> bool:
-        if paddle_api.has(names.SPARSE):
+        if paddle_api.has(private_names.SPARSE):
             return True
-        self._report.falls_back(paddle_api.sentence([paddle_api.refusal(names.SPARSE)]))
+        self._report.falls_back(paddle_api.sentence([paddle_api.refusal(private_names.SPARSE)]))
         return False
 
     def _new_reducer(

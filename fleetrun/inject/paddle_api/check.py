@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import self_tests
-from .names import BUILDS_ON, FALLBACKS, NAMES, TESTED, PrivateName
+from .private_names import BUILDS_ON, FALLBACKS, NAMES, TESTED, PrivateName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import programs, tensors
-from .names import MERGE, REDUCER, SPARSE, STATIC, TESTED
+from .private_names import MERGE, REDUCER, SPARSE, STATIC, TESTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -66,12 +66,12 @@ def _sending(send: Callable[..., None], recorder: Recorder) -> Callable[..., Non
             size = {"bytes": bucket.nbytes, "gradients": len(bucket.parameters)}
             recorder.add(f"send bucket {number}", TRAINING, begin, details=size, kind="send")
             if bucket.work is not None:
-                bucket.work = _Work(bucket.work, f"wait for bucket {number}", recorder)
+                bucket.work = _TimedWork(bucket.work, f"wait for bucket {number}", recorder)
 
     return _send
 
 
-class _Work:
+class _TimedWork:
     """A work under way; how long it is waited for is recorded."""
 
     def __init__(self, work: Any, name: str, recorder: Recorder) -> None:

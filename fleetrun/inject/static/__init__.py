@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import paddle_api, settings
 from ..import_hooks import after_import
-from ..paddle_api import names
+from ..paddle_api import private_names
 from . import (
     collective_order,
     counting,
@@ -41,7 +41,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     gradient_merge.install()
     refusals.explain_older_programs()
     after_import("paddle.distributed.fleet.fleet", lambda module: _rewrite(module, proof))
-    if paddle_api.has(names.STATIC_CPU):
+    if paddle_api.has(private_names.STATIC_CPU):
         after_import(f"{_META}.common", lambda module: gloo.connect(module, proof))
     after_import(f"{_META}.raw_program_optimizer", _prepare)
     after_import("paddle.base.executor", lambda module: counting.watch(module, spec, proof))

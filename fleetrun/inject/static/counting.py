@@ -75,7 +75,7 @@ def _merged_steps() -> int:
     return int((settings.effective("gradient_merge_configs") or {}).get("k_steps", 1))
 
 
-class _Seen:
+class _RunCount:
     """How often a program with updates ran, and how many runs make one update."""
 
     def __init__(self, every: int) -> None:
@@ -89,9 +89,9 @@ class Watcher:
     def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
         self._spec = spec
         self._proof = proof
-        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Any, _RunCount] = weakref.WeakKeyDictionary()
         # All of them, whatever becomes of the programs.
-        self._rounds: list[_Seen] = []
+        self._rounds: list[_RunCount] = []
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
@@ -103,7 +103,7 @@ class Watcher:
             op.type == "conditional_block" and program.holds_updates(op)
             for op in running.global_block().ops
         )
-        seen = self._seen[main] = _Seen(_merged_steps() if merges else 1)
+        seen = self._seen[main] = _RunCount(_merged_steps() if merges else 1)
         self._rounds.append(seen)
         self._proof.graph = "static"
         known = _expected.get(main)

@@ -24,7 +24,7 @@ PIR = (
 )
 
 
-class Stop(NamedTuple):
+class KnownError(NamedTuple):
     """Which of these fields are to blame when Paddle's error has TEXT in it, and what to say."""
 
     text: str
@@ -34,19 +34,19 @@ class Stop(NamedTuple):
 
 _OLDER = "must be Value, but got Variable"
 _STOPS = (
-    Stop(
+    KnownError(
         _OLDER,
         ("amp", "localsgd", "adaptive_localsgd"),
         "Paddle {version} cannot build this in its older representation of programs, which static "
         "fleet needs and which is without paddle.{function}",
     ),
-    Stop("DGC is only support GPU", ("dgc",), "Paddle has dgc for GPUs only"),
-    Stop(
+    KnownError("DGC is only support GPU", ("dgc",), "Paddle has dgc for GPUs only"),
+    KnownError(
         "FLAGS_dynamic_static_unified_comm",
         ("sharding",),
         "Paddle {version} shards static programs on GPUs only",
     ),
-    Stop(
+    KnownError(
         "not in this block",
         ("recompute",),
         "recompute_configs names a checkpoint that is no variable of this program ({error})",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetrun import inject
-from fleetrun.inject.paddle_api import names
+from fleetrun.inject.paddle_api import private_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,11 +52,11 @@ def sources() -> tuple[tuple[str, ast.AST], ...]:
     return tuple(
         (str(path.relative_to(ROOT)), ast.parse(path.read_text()))
         for path in sorted(ROOT.rglob("*.py"))
-        if path.name != "names.py" and path.parent.name != "site"
+        if path.name != "private_names.py" and path.parent.name != "site"
     )
 
 
-def private_names(node: ast.AST) -> Iterator[str]:
+def spelled_by(node: ast.AST) -> Iterator[str]:
     """Yield what NODE spells of Paddle that is private."""
     match node:
         case ast.Attribute(value=ast.Name(id="self" | "cls")):
@@ -86,18 +86,18 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith(("__", "_fleetrun"))
 
 
-def parts(name: names.PrivateName) -> set[str]:
+def parts(name: private_names.PrivateName) -> set[str]:
     """Return every name in the row NAME."""
     return {*re.split(r"[.|]", name.path), *name.attributes}
 
 
 def test_every_private_name_that_is_used_is_in_the_table() -> None:
-    known = {part for name in names.NAMES for part in parts(name)}
+    known = {part for name in private_names.NAMES for part in parts(name)}
     unknown = [
         f"{path}:{getattr(node, 'lineno', 0)}: {spelled}"
         for path, tree in sources()
         for node in ast.walk(tree)
-        for spelled in private_names(node)
+        for spelled in spelled_by(node)
         if spelled not in known
     ]
     assert not unknown, "\n".join(unknown)
@@ -116,7 +116,7 @@ def test_every_name_of_the_table_is_used() -> None:
                     spelled.update(each.name for each in several)
     stale = [
         f"{name}: {part}"
-        for name in names.NAMES
+        for name in private_names.NAMES
         # A function that is not called may be there for what it sets.
         for part in (name.attributes or (name.path.rpartition(".")[2],))
         if spelled.isdisjoint(part.split("|"))
@@ -125,10 +125,10 @@ def test_every_name_of_the_table_is_used() -> None:
 
 
 def test_no_row_of_the_table_is_there_twice() -> None:
-    found = [str(name) for name in names.NAMES]
+    found = [str(name) for name in private_names.NAMES]
     assert len(found) == len(set(found))
 
 
 def test_a_capability_of_the_table_has_a_fallback() -> None:
-    used = {each for name in names.NAMES for each in name.capabilities}
-    assert used == set(names.FALLBACKS)
+    used = {each for name in private_names.NAMES for each in name.capabilities}
+    assert used == set(private_names.FALLBACKS)

@@ -20,7 +20,7 @@ import paddle
 
 from fleetrun import inject
 from fleetrun.inject import evidence
-from fleetrun.inject.paddle_api.names import NAMES
+from fleetrun.inject.paddle_api.private_names import NAMES
 from fleetrun.inject.spec import StrategySpec, Topology
 
 fleet: Any = paddle.distributed.fleet

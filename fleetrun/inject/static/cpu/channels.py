@@ -29,7 +29,7 @@ _channels: dict[tuple[int, int, int], Channel] = {}
 # All ranks count alike. Fleetrun's rings of static graphs begin at 100, Paddle's own at 0.
 _numbers = itertools.count(100)
 # The first operators of buckets, by the number that Paddle has for their functions.
-_starts: dict[int, Start] = {}
+_starts: dict[int, StartOperator] = {}
 
 
 class Channel:
@@ -52,7 +52,7 @@ class BucketMember(NamedTuple):
     size: int
 
 
-class Start(NamedTuple):
+class StartOperator(NamedTuple):
     """An operator that gives its first GRADIENTS inputs to a channel."""
 
     channel: Channel
@@ -201,7 +201,7 @@ def _functions(channel: Channel, members: Sequence[BucketMember]) -> tuple[int, 
         ]
 
     numbers = common.PyFuncRegistry(begin).id, common.PyFuncRegistry(end).id
-    _starts[numbers[0]] = Start(channel, len(members))
+    _starts[numbers[0]] = StartOperator(channel, len(members))
     return numbers
 
 

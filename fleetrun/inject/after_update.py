@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import paddle_api, rank_check, updates
 from .import_hooks import after_import
-from .paddle_api import names
+from .paddle_api import private_names
 
 if TYPE_CHECKING:
     from .evidence import Evidence
@@ -27,19 +27,19 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
     times = os.environ.get("FLEETRUN_STEP_TIMES", "").replace("{rank}", rank)
     if times:
         recorder = _StepTimes(times, proof)
-        if paddle_api.has(names.LOSSES):
+        if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record)
     heartbeat = os.environ.get("FLEETRUN_HEARTBEAT")
     if heartbeat:
-        updates.on_update(_Heartbeat(heartbeat, proof).beat)
+        updates.on_update(_HeartbeatFile(heartbeat, proof).beat)
     updates.on_update(functools.partial(_write_after_the_first, proof))
     last = os.environ.get("FLEETRUN_STOP_AFTER", "")
     if last.isdigit() and int(last) > 0:
         updates.on_update(functools.partial(_stop, proof, int(last)))
 
 
-class _Heartbeat:
+class _HeartbeatFile:
     """Writes the number of updates to a file, at most once a second."""
 
     _EVERY_S = 1.0

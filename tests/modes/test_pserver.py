@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleetrun.errors import UsageError
 from fleetrun.model import Device, Endpoint, Member, Request, Roster, Script
-from fleetrun.modes import ps
+from fleetrun.modes import pserver
 from fleetrun.modes.roles import MEETING, Roles, roles, supplied
 from fleetrun.plan import layout
 from fleetrun.plan.devices import Share
@@ -40,19 +40,19 @@ class Placed(NamedTuple):
 
     request: Request
     roles: Roles
-    ranks: ps.Ranks
+    ranks: pserver.Ranks
 
     def env(
         self, role: str, rank: int = 0, kind: str = "cpu", environ: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Return what one rank is told."""
         (spec,) = (one for one in self.ranks.ranks if (one.role, one.rank) == (role, rank))
-        return ps.variables(
+        return pserver.variables(
             self.roles,
             self.ranks,
             spec,
             kind=kind,
-            gloo=ps.with_gloo(self.request, environ or {}, self.ranks),
+            gloo=pserver.with_gloo(self.request, environ or {}, self.ranks),
             environ=environ or {},
         )
 
@@ -67,7 +67,7 @@ def placed(
     hosts: tuple[str, ...] = ("127.0.0.1",),
 ) -> Placed:
     """Put everybody in place; free ports are those from 20001 on."""
-    slots = ps.slots(request, Share("gpu", groups, "nccl"))
+    slots = pserver.slots(request, Share("gpu", groups, "nccl"))
     first = slots.first_port if len(slots.hosts) > 1 else None
     rows = layout.ports(slots, request.start_port or first)
     names = slots.hosts or hosts
@@ -81,7 +81,7 @@ def placed(
         for name, row in zip(names, rows, strict=True)
     )
     roster = Roster(members, 0, Endpoint(names[0], 20000))
-    return Placed(request, roles(request), ps.ranks(slots, roster))
+    return Placed(request, roles(request), pserver.ranks(slots, roster))
 
 
 def ports(found: Placed, role: str) -> list[int]:
@@ -144,7 +144,7 @@ def test_ranks_follow_the_lists_even_where_hosts_alternate() -> None:
     found = placed(job(servers=("a:1", "b:1", "a:2"), trainers=("b:3", "a:3", "b:4")))
     places = [(one.rank, one.local_rank, one.node_rank) for one in found.of(TRAINER)]
     assert places == [(0, 0, 1), (1, 0, 0), (2, 1, 1)]
-    assert [ps.log(one) for one in found.of(SERVER)] == [
+    assert [pserver.log(one) for one in found.of(SERVER)] == [
         "serverlog.0",
         "serverlog.0",
         "serverlog.1",
@@ -175,8 +175,8 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
 
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
     found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
-    assert {spec.role for spec in found.ranks.ranks if ps.is_essential(spec)} == {TRAINER}
-    assert [ps.log(spec) for spec in found.ranks.ranks] == [
+    assert {spec.role for spec in found.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}
+    assert [pserver.log(spec) for spec in found.ranks.ranks] == [
         "serverlog.0",
         "workerlog.0",
         "heterlog.0",
@@ -187,9 +187,9 @@ def test_trainers_are_waited_for_and_the_others_are_not() -> None:
 def test_all_but_servers_await_servers() -> None:
     found = placed(job(server_num=2, trainer_num=1, start_port=7000)).ranks
     first, second, trainer = found.ranks
-    assert ps.awaited(first, found) == ps.awaited(second, found) == ()
+    assert pserver.awaited(first, found) == pserver.awaited(second, found) == ()
     # The first one listens at the meeting before it listens as a server.
-    waits = [[one.port for one in group] for group in ps.awaited(trainer, found)]
+    waits = [[one.port for one in group] for group in pserver.awaited(trainer, found)]
     assert waits == [[7000, 7003], [7001]]
 
 
@@ -292,7 +292,7 @@ def test_what_does_not_fit_together_is_refused(wanted: dict[str, Any], says: str
 def test_gloo_is_a_number_that_paddle_knows() -> None:
     found = placed(job(server_num=1, trainer_num=1, with_gloo="yes"))
     with pytest.raises(UsageError, match="--with_gloo=yes: give one of 0, 1, 2"):
-        ps.with_gloo(found.request, {}, found.ranks)
+        pserver.with_gloo(found.request, {}, found.ranks)
 
 
 def test_no_heterogeneous_trainers_can_be_said_in_a_number() -> None:
@@ -466,14 +466,14 @@ def test_everybody_finds_himself_in_what_he_is_told(request: Request, hosts: int
 @given(requests())
 @settings(deadline=None)
 def test_logs_of_a_host_have_different_names(request: Request) -> None:
-    names = [(spec.node_rank, ps.log(spec)) for spec in placed(request).ranks.ranks]
+    names = [(spec.node_rank, pserver.log(spec)) for spec in placed(request).ranks.ranks]
     assert len(set(names)) == len(names)
 
 
 @given(requests())
 @settings(deadline=None)
 def test_each_host_plans_the_same_job(request: Request) -> None:
-    slots = ps.slots(request, Share("cpu", CPU, "gloo"))
+    slots = pserver.slots(request, Share("cpu", CPU, "gloo"))
     rows = layout.ports(slots, 7000)
     names = slots.hosts or ("10.1.0.1",)
     members = tuple(
@@ -481,7 +481,8 @@ def test_each_host_plans_the_same_job(request: Request) -> None:
         for name, row in zip(names, rows, strict=True)
     )
     seen = {
-        ps.ranks(slots, Roster(members, me, Endpoint(names[0], 1))) for me in range(len(members))
+        pserver.ranks(slots, Roster(members, me, Endpoint(names[0], 1)))
+        for me in range(len(members))
     }
     assert len(seen) == 1
 
