@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
 import sys
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from processes import MARKER, assert_no_survivors, piped
-from waiting import LONG_S, until
+from processes import MARKER, Job, assert_no_survivors, piped
+from waiting import LONG_S
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[1]
+FLEETRUN = (sys.executable, "-m", "fleetrun")
 
 
-class Command:
-    """`fleetrun --nproc_per_node=RANKS OPTIONS script` in FOLDER, under a fresh marker.
+def fleetrun(
+    *words: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `fleetrun WORDS` in FOLDER (the current one), with VARIABLES beside ours."""
+    return subprocess.run(
+        [*FLEETRUN, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+
+
+class Command(Job):
+    """`fleetrun --nproc_per_node=RANKS OPTIONS script` in FOLDER.
 
     The script is shell text; a rank knows its number as $PADDLE_TRAINER_ID, which is $R for short.
     """
@@ -29,14 +43,13 @@ class Command:
     made: ClassVar[list[Command]] = []
 
     def __init__(self, folder: Path, script: str, *options: str, ranks: int = 2) -> None:
-        self.folder = folder
-        self.marker = uuid.uuid4().hex
+        super().__init__(folder)
         self.made.append(self)
         self._script = folder / f"script-{self.marker[:8]}"
         self._script.write_text(f"#!/bin/sh\nR=$PADDLE_TRAINER_ID\n{script}\n")
         self._script.chmod(0o755)
-        fleetrun = [sys.executable, "-m", "fleetrun", "--quiet", f"--nproc_per_node={ranks}"]
-        self.argv = [*fleetrun, *options, str(self._script)]
+        command = [*FLEETRUN, "--quiet", f"--nproc_per_node={ranks}"]
+        self.argv = [*command, *options, str(self._script)]
 
     @classmethod
     def python(cls, folder: Path, code: str, *options: str, ranks: int = 2) -> Command:
@@ -76,23 +89,6 @@ class Command:
             # After a kill -9 the guard needs a moment.
             assert_no_survivors(self.marker, LONG_S if process.returncode else 0.0)
         return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
-
-    def wait_for(self, *names: str) -> None:
-        """Wait until ranks have made these files in the folder."""
-        until(lambda: all((self.folder / name).exists() for name in names))
-
-    def log(self, rank: int) -> Path:
-        """Return where users look for a rank's output."""
-        return self.folder / "log" / f"workerlog.{rank}"
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return what the last launch has written down so far."""
-        try:
-            text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        # While it is written, a reader may see half of the last line, which is none.
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
 
 class Ended:

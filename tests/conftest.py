@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from examples import FEW, MANY, USUAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from terminals import Terminal
 
@@ -57,8 +57,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also the tests that are marked long")
 
 
+class Doctests:
+    """Leaves out files without examples in docstrings, which would all be imported and searched."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(
+        self, file_path: Path
+    ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        """Filter what is collected of the file at FILE_PATH."""
+        found = yield
+        has_any = any(type(one).__name__ == "DoctestModule" for one in found)
+        if not has_any or b">>>" in file_path.read_bytes():
+            return found
+        return [one for one in found if type(one).__name__ != "DoctestModule"]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, before the tests are read."""
+    # Of a conftest.py's own hooks, those for files see only the files beside it.
+    config.pluginmanager.register(Doctests())
     if os.environ.get("FLEETRUN_TEST_EXPLORE"):
         settings.load_profile("explore")
     elif config.getoption("--long"):

@@ -67,12 +67,36 @@ def piped(
     )
 
 
-class Launch:
-    """A launcher in a process of its own, running shell commands as ranks under a fresh marker."""
+class Job:
+    """What the launches in a folder leave there; their processes are under a fresh marker."""
 
-    def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.marker = uuid.uuid4().hex
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until ranks have made these files in the folder."""
+        until(lambda: all((self.folder / name).exists() for name in names))
+
+    def log(self, rank: int) -> Path:
+        """Return where users look for a rank's output."""
+        return self.folder / "log" / f"workerlog.{rank}"
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what the last launch has written down so far."""
+        try:
+            text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        # While it is written, a reader may see half of the last line, which is none.
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+
+class Launch(Job):
+    """A launcher in a process of its own, running shell commands as ranks."""
+
+    def __init__(self, folder: Path, *commands: str | list[str], **wanted: object) -> None:
+        super().__init__(folder)
         argvs = [["sh", "-c", one] if isinstance(one, str) else one for one in commands]
         document = {"commands": argvs, "folder": str(folder), **wanted}
         self._spec = folder / f"{self.marker}.json"
@@ -103,17 +127,3 @@ class Launch:
             process.kill()
         assert_no_survivors(self.marker, 0.0)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def wait_for(self, *names: str) -> None:
-        """Wait until ranks have made these files in the folder."""
-        until(lambda: all((self.folder / name).exists() for name in names))
-
-    def log(self, rank: int) -> Path:
-        """Return where users look for a rank's output."""
-        return self.folder / "log" / f"workerlog.{rank}"
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return what the last launch wrote down."""
-        text = (self.folder / "log" / "latest" / "events.jsonl").read_text()
-        # While it is written, a reader may see half of the last line, which is none.
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]

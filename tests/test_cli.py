@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from commandline import fleetrun
 from waiting import LONG_S
 
 from fleetrun import __version__, cli, options
@@ -49,18 +50,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def fleetrun(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the real command."""
-    return subprocess.run(
-        [sys.executable, "-m", "fleetrun", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
 
 
 def test_words_become_a_request_and_the_launch_s_code_the_exit_code() -> None:

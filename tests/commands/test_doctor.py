@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ports
 import pytest
-from commandline import Command
+from commandline import Command, fleetrun
 from lab import is_root
 from waiting import LONG_S, TRAINING_S, until
 
@@ -286,14 +286,7 @@ def test_preflight_starts_nothing_where_something_is_to_be_mended(tmp_path: Path
 
 
 def test_preflight_puts_no_full_stop_before_its_semicolon(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetrun", "--preflight", "nosuch.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fleetrun("--preflight", "nosuch.py", folder=tmp_path)
     assert done.returncode == 3
     assert f"There is no script nosuch.py (looked in {tmp_path}); a launch of" in done.stderr
 

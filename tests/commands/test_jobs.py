@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import assert_no_survivors
@@ -26,18 +26,6 @@ from fleetrun.probe.jobs import JobRecords, RunningJob
 pytestmark = pytest.mark.slow
 
 HOLD = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
-
-
-def fleetrun(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fleetrun", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-        **more,
-    )
 
 
 def listed(word: str) -> list[dict[str, Any]]:

@@ -128,7 +128,8 @@ def test_several_hosts_that_nobody_names_are_refused() -> None:
 
 
 def test_a_list_longer_than_a_variable_is_refused() -> None:
-    many = tuple(f"{'h' * 60}-{number}:1" for number in range(STRING_LIMIT // 60))
+    name = ".".join(["h" * 60] * 4)
+    many = tuple(f"{name}-{number}:1" for number in range(STRING_LIMIT // len(name)))
     request = a_request(run_mode="ps", servers=many, trainers=("10.0.0.1:2",))
     with pytest.raises(EnvironmentFault, match="PADDLE_PSERVERS_IP_PORT_LIST has"):
         planned(request)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import a_request, a_roster, gpus, some_facts
@@ -335,7 +336,7 @@ def test_ranks_are_contiguous_and_agree(
         assert int(env["PADDLE_LOCAL_SIZE"]) * int(env["PADDLE_NNODES"]) == len(endpoints)
 
 
-@settings(deadline=None, max_examples=15)  # a slow machine is no failure
+@examples(15)
 @given(count=st.integers(1, 1400))
 def test_no_variable_is_ever_too_long(count: int) -> None:
     for name, value in made(many_hosts(count)).ranks[0].items():

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import assert_golden, plan, request
 from waiting import until
@@ -387,7 +388,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ARGUMENTS)
 def test_every_word_comes_through_the_shell_as_it_was(words: list[str]) -> None:
     script = " ".join(["printf '%s\\0'", *map(shell.quoted, [*words, "end"])])

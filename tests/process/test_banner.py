@@ -11,6 +11,8 @@ from commandline import Command
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 ARGUMENTS = "-----------  Configuration Arguments -----------"
 ENVIRONMENT = "Distributed Envs"
 

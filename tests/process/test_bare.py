@@ -9,11 +9,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+pytestmark = pytest.mark.extended
 
 
 def shell(before: str) -> tuple[str, ...]:
@@ -183,11 +185,6 @@ def test_ctrl_c_while_the_launcher_itself_is_loaded_is_no_traceback(
     tmp_path: Path, module: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(IMPATIENT.replace("MODULE", module))
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetrun", "true"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (130, b"")
+    path = f"{tmp_path}:{ROOT}"
+    done = fleetrun("true", folder=tmp_path, PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stderr) == (130, "")

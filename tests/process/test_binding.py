@@ -12,6 +12,8 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 ALLOWED = sorted(os.sched_getaffinity(0))
 # What a process and its first child may use, as the kernel says; and the number of threads.
 SHOW = """

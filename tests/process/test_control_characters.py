@@ -13,6 +13,8 @@ from commandline import ROOT, Command
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 # Clear the screen; a window's title; C1's CSI; right to left; a line of somebody else's.
 EVIL = "\x1b[2J \x1b]0;title\x07 \x9b31m \u202egnp \x7f\x08"
 FORGED = "\nfleetrun: all is well"

@@ -18,6 +18,8 @@ from waiting import LONG_S, until
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+pytestmark = pytest.mark.extended
+
 # A /dev like ours, with the files of a driver and of one GPU.
 OTHER_DEV = """
 mount -t tmpfs none "$0" && cd "$0" && touch nvidiactl nvidia0 null zero urandom random tty

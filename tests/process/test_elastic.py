@@ -13,6 +13,8 @@ from waiting import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 # Leaves who it is, and waits until it may end.
 SPEAK = """
 echo "rank $R speaks"

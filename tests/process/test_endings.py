@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 
 class Hook(HTTPServer):
     """An address that keeps what is posted to it, and answers with STATUS."""

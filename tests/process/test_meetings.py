@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import ports
+import pytest
 from commandline import Command
 from meetings import Meeting
 from waiting import until
@@ -14,6 +15,8 @@ from fleetrun.run.events import REFUTED
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.extended
 
 
 def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Command
+from commandline import Command, fleetrun
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import LONG_S, until
@@ -38,14 +38,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def dry(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:
     """Return the plan of a command line as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetrun", "--dry-run=json", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **(env or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fleetrun("--dry-run=json", *words, folder=folder, **(env or {}))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -12,6 +12,8 @@ from commandline import Command
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 # Rank 1 fails and closes its connection; its end takes long. Rank 0 loses it and ends at once.
 JOB = """
 import atexit, signal, socket, threading

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from commandline import Ended
 
+pytestmark = pytest.mark.extended
+
 
 def doctor(command: Command, *options: str) -> Ended:
     """Let COMMAND be a check-up of its hosts."""

@@ -6,6 +6,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from clusters import BATCH
 from commandline import Command
 
@@ -14,7 +15,7 @@ from fleetrun import cli
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+pytestmark = pytest.mark.extended
 
 # They stand in for Slurm's: srun runs one launcher here, as on a host of a step.
 SRUN = """

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
+pytestmark = pytest.mark.extended
+
 ALL = 3
 
 

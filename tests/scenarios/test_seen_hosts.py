@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ports
 import pytest
-from commandline import ROOT, Command
-from waiting import LONG_S, until
+from commandline import Command, fleetrun
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -27,15 +24,7 @@ exec sleep 600
 
 def seen(folder: Path, *words: str) -> str:
     """Return what `fleetrun WORDS` prints in FOLDER."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetrun", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    done = fleetrun(*words, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

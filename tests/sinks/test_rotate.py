@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from alarms import Alarms
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -135,7 +136,11 @@ def test_s68_the_newest_are_kept(folder: str) -> None:
     parts = rank.parts()
     assert len(parts) == 3
     assert written.endswith(b"".join(parts))
-    assert sorted(os.listdir(f"{folder}/run")) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]
+    assert sorted(os.listdir(f"{folder}/run")) == [
+        "workerlog.0",
+        "workerlog.0.1",
+        "workerlog.0.2",
+    ]
     rank.close()
 
 
@@ -237,9 +242,7 @@ def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
     prefix=st.sampled_from([b"", b"[rank 0] "]),
     is_short=st.booleans(),
 )
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_console_shows_each_line_once(
     folder: str, steps: list[tuple[int, bool, bool]], prefix: bytes, *, is_short: bool
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun
 from waiting import LONG_S, until
 
 from fleetrun import cli
@@ -50,15 +50,7 @@ for turn in range(6):
 
 
 def logs(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LOGS, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
+    return fleetrun("logs", *words, folder=folder)
 
 
 def shown(folder: Path, *words: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Command
+from commandline import Command, fleetrun
 from waiting import LONG_S
 
 from fleetrun.commands import report as command
@@ -40,15 +39,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: pip install fleet
 
 def report(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `fleetrun report WORDS` in FOLDER."""
-    return subprocess.run(
-        [sys.executable, "-m", "fleetrun", "report", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-    )
+    return fleetrun("report", *words, folder=folder)
 
 
 class OpenLog(HTMLParser):

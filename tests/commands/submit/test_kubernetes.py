@@ -8,15 +8,12 @@ descriptions and status; like a server with strict validation, they know no othe
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from commandline import ROOT
+from commandline import fleetrun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +22,7 @@ from fleetrun.commands.submit import kubernetes
 from fleetrun.commands.submit.kubernetes import KubernetesJob
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 SCHEMAS = {
@@ -118,14 +116,7 @@ FULL = {
 
 
 def run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fleetrun", "submit", "k8s", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return fleetrun("submit", "k8s", *words, folder=folder)
 
 
 def test_the_schemas_are_real_and_refuse_what_is_wrong() -> None:

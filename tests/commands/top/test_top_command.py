@@ -6,16 +6,16 @@ import fcntl
 import os
 import signal
 import struct
-import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun
 from waiting import LONG_S, until
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from terminals import Terminal
@@ -39,15 +39,7 @@ def environ() -> dict[str, str]:
 
 
 def top(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TOP, *words],
-        cwd=folder,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
+    return fleetrun("top", *words, folder=folder, TERM="xterm-256color")
 
 
 def begin(job: Command) -> subprocess.Popen[bytes]:
