@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from fleetrun.commands import COMMANDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -26,12 +28,6 @@ BROKEN_PIPE = 141
 # A command is mistyped by so many letters at most, and is so much alike.
 _SLIP, _ALIKE = 1, 0.7
 COMPLETE_VARIABLE = "_FLEETRUN_COMPLETE"
-
-# Subcommands: NAME is the click command `command` of fleetrun.commands.NAME.
-COMMANDS = (
-    *("attach", "completion", "doctor", "logs", "ps", "report", "stop", "strategy", "submit"),
-    *("top", "tune"),
-)
 
 
 def main(

@@ -19,6 +19,7 @@ from commandline import fleetrun
 from waiting import LONG_S
 
 from fleetrun import __version__, cli, options
+from fleetrun.commands import COMMANDS
 from fleetrun.commands import help as help_text
 from fleetrun.errors import EnvironmentFault, FleetrunError, RendezvousError, UsageError
 
@@ -166,7 +167,7 @@ def test_help_is_one_screen_of_what_people_use_first(capsys: pytest.CaptureFixtu
     places = [text.index(each) for each in ("Usage:", "Examples:", "Most used:", "Exit codes:")]
     assert places == sorted(places)
     assert "--help=all" in text
-    for name in cli.COMMANDS:
+    for name in COMMANDS:
         assert name in text
     assert 'eval "$(fleetrun completion bash)"' in text
 

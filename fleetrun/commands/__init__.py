@@ -1,1 +1,7 @@
 """What the command line does besides launching: one module for each command, read by click."""
+
+# NAME is the click command `command` of fleetrun.commands.NAME.
+COMMANDS = (
+    *("attach", "completion", "doctor", "logs", "ps", "report", "stop", "strategy", "submit"),
+    *("top", "tune"),
+)

@@ -7,11 +7,11 @@ from click import shell_completion
 from click.shell_completion import CompletionItem
 
 from fleetrun import argv, options
-from fleetrun.cli import COMMANDS, COMPLETE_VARIABLE
+from fleetrun.commands import COMMANDS, parser, values
 from fleetrun.commands import help as help_text
-from fleetrun.commands import parser, values
 from fleetrun.errors import UsageError
 from fleetrun.printing import put
+from fleetrun.records.variables import COMPLETE
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -124,10 +124,10 @@ def complete(instruction: str) -> int:
     shell, _, task = instruction.partition("_")
     if shell not in _SHELL_CLASSES or task not in ("source", "complete"):
         raise UsageError(
-            f"{COMPLETE_VARIABLE}={instruction}: give SHELL_source or SHELL_complete, "
+            f"{COMPLETE}={instruction}: give SHELL_source or SHELL_complete, "
             f"where SHELL is one of {', '.join(SHELLS)}."
         )
-    spoken = _SHELL_CLASSES[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE_VARIABLE)
+    spoken = _SHELL_CLASSES[shell](click.Command(_PROGRAM), {}, _PROGRAM, COMPLETE)
     if task == "source":
         return put(f"{spoken.source()}\n")
     words, incomplete = spoken.get_completion_args()
@@ -166,7 +166,7 @@ def _of_command(
     command: click.Command, words: list[str], incomplete: str
 ) -> list[CompletionItem[str]]:
     """Return what click knows may stand after WORDS, of which the first means COMMAND."""
-    click_s = _Bash(command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE_VARIABLE)
+    click_s = _Bash(command, dict(parser.SETTINGS), f"{_PROGRAM} {words[0]}", COMPLETE)
     found = click_s.get_completions(words[1:], incomplete)
     typed, equals, _ = incomplete.partition("=")
     if equals and typed.startswith("-"):

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleetrun.cli import COMMANDS
+from fleetrun.commands import COMMANDS
 from fleetrun.commands.pager import page
 
 if TYPE_CHECKING:

@@ -146,7 +146,7 @@ def _for_click(given: RawOption) -> tuple[str, ...]:
 
 
 def load(name: str) -> click.Command:
-    """Return the command NAME of cli.COMMANDS."""
+    """Return the command NAME of COMMANDS."""
     found: click.Command = import_module(f"fleetrun.commands.{name}").command
     views = found.commands.values() if isinstance(found, click.Group) else ()
     for each in (found, *views):

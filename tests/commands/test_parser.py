@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fleetrun import cli
+from fleetrun.commands import COMMANDS
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_every_command_has_help(name: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, word], environ={}) == 0
@@ -16,7 +17,7 @@ def test_every_command_has_help(name: str, word: str, capsys: pytest.CaptureFixt
     assert err == ""
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_misspelt_option_is_one_sentence_with_what_was_meant(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from commandline import ROOT, Command, fleetrun
 from waiting import LONG_S, until
 
 from fleetrun import cli
+from fleetrun.commands import COMMANDS
 from fleetrun.records import names
 
 if TYPE_CHECKING:
@@ -353,4 +354,4 @@ def test_names_of_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [run] = (tmp_path / "log" / "runs").iterdir()
     found = completion.candidates(["logs"], run.name[:4])
     assert [item.value for item in found] == [run.name]
-    assert "logs" in cli.COMMANDS
+    assert "logs" in COMMANDS
