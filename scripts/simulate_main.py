@@ -104,7 +104,7 @@ class Peer:
                 job.to_coordinator(self, message)
             case member.Plan():
                 job.at(job.now, lambda: self.feed(member.Planned(job.now)))
-            case member.Run():
+            case member.StartRanks():
                 job.running += 1
                 job.last = job.now
             case member.StopRanks():

@@ -40,7 +40,10 @@ def test_our_own_options_are_not_the_launchs() -> None:
         (["--vary=a=1", "--steps=6", "t.py"], "give at least 8"),
         (["--vary=a=1", "--steps=x", "t.py"], "--steps=x: give a whole number, 2 or more."),
         (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give a whole number, 1 or more."),
-        (["--vary=a=1", "--timeout=nan", "t.py"], "--timeout=nan: give a number, 1 or more."),
+        (
+            ["--vary=a=1", "--timeout=nan", "t.py"],
+            "--timeout=nan: give a number of seconds, 1 or more.",
+        ),
         (["--vary=a=1", "--dry-run", "t.py"], "tune takes no --dry-run"),
         (["--vary=a=1", "--vray=1", "t.py"], "no such option: --vray"),
     ],
