@@ -88,6 +88,8 @@ class Request(NamedTuple):
     elastic_timeout_s: float = 30.0
     # Hosts beyond those of nnodes that stand by.
     spares: int = 0
+    # A shell command that a host of an elastic job runs before each start.
+    elastic_pre_hook: str | None = None
     start_port: int | None = None
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None

@@ -561,6 +561,14 @@ TABLE: tuple[Option, ...] = (
         minimum=0,
     ),
     Option(
+        "elastic_pre_hook",
+        "text",
+        HOSTS,
+        "A shell command that each host of an elastic job runs before it joins a start; where it "
+        "fails, the host says so and joins all the same.",
+        metavar="COMMAND",
+    ),
+    Option(
         "heartbeat_timeout",
         "float",
         HOSTS,
@@ -1070,15 +1078,6 @@ TABLE: tuple[Option, ...] = (
         status="accepted",
         reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart tries "
         "failures again.",
-    ),
-    Option(
-        "elastic_pre_hook",
-        "text",
-        LATER,
-        "Command before an elastic start.",
-        metavar="COMMAND",
-        status="later",
-        reason="this version runs nothing before a start; let a script run it, and then fleetrun.",
     ),
     # Where ranks go, and tuning.
     Option(

@@ -127,6 +127,7 @@ def resolve(
         heartbeat_timeout_s=chosen["heartbeat_timeout_s"].of(float) or 10.0,
         elastic_timeout_s=chosen["elastic_timeout_s"].of(float) or 30.0,
         spares=_spares(chosen["spares"], hosts, word, notes),
+        elastic_pre_hook=chosen["elastic_pre_hook"].of(str) or None,
         start_port=chosen["start_port"].of(int),
         hosts=chosen["hosts"].of(str),
         hostfile=chosen["hostfile"].of(str),
@@ -305,10 +306,10 @@ class Hosts(NamedTuple):
 
 def _meeting_point(found: ResolvedOption) -> ResolvedOption:
     """Return where hosts meet; Paddle's --elastic_server can only be an etcd."""
-    given, mark = found.given, "etcd://"
-    if given.option.name != "elastic_server" or given.raw.strip().startswith(mark):
+    given, marks = found.given, ("etcd://", "etcds://")
+    if given.option.name != "elastic_server" or given.raw.strip().startswith(marks):
         return found
-    text = mark + given.raw.strip()
+    text = marks[0] + given.raw.strip()
     return ResolvedOption(text, given._replace(raw=text))
 
 
@@ -357,7 +358,7 @@ def _check_elastic(
     is_placed: bool,
 ) -> None:
     """Complain where a job cannot be elastic that shall."""
-    nnodes, timeout = chosen["nnodes"].given, chosen["elastic_timeout_s"].given
+    nnodes = chosen["nnodes"].given
     is_elastic = ":" in hosts.nnodes
     if is_elastic and (is_placed or mode != "collective"):
         raise UsageError(
@@ -365,10 +366,14 @@ def _check_elastic(
                 "only collective jobs whose ranks fleetrun places are elastic; give one number."
             )
         )
-    if timeout.source == "command line" and not (is_elastic or chosen["spares"].of(int)):
-        notes.append(
-            f"{timeout.typed} has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
-        )
+    if is_elastic or chosen["spares"].of(int):
+        return
+    for name in ("elastic_timeout_s", "elastic_pre_hook"):
+        given = chosen[name].given
+        if given.source == "command line":
+            notes.append(
+                f"{given.typed} has no effect: the job is not elastic (--nnodes=LEAST:MOST)."
+            )
 
 
 def _spares(found: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) -> int:
@@ -414,12 +419,16 @@ def _check_store(text: str, given: RawOption) -> None:
     """Raise UsageError where TEXT names no etcd that can be asked; it may have a password."""
     if store_endpoints(text) is not None:
         return
-    if "@" in text or not text.startswith("etcd://"):
+    if "@" in text:
         raise UsageError(
-            f"{given.typed}: an etcd that asks for a user or for TLS is not supported; give "
-            "etcd://HOST:PORT of one that does not."
+            f"{given.typed}: an etcd that asks for a user is not supported; give etcd://HOST:PORT "
+            "of one that does not, or etcds:// of one that asks for a certificate."
         )
-    raise UsageError(given.blame("give etcd://HOST:PORT[,HOST:PORT...]: the members of an etcd 3."))
+    raise UsageError(
+        given.blame(
+            "give etcd://HOST:PORT[,HOST:PORT...]: the members of an etcd 3; etcds:// with TLS."
+        )
+    )
 
 
 def _bounds(given: RawOption) -> tuple[int, int]:

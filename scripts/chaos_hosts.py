@@ -72,6 +72,8 @@ class Fault(NamedTuple):
     is_elastic: bool = False
     # Whether its roster is kept in etcd, on one host more; see chaos_elastic.py, too.
     has_etcd: bool = False
+    # Whether its ranks train; see chaos_paddle.py.
+    trains: bool = False
 
 
 class HostsJob:
@@ -79,6 +81,7 @@ class HostsJob:
 
     script = RANK
     heartbeat_timeout_s = HEARTBEAT_TIMEOUT_S
+    ready_within_s = TIMEOUT_S
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
@@ -140,7 +143,7 @@ class HostsJob:
                     raise Lost(f"{host.name} ended with {launcher.returncode}: {self.said(host)}")
             return all(file.exists() and file.read_text().count("\n") == times for file in files)
 
-        await_("all ranks are ready", ready)
+        await_("all ranks are ready", ready, self.ready_within_s)
 
     # What can be done to it ---------------------------------------------------------------------
 
@@ -436,6 +439,7 @@ def run(  # noqa: PLR0917 - what the command line says
     """Do LAUNCHES of SEED on HOSTS hosts; return the exit code."""
     from chaos_elastic import ETCD, etcd_missing
     from chaos_elastic import FAULTS as ELASTIC
+    from chaos_paddle import FAULTS as PADDLE
 
     reason = "network namespaces need root" if not lab.is_root() else lab.missing()
     if fault.startswith("etcd"):
@@ -444,9 +448,8 @@ def run(  # noqa: PLR0917 - what the command line says
         print(f"scripts/chaos: there can be no hosts here: {reason}", file=sys.stderr)
         return 3
     # Elastic ones are asked for by that word: each takes several times as long.
-    known = [*ELASTIC] if fault.startswith("elastic") else [*FAULTS]
-    if fault.startswith("etcd"):
-        known = [*ETCD]
+    kinds = {"elastic": ELASTIC, "etcd": ETCD, "paddle": PADDLE}
+    known = next((of for word, of in kinds.items() if fault.startswith(word)), FAULTS)
     faults = [one for one in known if fault in one.name]
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"{len(launches)} launches on {hosts} hosts, seed {seed}", flush=True)
@@ -477,12 +480,13 @@ def _run(  # noqa: PLR0917 - all that a launch depends on
     folder: Path, hosts: int, seed: int, number: int, faults: Sequence[Fault], pace: Pace
 ) -> Result:
     from chaos_elastic import ElasticJob, EtcdJob
+    from chaos_paddle import PaddleJob
 
     draw = random.Random(f"{seed}/{number}")  # to be repeated, not to be secret
     fault = draw.choices(faults, [one.weight for one in faults])[0]
     kind = ElasticJob if fault.is_elastic else HostsJob
-    if fault.has_etcd:
-        kind = EtcdJob
+    if fault.has_etcd or fault.trains:
+        kind = EtcdJob if fault.has_etcd else PaddleJob
     try:
         with lab.network(
             hosts + fault.has_etcd, folder, is_slow=fault.needs_slow_switch

@@ -40,6 +40,8 @@ _LATENCY_S, _BYTES_PER_S = 0.00025, 10e9 / 8
 _WITHIN_S = 1.0
 # Ranks that are asked to end do so after this.
 _STOP_S = 0.1
+# To know how long that takes, which is a call of the system.
+_ASKED = 1000
 _KEY = Key("simulated", "a token of nobody")
 
 
@@ -64,6 +66,22 @@ class Result(NamedTuple):
     verdict_s: float
 
 
+class Processor:
+    """The time that this thread has computed, without what it takes to ask for that."""
+
+    def __init__(self) -> None:
+        begin = time.thread_time()
+        for _ in range(_ASKED):
+            time.thread_time()
+        self._each_s = (time.thread_time() - begin) / (_ASKED + 1)
+        self._asked = 0
+
+    def now(self) -> float:
+        """Return the seconds so far."""
+        self._asked += 1
+        return time.thread_time() - self._asked * self._each_s
+
+
 class Peer:
     """A launcher of the job."""
 
@@ -72,7 +90,7 @@ class Peer:
         self.number = number
         self.is_local = number == 0
         self.state = member.begin(
-            job.terms, f"{number:016x}", "host", job.now, is_local=self.is_local
+            job.terms, f"{job.chance.getrandbits(64):016x}", "host", job.now, is_local=self.is_local
         )
         self.due = 0
         self.seals: tuple[Seal, Seal] | None = None
@@ -84,7 +102,7 @@ class Peer:
             host="" if self.number else "10.0.0.1",
             hostname=f"node-{self.number:05}",
             pid=4711,
-            ports=tuple(40000 + device for device in devices),
+            ports=tuple(self.job.chance.sample(range(20000, 32000), len(devices))),
             groups=tuple((Device("gpu", str(device), device),) for device in devices),
             settings=tuple(("--nnodes", str(self.job.count)) for _ in range(8)),
         )
@@ -140,6 +158,7 @@ class Simulation:
         self.chance = random.Random(hosts)  # chance, not a secret
         self.state = state.begin(self.terms, 0.0)
         self.codec = Codec(messages.MESSAGES)
+        self.processor = Processor()
         self.calls: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
         self.due = 0
@@ -173,9 +192,9 @@ class Simulation:
             self.at(max(self.now, self.free_at), self._compute)
 
     def _compute(self) -> None:
-        self.began, before_s = time.thread_time(), self.used_s
+        self.began, before_s = self.processor.now(), self.used_s
         self.waiting[0]()
-        self.used_s += time.thread_time() - self.began
+        self.used_s += self.processor.now() - self.began
         self.free_at = self.now + self.used_s - before_s
         self.waiting.popleft()
         if self.waiting:
@@ -196,10 +215,10 @@ class Simulation:
             self.at(self.now + 2 * _LATENCY_S, partial(self.compute, partial(prove, reply)))
 
         def prove(reply: bytes) -> None:
-            began = time.thread_time()
+            began = self.processor.now()
             proof = caller.feed(reply)
             # The caller's own work is not the coordinator's.
-            self.used_s -= time.thread_time() - began
+            self.used_s -= self.processor.now() - began
             assert proof is not None
             listener.feed(proof)
             peer.seals = listener.seals
@@ -260,11 +279,12 @@ class Simulation:
         self.sent += 1
         if not peer.is_local:
             assert peer.seals is not None
-            length = len(peer.seals[0].put(self.codec.write(message)))
+            payload = self.codec.write_packed(message)
+            length = len(peer.seals[0].mac(payload)) + len(payload)
             self.sent_bytes += length
             self.longest = max(self.longest, length)
             # It leaves when it is computed, behind what the network card has still to send.
-            leaves = self.now + time.thread_time() - self.began
+            leaves = self.now + self.processor.now() - self.began
             self.sent_at = max(self.sent_at, leaves) + length / _BYTES_PER_S
         arrives = self.now if peer.is_local else self.sent_at + _LATENCY_S
         self.at(arrives, lambda: peer.feed(member.Heard(message, self.now)))
@@ -281,6 +301,8 @@ def size_of(value: object, seen: set[int] | None = None) -> int:
         parts = [*value.keys(), *value.values()]
     elif isinstance(value, tuple | list | set | frozenset):
         parts = list(value)
+    else:
+        parts = [getattr(value, name) for name in getattr(type(value), "__slots__", ())]
     return sys.getsizeof(value) + sum(size_of(one, seen) for one in parts)
 
 

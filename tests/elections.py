@@ -201,8 +201,10 @@ class ElectedLauncher(Launcher):
             self.election.leave(is_final=False)
             return
         self.world.hang_up(self)
+        leader = self.election.leader
+        assert leader is not None
         begun = (
-            state.begin(self.world.terms, self.clock())
+            state.begin(self.world.terms, self.clock(), leader.job)
             if job is None
             else state.resume(self.world.terms, self.clock(), job, self.name, lost_at)
         )
@@ -329,8 +331,9 @@ class ElectedWorld(World):
             and message.generation != leader.kept_generation
         ):
             leader.unkept = message
-            entries = tuple((one.launcher, one.host, one.hostname) for one in message.entries)
-            record = leader.election.record(message.generation, message.restarts, entries)
+            assert leader.coordinator is not None
+            known = state.recorded(leader.coordinator, message)
+            record = leader.election.record(message.generation, message.restarts, *known)
             leader.election.keep(record, lambda: self.has_kept(leader))
         held = {one for one, _ in leader.held}
         is_held = leader.unkept is not None and (

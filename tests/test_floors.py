@@ -111,6 +111,7 @@ PURE_MODULES = (
     "fleetrun.run.policy",
     "fleetrun.session.admission",
     "fleetrun.session.coordinator",
+    "fleetrun.session.hosttable",
     "fleetrun.session.member",
     "fleetrun.session.messages",
     "fleetrun.session.seating",
@@ -398,6 +399,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.session.etcdprocess",
         "fleetrun.session.jobrecord",
         "fleetrun.session.jobstore",
+        "fleetrun.session.prehook",
         "fleetrun.__main__",
     )
     path = [name for name in MODULES if not within(name, later)]

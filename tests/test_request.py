@@ -103,6 +103,7 @@ VALUES = {
     "heartbeat_timeout": ("2", "3"),
     "elastic_timeout": ("2", "3"),
     "spares": ("1", "2"),
+    "elastic_pre_hook": ("true", "false"),
     "rank": ("-1", "0"),
     "run_mode": ("collective", "COLLECTIVE"),
     "job_id": ("a", "b"),
@@ -350,7 +351,11 @@ def test_a_range_of_hosts_makes_an_elastic_job() -> None:
     assert (found.nnodes, found.elastic_timeout_s) == ("2:4", 5.0)
     assert asked("--nnodes=2:2", "--master=10.0.0.1:6170").nnodes == "2"
     assert asked("--nnodes=1:8", "--ips=10.0.0.1,10.0.0.2").nnodes == "1:2"
-    assert "not elastic" in asked("--elastic_timeout=5").notes[0]
+    for word in ("--elastic_timeout=5", "--elastic_pre_hook=true"):
+        assert "not elastic" in asked(word).notes[0]
+    assert (
+        asked("--elastic_pre_hook=true", "--nnodes=2:4", "--master=a:1").elastic_pre_hook == "true"
+    )
 
 
 def test_hosts_stand_by_only_where_they_meet() -> None:
@@ -390,8 +395,8 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
         ("--nnodes=2:4 --ips=a", "names 1 host"),
         ("--nnodes=2:4 --master=a:1 --run_mode=rpc", "only collective jobs"),
         ("--nnodes=2 --master=etcd://a", "--master=etcd://a: give etcd://HOST:PORT"),
-        ("--nnodes=2 --master=etcds://a:1", "asks for a user or for TLS"),
-        ("--nnodes=2 --master=etcd://me:secret@a:1", "asks for a user or for TLS"),
+        ("--nnodes=2 --master=etcds://a", "--master=etcds://a: give etcd://HOST:PORT"),
+        ("--nnodes=2 --master=etcd://me:secret@a:1", "asks for a user"),
     ],
 )
 def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
@@ -420,7 +425,8 @@ def test_paddles_words_for_elastic_jobs_work() -> None:
 
 
 @pytest.mark.parametrize(
-    "master", ["a:1", "etcd://a:1,10.0.0.2:2379", "http://10.0.0.1:6170", "[fd00::1]:6170"]
+    "master",
+    ["a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170", "[fd00::1]:6170"],
 )
 def test_hosts_can_meet(master: str) -> None:
     found = asked("--nnodes=2", f"--master={master}", "--rank=1", "--rdzv_timeout=5")

@@ -25,6 +25,7 @@ def listed(request: Request) -> tuple[str, ...]:
     """Return the hosts of --ips, checked."""
     names = tuple(name.strip() for name in request.ips)
     option = origin.option(request, "ips")
+    seen: set[str] = set()
     for name in names:
         if not name:
             raise UsageError(f"{option}: an address is missing between two commas.")
@@ -33,8 +34,9 @@ def listed(request: Request) -> tuple[str, ...]:
                 f"{option}: {name} is neither an IPv4 address nor a host name; Paddle reads no "
                 "IPv6, and ports come from --start_port."
             )
-        if names.count(name) > 1:
+        if name in seen:
             raise UsageError(f"{option} names {name} twice; name each host once.")
+        seen.add(name)
     if len(names) > 1:
         near = [name for name in names if is_loopback(name)]
         if near and len(near) < len(names):
@@ -69,9 +71,11 @@ def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
 
     >>> store_endpoints("etcd://node1:2379,[fd00::1]:2379")[1], store_endpoints("node1:2379")
     (Endpoint(host='fd00::1', port=2379), None)
+
+    With etcds:// they are asked over TLS.
     """
     scheme, mark, rest = text.strip().partition("://")
-    if not mark or scheme != "etcd":
+    if not mark or scheme not in {"etcd", "etcds"}:
         return None
     found = [meeting_point(one) for one in rest.rstrip("/").split(",")]
     known = tuple(one for one in found if one is not None)

@@ -20,6 +20,14 @@ _REMEMBERED, _EACH = 16, 3
 _LONGEST_REFUSAL = 700
 
 
+def is_stale(state: State, join: Join) -> bool:
+    """Whether a launcher has a place in another job of this name, which was here before.
+
+    Its own coordinator was lost, and its ranks may still run.
+    """
+    return bool(join.session) and join.session != state.session
+
+
 def objection(state: State, event: Received, join: Join) -> str:
     """Return why a launcher cannot take part; nothing if it can."""
     if join.launcher in state.lost:
@@ -49,9 +57,8 @@ def _no_place(state: State, event: Received, offer: Offer) -> str:
         # Two want the same place, or one was started again.
         return "" if holder.connection is None or not state.generation else _taken(holder)
     is_closed = state.phase != FORMING and not terms.may_change
-    here = [host for host in state.hosts.values() if host.connection is not None]
-    if is_closed or (not event.is_local and len(here) >= hosts):
-        # Asked at each join, so a thousand names are not made for nothing.
+    if is_closed or (not event.is_local and state.hosts.tally.connected >= hosts):
+        here = [host for host in state.hosts.values() if host.connection is not None]
         return f"all hosts of the job are there: {seating.listed([host.name for host in here])}"
     return ""
 

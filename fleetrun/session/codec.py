@@ -11,7 +11,10 @@ from contextlib import suppress
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+if TYPE_CHECKING:
+    from json import JSONDecoder, JSONEncoder
 
 _HEAD = 4
 # So much of what another program sends is quoted.
@@ -26,6 +29,9 @@ _MOST_DIGITS = 20
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 _WORD = "is"
+# A payload from here on is worth being compressed; then it begins as no JSON does.
+_LONG = 1 << 16
+_PACKED = b"\0"
 
 
 class Malformed(ValueError):
@@ -41,7 +47,12 @@ def frame(payload: bytes) -> bytes:
     >>> frame(b"{}")
     b'\x00\x00\x00\x02{}'
     """
-    return len(payload).to_bytes(_HEAD, "big") + payload
+    return head(len(payload)) + payload
+
+
+def head(length: int) -> bytes:
+    """Return what stands before a payload of LENGTH bytes."""
+    return length.to_bytes(_HEAD, "big")
 
 
 class Frames:
@@ -86,26 +97,39 @@ def dump(values: Mapping[str, object]) -> bytes:
     >>> dump({"who": "n\udc80", "code": 1})
     b'{"who":"n\\\\udc80","code":1}'
     """
-    import json  # only jobs on several hosts have to pay for it
+    text = _encoder().encode(values)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # File names may hold lone surrogates; within JSON a backslash is written twice.
+        return re.sub("[\ud800-\udfff]", lambda one: f"\\\\u{ord(one[0]):04x}", text).encode()
 
-    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # File names may hold lone surrogates; within JSON a backslash is written twice.
-    return re.sub("[\ud800-\udfff]", lambda one: f"\\\\u{ord(one[0]):04x}", text).encode()
+
+# To make one takes longer than to use it for a heartbeat.
+@cache
+def _encoder() -> "JSONEncoder":
+    from json import JSONEncoder  # only jobs on several hosts have to pay for it
+
+    return JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+@cache
+def _decoder() -> "JSONDecoder":
+    from json import JSONDecoder
+
+    return JSONDecoder(
+        parse_int=_whole,
+        parse_float=_finite,
+        parse_constant=_no_constant,
+        object_pairs_hook=_distinct,
+    )
 
 
 def load(payload: bytes) -> Mapping[str, object]:
     """Read a JSON object; Malformed where it is none, or nested too deep."""
-    import json
-
     _check_depth(payload)
     try:
-        values = json.loads(
-            payload.decode(),
-            parse_int=_whole,
-            parse_float=_finite,
-            parse_constant=_no_constant,
-            object_pairs_hook=_distinct,
-        )
+        values = _decoder().decode(payload.decode())
     except Malformed:
         raise
     except (ValueError, RecursionError):
@@ -165,6 +189,7 @@ class Codec:
         self._words = {kind: word for word, kind in words.items()}
         # A roster goes to a thousand hosts.
         self._last: tuple[object, bytes] = (None, b"")
+        self._last_packed = (b"", b"")
 
     def write(self, message: tuple[object, ...]) -> bytes:
         """Return MESSAGE as the payload of a frame."""
@@ -173,14 +198,43 @@ class Codec:
             self._last = (message, dump(values))
         return self._last[1]
 
-    def read(self, payload: bytes) -> Any:  # noqa: ANN401 - any of the types it was made with
-        """Return the message in PAYLOAD; Malformed if it is none."""
+    def write_packed(self, message: tuple[object, ...]) -> bytes:
+        """Return what `write` does, but compressed if it is long."""
+        payload = self.write(message)
+        if len(payload) < _LONG:
+            return payload
+        if self._last_packed[0] is not payload:
+            import zlib  # the roster of few hosts is short
+
+            self._last_packed = payload, _PACKED + zlib.compress(payload)
+        return self._last_packed[1]
+
+    def read(self, payload: bytes, most: int = 0) -> Any:  # noqa: ANN401 - any of the types it was made with
+        """Return the message in PAYLOAD; Malformed if it is none.
+
+        One that is compressed may have MOST bytes before that; 0: there can be none.
+        """
+        if most and payload.startswith(_PACKED):
+            payload = _unpacked(payload[len(_PACKED) :], most)
         values = dict(load(payload))
         word = values.pop(_WORD, None)
         kind = self._types.get(word) if isinstance(word, str) else None
         if kind is None:
             raise Malformed("no message that is known here")
         return _typed(kind, values, str(word))
+
+
+def _unpacked(packed: bytes, most: int) -> bytes:
+    import zlib
+
+    unpacking = zlib.decompressobj()
+    try:
+        payload = unpacking.decompress(packed, most)
+    except zlib.error:
+        raise Malformed("no JSON") from None
+    if not unpacking.eof:
+        raise Malformed(f"a message that is cut off, or of more than {most} bytes")
+    return payload
 
 
 def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:

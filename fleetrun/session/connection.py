@@ -6,6 +6,7 @@ import _socket  # `socket` takes 40 ms to import, this one 1
 import errno
 import os
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,7 @@ from fleetrun.session.authentication import (
     AuthenticationError,
     Handshake,
 )
-from fleetrun.session.codec import Frames, Malformed, frame
+from fleetrun.session.codec import Frames, Malformed, frame, head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from fleetrun.session.codec import Codec
 
 _PIECE = 1 << 16
+# What a part of the unsent bytes takes beside them.
+_PART_BYTES = 256
 # From whom calls: a join, a failure with a rank's last lines. From whom is called: a roster too.
 LONGEST_FROM_CALLER = 1 << 18
 LONGEST_FROM_LISTENER = 1 << 24
@@ -88,6 +91,9 @@ class Connection:
         self._waiting = waiting
         self._codec = codec
         self._longest = LONGEST_FROM_LISTENER if is_caller else LONGEST_FROM_CALLER
+        # Only what a listener sends is ever so long that it has to be.
+        self._write = codec.write if is_caller else codec.write_packed
+        self._longest_packed = LONGEST_FROM_LISTENER if is_caller else 0
         self._handshake = Handshake(key, is_caller=is_caller)
         # Of what we send, and of what comes; there once the handshake is done.
         self._sealing: Seal | None = None
@@ -95,7 +101,9 @@ class Connection:
         self._ready = ready
         self._failed = failed
         self._frames = Frames(LONGEST_HANDSHAKE)
-        self._unsent = bytearray()
+        # A roster that goes to ten thousand hosts is not copied for each of them.
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
         self._is_finishing = False
         self._is_writing = False
         _tune(self._socket)
@@ -109,7 +117,13 @@ class Connection:
     def send(self, message: tuple[object, ...]) -> None:
         """Send MESSAGE, now or when there is room; a failure is reported to `lost`."""
         if self.is_open and not self._is_finishing and self._sealing is not None:
-            self._push(frame(self._sealing.put(self._codec.write(message))))
+            payload = self._write(message)
+            mac = self._sealing.mac(payload)
+            begin = head(len(mac) + len(payload)) + mac
+            if len(payload) < _PIECE:
+                self._push(begin + payload)
+            else:
+                self._push(begin, payload)
 
     def finish(self) -> None:
         """Send what is left and hang up; `lost` follows when the other end has hung up too."""
@@ -127,7 +141,7 @@ class Connection:
                 self._waiting.alarm(self._key(what), None, self._part)
             self._waiting.unwatch(self._socket.fileno())
             self._socket.close()
-            self._unsent.clear()
+            self._forget_unsent()
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -151,26 +165,36 @@ class Connection:
         """Report a loss from the loop, as `send` must not call back its caller."""
         self._waiting.alarm(self._key("later"), time.monotonic(), lambda: self._lose(why))
 
-    def _push(self, data: bytes) -> None:
-        self._unsent += data
-        if len(self._unsent) > MOST_UNSENT:
-            self._unsent.clear()
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    def _push(self, *parts: bytes) -> None:
+        self._unsent.extend(map(memoryview, parts))
+        self._unsent_bytes += sum(_PART_BYTES + len(part) for part in parts)
+        if self._unsent_bytes > MOST_UNSENT:
+            self._forget_unsent()
             self._lose_later(f"did not read {MOST_UNSENT} bytes that were sent")
             return
         self._flush()
 
     def _flush(self) -> None:
         while self._unsent:
+            part = self._unsent[0]
             try:
-                # More at once would be copied again for each piece that is taken.
-                sent = self._socket.send(bytes(self._unsent[:_PIECE]))
+                sent = self._socket.send(part)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                self._unsent.clear()
+                self._forget_unsent()
                 self._lose_later(reason(error))
                 break
-            del self._unsent[:sent]
+            self._unsent_bytes -= sent
+            if sent < len(part):
+                self._unsent[0] = part[sent:]
+            else:
+                self._unsent.popleft()
+                self._unsent_bytes -= _PART_BYTES
         if self._is_finishing and not self._unsent:
             with suppress(OSError):
                 self._socket.shutdown(_socket.SHUT_WR)
@@ -219,7 +243,8 @@ class Connection:
     def _take(self, payload: bytes) -> tuple[object, ...] | None:
         """Return the message in PAYLOAD; None where it was a part of the handshake."""
         if self._opening is not None:
-            message: tuple[object, ...] = self._codec.read(self._opening.take(payload))
+            sent = self._opening.take(payload)
+            message: tuple[object, ...] = self._codec.read(sent, self._longest_packed)
             return message
         handshake = self._handshake
         answer = handshake.feed(payload)

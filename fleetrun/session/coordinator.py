@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed
 from fleetrun.session import admission, seating
+from fleetrun.session.hosttable import table
 from fleetrun.session.messages import (
     LOST,
     Acknowledged,
@@ -43,8 +44,10 @@ from fleetrun.session.state import (
     Received,
     Report,
     Send,
+    caller,
     to_seated,
     with_host,
+    without_connection,
     without_host,
 )
 
@@ -55,8 +58,12 @@ if TYPE_CHECKING:
     from fleetrun.session.state import Action, Event, State, Step
     from fleetrun.session.terms import Terms
 
-# Everybody hears who is missing this often, at most.
-_REMARK_S = 1.0
+# Everybody hears who is missing this often, at most; of very many hosts more seldom, as that many
+# messages are sent then.
+_REMARK_S, _REMARKS_PER_S = 1.0, 1000
+# Of so many hosts, each that joins hears who was missing at the last look.
+_MANY = 100
+_STALE = "it belongs to another job of this name, whose coordinator was lost"
 
 
 def step(state: State, event: Event) -> Step:
@@ -84,8 +91,11 @@ def _join(state: State, event: Received) -> Step:
         return _rejoin(state, event, join, known)
     if join.launcher in state.lost and _may_return(state, join):
         lost = dict(state.lost)
-        back = lost.pop(join.launcher)._replace(connection=None)
+        is_seated = join.launcher in state.seated
+        back = lost.pop(join.launcher)._replace(connection=None, is_seated=is_seated)
         return _rejoin(state._replace(lost=lost), event, join, back)
+    if admission.is_stale(state, join):
+        return admission.refuse(state, event, _STALE)
     why = admission.objection(state, event, join)
     ended = None if state.phase != ENDED else state.verdict
     if ended is not None and ended.failure is not None and not admission.misfit(state, join):
@@ -128,9 +138,10 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
-        told = Send((event.connection,), Missing(_missing(state), _remarks_for(state, host)))
+        told = Send((event.connection,), Missing(_who(state), _remarks_for(state, host)))
         return state, (*lost, told, *actions)
-    if host.launcher not in state.seated:
+    seated = state.hosts.get(host.launcher)
+    if seated is None or not seated.is_seated:
         actions = (*actions, _stand_by(state, (event.connection,)))
     return state, (*lost, *actions)
 
@@ -166,8 +177,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     actions: list[Action] = []
     if host.connection not in {None, event.connection}:
         assert host.connection is not None
-        connections = {c: who for c, who in state.connections.items() if c != host.connection}
-        state = state._replace(connections=connections)
+        state = without_connection(state, host.connection)
         actions.append(Close(host.connection))
     is_next = state.phase == FORMING and join.generation == state.generation
     host = host._replace(
@@ -195,7 +205,7 @@ def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
     is_behind = was_there and join.generation < state.generation
     if state.phase == FORMING:
         return [verdict] if is_behind and verdict is not None else []
-    if state.phase == ENDED or host.launcher not in state.seated:
+    if state.phase == ENDED or not host.is_seated:
         return [] if state.phase != ENDED or verdict is None else [verdict]
     owed: list[FromCoordinator] = []
     if is_behind and verdict is not None:
@@ -225,19 +235,19 @@ def _form(state: State, at: float) -> Step:
     suited = [host for host in here if host.launcher not in out]
     chosen = seating.seats(suited, terms.most, before)
     named = tuple(f"{state.hosts[one].name} stays out: {why}" for one, why in out.items())
-    hosts = dict(state.hosts)
+    hosts = {host.launcher: host._replace(is_seated=False) for host in state.hosts.values()}
     for one in out:
         # It is like one that never had a place.
         hosts[one] = hosts[one]._replace(order=-1, since=-1)
     for order, host in enumerate(chosen):
         since = state.generation if host.since < 0 else host.since
-        hosts[host.launcher] = host._replace(order=order, since=since)
+        hosts[host.launcher] = host._replace(order=order, since=since, is_seated=True)
     entries = tuple(_entry(state, host) for host in chosen)
     remarks = (*state.remarks, *named)
-    roster = RosterMessage(state.generation, state.restarts, entries, remarks)
+    roster = RosterMessage(state.generation, state.restarts, entries, remarks, state.session)
     state = state._replace(
         phase=PREPARING,
-        hosts=hosts,
+        hosts=table(hosts.values()),
         roster=roster,
         seated=tuple(host.launcher for host in chosen),
         left_out=frozenset(out),
@@ -245,8 +255,7 @@ def _form(state: State, at: float) -> Step:
         timeout_s=terms.prepare_s,
     )
     actions: list[Action] = [to_seated(state, roster)]
-    known = frozenset(state.seated)
-    others = [host for host in hosts.values() if host.launcher not in known]
+    others = [host for host in hosts.values() if not host.is_seated]
     if terms.may_change and others:
         connections = [host.connection for host in others if host.connection is not None]
         actions.append(_stand_by(state, connections, named))
@@ -264,23 +273,25 @@ def _form(state: State, at: float) -> Step:
 
 def _wait_for_more(state: State, at: float) -> State:
     """Begin to wait for new hosts, once all are back that are left, and they are too few."""
-    terms, is_back = state.terms, len(_here(state)) == len(state.hosts)
-    if not terms.may_change or not state.generation or state.is_short or not is_back:
+    terms = state.terms
+    if not terms.may_change or not state.generation or state.is_short:
+        return state
+    if state.hosts.tally.here < len(state.hosts):
         return state
     wait_s = terms.elastic_timeout_s
     return state._replace(is_short=True, deadline=at + wait_s, timeout_s=wait_s)
 
 
 def _is_complete(state: State, at: float) -> bool:
-    here, terms = _here(state), state.terms
-    if len(here) < len(state.hosts) and state.generation:
+    here, terms = state.hosts.tally.here, state.terms
+    if here < len(state.hosts) and state.generation:
         # Survivors are still stopping; those that are lost are soon known to be.
         return False
-    if len(here) >= terms.most:
+    if here >= terms.most:
         return True
-    if len(here) < terms.least:
+    if here < terms.least:
         return False
-    newest = max(host.joined_at for host in here)
+    newest = max(host.joined_at for host in _here(state))
     # Who has been training together goes on at once.
     return state.generation > 0 or at >= min(newest + terms.elastic_timeout_s, state.deadline)
 
@@ -311,6 +322,13 @@ def _entry(state: State, host: Host) -> Entry:
     )
 
 
+def _who(state: State) -> str:
+    """Name who is missing, for one of the many that join: counting all each time takes long."""
+    if state.missing and len(state.hosts) > _MANY:
+        return state.missing
+    return _missing(state)
+
+
 def _missing(state: State) -> str:
     return seating.missing(state.terms, _here(state))
 
@@ -329,7 +347,7 @@ def _remarks_for(state: State, host: Host) -> tuple[str, ...]:
 
 def _received(state: State, event: Received) -> Step:
     """Take what a member says."""
-    host = state.hosts.get(state.connections.get(event.connection, ""))
+    host = caller(state, event.connection)
     if host is None:
         return state, ()
     is_redialing = isinstance(event.message, Redialing)
@@ -344,7 +362,7 @@ def _received(state: State, event: Received) -> Step:
             return state, ()
         case message:
             is_current = message.generation == state.generation
-            if is_current and host.launcher in state.seated:
+            if is_current and host.is_seated:
                 return _reported(state, host, message, event.at)
             return state, ()
 
@@ -367,14 +385,14 @@ def _reported(
 
 
 def _ready(state: State) -> Step:
-    if not all(state.hosts[one].is_ready for one in state.seated):
+    if state.hosts.tally.ready < len(state.seated):
         return state, ()
     state = state._replace(phase=RUNNING)
     return state, (to_seated(state, Start(state.generation)),)
 
 
 def _done(state: State, at: float) -> Step:
-    if not all(state.hosts[one].is_done for one in state.seated):
+    if state.hosts.tally.done < len(state.seated):
         return state, ()
     return _end(state, Verdict(state.generation, "", None, is_final=True), at)
 
@@ -383,9 +401,10 @@ def _failed(state: State, launcher: str, failure: Failure, at: float) -> Step:
     """Note a failure; the first one stops all ranks everywhere."""
     if state.phase not in {PREPARING, RUNNING, STOPPING}:
         return state, ()
-    if any(report.launcher == launcher for report in state.reports):
+    if launcher in state.reports:
         return state, ()
-    state = state._replace(reports=(*state.reports, Report(at, launcher, failure)))
+    reports = {**state.reports, launcher: Report(at, launcher, failure)}
+    state = state._replace(reports=reports)
     if state.phase == STOPPING:
         return state, ()
     stop = Stop(state.generation, failure)
@@ -400,12 +419,10 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
         failure = Failure(host.name, "the ranks were stopped", LOST)
     if failure is not None:
         state, actions = _failed(state, host.launcher, failure, at)
-        # The report at the end knows more than the first one.
-        reports = tuple(
-            one._replace(failure=failure) if one.launcher == host.launcher else one
-            for one in state.reports
-        )
-        state = state._replace(reports=reports)
+        if host.launcher in state.reports:
+            # The report at the end knows more than the first one.
+            report = state.reports[host.launcher]._replace(failure=failure)
+            state = state._replace(reports={**state.reports, host.launcher: report})
     if state.phase != STOPPING:
         return state, actions
     state = with_host(state, host._replace(is_stopped=True))
@@ -415,10 +432,10 @@ def _stopped(state: State, host: Host, failure: Failure | None, at: float) -> St
 
 def _arbitrate(state: State, at: float) -> Step:
     """Decide who failed first, and whether there is another attempt."""
-    waited_for = (state.hosts[one] for one in state.seated if one in state.hosts)
-    if state.phase != STOPPING or not all(host.is_stopped for host in waited_for):
+    tally = state.hosts.tally
+    if state.phase != STOPPING or tally.stopped < tally.seated:
         return state, ()
-    first = min(state.reports, key=lambda one: (one.failure.is_victim, one.at))
+    first = min(state.reports.values(), key=lambda one: (one.failure.is_victim, one.at))
     failure, terms = first.failure, state.terms
     given_up = failure.no_retry
     counts = not failure.is_departure
@@ -430,24 +447,25 @@ def _arbitrate(state: State, at: float) -> Step:
     if counts and culprit is not None:
         state = with_host(state, culprit._replace(strikes=culprit.strikes + 1))
     told = to_seated(state, verdict)
-    seated = frozenset(state.seated)
-    hosts = {
-        one: host._replace(is_joined=False) if one in seated else host
-        for one, host in state.hosts.items()
-    }
-    cleared = {
-        one: host._replace(is_ready=False, is_done=False, is_stopped=False)
-        for one, host in hosts.items()
-    }
+    cleared = (
+        host._replace(
+            is_joined=host.is_joined and not host.is_seated,
+            is_seated=False,
+            is_ready=False,
+            is_done=False,
+            is_stopped=False,
+        )
+        for host in state.hosts.values()
+    )
     timeout_s = terms.rdzv_timeout_s
     return state._replace(
         phase=FORMING,
         generation=state.generation + 1,
         restarts=state.restarts + counts,
-        hosts=cleared,
+        hosts=table(cleared),
         roster=None,
         seated=(),
-        reports=(),
+        reports={},
         stop=None,
         verdict=verdict,
         deadline=max(at, state.not_before) + timeout_s,
@@ -455,6 +473,7 @@ def _arbitrate(state: State, at: float) -> Step:
         is_short=False,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
+        missing="",
     ), (told,)
 
 
@@ -466,12 +485,10 @@ def _broken(state: State, connection: int, at: float) -> Step:
     launcher = state.connections.get(connection)
     if launcher is None:
         return state, ()
-    connections = {c: who for c, who in state.connections.items() if c != connection}
-    state = state._replace(connections=connections)
+    state = without_connection(state, connection)
     host = state.hosts.get(launcher)
     if host is not None and host.connection == connection:
-        hosts = {**state.hosts, launcher: host._replace(connection=None, broken_at=at)}
-        state = state._replace(hosts=hosts)
+        state = with_host(state, host._replace(connection=None, broken_at=at))
     return state, ()
 
 
@@ -493,7 +510,7 @@ def _left(state: State, host: Host, failure: Failure | None, at: float) -> Step:
             return state, (*closing, *actions)
         ended = Verdict(state.generation, host.launcher, failure, is_final=True)
         state, actions = _end(state, ended, at)
-    elif host.launcher in state.seated:
+    elif host.is_seated:
         state, first = _failed(state, host.launcher, failure, at)
         state, more = _arbitrate(state, at)
         actions = (*first, *more)
@@ -508,18 +525,18 @@ def _look(state: State, at: float) -> Step:
     asleep = at - state.looked_at - 2 * terms.look_s
     if asleep > terms.heartbeat_timeout_s / 2:
         # This process itself was stopped: give living hosts the time for a heartbeat.
-        hosts = {
-            one: host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
-            for one, host in state.hosts.items()
-        }
-        state = state._replace(hosts=hosts)
+        hosts = (
+            host._replace(heard_at=host.heard_at + asleep, broken_at=host.broken_at and at)
+            for host in state.hosts.values()
+        )
+        state = state._replace(hosts=table(hosts))
     due = at + terms.look_s
     if state.phase in {FORMING, PREPARING} and at < state.deadline:
         due = min(due, state.deadline)
     state = state._replace(looked_at=at, wake_at=due)
     actions: list[Action] = []
     for host in list(state.hosts.values()):
-        if host.launcher in state.hosts and _is_lost(terms, host, at):
+        if _is_lost(terms, host, at) and host.launcher in state.hosts:
             state, more = _lost(state, host, at)
             actions += more
     if state.phase == FORMING:
@@ -562,7 +579,7 @@ def _is_lost(terms: Terms, host: Host, at: float) -> bool:
 def _lost(state: State, host: Host, at: float) -> Step:
     """Go on without HOST, or end."""
     terms = state.terms
-    was_seated = host.launcher in state.seated or host.order >= 0
+    was_seated = host.is_seated or host.order >= 0
     state = without_host(state, host)
     closing: tuple[Action, ...] = () if host.connection is None else (Close(host.connection),)
     if state.phase == ENDED or not was_seated:
@@ -606,8 +623,10 @@ def _wait(state: State, at: float) -> Step:
     if at >= state.deadline:
         what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
+    state = state._replace(missing=who)
     told = "\n".join((who, *state.remarks))
-    if told == state.told or at < state.told_at + _REMARK_S:
+    pause_s = max(_REMARK_S, len(state.hosts) / _REMARKS_PER_S)
+    if told == state.told or at < state.told_at + pause_s:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)

@@ -150,7 +150,7 @@ class Session:
             meeting.terms, self.launcher, meeting.host, now, is_local=is_local
         )
         if self._listener is not None:
-            self._coordinator = state.begin(meeting.terms, now)
+            self._coordinator = state.begin(meeting.terms, now, self.launcher)
             self._listener.open(self._relay)
             self._do(partial(self._feed, member.Connected(now)))
             self._set_alarms()
@@ -338,12 +338,9 @@ class Session:
     ) -> None:
         now = time.monotonic()
         if isinstance(message, exchange.FROM_MEMBER):
-            launcher = (
-                None if self._coordinator is None else self._coordinator.connections.get(number)
-            )
-            if self._coordinator is not None and launcher in self._coordinator.seated:
-                node_rank = self._coordinator.seated.index(launcher)
-                self._todo_later(type(message), node_rank, message)
+            host = None if self._coordinator is None else state.caller(self._coordinator, number)
+            if host is not None and host.is_seated:
+                self._todo_later(type(message), host.order, message)
             return
         received = state.Received(number, message, now, caller.address, caller.local_address)
         self._do(partial(self._feed_coordinator, received))

@@ -30,7 +30,7 @@ _LOOPBACK = ("127.", "::1")
 
 
 class ElectedSession(Session):
-    """A launcher's part in the session of a job that etcd at ENDPOINTS knows.
+    """A launcher's part in the session of a job that etcd at ENDPOINTS knows, if IS_SECURE by TLS.
 
     `host` of MEETING is by what the others call this host, if the user has said so; else one of
     OWN is, its addresses, if that which leads to etcd does not leave this host.
@@ -44,6 +44,7 @@ class ElectedSession(Session):
         host: str,
         say: Callable[[str], None],
         endpoints: Sequence[tuple[str, int]],
+        is_secure: bool = False,
         own: Sequence[str] = (),
     ) -> None:
         super().__init__(meeting, launcher, host=host, say=say)
@@ -54,6 +55,7 @@ class ElectedSession(Session):
             endpoints,
             meeting.job_id,
             timeout_s=max(timeout_s, _LEAST_TIMEOUT_S),
+            is_secure=is_secure,
             waiting=self._relay,
         )
         self._election = Election(self.terms, launcher, self._store, self._relay, self)
@@ -136,7 +138,7 @@ class ElectedSession(Session):
             return
         self._hang_up()
         begun = (
-            state.begin(self.terms, now)
+            state.begin(self.terms, now, leader.job)
             if job is None
             else state.resume(self.terms, now, job, self.launcher, lost_at)
         )
@@ -233,9 +235,11 @@ class ElectedSession(Session):
     def _keep(self, roster: RosterMessage) -> None:
         if self._unkept is not None or roster.generation == self._kept_generation:
             return
+        if self._coordinator is None:
+            return
         self._unkept = roster
-        entries = tuple((one.launcher, one.host, one.hostname) for one in roster.entries)
-        record = self._election.record(roster.generation, roster.restarts, entries)
+        known = state.recorded(self._coordinator, roster)
+        record = self._election.record(roster.generation, roster.restarts, *known)
         self._election.keep(record, self._has_kept)
 
     def _has_kept(self) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from fleetrun.run.loop import Waiting
+    from fleetrun.session.jobrecord import HostStrikes, RosterEntry
     from fleetrun.session.jobstore import JobStore, StoreAnswer
     from fleetrun.session.terms import Terms
 
@@ -303,12 +304,15 @@ class Election:
         self._store.ask(answered, "keep", jobrecord.write(record), self._revision, lease)
 
     def record(
-        self, generation: int, restarts: int, entries: tuple[tuple[str, ...], ...]
+        self,
+        generation: int,
+        restarts: int,
+        entries: tuple[RosterEntry, ...],
+        strikes: tuple[HostStrikes, ...] = (),
     ) -> JobRecord:
-        """Return the record of a roster of ENTRIES."""
+        """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none."""
         assert self.leader is not None
-        known = tuple(map(jobrecord.RosterEntry._make, entries))
-        return JobRecord(self.leader.job, generation, restarts, self._launcher, known)
+        return JobRecord(self.leader.job, generation, restarts, self._launcher, entries, strikes)
 
     def leave(self, *, is_final: bool) -> None:
         """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""

@@ -1,7 +1,8 @@
 """A client of etcd 3 over its JSON gateway, which blocks: it runs in a process of its own.
 
 The gateway is plain HTTP, so the standard library is enough; each request tries every member until
-one answers, beginning with the one that answered last.
+one answers, beginning with the one that answered last. Over TLS the authority, and a certificate
+of our own, are named by the variables that etcdctl reads.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -16,6 +18,7 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_AUTHORITY, _CERTIFICATE, _KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 # A record of thousands of hosts is smaller.
 _LONGEST = 16 * 1024 * 1024
 
@@ -42,13 +45,22 @@ class Seen(NamedTuple):
 
 
 class Client:
-    """Asks the members of etcd at ENDPOINTS, waiting TIMEOUT_S for each answer, for job NAME."""
+    """Asks the members of etcd at ENDPOINTS, waiting TIMEOUT_S for each answer, for job NAME.
+
+    IS_SECURE: over TLS.
+    """
 
     def __init__(
-        self, endpoints: Sequence[tuple[str, int]], name: str, *, timeout_s: float
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        name: str,
+        *,
+        timeout_s: float,
+        is_secure: bool = False,
     ) -> None:
         self._endpoints = list(endpoints)
         self._timeout_s = timeout_s
+        self._is_secure = is_secure
         self._link: http.client.HTTPConnection | None = None
         self._local = ""
         # A job's name may have any characters, and none may lie within another.
@@ -141,12 +153,25 @@ class Client:
         try:
             return self._post(host, port, path, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            return _reason(error)
+            return f"{_reason(error)}{self._hint(error)}"
+
+    def _hint(self, error: Exception) -> str:
+        """Return what may help where a member hangs up, as one does of which TLS is expected."""
+        is_refusal = bool(getattr(error, "verify_message", ""))
+        # ssl.SSLError, which most launches need not load.
+        has_hung_up = isinstance(error, ConnectionResetError | BrokenPipeError) or (
+            type(error).__module__ == "ssl" and not is_refusal
+        )
+        if not has_hung_up:
+            return ""
+        if not self._is_secure:
+            return "; one that wants TLS is given as etcds://HOST:PORT"
+        return f"; where it asks for a certificate, {_CERTIFICATE} and {_KEY} name one"
 
     def _post(self, host: str, port: int, path: str, body: bytes) -> dict[str, Any]:
         link = self._link
         if link is None:
-            link = self._link = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+            link = self._link = self._called(host, port)
         link.request("POST", path, body, {"Content-Type": "application/json"})
         if not self._local and isinstance(link.sock, socket.socket):
             self._local = str(link.sock.getsockname()[0])
@@ -169,6 +194,26 @@ class Client:
             raise http.client.HTTPException(message)
         return found
 
+    def _called(self, host: str, port: int) -> http.client.HTTPConnection:
+        """Return what calls a member; RefusedError where a file for TLS cannot be read."""
+        if not self._is_secure:
+            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+        import ssl
+
+        authority, certificate, key = (
+            os.environ.get(name) or None for name in (_AUTHORITY, _CERTIFICATE, _KEY)
+        )
+        which = f"{_AUTHORITY}={authority}"
+        try:
+            context = ssl.create_default_context(cafile=authority)
+            if certificate is not None:
+                which = f"{_CERTIFICATE}={certificate} with {_KEY}={key or ''}"
+                context.load_cert_chain(certificate, key)
+        except (OSError, ValueError) as error:
+            message = f"{which} cannot be used ({_reason(error)})"
+            raise RefusedError(message) from None
+        return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+
     def close(self) -> None:
         """Hang up; the next question calls again."""
         if self._link is not None:
@@ -180,6 +225,11 @@ class Client:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it hangs up without an answer"
+    doubt = getattr(error, "verify_message", "")
+    if doubt:
+        return f"its certificate does not count ({doubt}); {_AUTHORITY} names its authority"
     if isinstance(error, json.JSONDecodeError | http.client.BadStatusLine):
         return "what listens there is not etcd"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or repr(error)

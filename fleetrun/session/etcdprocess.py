@@ -20,16 +20,29 @@ if TYPE_CHECKING:
 
 
 def line(
-    endpoints: Sequence[tuple[str, int]], name: str, *, launcher: int, timeout_s: float
+    endpoints: Sequence[tuple[str, int]],
+    name: str,
+    *,
+    launcher: int,
+    timeout_s: float,
+    is_secure: bool,
 ) -> list[str]:
     """Return the command that asks etcd at ENDPOINTS for job NAME while LAUNCHER is alive."""
     return itself.command(
         "from fleetrun.session import etcdprocess; "
-        f"etcdprocess.main({tuple(map(tuple, endpoints))!r}, {name!r}, {launcher}, {timeout_s})"
+        f"etcdprocess.main({tuple(map(tuple, endpoints))!r}, {name!r}, {launcher}, {timeout_s}, "
+        f"is_secure={is_secure})"
     )
 
 
-def main(endpoints: Sequence[tuple[str, int]], name: str, launcher: int, timeout_s: float) -> None:
+def main(
+    endpoints: Sequence[tuple[str, int]],
+    name: str,
+    launcher: int,
+    timeout_s: float,
+    *,
+    is_secure: bool,
+) -> None:
     """Answer until the launcher ends."""
     from fleetrun.run import libc  # this process only
 
@@ -39,7 +52,7 @@ def main(endpoints: Sequence[tuple[str, int]], name: str, launcher: int, timeout
         return
     from fleetrun.session.etcd import Client
 
-    client = Client(endpoints, name, timeout_s=timeout_s)
+    client = Client(endpoints, name, timeout_s=timeout_s, is_secure=is_secure)
     for order in sys.stdin:
         what, *values = json.loads(order)
         sys.stdout.write(json.dumps(answer(client, what, values)) + "\n")

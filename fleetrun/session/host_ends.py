@@ -15,7 +15,7 @@ WELL, STOPPED, UNKNOWN = "its ranks ended well", "its ranks were stopped", "its 
 def of_hosts(state: State) -> tuple[HostEnd, ...]:
     """Return how the hosts of the generation that STATE is in, or ended with, have ended."""
     found: list[HostEnd] = []
-    reports = {report.launcher: report.failure for report in state.reports}
+    reports = {report.launcher: report.failure for report in state.reports.values()}
     verdict = state.verdict
     is_well = verdict is not None and verdict.failure is None
     for node_rank, entry in enumerate(() if state.roster is None else state.roster.entries):

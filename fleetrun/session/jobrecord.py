@@ -29,6 +29,16 @@ class RosterEntry(NamedTuple):
     launcher: str
     host: str
     hostname: str
+    # How often the job has failed because of it.
+    strikes: int = 0
+
+
+class HostStrikes(NamedTuple):
+    """How often a job has failed because of a host that has no place in it now."""
+
+    address: str
+    hostname: str
+    strikes: int
 
 
 class JobRecord(NamedTuple):
@@ -39,6 +49,7 @@ class JobRecord(NamedTuple):
     restarts: int
     coordinator: str
     entries: tuple[RosterEntry, ...]
+    strikes: tuple[HostStrikes, ...] = ()
 
 
 def write(value: LeaderRecord | JobRecord) -> str:
@@ -67,19 +78,36 @@ def read_leader(text: str) -> LeaderRecord | None:
 def read_record(text: str) -> JobRecord | None:
     """Return the record that TEXT means; None where no launcher has written it."""
     match _parsed(text):
-        case [str(job), int(generation), int(restarts), str(coordinator), [*entries]] if (
-            _are_names(job, coordinator) and generation >= 0 and restarts >= 0
-        ):
+        case [
+            str(job),
+            int(generation),
+            int(restarts),
+            str(coordinator),
+            [*entries],
+            [*counts],
+        ] if _are_names(job, coordinator) and generation >= 0 and restarts >= 0:
             found = tuple(entry for entry in map(_entry, entries) if entry is not None)
-            if found and len(found) == len(entries):
-                return JobRecord(job, generation, restarts, coordinator, found)
+            strikes = tuple(count for count in map(_strikes, counts) if count is not None)
+            if found and (len(found), len(strikes)) == (len(entries), len(counts)):
+                return JobRecord(job, generation, restarts, coordinator, found, strikes)
     return None
 
 
 def _entry(value: object) -> RosterEntry | None:
     match value:
-        case [str(launcher), str(host), str(hostname)] if _are_names(launcher, host, hostname):
-            return RosterEntry(launcher, host, hostname)
+        case [str(launcher), str(host), str(hostname), int(strikes)] if (
+            _are_names(launcher, host, hostname) and strikes >= 0
+        ):
+            return RosterEntry(launcher, host, hostname, strikes)
+    return None
+
+
+def _strikes(value: object) -> HostStrikes | None:
+    match value:
+        case [str(address), str(hostname), int(strikes)] if (
+            _are_names(address, hostname) and strikes >= 0
+        ):
+            return HostStrikes(address, hostname, strikes)
     return None
 
 

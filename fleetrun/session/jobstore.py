@@ -32,7 +32,10 @@ class StoreAnswer(NamedTuple):
 
 
 class JobStore:
-    """Asks etcd at ENDPOINTS for job NAME, one question after the other, in another process."""
+    """Asks etcd at ENDPOINTS for job NAME, one question after the other, in another process.
+
+    IS_SECURE: over TLS.
+    """
 
     def __init__(
         self,
@@ -41,10 +44,12 @@ class JobStore:
         *,
         timeout_s: float,
         waiting: Waiting,
+        is_secure: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._name = name
         self._timeout_s = timeout_s
+        self._is_secure = is_secure
         self._waiting = waiting
         self._pid = 0
         self._orders = self._answers = -1
@@ -84,7 +89,11 @@ class JobStore:
         theirs, self._orders = os.pipe2(os.O_CLOEXEC)
         self._answers, answers = os.pipe2(os.O_CLOEXEC)
         words = etcdprocess.line(
-            self._endpoints, self._name, launcher=os.getpid(), timeout_s=self._timeout_s
+            self._endpoints,
+            self._name,
+            launcher=os.getpid(),
+            timeout_s=self._timeout_s,
+            is_secure=self._is_secure,
         )
         try:
             self._pid = os.posix_spawn(

@@ -124,6 +124,7 @@ def join(
         terms=meeting.terms,
         health=ask_health if meeting.terms.may_change else None,
         warm=_warm(request, meeting.terms),
+        hook=_hook(request, facts, meeting.terms),
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
@@ -138,6 +139,20 @@ def _warm(request: Request, terms: Terms) -> Callable[[], IsolatedCall] | None:
         from fleetrun.session import health  # most launches never stand by
 
         return health.ask_import()
+
+    return ask
+
+
+def _hook(request: Request, facts: Facts, terms: Terms) -> Callable[[], IsolatedCall] | None:
+    """Return what runs the user's command before each start."""
+    command = request.elastic_pre_hook
+    if not (terms.may_change and command):
+        return None
+
+    def ask() -> IsolatedCall:
+        from fleetrun.session import prehook  # few have one
+
+        return prehook.ask(command, facts.environ)
 
     return ask
 
@@ -236,6 +251,7 @@ def _session(  # noqa: PLR0917 - as join has them
         host=bare.named(),
         say=say,
         endpoints=[(point.host, point.port) for point in endpoints],
+        is_secure=(request.master or "").strip().startswith("etcds:"),
         own=own if is_far else (),
     )
 

@@ -198,6 +198,8 @@ class MemberState(NamedTuple):
     wake_at: float
     phase: str = IDLE
     generation: int = 0
+    # That of the last roster.
+    session: str = ""
     offer: Offer | None = None
     is_connected: bool = False
     # When the connection broke, while there is no other.
@@ -252,7 +254,7 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0
             return _elapsed(state, at)
         case Offered(offer=offer):
             state = state._replace(phase=JOINING, offer=offer)
-            return _say(state, Join(PROTOCOL, state.launcher, state.generation, offer))
+            return _say(state, _join(state, state.generation, offer))
         case Planned(failure=failure):
             return _planned(state, failure)
         case RanksDone():
@@ -275,7 +277,11 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
     """Return the messages for a connection that is made after this launcher has left."""
     if state.offer is None or state.phase != JOINING:
         return ()
-    return Join(PROTOCOL, state.launcher, state.generation, state.offer), Leave(failure)
+    return _join(state, state.generation, state.offer), Leave(failure)
+
+
+def _join(state: MemberState, generation: int, offer: Offer) -> Join:
+    return Join(PROTOCOL, state.launcher, generation, offer, state.session)
 
 
 # The connection -------------------------------------------------------------------------------
@@ -288,7 +294,7 @@ def _connected(state: MemberState, at: float) -> Step:
         return state, ()
     # What it brings into the next generation is not known before it is offered.
     generation = state.generation - (state.phase == IDLE)
-    said: list[FromMember] = [Join(PROTOCOL, state.launcher, generation, state.offer)]
+    said: list[FromMember] = [_join(state, generation, state.offer)]
     if state.phase in {READY, RUNNING, STOPPING}:
         said.append(Prepared(state.generation))
     if state.is_done:
@@ -440,6 +446,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
                 phase=PLANNING,
                 generation=message.generation,
                 restarts=message.restarts,
+                session=message.session,
                 stands_by=False,
                 alive_at=max(state.alive_at, at),
             )

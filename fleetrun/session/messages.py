@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from fleetrun.model import Device
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 5
+PROTOCOL = 6
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -97,6 +97,8 @@ class Join(NamedTuple):
     # The one that it is in, or wants to take part in.
     generation: int
     offer: Offer
+    # That of the roster in which it has a place; empty: it has none yet.
+    session: str = ""
 
 
 class Prepared(NamedTuple):
@@ -178,6 +180,8 @@ class RosterMessage(NamedTuple):
     restarts: int
     entries: tuple[Entry, ...]
     remarks: tuple[str, ...] = ()
+    # Another name for each job, even where jobs follow each other under one name at one place.
+    session: str = ""
 
 
 class Start(NamedTuple):

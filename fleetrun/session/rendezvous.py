@@ -36,6 +36,7 @@ _FOR_EVER_S = 1e9
 HEALTH_S = 20.0
 # From a cold folder on a network Paddle takes minutes to import.
 _IMPORT_S = 600.0
+_HOOK = "the command of --elastic_pre_hook"
 # How long a host that cannot take part tries to report that to the coordinator.
 _REPORT_S, _LOOK_S = 3.0, 0.05
 
@@ -47,6 +48,7 @@ class Rendezvous(Gathering):
     no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
     at the end of the first rendezvous. HEALTH asks before each later one whether this host is well,
     and before the first where it has stood by; WARM asks meanwhile whether Paddle can be imported.
+    HOOK runs the user's command before each.
     """
 
     is_shared = True
@@ -64,6 +66,7 @@ class Rendezvous(Gathering):
         settled: Settled | None = None,
         health: Callable[[], IsolatedCall] | None = None,
         warm: Callable[[], IsolatedCall] | None = None,
+        hook: Callable[[], IsolatedCall] | None = None,
     ) -> None:
         self._rdzv_timeout_s = terms.rdzv_timeout_s
         self._prepare_s = terms.prepare_s
@@ -83,6 +86,8 @@ class Rendezvous(Gathering):
         self._settled = settled
         self._health = health
         self._warm = warm
+        self._hook = hook
+        self._is_hooking = False
         self._call: IsolatedCall | None = None
         # Why Paddle cannot be imported, and what the others know of this host's health.
         self._cold = self._told_trouble = ""
@@ -115,6 +120,23 @@ class Rendezvous(Gathering):
             self._wait(max(self._rdzv_timeout_s, longest_s))
         else:
             self._wait(self._rdzv_timeout_s)
+        if self._hook is None:
+            self._look_at_host()
+        else:
+            self._is_hooking = True
+            self._ask(self._hook, self._hooked, "it", self._rdzv_timeout_s)
+
+    def _hooked(self, trouble: str) -> None:
+        """Go on when the user's command has ended, however that was."""
+        self._is_hooking = False
+        if trouble:
+            what = f"{_HOOK} failed ({self._hide(trouble)})"
+            self._say(f"{_sentence(what)}. This host joins all the same.")
+        self._look_at_host()
+
+    def _look_at_host(self) -> None:
+        """Join, where it matters after a look at this host."""
+        attempt = self._attempt
         if self._health is not None and (attempt or self._has_stood_by):
             self._ask(self._health, self._join)
         else:
@@ -196,6 +218,8 @@ class Rendezvous(Gathering):
 
     def missing(self) -> str:
         """Name what the answer waits for."""
+        if self._is_hooking:
+            return _HOOK
         return self._session.missing()
 
     def cancel(self) -> None:

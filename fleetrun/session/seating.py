@@ -30,15 +30,17 @@ class Host(NamedTuple):
     heard_at: float
     joined_at: float
     broken_at: float | None = None
-    # It has said that it makes another one.
     # How often the job has failed because of it.
     strikes: int = 0
+    # It has said that it makes another one.
     is_redialing: bool = False
     # Its place in the last roster, and the generation in which it first had one.
     order: int = -1
     since: int = -1
     # What it has said of this generation.
     is_joined: bool = True
+    # It has a place in this generation.
+    is_seated: bool = False
     is_ready: bool = False
     is_done: bool = False
     is_stopped: bool = False

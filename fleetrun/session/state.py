@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fleetrun.run.events import Elapsed
+from fleetrun.session.hosttable import NOBODY, HostTable
 from fleetrun.session.messages import LOST, Failure, Offer, Verdict
 from fleetrun.session.seating import Host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleetrun.session.jobrecord import JobRecord
+    from fleetrun.session.jobrecord import HostStrikes, JobRecord, RosterEntry
     from fleetrun.session.messages import FromCoordinator, FromMember, RosterMessage, Stop
     from fleetrun.session.terms import Terms
 
@@ -87,9 +88,11 @@ class State(NamedTuple):
     # Whether those who are left are too few, and new hosts are waited for.
     is_short: bool = False
     phase: str = FORMING
+    # Which job of this name it is.
+    session: str = ""
     generation: int = 0
     restarts: int = 0
-    hosts: Mapping[str, Host] = {}
+    hosts: HostTable = NOBODY
     connections: Mapping[int, str] = {}
     # Of this generation, once it stands, and its launchers.
     roster: RosterMessage | None = None
@@ -98,7 +101,8 @@ class State(NamedTuple):
     # launchers are gone, by address and name.
     left_out: frozenset[str] = frozenset()
     strikes: Mapping[tuple[str, str], int] = {}
-    reports: tuple[Report, ...] = ()
+    # By launchers.
+    reports: Mapping[str, Report] = {}
     stop: Stop | None = None
     # Of the last generation that ended.
     verdict: Verdict | None = None
@@ -113,6 +117,8 @@ class State(NamedTuple):
     looked_at: float = 0.0
     told_at: float = 0.0
     told: str = ""
+    # Who was missing at the last look.
+    missing: str = ""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -129,8 +135,8 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(terms: Terms, at: float) -> State:
-    """Return the state of a session of which nobody is known yet."""
+def begin(terms: Terms, at: float, session: str = "") -> State:
+    """Return the state of SESSION, of which nobody is known yet."""
     return State(
         terms,
         at,
@@ -139,6 +145,7 @@ def begin(terms: Terms, at: float) -> State:
         terms.rdzv_timeout_s,
         looked_at=at,
         told_at=at,
+        session=session,
     )
 
 
@@ -148,18 +155,22 @@ def resume(terms: Terms, at: float, record: JobRecord, launcher: str, lost_at: f
     LOST_AT is when that one was known to be lost: its own ranks have ended before. The ranks of the
     others have ended when they join, or as long after that as those of any lost host.
     """
-    lost = [entry.host for entry in record.entries if entry.launcher == record.coordinator]
+    lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
+    strikes = {(one.address, one.hostname): one.strikes for one in record.strikes}
+    if record.coordinator != launcher:
+        strikes |= {(one.host, one.hostname): one.strikes + 1 for one in lost}
     failure = Failure(
-        "".join(lost[:1]),
+        "".join(one.host for one in lost[:1]),
         "the coordinator of the job was lost",
         LOST,
         is_departure=terms.may_change,
     )
-    state = begin(terms, at)._replace(
+    state = begin(terms, at, record.job)._replace(
         generation=record.generation + 1,
         restarts=record.restarts + (not terms.may_change),
         # For those who have not given the last generation up yet.
         verdict=Verdict(record.generation, record.coordinator, failure, is_final=False),
+        strikes=strikes,
     )
     for order, entry in enumerate(record.entries):
         if entry.launcher == record.coordinator != launcher:
@@ -175,24 +186,52 @@ def resume(terms: Terms, at: float, record: JobRecord, launcher: str, lost_at: f
             order=order,
             since=0,
             is_joined=False,
+            strikes=entry.strikes,
         )
         state = with_host(state, host)
     return state
 
 
+def recorded(
+    state: State, roster: RosterMessage
+) -> tuple[tuple[RosterEntry, ...], tuple[HostStrikes, ...]]:
+    """Return what of ROSTER, and of the hosts that failed before, another coordinator must know."""
+    from fleetrun.session.jobrecord import HostStrikes, RosterEntry  # only with etcd
+
+    entries = []
+    for one in roster.entries:
+        host = state.hosts.get(one.launcher)
+        strikes = 0 if host is None else host.strikes
+        entries.append(RosterEntry(one.launcher, one.host, one.hostname, strikes))
+    return tuple(entries), tuple(HostStrikes(*who, count) for who, count in state.strikes.items())
+
+
+def caller(state: State, connection: int) -> Host | None:
+    """Return the host at the other end of CONNECTION, if it has joined."""
+    return state.hosts.get(state.connections.get(connection, ""))
+
+
 def with_host(state: State, host: Host) -> State:
     """Return STATE with HOST as it is now."""
-    state = state._replace(hosts={**state.hosts, host.launcher: host})
+    state = state._replace(hosts=state.hosts.with_host(host))
     if host.connection is None or state.connections.get(host.connection) == host.launcher:
         return state
     return state._replace(connections={**state.connections, host.connection: host.launcher})
 
 
 def without_host(state: State, host: Host) -> State:
-    """Return STATE without HOST and its connections."""
-    hosts = {one: each for one, each in state.hosts.items() if one != host.launcher}
-    connections = {c: who for c, who in state.connections.items() if who != host.launcher}
-    return state._replace(hosts=hosts, connections=connections)
+    """Return STATE without HOST and its connection."""
+    state = state._replace(hosts=state.hosts.without(host.launcher))
+    if host.connection is None or state.connections.get(host.connection) != host.launcher:
+        return state
+    return without_connection(state, host.connection)
+
+
+def without_connection(state: State, connection: int) -> State:
+    """Return STATE without CONNECTION."""
+    connections = dict(state.connections)
+    connections.pop(connection, None)
+    return state._replace(connections=connections)
 
 
 def to_seated(state: State, message: FromCoordinator) -> Send:

@@ -32,6 +32,7 @@ echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM"
 : >"is.$PADDLE_RESTART_COUNT.$PADDLE_TRAINER_ID.of.$PADDLE_TRAINERS_NUM.$(hostname)"
 until [ -e go ]; do sleep 0.05; done
 """
+COORDINATES = "This host coordinates the job from now on"
 QUICK = ("--heartbeat_timeout=4", "--grace=1", "--elastic_timeout=600")
 
 
@@ -133,7 +134,7 @@ def test_an_elastic_job_goes_on_without_the_first_host(
     said = [job.said(host) for host in hosts[1:]]
     assert all("The job goes on with 2 hosts" in text for text in said)
     # One of them has coordinated it since then.
-    assert any("This host coordinates the job from now on" in text for text in said)
+    assert any(COORDINATES in text for text in said)
 
 
 @pytest.mark.slow
@@ -190,6 +191,31 @@ def test_a_first_host_that_is_asked_to_end_leaves_the_job_to_the_others(
     assert job.wait_for(1, 2) == ["node-2", "node-3"]
     job.let_go()
     assert [job.end(host) for host in hosts] == [128 + signal.SIGTERM, 0, 0]
+    # Whoever followed it has the logs of all, and what became of each.
+    (second,) = [host for host in hosts[1:] if COORDINATES in job.said(host)]
+    (other,) = {*hosts[1:]} - {second}
+    run = second.folder / "log" / "latest"
+    ends = json.loads((run / "hosts.json").read_text())["hosts"]
+    assert {end["hostname"] for end in ends} == {"node-2", "node-3"}
+    (rank,) = [n for n, end in enumerate(ends) if end["hostname"] == other.name]
+    gathered = (run / "gathered" / f"workerlog.{rank}").read_text()
+    assert f"rank {rank} of 2" in gathered
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_coordinator_that_followed_another_sees_that_no_host_shows_life(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=1:3", "--hang_timeout=5")
+    script = job.folder / "rank.sh"
+    script.write_text(SPEAK.partition("until")[0] + "exec sleep 1000\n")
+    job.start(hosts)
+    job.wait_for(0, 3)
+    job.signal(hosts[0], signal.SIGKILL)
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 124, 124]
 
 
 @pytest.mark.slow

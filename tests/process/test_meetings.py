@@ -37,6 +37,23 @@ def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     assert "the job hung for" in job.said(1).lower()
 
 
+def test_a_launcher_of_a_job_that_has_crashed_gets_no_place_in_its_successor(
+    tmp_path: Path,
+) -> None:
+    script = "touch up; until [ -e ../go ]; do sleep 0.02; done"
+    job = Meeting(tmp_path, script, "--nnodes=2", "--grace=1")
+    first, _ = (job.start() for _ in range(2))
+    until((tmp_path / "host1" / "up").exists)
+    first.kill()
+    first.wait()
+    # The second one still looks for it, and finds this one.
+    job.start()
+    job.start()
+    (tmp_path / "go").touch()
+    assert job.ends() == [-signal.SIGKILL, 1, 0, 0]
+    assert "oordinator" in job.said(1)
+
+
 def test_an_etcd_that_is_not_there_is_named(tmp_path: Path) -> None:
     (port,) = ports.free(1)
     options = ("--nnodes=2", f"--master=etcd://127.0.0.1:{port}", "--rdzv_timeout=1")

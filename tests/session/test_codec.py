@@ -173,3 +173,23 @@ def test_only_known_types_can_be_written() -> None:
 
     with pytest.raises(KeyError):
         CODEC.write(Other(1))
+
+
+def test_a_long_message_is_compressed_once_for_all_who_get_it() -> None:
+    short, long = Hello("me"), Hello("all", ports=tuple(range(60_000)))
+    assert CODEC.write_packed(short) == CODEC.write(short)
+    packed = CODEC.write_packed(long)
+    assert CODEC.write_packed(long) is packed
+    assert len(packed) < len(CODEC.write(long)) / 2
+    assert CODEC.read(packed, 1 << 20) == long
+
+
+@pytest.mark.parametrize("most", [0, 1000])
+def test_what_is_compressed_is_read_up_to_a_limit(most: int) -> None:
+    packed = CODEC.write_packed(Hello("all", ports=(0,) * 10**6))
+    assert len(packed) < 10_000
+    with pytest.raises(Malformed):
+        CODEC.read(packed, most)
+    for broken in (packed[:-5], b"\0", b"\0" + packed):
+        with pytest.raises(Malformed):
+            CODEC.read(broken, 1 << 24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, state
 from fleetrun.session.codec import Codec
+from fleetrun.session.jobrecord import HostStrikes, JobRecord
 from fleetrun.session.messages import (
     MESSAGES,
     PROTOCOL,
@@ -619,3 +620,84 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
         for number in (0, 1):
             one.say(number, Prepared(one.generation))
     assert one.state.hosts["again"].strikes == 2
+
+
+def test_five_hundred_hosts_that_join_at_once_make_one_roster() -> None:
+    count = 512
+    one = Session(count)
+    one.run(*range(count))
+    rosters = {
+        told for sent in one.sent.values() for told in sent if isinstance(told, RosterMessage)
+    }
+    (roster,) = rosters
+    assert len({entry.hostname for entry in roster.entries}) == count
+    # Who joins late hears who was missing at the last look, which has not been yet.
+    told = [told.who for told in one.sent[count - 2] if isinstance(told, Missing)]
+    assert told == [f"1 host of {count} ({', '.join(names_of(range(8)))} and 503 more are here)"]
+    one.say(7, Failed(0, failure(7)))
+    for number in range(count):
+        assert not [told for told in one.sent[number] if isinstance(told, Verdict)]
+        one.say(number, Stopped(0, failure(number, is_victim=number != 7)))
+    assert {one.verdict(number).failure for number in range(count)} == {failure(7)}
+    for number in range(count):
+        one.say(number, Leave(None))
+    assert one.state.is_over
+
+
+def names_of(numbers: range) -> list[str]:
+    """Return how hosts are named for people."""
+    return [f"10.0.0.{number} (node-{number})" for number in numbers]
+
+
+def test_while_very_many_join_each_hears_who_was_missing_at_the_last_look() -> None:
+    one = Session(300)
+    for number in range(150):
+        one.join(number)
+    one.wait(1.0)
+    for number in range(150, 200):
+        one.join(number)
+    told = one.last(199)
+    assert isinstance(told, Missing)
+    assert told.who.startswith("150 hosts of 300 (")
+    one.wait(1.0)
+    told = one.last(199)
+    assert isinstance(told, Missing)
+    assert told.who.startswith("100 hosts of 300 (")
+
+
+def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
+    one = Session(3, restarts=5, spares=1)
+    one.run(0, 1, 2)
+    failed(one, 1, 0, 2)
+    one.run(0, 1, 2)
+    assert one.state.roster is not None
+    entries, strikes = state.recorded(one.state, one.state.roster)
+    assert [entry.strikes for entry in entries] == [0, 1, 0]
+    assert strikes == ()
+    # The first host is lost; the third one coordinates the job now.
+    record = JobRecord("job", 1, 1, "launcher 0", entries, (HostStrikes("10.0.0.9", "node-9", 4),))
+    next_one = state.resume(one.state.terms, one.now, record, "launcher 2", one.now)
+    assert next_one.hosts["launcher 1"].strikes == 1
+    assert next_one.strikes == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
+
+
+def test_a_launcher_of_another_job_of_the_name_gets_no_place_in_this_one() -> None:
+    one = Session(2)
+    one.state = one.state._replace(session="new")
+    one.join(0)
+    offer = Offer("", "node-1", 7, (7000,), ((),), settings=(("--run_mode", "collective"),))
+    one.say(1, Join(PROTOCOL, "of the old job", 0, offer, "old"))
+    assert one.last(1) == Refused(
+        "it belongs to another job of this name, whose coordinator was lost"
+    )
+    one.say(2, Join(PROTOCOL, "its successor", 0, offer))
+    assert hosts_of(one, 0) == ["node-0", "node-1"]
+    told = one.last(2)
+    assert isinstance(told, RosterMessage)
+    assert told.session == "new"
+    # Neither is it told how that one has ended.
+    one.say(0, Stopped(0, failure(0)))
+    one.say(2, Stopped(0, None))
+    assert one.verdict(2).is_final
+    one.say(3, Join(PROTOCOL, "of the old job", 0, offer, "old"))
+    assert isinstance(one.last(3), Refused)

@@ -13,11 +13,12 @@ import pytest
 from wire import turn_until
 
 from fleetrun.run.loop import Loop
-from fleetrun.session.etcd import Client, UnreachableError
+from fleetrun.session.etcd import Client, RefusedError, UnreachableError
 from fleetrun.session.jobstore import JobStore, StoreAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 TIMEOUT_S = 60.0
 
@@ -114,3 +115,36 @@ def test_a_store_answers_in_order_and_after_its_process_was_killed(
     finally:
         store.close()
         loop.close()
+
+
+def test_an_etcd_that_wants_tls_is_asked_with_the_certificates_of_etcdctl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = etcds.missing_tls()
+    if reason is not None:
+        pytest.skip(reason)
+    authority, certificate, key = etcds.certificates(tmp_path)
+    with ExitStack() as stack:
+        where = stack.enter_context(etcds.one_member(tmp_path, tls=(authority, certificate, key)))
+        host, _, port = where.rpartition(":")
+
+        def client(*, is_secure: bool = True) -> Client:
+            made = Client([(host, int(port))], "job", timeout_s=TIMEOUT_S, is_secure=is_secure)
+            return stack.enter_context(closing(made))
+
+        monkeypatch.delenv("ETCDCTL_CACERT", raising=False)
+        with pytest.raises(UnreachableError, match="one that wants TLS is given as etcds://"):
+            client(is_secure=False).look()
+        with pytest.raises(UnreachableError, match=r"its certificate does not count .*self.signed"):
+            client().look()
+        monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "nothing"))
+        with pytest.raises(RefusedError, match=r"nothing cannot be used .no such file"):
+            client().look()
+        monkeypatch.setenv("ETCDCTL_CACERT", str(authority))
+        # It asks for one of ours, too.
+        with pytest.raises(UnreachableError, match=r"asks for a certificate, ETCDCTL_CERT"):
+            client().look()
+        monkeypatch.setenv("ETCDCTL_CERT", str(certificate))
+        monkeypatch.setenv("ETCDCTL_KEY", str(key))
+        assert client().campaign("me", 60, 0) is not None
+        assert client().look().leader == "me"

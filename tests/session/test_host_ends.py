@@ -16,7 +16,10 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
     victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
     told = state.begin(Terms(4, 4), 0.0)._replace(
         roster=RosterMessage(0, 0, ENTRIES),
-        reports=(state.Report(1.0, "l1", first), state.Report(1.1, "l2", victim)),
+        reports={
+            "l1": state.Report(1.0, "l1", first),
+            "l2": state.Report(1.1, "l2", victim),
+        },
         verdict=Verdict(0, "l1", first, is_final=True),
     )
     found = host_ends.of_hosts(told)
@@ -24,6 +27,6 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
     assert [one.is_first for one in found] == [False, True, False, False]
     assert [one.is_victim for one in found] == [False, False, True, False]
     assert found[3].what == host_ends.UNKNOWN
-    well = told._replace(reports=(), verdict=Verdict(0, "", None, is_final=True))
+    well = told._replace(reports={}, verdict=Verdict(0, "", None, is_final=True))
     assert {one.what for one in host_ends.of_hosts(well)} == {host_ends.WELL}
     assert host_ends.of_hosts(state.begin(Terms(4, 4), 0.0)) == ()

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun.session import jobrecord
-from fleetrun.session.jobrecord import JobRecord, LeaderRecord, RosterEntry
+from fleetrun.session.jobrecord import HostStrikes, JobRecord, LeaderRecord, RosterEntry
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 NUMBERS = st.integers(0, 10**6)
 LEADERS = st.builds(LeaderRecord, NAMES, NAMES, st.integers(1, 65535), NAMES, NUMBERS)
-ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES), min_size=1, max_size=4)
-RECORDS = st.builds(JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple))
+ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS), min_size=1, max_size=4)
+STRIKES = st.lists(st.builds(HostStrikes, NAMES, NAMES, NUMBERS), max_size=4)
+RECORDS = st.builds(
+    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), STRIKES.map(tuple)
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -38,5 +41,9 @@ def test_numbers_out_of_range_are_no_leader() -> None:
     for port in (0, 65536):
         assert jobrecord.read_leader(jobrecord.write(LeaderRecord("a", "b", port, "j", 0))) is None
     assert jobrecord.read_leader('["a", "b", 1, "j", -1]') is None
-    assert jobrecord.read_record('["j", 0, 0, "a", []]') is None
-    assert jobrecord.read_record('["j", 0, 0, "a", [["a", "b", 7]]]') is None
+    assert jobrecord.read_record('["j", 0, 0, "a", [], []]') is None
+    assert jobrecord.read_record('["j", 0, 0, "a", [["a", "b", 7, 0]], []]') is None
+    well = '["j", 0, 0, "a", [["a", "b", "c", %d]], [["d", "e", %d]]]'
+    assert jobrecord.read_record(well % (0, 0)) is not None
+    for strikes in ((-1, 0), (0, -1)):
+        assert jobrecord.read_record(well % strikes) is None

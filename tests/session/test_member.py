@@ -7,6 +7,7 @@ from fleetrun.session import member
 from fleetrun.session.messages import (
     Failed,
     Failure,
+    Join,
     Offer,
     Redialing,
     RosterMessage,
@@ -85,6 +86,18 @@ def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
     verdict = Verdict(0, "launcher 3", THEIRS, is_final=True)
     one.feed(member.Heard(verdict, one.now))
     assert one.verdicts() == [verdict]
+
+
+def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
+    one = Launcher()
+    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
+    one.feed(member.Connected(one.now))
+    one.feed(member.Offered(OFFER, one.now))
+    one.feed(member.Heard(RosterMessage(0, 0, (), session="this one"), one.now))
+    one.feed(member.Disconnected(one.now))
+    one.feed(member.Connected(one.now))
+    joins = [each.session for each in one.said() if isinstance(each, Join)]
+    assert joins == ["", "this one"]
 
 
 def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import pytest
 from wire import turn_until
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.isolation import IsolatedCall
 from fleetrun.run.loop import Loop
 from fleetrun.session import health as checks
+from fleetrun.session import prehook
 from fleetrun.session.codec import Codec
 from fleetrun.session.messages import (
     MESSAGES,
@@ -38,6 +40,8 @@ def rendezvous(
     spares: int = 0,
     health: Callable[[], IsolatedCall] | None = None,
     warm: Callable[[], IsolatedCall] | None = None,
+    *,
+    hook: Callable[[], IsolatedCall] | None = None,
 ) -> Rendezvous:
     """Make the gathering of a host that offers nothing, with the session TOLD."""
     return Rendezvous(
@@ -50,6 +54,7 @@ def rendezvous(
         terms=Terms(2, 2, spares=spares),
         health=health,
         warm=warm,
+        hook=hook,
     )
 
 
@@ -188,3 +193,29 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
     gathering._abandon()
     loop.close()
     assert checks.import_trouble("json") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("echo 'not said'", None),
+        ("echo hunter2; echo; exit 3", "exited with 3: ***"),
+        ("yes | head -c 99999; kill -9 $$", "was ended by SIGKILL: y"),
+        ("[ -z $FLEETRUN_TOKEN ] && exit $CODE", "exited with 7"),
+    ],
+)
+def test_the_users_command_runs_before_a_host_joins(command: str, why: str | None) -> None:
+    told, loop = Told(), Loop()
+    environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
+    plan = cast("LaunchPlan", ())
+    gathering = rendezvous(told, lambda _: plan, 1, hook=lambda: prehook.ask(command, environ))
+    gathering.begin(0, loop, lambda _: None)
+    assert gathering.missing() == "the command of --elastic_pre_hook"
+    turn_until(loop, lambda: told.offers)
+    assert gathering.missing() == "a place"
+    all_the_same = (
+        f"The command of --elastic_pre_hook failed ({why}). This host joins all the same."
+    )
+    assert told.said == ([] if why is None else [all_the_same])
+    gathering._abandon()
+    loop.close()

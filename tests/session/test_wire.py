@@ -145,8 +145,9 @@ def test_a_message_of_many_pieces_arrives_whole(net: Net) -> None:
     ours, theirs, caller = net.pair()
     roster = Hello("all", ports=tuple(range(60_000)))
     theirs.send(roster)
-    turn_until(net.loop, lambda: caller.heard)
-    assert caller.heard == [roster]
+    theirs.send(Hello("me"))
+    turn_until(net.loop, lambda: len(caller.heard) == 2)
+    assert caller.heard == [roster, Hello("me")]
     ours.send(roster)
     turn_until(net.loop, lambda: net.server.lost)
     assert "where 262160 are allowed" in net.server.lost[0]
