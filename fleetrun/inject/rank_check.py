@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 # With these, ranks differ between exchanges.
 _LOCAL = ("localsgd", "adaptive_localsgd", "a_sync")
 _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
-# The number of updates before which the history of parameters is recorded, unless they are compared
-# after every N updates.
-_WATCHED_UPDATES = 4
+# The number of updates up to which the history of parameters is recorded, unless they are compared
+# after every N updates. The third is compared in any case.
+_WATCHED_UPDATES = 3
 # Bits: a parameter is trained by gradients; a forward writes into it.
 _TRAINED, _WRITTEN = 1, 2
 # The number of parameters that a note names.
@@ -100,7 +100,7 @@ class _Check:
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
             known = self._histories.get(model)
-            if known is None or not self._watches(known.updates):
+            if known is None or not self._watches(known.updates) or world_size() == 1:
                 return forward(model, *args, **options)
             with known.watching_forward():
                 return forward(model, *args, **options)

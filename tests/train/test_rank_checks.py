@@ -65,6 +65,18 @@ def test_sums_that_are_equally_wrong_on_all_ranks_are_found(version: str, tmp_pa
 def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
     version: str, tmp_path: Path
 ) -> None:
-    calls = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
+    ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", {"amp": False})
     # There are 300 parameters. 600 calls were seen where a function was called for each.
-    assert all(0 < each < 50 for each in calls)
+    assert all(0 < each["calls"] < 50 for each in ranks)
+    # 600 looks in each step were seen where no comparison was to come.
+    assert [each["looks"] for each in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
+def test_the_reducer_calls_nothing_for_each_gradient_of_a_step(
+    version: str, tmp_path: Path
+) -> None:
+    # In five buckets. 600 calls were seen where a function was called for each of 300 gradients.
+    asked = {"fuse_grad_size_in_num": 60}
+    ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", asked)
+    assert all(5 < each["calls"] < 150 for each in ranks)
