@@ -76,7 +76,7 @@ def test_checks_and_evidence_call_nothing_for_each_parameter_of_a_step(
 def test_the_reducer_calls_nothing_for_each_gradient_of_a_step(
     version: str, tmp_path: Path
 ) -> None:
-    # In five buckets. 600 calls were seen where a function was called for each of 300 gradients.
+    # 300 gradients in five buckets, for each of which some 30 functions are called.
     asked = {"fuse_grad_size_in_num": 60}
     ranks = train(PYTHONS[version], "hook_calls.py", tmp_path / "ours", asked)
-    assert all(5 < each["calls"] < 150 for each in ranks)
+    assert all(5 < each["calls"] < 250 for each in ranks)

@@ -51,13 +51,8 @@ def listen_last(listener: BackwardListener) -> None:
     _last_listeners.append(listener)
 
 
-def is_nested() -> bool:
-    """Whether a backward runs inside another one, as recomputation does."""
-    return _depth > 1
-
-
 def nested_count() -> int:
-    """Return how many backwards have run inside others so far."""
+    """Return how many backwards have run inside others so far, as recomputation does."""
     return _nested
 
 

@@ -34,8 +34,7 @@ class FlatBuffer:
             # The script has set them to None, or replaced them.
             self._flat = None
             return
-        for parameter in self._parameters:
-            tensors.keep_memory(parameter)
+        tensors.keep_all_memory(self._parameters)
 
     def gather(self) -> tuple[Any, list[tuple[Any, Any]]]:
         """Make the gradients views of one flat tensor; return that tensor, and what is absent.

@@ -19,6 +19,7 @@ ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies th
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -104,15 +105,8 @@ class GradientAccumulator:
         for parameter in self.parameters:
             if tensors.is_trained(parameter) and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                tensors.on_gradient(parameter, self._marking(id(parameter)))
-
-    def _marking(self, key: int) -> Callable[..., None]:
-        dirty = self._dirty
-
-        def mark(*_: Any) -> None:
-            dirty.add(key)
-
-        return mark
+                # No function of ours, which would cost more; and it must not hold this object.
+                tensors.on_gradient(parameter, functools.partial(self._dirty.add, id(parameter)))
 
     @property
     def is_dirty(self) -> bool:

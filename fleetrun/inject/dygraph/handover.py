@@ -186,6 +186,10 @@ class SparingReducer(Reducer):
         if self._paddles is None:
             super()._watch(parameter)
 
+    def _expect_last(self, parameter: Any) -> None:
+        if self._paddles is None:
+            super()._expect_last(parameter)
+
     def on_forward(self, *, syncs: bool) -> None:
         """Choose who reduces the backward of this forward if it SYNCS."""
         super().on_forward(syncs=syncs)

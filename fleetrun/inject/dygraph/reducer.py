@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import buckets
 from ..paddle_api import tensors
 from . import backward, casts, sparse
+from .arrivals import Arrivals
 from .flat_buffer import FlatBuffer
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Buckets are rebuilt if they are sent earlier by this fraction of a backward, on average. The
 # gradients of one operator come in any order, which is no reason to rebuild.
 _MIN_GAIN = 0.1
+# The backwards with new buckets that show which gradient of each comes last.
+_LEARNT = 2
 
 
 class BucketLimits(NamedTuple):
@@ -130,16 +132,19 @@ class Reducer:
         self._sends_late = False
         # Another model has some of these parameters, too.
         self._shares_parameters = False
-        self._hooked: set[int] = set()
+        self._arrivals = Arrivals(weakly(self._take_arrived), is_timed=planner is not None)
+        # See `_LEARNT`; how many are to come.
+        self._unlearnt = _LEARNT
+        # How many backwards had run inside others when this one began.
+        self._nested = 0
         self._all = list(parameters)
         self._casts, self._dtypes = casts.count(), _dtypes(self._all)
         self.parameters: list[Any] = []
         self.buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
         self._frozen: list[Any] = []
-        # The ids of the parameters whose gradients are ready, in the order in which they came; when
-        # they were, while buckets are planned.
-        self._ready: dict[int, float | None] = {}
+        # The ids of the parameters whose gradients are ready, in the order in which they came.
+        self._ready: dict[int, None] = {}
         self._has_sparse_gradient = False
         # The next bucket to send.
         self._next = 0
@@ -222,8 +227,7 @@ class Reducer:
         self.parameters = [each for each in reversed(self._all) if tensors.is_trained(each)]
         self._frozen = [each for each in self._all if not tensors.is_trained(each)]
         for parameter in self.parameters:
-            if id(parameter) not in self._hooked:
-                self._watch(parameter)
+            self._watch(parameter)
         self._knows_usage = self._is_ordered = False
         self._planned = None
         if self._planner is not None and self.backwards:
@@ -232,8 +236,11 @@ class Reducer:
 
     def _watch(self, parameter: Any) -> None:
         """Hear of each gradient of PARAMETER."""
-        self._hooked.add(id(parameter))
-        tensors.on_gradient(parameter, self._hook(parameter))
+        self._arrivals.watch(parameter)
+
+    def _expect_last(self, parameter: Any) -> None:
+        """Look at what has come after each gradient of PARAMETER, likely the last of a bucket."""
+        self._arrivals.end_at(parameter)
 
     @property
     def _reuses_memory(self) -> bool:
@@ -254,6 +261,9 @@ class Reducer:
         self._bucket_of = {
             id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters
         }
+        self._unlearnt = _LEARNT
+        for bucket in self.buckets:
+            self._expect_last(bucket.parameters[-1])
 
     def _packed(self, parameters: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
         """Return the sizes of PARAMETERS in bytes, and the indexes of those in each bucket."""
@@ -267,18 +277,6 @@ class Reducer:
             last_bytes=last_bytes,
         )
 
-    def _hook(self, parameter: Any) -> Callable[..., None]:
-        key = id(parameter)
-        # Paddle keeps the hook with the parameter, which the reducer holds: a cycle otherwise.
-        reference = weakref.ref(self)
-
-        def hook(*_: Any) -> None:
-            reducer = reference()
-            if reducer is not None and reducer._is_active:
-                reducer._on_gradient(key)
-
-        return hook
-
     def _note_sparse_gradient(self) -> None:
         self._has_sparse_gradient = True
 
@@ -287,6 +285,7 @@ class Reducer:
         self._is_active = self._is_armed and self._must_sync(self.trained_parameters)
         if not self._is_active:
             self._is_awaited = False
+            self._arrivals.clear()
             return
         self._has_sparse_gradient = False
         if any(map(tensors.is_trained, self._frozen)):
@@ -296,26 +295,37 @@ class Reducer:
         if self._planner is not None:
             self._planner.begin()
 
-    def _on_gradient(self, key: int) -> None:
-        """Count the gradient of the parameter with the id KEY; send what is complete."""
-        bucket = self._bucket_of[key]
-        if backward.is_nested():
-            self._sends_late = True
-        if bucket.is_sent:
-            message = (
-                "fleetrun: a parameter got a second gradient in one backward after its bucket was"
-                " sent (a recomputed layer shares it): use the strategy without communication"
-                " fusion for this model."
-            )
-            raise RuntimeError(message)
-        if key in self._ready:
+    def _take_arrived(self) -> None:
+        """Count the gradients that have come; send what is complete."""
+        if not self._is_active:
             return
-        self._ready[key] = None if self._planner is None else time.perf_counter()
-        bucket.missing -= 1
-        if not bucket.missing and not self._sends_late:
-            while self._next < len(self.buckets) and not self.buckets[self._next].missing:
-                self._send(self._next)
-                self._next += 1
+        if backward.nested_count() != self._nested:
+            self._sends_late = True
+        for key in self._arrivals.take():
+            bucket = self._bucket_of[key]
+            if bucket.is_sent:
+                message = (
+                    "fleetrun: a parameter got a second gradient in one backward after its bucket"
+                    " was sent (a recomputed layer shares it): use the strategy without"
+                    " communication fusion for this model."
+                )
+                raise RuntimeError(message)
+            if key not in self._ready:
+                self._ready[key] = None
+                bucket.missing -= 1
+        if self._sends_late:
+            return
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self._send(self._next)
+            self._next += 1
+
+    def _learn_last(self) -> None:
+        """Look at the gradients that came last of their buckets, when they come next time."""
+        places = {key: place for place, key in enumerate(self._ready)}
+        for bucket in self.buckets:
+            came = [each for each in bucket.parameters if id(each) in places]
+            if came:
+                self._expect_last(max(came, key=lambda each: places[id(each)]))
 
     def _send(self, number: int) -> None:
         """Begin the allreduce of the bucket NUMBER."""
@@ -345,8 +355,15 @@ class Reducer:
 
     def finish(self) -> None:
         """Send what is left, and wait for all allreduces."""
-        if not self._is_active or not (self._ready or self._has_sparse_gradient):
+        if not self._is_active:
             return
+        sent = self._next
+        self._take_arrived()
+        if not (self._ready or self._has_sparse_gradient):
+            return
+        if self._unlearnt or self._next > sent:
+            self._unlearnt = max(0, self._unlearnt - 1)
+            self._learn_last()
         self._is_active = self._is_awaited = False
         self.flush()
 
@@ -389,7 +406,7 @@ class Reducer:
             planned = planner.finish(
                 # What is sent late is sent when all gradients are ready.
                 [
-                    None if self._sends_late else self._ready.get(id(each))
+                    None if self._sends_late else self._arrivals.times_s.get(id(each))
                     for each in self.parameters
                 ],
                 sizes,
@@ -410,6 +427,8 @@ class Reducer:
         """Reset the state to that before a backward."""
         self._next = 0
         self._ready = {}
+        self._arrivals.clear()
+        self._nested = backward.nested_count()
         self._check.begin(self.backwards)
         for bucket in self.buckets:
             bucket.reset()

@@ -6,6 +6,7 @@ it was. A test yields what it has tried, and whether that was so.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -91,10 +92,13 @@ def _reducer(paddle: Any) -> Findings:
     first, second = _leaf(paddle, [[1.0, 2.0]]), _leaf(paddle, [[3.0], [4.0]])
     unused = _leaf(paddle, [[5.0], [6.0]])
     parameters = [first, second, unused]
-    heard = []
+    heard: list[bool] = []
+    noted: list[int] = []
     tensors.on_gradient(first, lambda *_: heard.append(first.grad is not None))
+    tensors.on_gradient(second, functools.partial(noted.append, 2))
     _backward(paddle, first, second)
     yield "a hook is called once the gradient is there", heard == [True]
+    yield "a hook is called without arguments", noted == [2]
     grads = tensors.gradients(parameters)
     yield (
         "gradients are read in order, None where there is none",

@@ -49,6 +49,12 @@ def keep_memory(parameter: Any) -> None:
     parameter._unset_fake_empty()
 
 
+def keep_all_memory(parameters: Sequence[Any]) -> None:
+    """Do so for each of PARAMETERS, without a call of ours for each."""
+    for parameter in parameters:
+        parameter._unset_fake_empty()
+
+
 def share_memory(source: Any, target: Any) -> None:
     """Make TARGET a view of SOURCE's memory."""
     source._share_buffer_to(target)

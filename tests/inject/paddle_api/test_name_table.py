@@ -25,9 +25,6 @@ NOT_PADDLES = {
     "StaticRanks._instances",
     # Our reducer's, which a profile wraps.
     "kind._send",
-    # Hooks that hold their reducer weakly.
-    "reducer._is_active",
-    "reducer._on_gradient",
 }
 # Strings with an underscore that are no names: beginnings and ends of them, and Python's.
 NO_NAMES = {"_", "_Distributed", "_configs", "_initializing", "_parallel_world_size"}
