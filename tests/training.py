@@ -98,10 +98,11 @@ def train(
     check_ranks: int | str = 0,
     profile: str = "",
     nranks: int = 2,
+    hosts: int = 1,
 ) -> list[Any]:
     """Return what each of NRANKS ranks of MODEL reports; PYTHON runs them with STRATEGY.
 
-    The steps PROFILE are recorded.
+    The steps PROFILE are recorded. The strategy is told that the ranks are on so many HOSTS.
     """
     folder.mkdir()
     master, *ends = (f"127.0.0.1:{port}" for port in ports.free(1 + nranks))
@@ -120,7 +121,11 @@ def train(
         asked = {
             "strategy": strategy,
             "check_ranks": check_ranks,
-            "topology": {"nranks": nranks, "ranks_per_node": nranks},
+            "topology": {
+                "nranks": nranks,
+                "nnodes": hosts,
+                "ranks_per_node": nranks // hosts,
+            },
         }
         (folder / "strategy.json").write_text(json.dumps(told(asked)))
         environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")

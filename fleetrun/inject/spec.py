@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 
 class Topology(NamedTuple):
-    """The number of ranks, of hosts, and of ranks on each host."""
+    """The number of ranks, of hosts, and of ranks on each host, at most.
+
+    Of `ranks_per_group` neighbours, counted from rank 0 on, none are on two hosts; 0: not known.
+    """
 
     nranks: int = 1
     nnodes: int = 1
     ranks_per_node: int = 1
+    ranks_per_group: int = 0
 
 
 class StrategySpec(NamedTuple):

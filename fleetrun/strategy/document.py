@@ -36,6 +36,7 @@ def text(strategy: Strategy, ranks: HostTopology, environment: Mapping[str, str]
             "nranks": ranks.nranks,
             "nnodes": ranks.nnodes,
             "ranks_per_node": max(ranks.ranks),
+            "ranks_per_group": ranks.group,
         },
     }
     return json.dumps(document, indent=1) + "\n"

@@ -156,7 +156,7 @@ TABLE: tuple[Field, ...] = (
     _on(
         "use_hierarchical_allreduce",
         "Reduce within each group, allreduce among the groups' leaders, and broadcast.",
-        auto="on with several hosts of several ranks",
+        auto="on where that is measured to be faster, with several hosts of several ranks",
     ),
     Field(
         "hierarchical_allreduce_inter_nranks",

@@ -78,9 +78,11 @@ def _resolved(knob: Knob, ranks: HostTopology, values: dict[tuple[str, str], Kno
             value = 1 if ranks.nnodes == 1 else number + 1
             reason = "1 on 1 host" if value == 1 else f"{_COMMUNICATORS} + 1 on {hosts}"
         case "use_hierarchical_allreduce":
-            value = ranks.nnodes > 1 and ranks.group > 1
-            reason = f"{'on' if value else 'off'} with {hosts}"
-            if ranks.nnodes > 1 and not value:
+            if ranks.nnodes > 1 and ranks.group > 1:
+                reason = f"auto: measured at the start, as there are {hosts} of several ranks"
+                return knob._replace(reason=reason)
+            value, reason = False, f"off with {hosts}"
+            if ranks.nnodes > 1:
                 reason += ", because no equal groups of ranks are on one host each"
         case "hierarchical_allreduce_inter_nranks":
             value, reason = _group(ranks)

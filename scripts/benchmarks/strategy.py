@@ -185,6 +185,15 @@ COMPARISONS = {
         mbits=(100, 1000),
         ranks=4,
     ),
+    "levels": Comparison(
+        "levels that are measured at the start, against one",
+        _set(use_hierarchical_allreduce="auto"),
+        _set(use_hierarchical_allreduce=False),
+        ("layers", "large"),
+        1.02,
+        mbits=(100, 1000),
+        ranks=4,
+    ),
     "unused": Comparison(
         "looking for parameters that a step does not use, against not looking",
         _set(find_unused_parameters=True),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
 from ..paddle_api import private_names, tensors
-from . import compression, handover, refused_types
+from . import compression, handover, levels, refused_types
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
@@ -106,6 +106,7 @@ class Reducers:
         self._reducers: weakref.WeakValueDictionary[int, Reducer] = weakref.WeakValueDictionary()
         self._models = 0
         self._pool = communicators.Pool()
+        self._levels = levels.LevelChoice(self._pool, spec.topology)
         # Whether the script itself limits the last bucket of the model that is being made.
         self._script_limits_last = False
         self._flushes = 0
@@ -196,11 +197,16 @@ class Reducers:
     ) -> Reducer:
         ranks = list(model.group.ranks)
         number, self._models = self._models, self._models + 1
-        size = self._group_size(len(ranks))
-        hierarchy = communicators.split_ranks(ranks, size) if size else None
+        # No closure may hold the model: it holds the reducer, and both must go together.
+        model_bytes = model.comm_buffer_size
+        model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
+        trained = [each for each in dense if tensors.is_trained(each)]
+        sizes = [each.size * each.element_size() for each in trained]
+        limits = bucket_limits(sum(sizes), model_bytes, model_last_bytes)
         overlaps = not settings.effective("sync_nccl_allreduce", default=False)
-        wanted = max(1, int(settings.effective("nccl_comm_num", 1)))
-        own = self._pool.take(ranks, size, wanted, overlaps=overlaps)
+        nbytes = _bucket_bytes(sizes, limits)
+        own, size, why_levels = self._levels.take(ranks, nbytes, overlaps=overlaps)
+        hierarchy = communicators.split_ranks(ranks, size) if size else None
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
         setup = ReducerSetup(
             number,
@@ -210,6 +216,7 @@ class Reducers:
             overlaps,
             len(ranks),
             compressed,
+            why_levels,
         )
         planner = None
         self._report.why_not_planned = why_not_planned()
@@ -220,18 +227,13 @@ class Reducers:
                 lambda planner: self._report.planned(planner, setup),
                 functools.partial(probe, own[0]),
             )
-        # No closure may hold the model: it holds the reducer, and both must go together.
-        model_bytes = model.comm_buffer_size
-        model_last_bytes = model.last_comm_buffer_size if self._script_limits_last else None
         make: Callable[..., Reducer] = Reducer
-        sizes = [each.size * each.element_size() for each in dense if tensors.is_trained(each)]
         if (
             not sparse
             and not model.find_unused_parameters
             and handover.suffices(self._asked())
             and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
         ):
-            limits = bucket_limits(sum(sizes), model_bytes, model_last_bytes)
             paddles = handover.PaddlesReducer(model, limits, init_reducer)
             make = functools.partial(handover.SparingReducer, paddles=paddles)
         reducer = make(
@@ -269,13 +271,13 @@ class Reducers:
             if name in self._spec.strategy or settings.effective(name)
         }
 
-    def _group_size(self, nranks: int) -> int | None:
-        """Return the number of ranks per group of the hierarchical allreduce; None without it."""
-        if not settings.effective("use_hierarchical_allreduce"):
-            return None
-        size = settings.effective("hierarchical_allreduce_inter_nranks")
-        size = int(size or self._spec.topology.ranks_per_node)
-        return size if 1 < size < nranks else None
+
+def _bucket_bytes(sizes: Sequence[int], limits: BucketLimits) -> list[int]:
+    """Return the bytes of each bucket, about, of gradients of SIZES within LIMITS."""
+    packed = buckets.pack(
+        sizes, [0] * len(sizes), limit_bytes=limits.most_bytes, limit_count=limits.most_gradients
+    )
+    return [sum(sizes[index] for index in one) for one in packed]
 
 
 def _check_equal_steps(ranks: Sequence[int], number: int, steps: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import settings
 from ..buckets import MEBIBYTE, PLAN, describe_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT, plural
+from . import levels
 from .compression import DTYPES
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _FUSION = (
     "fuse_grad_size_in_TFLOPS",
     "last_comm_group_size_MB",
 )
-_HIERARCHY = ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks")
+_HIERARCHY = (levels.FIELD, levels.SIZE)
 # The backwards of each model that are counted.
 _COUNTED_BACKWARDS = 2
 _ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
@@ -43,6 +44,8 @@ class ReducerSetup(NamedTuple):
     overlaps: bool
     nranks: int
     compression: Compression | None = None
+    # Why it has one level or two, where that was left open.
+    why_levels: str = ""
 
 
 class ReducerReport:
@@ -228,14 +231,24 @@ class ReducerReport:
         asked = self._spec.get(name)
         if asked is None:
             return
-        if setup.hierarchy is None and name == "use_hierarchical_allreduce" and not asked:
-            self._report_field(name, "every allreduce is among all ranks")
-        elif setup.hierarchy is not None:
+        is_switch = name == levels.FIELD
+        if setup.hierarchy is not None:
             groups = ", ".join(str(list(group)) for group in setup.hierarchy.groups)
-            self._report_field(name, f"groups {groups}; leaders {list(setup.hierarchy.leaders)}")
-        elif not self._spec.get("use_hierarchical_allreduce"):
-            self._proof.knob(name, NO_EFFECT, reason="use_hierarchical_allreduce is not on")
+            told = f"groups {groups}; leaders {list(setup.hierarchy.leaders)}"
+        elif is_switch and asked in (False, levels.AUTO):
+            told = "every allreduce is among all ranks"
+        elif not self._spec.get(levels.FIELD):
+            self._proof.knob(name, NO_EFFECT, reason=f"{levels.FIELD} is not on")
+            return
         else:
-            size = settings.effective("hierarchical_allreduce_inter_nranks")
-            size = int(size or self._spec.topology.ranks_per_node)
-            self._proof.knob(name, NO_EFFECT, reason=settings.one_level(size, setup.nranks))
+            self._proof.knob(name, NO_EFFECT, reason=self._why_one_level(setup))
+            return
+        if is_switch and settings.effective(name) == levels.AUTO:
+            is_two, why = setup.hierarchy is not None, f"auto: {setup.why_levels}"
+            self._proof.knob(name, EFFECTIVE, in_effect=is_two, reason=why, evidence=told)
+        else:
+            self._report_field(name, told)
+
+    def _why_one_level(self, setup: ReducerSetup) -> str:
+        size = int(settings.effective(levels.SIZE) or self._spec.topology.ranks_per_node)
+        return setup.why_levels or settings.one_level(size, setup.nranks)

@@ -141,7 +141,16 @@ def _report_rings(
     )
     groups = proof.counts.get("groups")
     levels = bool(groups)
-    if settings.effective("use_hierarchical_allreduce"):
+    asked_levels = settings.effective("use_hierarchical_allreduce")
+    if asked_levels == "auto":
+        proof.knob(
+            "use_hierarchical_allreduce",
+            EFFECTIVE,
+            in_effect=False,
+            evidence="every allreduce is among all ranks",
+            reason="auto: off in static graphs: only dynamic ones measure what two levels gain",
+        )
+    elif asked_levels:
         for name in ("use_hierarchical_allreduce", "hierarchical_allreduce_inter_nranks"):
             _report(
                 proof,

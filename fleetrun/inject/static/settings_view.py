@@ -72,8 +72,12 @@ def waits() -> bool:
 
 
 def group_size(ranks: int) -> int:
-    """Return how many ranks reduce among themselves first; 1 where there is one level only."""
-    if not settings.effective("use_hierarchical_allreduce"):
+    """Return how many ranks reduce among themselves first; 1 where there is one level only.
+
+    That is so with `auto`, too: programs are written before anything can be measured, and of GPUs
+    not all can run two levels.
+    """
+    if settings.effective("use_hierarchical_allreduce") in (None, False, "auto"):
         return 1
     size = asked_group_size()
     return size if 1 < size < ranks else 1

@@ -78,6 +78,10 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "streams": {"strategy": {"calc_comm_same_stream": True, "sync_nccl_allreduce": True}},
     "sync_batch_norm": {"strategy": {"sync_batch_norm": True}},
     "groups on GPUs": {"strategy": {"fuse_grad_size_in_num": 2, **LEVELS}, "gpu": True},
+    "levels to be measured on GPUs": {
+        "strategy": {"fuse_grad_size_in_num": 2, "use_hierarchical_allreduce": "auto"},
+        "gpu": True,
+    },
     "communicators on GPUs": {
         "strategy": {"nccl_comm_num": 2, "fuse_grad_size_in_num": 2},
         "gpu": True,
@@ -271,6 +275,14 @@ def test_groups_on_gpus_keep_to_the_stream_of_the_computation_or_are_refused(bui
     order = [kind for kind in built.order(name) if kind[:2] == "c_" and "sync" not in kind]
     assert order == ["c_reduce_sum", "c_allreduce_sum", "c_broadcast"] * 3
     assert built.found(name)["use_calc_stream"] == [True] * 9
+
+
+def test_levels_that_cannot_be_measured_are_one(built: Built) -> None:
+    name = "levels to be measured on GPUs"
+    assert built.main(name)[built.allreduce] == 3
+    assert not {"reduce", "c_reduce_sum", "broadcast", "c_broadcast"} & built.main(name).keys()
+    status, reason = built.said(name, "use_hierarchical_allreduce")
+    assert (status, reason[:26]) == ("effective", "auto: off in static graphs")
 
 
 def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) -> None:
