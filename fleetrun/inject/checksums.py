@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # By the bytes of an element, the integers that its bits are read as.
 _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
@@ -19,11 +20,29 @@ _PRIME, _STEP, _BEGIN = 65521, 40503, 12345
 _PERIOD = 1 << 18
 
 
+def are_on_host(tensors: Sequence[Any]) -> bool:
+    """Whether all of TENSORS (eager) are in the memory of the host."""
+    return all(each.place.is_cpu_place() for each in tensors)
+
+
+def of_all(arrays: Iterable[Any]) -> int:
+    """Return one checksum (CRC-32) of the bits of all numpy ARRAYS, which are taken one by one.
+
+    It costs a tenth of a checksum of each where these are small.
+    """
+    import numpy as np
+
+    total = 0
+    for array in arrays:
+        total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view("uint8"), total)
+    return total
+
+
 def of_tensors(tensors: Sequence[Any]) -> list[int]:
     """Return the checksum of each of TENSORS (eager): as `of_array`, but on their device."""
     import paddle
 
-    if not tensors or all(each.place.is_cpu_place() for each in tensors):
+    if are_on_host(tensors):
         # numpy needs a tenth of the time for each.
         return [of_array(each.numpy()) for each in tensors]
     with paddle.no_grad():

@@ -1,9 +1,9 @@
 """Compares the parameters of the ranks, which must stay equal in data-parallel training.
 
 First every rank sends one checksum of all its parameters, made where they are. Only if these
-differ, the parameters that differ are compared one by one. Differences by rounding are allowed:
-kernels differ between devices. Running statistics are left out, as each rank computes them from its
-own data; see `parameter_history`.
+differ, each parameter gets one, and those that differ are compared one by one. Differences by
+rounding are allowed: kernels differ between devices. Running statistics are left out, as each rank
+computes them from its own data; see `parameter_history`.
 """
 
 from __future__ import annotations
@@ -182,24 +182,26 @@ class _Check:
     ) -> None:
         values = list(parameters.values())
         is_static = known is None
-        # One at a time: together they may be more than the memory of the host.
-        sums = (
-            [checksums.of_array(_array(each)) for each in values]
-            if is_static
-            else checksums.of_tensors(values)
+        # On a device a sum of each is no more work than one of all.
+        sums = None if is_static or checksums.are_on_host(values) else checksums.of_tensors(values)
+        total = (
+            checksums.of_all(map(_array, values))
+            if sums is None
+            else zlib.crc32(json.dumps(sums).encode())
         )
-        total = zlib.crc32(json.dumps(sums).encode())
         times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
-        gathered = ranks.gather([len(sums), total, *times])
+        gathered = ranks.gather([len(values), total, *times])
         rows = [row[:2] for row in gathered]
         # The rank that comes last does not wait for others.
         pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[2:]))
         self._proof.counts["ranks_compared"] = len(rows)
-        self._proof.counts["parameters_compared"] = len(sums)
+        self._proof.counts["parameters_compared"] = len(values)
         self._proof.compared_after = self._updates
         if all(row == rows[0] for row in rows):
             self._proof.ranks_equal = True
             return
+        if sums is None:
+            sums = [checksums.of_array(_array(each)) for each in values]
         # `_variables` has left out what the forward of a static program writes into.
         kinds = [
             _TRAINED
