@@ -34,7 +34,7 @@ def of_all(arrays: Iterable[Any]) -> int:
 
     total = 0
     for array in arrays:
-        total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view("uint8"), total)
+        total = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view("uint8").data, total)
     return total
 
 

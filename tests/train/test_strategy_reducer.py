@@ -124,7 +124,9 @@ def test_models_that_are_cast_after_they_were_wrapped_are_averaged_in_their_new_
     ranks = train(PYTHONS[version], "cast.py", tmp_path / "ours", asked, check_ranks="auto")
     for rank in ranks:
         for name, model in rank.items():
-            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            # Of numbers of 16 bits that are about 1, the next one is 0.008 away.
+            near = 0.02 if "16" in name else 1e-6
+            assert model["weights"] == pytest.approx(model["alone"], abs=near), name
             assert model["weights"] == ranks[0][name]["weights"], name
 
 

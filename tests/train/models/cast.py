@@ -28,10 +28,25 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
         return x
 
 
+class Products(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Products with three vectors: of 16 bits Paddle's CPU kernels have little else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([paddle.create_parameter([8], "float32") for _ in range(3)])
+
+    def forward(self, x: Any) -> Any:
+        for part in self.parts:
+            x = (x.cast(part.dtype) * part).cast("float32") + 1.0
+        return x
+
+
 def cast(way: str, net: Any, model: Any) -> None:
     """Cast all or a part of NET, which MODEL wraps."""
     if way == "to":
         model.to(dtype="float64")
+    elif way == "bfloat16":
+        model.to(dtype="bfloat16")
     elif way == "astype":
         net.astype("float64")
     else:
@@ -52,9 +67,9 @@ def train(way: str, when: int, net: Any, model: Any, ranks: list[int]) -> list[f
 
 
 report = {}
-for way in ("to", "astype", "part"):
+for way in ("to", "astype", "part", "bfloat16"):
     for when in (1, LATE):
-        net, alone = twins(Net)
+        net, alone = twins(Products if way == "bfloat16" else Net)
         report[f"{way} {when}"] = {
             "weights": train(way, when, net, paddle.DataParallel(net), [rank]),
             "alone": train(way, when, alone, alone, [0, 1]),

@@ -6,22 +6,20 @@ stages of two levels, and the sums among all ranks.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import paddle
 from paddle import nn
 from paddle.base import core
+from twins import batches, rank, train, twins, write  # type: ignore[import-not-found, unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-rank, nranks = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
+nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 STEPS = 3
 now = 0.0
 # What a tensor takes by each way, in seconds; and how many there were.
@@ -48,16 +46,9 @@ levels.compare.__kwdefaults__["clock"] = lambda: now
 paddle.distributed.init_parallel_env()
 
 
-def train(model: Any, ranks: list[int]) -> list[float]:
-    """Train with the batches of RANKS; return the weights."""
-    optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    numbers = [np.random.RandomState(each) for each in ranks]
-    for _ in range(STEPS):
-        batch = np.concatenate([each.randn(5, 4) for each in numbers]).astype("float32")
-        (model(paddle.to_tensor(batch)) ** 2).mean().backward()
-        optimizer.step()
-        optimizer.clear_grad()
-    return [float(value) for each in model.parameters() for value in each.numpy().ravel()]
+def net() -> Any:
+    """Return two layers, as wide as the model that is made."""
+    return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
 
 
 report = {}
@@ -69,12 +60,9 @@ for name, width, two_s, one_s in (
     ("one", 8, 0.01, 0.002),
 ):
     takes.update(two=two_s, one=one_s)
-    paddle.seed(5)
-    net, alone = (nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2)) for _ in range(2))
-    alone.set_state_dict(net.state_dict())
-    models.append(paddle.DataParallel(net))
+    own, alone = twins(net)
+    models.append(paddle.DataParallel(own))
     seen.clear()
-    weights = train(models[-1], [rank])
-    report[name] = {"weights": weights, "seen": dict(seen)}
-    report[name]["alone"] = train(alone, list(range(nranks)))
-Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))
+    report[name] = {"weights": train(models[-1], batches([rank], 5, 4), STEPS), "seen": dict(seen)}
+    report[name]["alone"] = train(alone, batches(list(range(nranks)), 5, 4), STEPS)
+write(report)

@@ -34,7 +34,8 @@ def batches(ranks: list[int], *shape: int) -> Iterator[Any]:
 
 def weights(*nets: Any) -> list[float]:
     """Return the values of all parameters of NETS."""
-    found = [each.numpy() for net in nets for each in net.parameters()]
+    # numpy has no bfloat16.
+    found = [each.cast("float64").numpy() for net in nets for each in net.parameters()]
     return [float(value) for array in found for value in array.ravel()]
 
 
