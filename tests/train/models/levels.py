@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -46,21 +47,21 @@ levels.compare.__kwdefaults__["clock"] = lambda: now
 paddle.distributed.init_parallel_env()
 
 
-def net() -> Any:
-    """Return two layers, as wide as the model that is made."""
+def net(width: int) -> Any:
+    """Return two layers, WIDTH wide."""
     return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
 
 
 report = {}
 models = []
-# The third is as the first, and the clock is not asked again.
+# The second is as the first, and the clock is not asked again.
 for name, width, two_s, one_s in (
     ("two", 6, 0.002, 0.01),
     ("known", 6, 0.01, 0.002),
     ("one", 8, 0.01, 0.002),
 ):
     takes.update(two=two_s, one=one_s)
-    own, alone = twins(net)
+    own, alone = twins(partial(net, width))
     models.append(paddle.DataParallel(own))
     seen.clear()
     report[name] = {"weights": train(models[-1], batches([rank], 5, 4), STEPS), "seen": dict(seen)}
