@@ -6,15 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
 from commandline import Command
 
 from fleetrun.records.errorfile import ErrorReport, read_error
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-pytestmark = pytest.mark.extended
 
 ONCE = "time.sleep(30) if rank else None\n"
 
