@@ -82,10 +82,13 @@ def command_line() -> click.Argument:
     return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="-- ARGUMENTS...")
 
 
-def launch(given: Sequence[str], what: str, config: object = None) -> argv.ParsedCommand:
+def launch(
+    given: Sequence[str], what: str, config: object = None, *, most: int | None = None
+) -> argv.ParsedCommand:
     """Return GIVEN, the words of `fleetrun` on each host, read as it will read them there.
 
-    They begin with CONFIG, the config file, where it was named before them.
+    They begin with CONFIG, the config file, where it was named before them. Of MOST hosts the job
+    may go on with fewer, as --nnodes=LEAST:MOST says.
     """
     if not given:
         raise UsageError(
@@ -94,7 +97,13 @@ def launch(given: Sequence[str], what: str, config: object = None) -> argv.Parse
         )
     parsed = argv.split(given if config is None else (f"--config={config}", *given))
     for one in parsed.settings:
-        if one.option.target in _OURS:
+        if one.option.target == "nnodes" and most is not None:
+            if not one.raw.endswith(f":{most}"):
+                raise UsageError(
+                    f"{what}: {one.typed}={one.raw}: --nodes={most} says how many hosts there are; "
+                    f"--nnodes=LEAST:{most} lets the job go on with fewer."
+                )
+        elif one.option.target in _OURS:
             raise UsageError(f"{what}: {one.typed} is what the queue says; leave it out.")
         one.value()
     if parsed.script is None:

@@ -20,6 +20,16 @@ from fleetrun.printing import put
 WHAT = "submit slurm"
 # As sbatch(1) has it for --signal: a name or number, and seconds before the end of the job.
 _SIGNAL = re.compile(r"[A-Z0-9]+(@[0-9]+)?")
+# Slurm 22.05 begins a preempted job again only if it had to kill it.
+_AGAIN = (
+    "code=$?",
+    "# Who is preempted and ends within the partition's GraceTime has failed for Slurm, and would",
+    "# not begin again.",
+    'case "$code $(scontrol show job "$SLURM_JOB_ID")" in',
+    '143*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;',
+    "esac",
+    'exit "$code"',
+)
 
 
 class SlurmJob(NamedTuple):
@@ -64,8 +74,9 @@ def script(job: SlurmJob) -> str:
         "# One launcher on each host, which starts the ranks there and ends when the job does. The",
         "# exit code is that of the rank that failed first: Slurm shall not make it another by",
         "# ending the rest itself, as the site's settings may have it.",
-        f"exec srun {shlex.join(_srun(job))} \\",
+        f"{'' if job.requeue else 'exec '}srun {shlex.join(_srun(job))} \\",
         f"    {shlex.join((job.python, '-m', 'fleetrun', *job.words))}",
+        *(_AGAIN if job.requeue else ()),
     ]
     return "\n".join(lines) + "\n"
 
@@ -111,7 +122,8 @@ def submit(text: str) -> int:
 
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
-    parsed = common.launch(words, WHAT, fields["config"])
+    nodes = common.number(fields["nodes"]) or 1
+    parsed = common.launch(words, WHAT, fields["config"], most=nodes)
     single = ("name", "memory", "time", "partition", "account", "signal")
     texts = {
         field: common.plain(WHAT, field, str(value))
@@ -126,7 +138,7 @@ def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:
             raise UsageError(f"{WHAT}: --setup={line!r}: give one line of shell.")
     job = SlurmJob(
         name=texts.get("name") or common.plain(WHAT, "name", common.name(parsed)),
-        nodes=common.number(fields["nodes"]) or 1,
+        nodes=nodes,
         words=common.shown(parsed.words) if dry_run else parsed.words,
         folder=probe.current_folder(),
         python=str(fields["python"] or sys.executable),
@@ -182,7 +194,11 @@ command = common.QueueCommand(
             metavar="SIGNAL@SECONDS",
         ),
         click.Option(["--requeue"], is_flag=True, help="Begin again after preemption."),
-        click.Option(["--no-kill"], is_flag=True, help="Keep the job when a host is lost."),
+        click.Option(
+            ["--no-kill"],
+            is_flag=True,
+            help="Keep the job when a host is lost; with --nnodes=LEAST:N after --, it goes on.",
+        ),
         parser.option("python", "text", "Python on the hosts; this one.", metavar="PATH"),
         click.Option(["--dry-run"], is_flag=True, help="Print the script."),
         common.config(),

@@ -37,8 +37,15 @@ cd '/work/my job' || exit
 # One launcher on each host, which starts the ranks there and ends when the job does. The
 # exit code is that of the rank that failed first: Slurm shall not make it another by
 # ending the rest itself, as the site's settings may have it.
-exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \\
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --cpus-per-task=64 \\
     /usr/bin/python3 -m fleetrun --strategy=comm_fusion train.py --name 'a b'
+code=$?
+# Who is preempted and ends within the partition's GraceTime has failed for Slurm, and would
+# not begin again.
+case "$code $(scontrol show job "$SLURM_JOB_ID")" in
+143*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
+exit "$code"
 """
 
 
@@ -69,6 +76,34 @@ def fake(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("code", "preempted", "is_again"),
+    [
+        (143, "2026-11-22T20:32:16", True),
+        # As scancel and the time limit end it, a rank that failed, and success.
+        (143, "None", False),
+        (7, "2026-11-22T20:32:16", False),
+        (0, "2026-11-22T20:32:16", False),
+    ],
+)
+def test_only_what_preemption_has_ended_begins_again(
+    tmp_path: Path, code: int, preempted: str, *, is_again: bool
+) -> None:
+    fake(tmp_path, "srun", f"exit {code}")
+    shown = f"Restarts=0 ExitCode=0:0\n PreemptEligibleTime=2026-11-22 PreemptTime={preempted} x"
+    fake(tmp_path, "scontrol", f"echo $1 $2 >>{tmp_path}/asked; echo '{shown}'")
+    done = subprocess.run(
+        ["/bin/bash"],
+        input=slurm.script(a_job(folder="/tmp", requeue=True)),
+        env={"PATH": str(tmp_path), "SLURM_JOB_ID": "77"},
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["show job", *(["requeue 77"] if is_again else [])]
 
 
 @given(
@@ -193,7 +228,11 @@ def test_a_slip_in_the_sites_settings_is_one_sentence(
         (("--partition=a b", "--", "t.py"), "give one word without blanks"),
         (("--name=a\nb", "--", "t.py"), "give one word without blanks"),
         (("--setup=a\nb", "--", "t.py"), "give one line of shell"),
-        (("--", "--nnodes=2", "t.py"), "--nnodes is what the queue says; leave it out"),
+        (
+            ("--nodes=3", "--", "--nnodes=2:4", "t.py"),
+            "--nnodes=2:4: --nodes=3 says how many hosts",
+        ),
+        (("--", "--rank=2", "t.py"), "--rank is what the queue says; leave it out"),
         (("--", "--hosts=a,b", "t.py"), "--hosts is what the queue says; leave it out"),
         (("--", "--hostfile=f", "t.py"), "--hostfile is what the queue says; leave it out"),
         (("--", "--gpus=x", "--help"), "runs nothing; give a script"),
