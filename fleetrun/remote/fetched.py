@@ -36,6 +36,7 @@ class FetchedLogs:
         self._missing = 0
         self._is_whole = False
         self._is_here = False
+        self._has_answered = False
         self._trouble = ""
 
     @property
@@ -72,7 +73,7 @@ class FetchedLogs:
             line, newline, rest = self._rest.partition(b"\n")
             if not newline:
                 if len(line) > _LONGEST_LINE:
-                    self._trouble = "what came is none"
+                    self._fail("what came is none")
                 return
             self._rest = rest
             self._try(lambda line=line: self._take_line(line))  # type: ignore[misc]
@@ -81,9 +82,19 @@ class FetchedLogs:
         try:
             call()
         except OSError as error:
-            self._trouble = error.strerror or "a fault"
+            self._fail(error.strerror or "a fault")
         except ValueError:
-            self._trouble = "what came is none"
+            self._fail("what came is none")
+
+    def _fail(self, why: str) -> None:
+        self._trouble = why
+        # The agent waits for an answer as long as we are there.
+        if not self._has_answered:
+            self._reply(runlogs.KEEP)
+
+    def _reply(self, word: bytes) -> None:
+        self._has_answered = True
+        self._answer(word)
 
     def _take_line(self, line: bytes) -> None:
         """Take the name of the run, or of the next file, or the end."""
@@ -117,14 +128,14 @@ class FetchedLogs:
             self._run.make(runs)
         except FileExistsError:
             self._is_here = True
-            self._answer(runlogs.KEEP)
+            self._reply(runlogs.KEEP)
             return
         finally:
             os.close(runs)
         lock = self._run.open(names.LOCK, _FLAGS)
         os.write(lock, lockfile.mark(os.getpid(), run))
         os.close(lock)
-        self._answer(runlogs.SEND)
+        self._reply(runlogs.SEND)
 
     def _close_file(self) -> None:
         if self._file >= 0:

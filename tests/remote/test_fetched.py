@@ -64,6 +64,20 @@ def test_files_arrive_as_they_were_with_their_well_known_names(tmp_path: Path, p
     assert (there / "workerlog.0").stat().st_size == 70_008
 
 
+@pytest.mark.parametrize("folder", ["there", "there/log"])
+def test_logs_that_cannot_be_kept_let_nobody_wait_for_an_answer(
+    tmp_path: Path, folder: str
+) -> None:
+    run = a_run(tmp_path)
+    (tmp_path / "there").write_text("a file")
+    _, answers, said = received(tmp_path / folder, sent(run), 4096)
+    assert answers == [runlogs.KEEP]
+    assert said.startswith("The logs could not be fetched from the first host (")
+    # Neither does what is no run's name.
+    _, answers, _ = received(tmp_path / "head", sent(run).replace(b"default", b"/../.."), 7)
+    assert answers == [runlogs.KEEP]
+
+
 def test_only_the_ends_of_logs_are_sent_unless_all_is_wanted(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     received(tmp_path / "head", sent(run), 4096)
