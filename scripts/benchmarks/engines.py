@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 BARE, APART, OUR = "the engine alone", "launches apart", "fleetrun"
 _TURN = (BARE, APART, OUR)
+# Others that start a command on many hosts by ssh, where they are installed.
+_STARTERS = ("pdsh", "clush")
+# As many hosts at once.
+_FANOUT = "64"
 _TIMEOUT_S = 120.0
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 _PYTHON = (sys.executable, "-S", WORKER)
@@ -52,6 +56,12 @@ def missing(engine: str) -> str | None:
     if engine == "mpi" and not shutil.which("mpirun.openmpi"):
         return "there is no mpirun.openmpi (Debian: apt install openmpi-bin)"
     return None
+
+
+def turns(engine: str) -> tuple[str, ...]:
+    """Return what is measured beside ENGINE."""
+    found = [one for one in _STARTERS if shutil.which(one)] if engine == "ssh" else []
+    return (*_TURN, *found)
 
 
 class Hosts:
@@ -90,6 +100,8 @@ class Hosts:
             ssh = ("ssh", "-F", str(self._ssh))
             if name == BARE:
                 return [first.command([*ssh, ip, " ".join(_PYTHON)]) for ip in ips]
+            if name in _STARTERS:
+                return [first.command(self._by_starter(name, ips))]
             by_ssh = (f"--hosts={','.join(ips)}", f"--ssh={' '.join(ssh)}")
             return [first.command([*ours, *by_ssh, WORKER])]
         if self._cluster is not None:
@@ -101,6 +113,14 @@ class Hosts:
         )
         one = () if len(ips) == 1 else (listed,)
         return [first.command([*mpirun, *(_PYTHON if name == BARE else (*ours, *one, WORKER))])]
+
+    def _by_starter(self, name: str, ips: Sequence[str]) -> list[str]:
+        """Return the command by which the program NAME runs the worker on IPS."""
+        own = {
+            "pdsh": ("env", f"PDSH_SSH_ARGS_APPEND=-F {self._ssh}", "pdsh", "-R", "ssh"),
+            "clush": ("clush", "-o", f"-F {self._ssh}"),
+        }
+        return [*own[name], "-S", "-f", _FANOUT, "-w", ",".join(ips), " ".join(_PYTHON)]
 
     def measure(self, name: str) -> float:
         """Return the seconds from the command to the last worker's first line."""
@@ -155,6 +175,7 @@ def run(chosen: argparse.Namespace) -> int:
     machine = report.machine()
     print(f"{machine['cpus']} cores, load {machine['load_before']:.1f} before\n")
     found: dict[int, dict[str, list[float]]] = {}
+    names = turns(chosen.engine)
     for number in chosen.hosts:
         times: dict[str, list[float]] = defaultdict(list)
         with (
@@ -164,13 +185,13 @@ def run(chosen: argparse.Namespace) -> int:
         ):
             hosts = Hosts(chosen.engine, made, Path(name))
             for turn in range(chosen.rounds):
-                for which in _TURN if turn % 2 == 0 else _TURN[::-1]:
+                for which in names if turn % 2 == 0 else names[::-1]:
                     report.progress(f"{number} hosts, round {turn + 1}: {which}")
                     times[which].append(hosts.measure(which))
             hosts.close()
         found[number] = times
     report.progress("")
-    _show(chosen.engine, found, chosen.rounds)
+    _show(chosen.engine, names, found, chosen.rounds)
     if chosen.json:
         rows = [{"hosts": number, **times} for number, times in found.items()]
         document = {"machine": machine, "engine": chosen.engine, "seconds": rows}
@@ -178,12 +199,17 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _show(engine: str, found: Mapping[int, Mapping[str, Sequence[float]]], rounds: int) -> None:
+def _show(
+    engine: str,
+    names: Sequence[str],
+    found: Mapping[int, Mapping[str, Sequence[float]]],
+    rounds: int,
+) -> None:
     rows = []
     for number, times in found.items():
         bare, apart, ours = (summary(times[which]) for which in _TURN)
         both = bare.median + apart.median
         more = [ms(ours.median - bare.median), f"{ours.median / both:.2f} x"]
-        rows.append([str(number), *map(spread, (bare, apart, ours)), *more])
+        rows.append([str(number), *(spread(summary(times[which])) for which in names), *more])
     title = f"{engine}: command to the last first line; median (lowest-highest) of {rounds}, ms"
-    print(report.table(title, ["hosts", *_TURN, "more than alone", "of both"], rows))
+    print(report.table(title, ["hosts", *names, "more than alone", "of both"], rows))
