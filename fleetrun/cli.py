@@ -132,11 +132,11 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     wanted = request.resolve(parsed, environ, config, layers, detected if rows else None)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude or wanted.ship:
-        from fleetrun.remote import head  # only for jobs by ssh
+        from fleetrun.remote import head, sshjob  # only for jobs by ssh
 
         if wanted.dry_run is None:
             return head.launch(wanted, environ)
-        wanted = head.as_listed(wanted)
+        wanted = sshjob.as_listed(wanted)
     if launch is not None:
         return launch(wanted, environ)
     if found and wanted.dry_run is None:

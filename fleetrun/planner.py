@@ -295,13 +295,17 @@ def _run_folder(request: Request, facts: Facts, roster: Roster) -> str:
         return f"{shared.run_name}/{shared.own}" if shared.own else shared.run_name
     if roster.first_me is not None:
         # Files stay where they are while places change.
-        return f"{run_name(request, facts)}-node{roster.first_me}"
+        return f"{_own_name(request, facts)}-node{roster.first_me}"
     node = f"-node{roster.me}" if len(roster.members) > 1 else ""
-    return run_name(request, facts) + node
+    return _own_name(request, facts) + node
 
 
-def run_name(request: Request, facts: Facts) -> str:
-    """Return the name of the launch's run: unique on this host, and telling."""
+def _own_name(request: Request, facts: Facts) -> str:
+    return run_name(request, facts.started_utc, facts.pid)
+
+
+def run_name(request: Request, started_utc: str, pid: int) -> str:
+    """Return the name of the launch of PID at STARTED_UTC: unique on this host, and telling."""
     job = request.job_id
     if not job or "/" in job or "\0" in job or job in {".", ".."}:
         raise UsageError(
@@ -310,4 +314,4 @@ def run_name(request: Request, facts: Facts) -> str:
         )
     plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)
     plain = plain.encode()[:_LONGEST_JOB].decode(errors="ignore")
-    return f"{facts.started_utc}-{plain}-{facts.pid}"
+    return f"{started_utc}-{plain}-{pid}"

@@ -298,6 +298,13 @@ def kill_an_agent(job: EngineJob) -> Sequence[int]:
     return ANY_FAILURE
 
 
+def kill_a_launcher(job: EngineJob) -> Sequence[int]:
+    # By ssh it is forked from the agent, and has its command from us.
+    words = (sys.executable, "--heartbeat_timeout") if job.engine == "slurm" else ("fleetrun", "--")
+    job.strike(KILL, *words)
+    return ANY_FAILURE
+
+
 def crash_host(job: EngineJob) -> Sequence[int]:
     job.has_crashed = True
     # The first one is that of the user.
@@ -313,7 +320,7 @@ FAULTS = (
     Fault("front: -TERM", tell_front(TERM), weight=3),
     Fault("front: -INT", tell_front(INT)),
     Fault("front: -KILL", tell_front(KILL), weight=3),
-    Fault("a launcher: -KILL", kill_one(sys.executable, "--heartbeat_timeout"), weight=3),
+    Fault("a launcher: -KILL", kill_a_launcher, weight=3),
     Fault("ssh: -KILL", kill_one("ssh", "BatchMode=yes"), weight=3, engine="ssh"),
     Fault("an agent: -KILL", kill_an_agent, engine="ssh"),
     Fault("srun: -KILL", kill_one("srun"), weight=3, engine="slurm"),

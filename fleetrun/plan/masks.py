@@ -45,7 +45,7 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     if name is None or text == "all":
         name, entries = None, tuple(map(str, range(count)))
     else:
-        entries = _mask_entries(text)
+        entries = listed(text)
         if not entries:
             return Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
         _check_mask(name, entries, facts, kind)
@@ -101,7 +101,7 @@ def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def _mask_entries(text: str) -> tuple[str, ...]:
+def listed(text: str) -> tuple[str, ...]:
     """Return a mask's entries as the driver reads it: up to the first that names no device."""
     entries = []
     for piece in text.split(","):

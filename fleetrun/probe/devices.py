@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import GpuUse
+from fleetrun.plan import masks
 from fleetrun.plan.visible import elided, visible
 from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fleetrun.model import Facts, Request
     from fleetrun.probe.nvml import DriverQuery, Nvml, Survey
 
 # Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+
+# A folder for each GPU, with one for each instance of it (NVIDIA's MIG User Guide, "/proc based
+# nvidia-capabilities").
+_CAPABILITIES = "proc/driver/nvidia/capabilities"
 
 _AMD = "sys/class/kfd"
 
@@ -37,6 +42,23 @@ def by_files(root: str) -> dict[str, int]:
     """Count the devices that show as files, but for GPUs, which their driver knows better."""
     counts = {kind: _numbered(root, prefix) for kind, prefix in _DEVICE_FILES.items()}
     return {kind: count for kind, count in counts.items() if count}
+
+
+def gpus_by_files(environ: Mapping[str, str], root: str = "/") -> int | None:
+    """Return how many of NVIDIA's GPUs a launch with ENVIRON may use; None where files do not say.
+
+    The driver is not asked: what it alone knows are GPUs that are divided, or below Windows.
+    """
+    folder = os.path.join(root, _CAPABILITIES)
+    if not os.path.isdir(folder):
+        is_driven = any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA)
+        return None if is_driven or has_amd(root) else 0
+    for gpu in os.listdir(folder):
+        divided = os.path.join(folder, gpu, "mig")
+        if os.path.isdir(divided) and any(one.startswith("gi") for one in os.listdir(divided)):
+            return None
+    count, mask = _numbered(root, "nvidia"), environ.get(_MASK, "all").strip()
+    return count if mask == "all" else min(count, len(masks.listed(mask)))
 
 
 def may_use_gpus(request: Request) -> bool:

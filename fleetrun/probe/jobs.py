@@ -77,9 +77,9 @@ def find() -> tuple[RunningJob, ...]:
 
 def about(job: RunningJob) -> JobRecords:
     """Return what the records of JOB say."""
-    # The plan is written a moment after the start.
-    commands = (proc.command(pid) for pid in running(job)[:1])
-    found = JobRecords(argv=tuple(commands))
+    # The plan is written a moment after the start, and never by the head of a job by ssh.
+    shown = running(job)[:1] or (() if job.launcher is None else (job.launcher,))
+    found = JobRecords(argv=tuple(map(proc.command, shown)), cwd=_folder(job.launcher))
     plan = planfile.read(f"{job.run_dir}/{names.PLAN}")
     if plan is not None:
         first = plan.processes[0].argv if plan.processes else ()
@@ -95,6 +95,13 @@ def about(job: RunningJob) -> JobRecords:
             )
         found = found._replace(attempt=max(found.attempt, event.attempt))
     return found
+
+
+def _folder(pid: int | None) -> str:
+    try:
+        return "" if pid is None else os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
 
 
 def end(job: RunningJob) -> tuple[int, str] | None:

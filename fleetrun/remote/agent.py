@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from fleetrun import __version__
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Script
-from fleetrun.probe import scripts
+from fleetrun.probe import devices, scripts
 from fleetrun.records import installed
 from fleetrun.records.folder import write_all
-from fleetrun.remote import protocol, reachability
-from fleetrun.run import libc
+from fleetrun.remote import launcher, protocol, reachability
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from fleetrun.remote.launcher import Shipped
 
 _CHUNK = 1 << 16
 # Without a launcher there is nothing to stop: not asked, not answered, or gone.
@@ -36,7 +36,9 @@ _UNUSED = 0
 
 def look(asked: protocol.Inquiry, environ: Mapping[str, str]) -> protocol.Answer:
     """Look for what the inquiry ASKED about."""
+    gpus = devices.gpus_by_files(environ)
     found = protocol.Answer(
+        gpus=-1 if gpus is None else gpus,
         fleetrun=__version__,
         python=sys.version.partition(" ")[0],
         paddle=_paddle(),
@@ -124,14 +126,6 @@ def _part(silence_s: float) -> bytes:
     return os.read(0, _CHUNK) if is_heard else b""
 
 
-class Shipped(NamedTuple):
-    """Where fleetrun and the folder of the job were sent, and the pipe at whose end both go."""
-
-    lib: str
-    cwd: str
-    pipe: int
-
-
 def run(silence_s: float = protocol.SILENCE_S, shipped: Shipped | None = None) -> None:
     """Serve the head, and end with the launcher's exit code.
 
@@ -158,6 +152,8 @@ def _serve(silence_s: float, shipped: Shipped | None) -> int:
     open_port = reachability.OpenPort(asked.reach_ports)
     found = look(asked, environ)._replace(port=open_port.port)
     _tell(protocol.line(found))
+    if not found.fault:
+        launcher.load(environ, has_others=bool(asked.reach_ports))
     order = head.line()
     places = None if order is None or found.fault else protocol.places(order)
     if places is not None:
@@ -205,33 +201,14 @@ def _launch(
 
     HEAD may end it.
     """
-    parent = os.getpid()
-    lib, held = "", tuple[int, ...]()
     if shipped is not None:
         from importlib.util import find_spec  # 10 ms that only some need
 
-        lib, held = shipped.lib, (shipped.pipe,)
         if find_spec("psutil") is None:
             # Nothing that is sent measures.
             words = ("--metrics_period=0", *words)
-
-    def prepare() -> None:
-        # If the agent is killed, nothing else would end the launcher.
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    child = subprocess.Popen(
-        [sys.executable, "-c", protocol.start("launcher", lib), *words],
-        cwd=cwd,
-        env=dict(environ),
-        # What was sent is still needed if we are killed.
-        pass_fds=held,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=prepare,  # noqa: PLW1509 - there are no threads
-    )
-    pidfd = os.pidfd_open(child.pid)
+    pid = launcher.start(words, cwd, environ, shipped)
+    pidfd = os.pidfd_open(pid)
     is_asked = False
     while True:
         # Further orders may have come together with the order to go.
@@ -245,8 +222,8 @@ def _launch(
         # Silence: the head, or the way to it, is gone.
         head.is_over = head.is_over or not ready
         is_asked = _obey(orders, pidfd, is_asked=is_asked, is_over=head.is_over)
-    code = child.wait()
-    return child.pid, code if code >= 0 else 128 - code
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid, code if code >= 0 else 128 - code
 
 
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:

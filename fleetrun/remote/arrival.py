@@ -50,9 +50,9 @@ def run(like: str, mark: str, silence_s: float) -> None:
         del sent
         lib = os.path.join(folder, LIB)
         sys.path.insert(0, lib)
-        from fleetrun.remote import agent
+        from fleetrun.remote import agent, launcher
 
-        agent.run(silence_s, agent.Shipped(lib, os.path.join(folder, JOB), pipe))
+        agent.run(silence_s, launcher.Shipped(lib, os.path.join(folder, JOB), pipe))
     finally:
         os.write(pipe, b".")
         os.close(pipe)

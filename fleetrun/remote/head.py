@@ -11,17 +11,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun import argv, planner, replay
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.modes import collective
-from fleetrun.plan import hostfile
-from fleetrun.plan.environment import IDENTITY
-from fleetrun.plan.hosts import is_loopback
-from fleetrun.plan.layout import SESSION_PORTS
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
-from fleetrun.records.variables import JOB, TOKEN
-from fleetrun.remote import protocol
+from fleetrun.remote import protocol, sshjob
 from fleetrun.remote.connection import FILES, SshConnection, ssh_command
 from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
@@ -33,7 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from fleetrun.model import Request
-    from fleetrun.plan.hostfile import HostEntry
+    from fleetrun.remote.headrun import HeadRun
     from fleetrun.remote.protocol import Answer
 
 # What ssh exits with by its own fault, ssh(1).
@@ -49,81 +42,34 @@ _NOT_BEGUN = (2, 3, 4)
 _TIMEOUT_S = 30.0
 # How long an ssh may take to end once it has been hung up; beyond --grace, if a launcher runs.
 _CLOSING_S = 10.0
-# Options that are the head's own; the rest is for each launcher.
-_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship")
-# Options that each launcher is given by the head.
-_GIVEN = ("ips", "host", "rank", "master")
-# Where to count from, and what only this host's own variables say.
-_SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
-
-
-def listed(request: Request) -> tuple[HostEntry, ...]:
-    """Return the hosts that REQUEST names, those that are left out apart."""
-    if request.hosts and request.hostfile:
-        raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
-    if request.ship and not (request.hosts or request.hostfile):
-        raise UsageError("--ship sends to the hosts of --hosts or --hostfile: give one of them.")
-    if not (request.hosts or request.hostfile):
-        option, text = (
-            ("include", request.include) if request.include else ("exclude", request.exclude)
-        )
-        raise UsageError(
-            f"--{option}={text} chooses among the hosts of --hosts or --hostfile; for devices of "
-            "this host write --gpus=0,1."
-        )
-    option = "--hosts" if request.hosts else "--hostfile"
-    if request.detach:
-        raise UsageError(f"--detach does not go with {option} in this version: leave it out.")
-    for one in argv.scan(request.typed).settings:
-        if one.option.target in _GIVEN:
-            raise UsageError(
-                f"{one.typed} and {option} both say which hosts there are: leave {one.typed} out."
-            )
-    if request.hostfile:
-        try:
-            with open(request.hostfile, encoding="utf-8") as file:
-                found = hostfile.read(file.read(), request.hostfile)
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
-    else:
-        found = hostfile.parse(request.hosts or "")
-    return hostfile.chosen(found, request.include, request.exclude)
-
-
-def as_listed(request: Request) -> Request:
-    """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
-    hosts = listed(request)
-    if len({(host.slots, host.devices) for host in hosts}) > 1:
-        raise UsageError("--dry-run shows only hosts that all have the same slots.")
-    names = tuple(host.name for host in hosts)
-    asked = request.nproc_per_node
-    return request._replace(
-        ips=names if len(names) > 1 else (),
-        nnodes=str(len(names)),
-        nproc_per_node=hosts[0].slots if asked is None and not hosts[0].devices else asked,
-        devices=",".join(map(str, hosts[0].devices)) or request.devices,
-    )
 
 
 def launch(request: Request, environ: Mapping[str, str]) -> int:
     """Run the job of REQUEST on the hosts that it lists, and return its exit code."""
-    hosts = listed(request)
+    hosts = sshjob.listed(request)
     ssh = ssh_command(request)
     shipment = b""
     if request.ship:
         request, shipment = _shipped(request)
     asked = protocol.Inquiry(
-        current_folder(), request.script.form, request.script.target, forwarded(environ)
+        current_folder(), request.script.form, request.script.target, sshjob.forwarded(environ)
     )
     if request.gather_logs:
         wanted = (request.log_dir, request.gather_logs, os.urandom(16).hex())
         asked = asked._replace(logs=wanted)
+    records = None
+    if request.detach:
+        from fleetrun.remote.headrun import HeadRun  # most jobs stay in front
+        from fleetrun.run import background
+
+        begun = background.begin(os.path.abspath(request.log_dir))
+        if isinstance(begun, int):
+            return begun
+        records = HeadRun(begun, request)
     files = FileLimit(len(hosts), each=FILES, what="hosts by ssh")
     try:
         remotes = [SshConnection(host, ssh, shipment) for host in hosts]
-        return Head(remotes, request, asked).run()
+        return Head(remotes, request, asked, records=records).run()
     finally:
         files.restore()
 
@@ -142,53 +88,6 @@ def _shipped(request: Request) -> tuple[Request, bytes]:
     return request._replace(gather_logs=request.gather_logs or "all"), data
 
 
-def with_ports(asked: protocol.Inquiry, request: Request, host: HostEntry) -> protocol.Inquiry:
-    """Return what HOST of several is ASKED, with the ports that it needs for REQUEST.
-
-    Hosts that are this one, trying out, share its ports.
-    """
-    if planner.mode(request) != "collective":
-        return asked
-    first = collective.FIRST_PORT if request.start_port is None else request.start_port
-    reach_ports = tuple(first + one for one in SESSION_PORTS)
-    count = host.slots if host.slots is not None else request.nproc_per_node
-    if is_loopback(host.name) or not isinstance(count, int):
-        return asked._replace(reach_ports=reach_ports)
-    return asked._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
-
-
-def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ENVIRON that are sent along: those that training reads."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if (name.startswith(_SENT) and name not in IDENTITY and replay.is_remembered(name))
-        or (name in _SENT_TOO and JOB not in environ)
-    }
-
-
-def arguments(
-    request: Request, host: HostEntry, addresses: Sequence[str], me: int
-) -> tuple[str, ...]:
-    """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
-    given = argv.scan(request.typed)
-    names = {one.option.name for one in given.settings}
-    found = (
-        [] if len(addresses) == 1 else [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
-    )
-    if host.devices:
-        found.append(f"--devices={','.join(map(str, host.devices))}")
-    elif host.slots is not None and "nproc_per_node" not in names:
-        found.append(f"--nproc_per_node={host.slots}")
-    if request.ship and "gather_logs" not in names:
-        found.append(f"--gather_logs={request.gather_logs}")
-    found += [
-        f"{one.option.flag}={one.raw}" for one in given.settings if one.option.name not in _OURS
-    ]
-    at = len(request.typed) if given.script_at is None else given.script_at
-    return (*found, "--", *request.typed[at:])
-
-
 class Head:
     """The loop over all REMOTES of a job."""
 
@@ -198,11 +97,14 @@ class Head:
         request: Request,
         asked: protocol.Inquiry,
         closing_s: float = _CLOSING_S,
+        *,
+        records: HeadRun | None = None,
     ) -> None:
         self._remotes = remotes
         self._request = request
         self._asked = asked
         self._closing_s = closing_s
+        self._records = records
         self._loop = Loop()
         self._outlets = Outlets(self._loop)
         self._unstarted = list(remotes)
@@ -214,6 +116,8 @@ class Head:
         # Whether it is that of a launcher, which has ended by itself.
         self._is_of_launcher = False
         self._signals = 0
+        # The first one.
+        self._signum: int | None = None
         self._logs: FetchedLogs | None = None
         if asked.logs:
             folder, _, nonce = asked.logs
@@ -235,6 +139,8 @@ class Head:
             if self._logs is not None and self._is_going and (said := self._logs.finish()):
                 self._say(said)
             self._outlets.drain()
+            if self._records is not None:
+                self._records.end(self._code or 0, self._signum)
         finally:
             for one in self._remotes:
                 one.close()
@@ -258,7 +164,7 @@ class Head:
             try:
                 asked = self._asked
                 if len(self._remotes) > 1:
-                    asked = with_ports(asked, self._request, one.host)
+                    asked = sshjob.with_ports(asked, self._request, one.host)
                 if one is not self._remotes[0]:
                     asked = asked._replace(logs=())
                 one.start(self._loop, asked)
@@ -323,7 +229,8 @@ class Head:
             return
         answers = {one.host.name: _heard(one) for one in self._remotes}
         skews = {one.host.name: one.skew_s for one in self._remotes}
-        found = protocol.faults(answers, skews)
+        gpus = sshjob.gpus_wanted(self._request, [one.host for one in self._remotes])
+        found = protocol.faults(answers, skews, gpus)
         if found or self._is_looking:
             self._refuse_or_go(found)
             return
@@ -364,10 +271,12 @@ class Head:
 
     def _go(self) -> None:
         addresses = [_address(one) for one in self._remotes]
+        if self._records is not None:
+            self._records.begin(self._say)
         self._is_going = True
         for me, one in enumerate(self._remotes):
             self._loop.alarm(one, None, _no_call)
-            one.say(protocol.line(arguments(self._request, one.host, addresses, me)))
+            one.say(protocol.line(sshjob.arguments(self._request, one.host, addresses, me)))
 
     # Running ------------------------------------------------------------------------------------
 
@@ -436,7 +345,7 @@ class Head:
         for number in os.read(fd, 64):
             self._signals += 1
             if self._code is None:
-                self._code = 128 + number
+                self._code, self._signum = 128 + number, number
                 self._is_of_launcher = False
             if not self._is_going:
                 self._hang_up()

@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-VERSION = 3
+VERSION = 4
 MARK = b"fleetrun-agent "
-_MAINS = {"agent": "fleetrun.remote.agent", "launcher": "fleetrun.__main__"}
+LAUNCHER = "fleetrun.__main__"
+_MAINS = {"agent": "fleetrun.remote.agent", "launcher": LAUNCHER}
 # Runs the text that comes until the first NUL: that of `arrival`. There is no quotation mark in it.
 RECEIVE = (
     "import os, sys; sys.path[:] = filter(None, sys.path); "
@@ -75,6 +76,8 @@ class Answer(NamedTuple):
     # Where the others may try to connect to; 0: nowhere.
     port: int = 0
     time: float = 0.0
+    # How many GPUs a launch there may use; -1: only their driver knows.
+    gpus: int = -1
 
 
 def line(said: "Inquiry | Answer | str | Sequence[str] | Sequence[tuple[object, ...]]") -> bytes:
@@ -163,12 +166,17 @@ def skew(time: float, asked_at: float, heard_at: float) -> float:
 
 
 def faults(
-    answers: Mapping[str, Answer], skews: Mapping[str, float]
+    answers: Mapping[str, Answer],
+    skews: Mapping[str, float],
+    wanted: Mapping[str, int | None] | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return all that is wrong, a host and a sentence each; the first host is the measure.
 
-    SKEWS are by how many seconds the hosts' clocks differ from the one here.
+    SKEWS are by how many seconds the hosts' clocks differ from the one here. WANTED is how many
+    GPUs each host needs, None where it may be any number; without it the job needs none.
     """
+    have = {name: one.gpus for name, one in answers.items() if not one.fault}
+    most = max(have, key=have.__getitem__, default="")
     found: list[tuple[str, str]] = []
     first = next((name for name, one in answers.items() if not one.fault), None)
     for name, one in answers.items():
@@ -190,7 +198,16 @@ def faults(
             found.append((name, f"the script is another than on {first}."))
         if abs(skews[name]) > _SKEW_S:
             found.append((name, f"its clock differs by {skews[name]:+.0f} s from the one here."))
+        # Where no host has one, training runs on CPUs.
+        if wanted is not None and have[most] > 0 <= one.gpus < (wanted[name] or 1):
+            ranks = f"{wanted[name]} ranks are wanted there, and " if one.gpus else ""
+            than = "" if one.gpus else f", and {most} has {have[most]}"
+            found.append((name, f"{ranks}it has {_gpus(one.gpus)}{than}."))
     return tuple(found)
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'s' * (count > 1)}"
 
 
 def _minor(version: str) -> str:

@@ -69,7 +69,7 @@ def join(
     session = _session(request, facts, meeting, launcher, bare, say)
     local = first
     first_me: int | None = None
-    run = planner.run_name(request, facts)
+    run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
 
     def offer(attempt: int) -> Offer:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,7 +20,7 @@ from planning import a_request
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
-from fleetrun.probe import addresses, netlink, nvml, scripts, tcp
+from fleetrun.probe import addresses, devices, netlink, nvml, scripts, tcp
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -87,6 +88,22 @@ def test_nvml_counts_gpus_where_a_driver_shows(root: Path, sign: str) -> None:
     assert facts.device_ids == {"gpu": ("GPU-a", "GPU-b")}
     assert facts.instances == ((), ("MIG-1", "MIG-2"))
     assert facts.notes == ()
+
+
+def test_files_count_gpus_unless_only_the_driver_knows(root: Path) -> None:
+    counted = partial(devices.gpus_by_files, root=str(root))
+    assert counted({}) == 0
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (root / "dev" / name).touch()
+    # As in a container.
+    assert counted({}) is None
+    gpus = root / "proc/driver/nvidia/capabilities"
+    (gpus / "gpu0/mig").mkdir(parents=True)
+    assert counted({}) == 2
+    for mask, count in (("all", 2), ("1", 1), ("", 0), ("-1,0", 0), ("0,1,2", 2)):
+        assert counted({"CUDA_VISIBLE_DEVICES": mask}) == count
+    (gpus / "gpu0/mig/gi1").mkdir()
+    assert counted({}) is None
 
 
 def test_gpus_that_cannot_be_divided_have_no_instances(root: Path) -> None:

@@ -19,7 +19,7 @@ from waiting import LONG_S, until
 
 from fleetrun import argv, cli, request
 from fleetrun.plan.hostfile import HostEntry
-from fleetrun.remote import agent, head, protocol
+from fleetrun.remote import agent, head, protocol, sshjob
 from fleetrun.remote.connection import SshConnection
 
 if TYPE_CHECKING:
@@ -54,6 +54,23 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
         assert environ["PADDLE_TRAINERS_NUM"] == "2"
         endpoints.append(environ["PADDLE_CURRENT_ENDPOINT"].partition(":")[0])
     assert endpoints == HOSTS.split(",")
+
+
+@pytest.mark.parametrize("more", ["", ":/nowhere"])
+def test_the_launcher_has_a_python_of_its_own_only_where_modules_are_elsewhere(
+    tmp_path: Path, more: str
+) -> None:
+    ssh = instead_of_ssh(tmp_path, f'PYTHONPATH={ROOT} exec sh -c "$command"')
+    find = 'read -r _ launcher _ < "$FLEETRUN_RUN_DIR/lock"'
+    script = f"{find}; tr '\\0' ' ' < /proc/$launcher/cmdline; echo; echo $PYTHONPATH"
+    command = Command(tmp_path, script, ranks=1)
+    command.argv[-1:-1] = ["--hosts=127.0.0.1", ssh]
+    ended = command.finish(command.start(env={"PYTHONPATH": f"{ROOT}{more}"}))
+    assert ended.code == 0, ended.said
+    started, path = ended.out.decode().splitlines()[-2:]
+    assert (protocol.LAUNCHER in started) == bool(more)
+    assert started.startswith(sys.executable if more else "fleetrun ")
+    assert f"{ROOT}{more}" in path
 
 
 def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path) -> None:
@@ -139,6 +156,37 @@ def test_all_that_is_wrong_is_said_before_anything_starts(tmp_path: Path) -> Non
         assert f"fleetrun: {name:9}  There is no script nosuch.py" in ended.said
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("known_hosts", "Host key verification failed."),
+        ("authorized_keys", "Permission denied (publickey,password)."),
+    ],
+)
+def test_a_changed_host_key_and_a_password_are_said_and_never_waited_for(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    command = by_ssh(tmp_path, "touch started", hosts="127.0.0.1")
+    ssh = tmp_path / "ssh"
+    config = ssh / "sshd_config"
+    config.write_text(
+        config.read_text().replace("PasswordAuthentication no", "PasswordAuthentication yes", 1)
+    )
+    # Any key but that of the host, and of the user.
+    other = {"known_hosts": "id.pub", "authorized_keys": "hostkey.pub"}[name]
+    before = "127.0.0.1 " if name == "known_hosts" else ""
+    (ssh / name).write_text(before + (ssh / other).read_text())
+    at = next(at for at, word in enumerate(command.argv) if word.startswith("--ssh="))
+    command.argv[at] += " -o StrictHostKeyChecking=yes" if before else ""
+    ended = command.run()
+    assert ended.code == 3
+    fault, end = ended.said.splitlines()
+    assert fault.startswith("fleetrun: 127.0.0.1  ssh: ")
+    assert fault.endswith(said)
+    assert end == "fleetrun: Nothing was started."
+    assert not (tmp_path / "started").exists()
+
+
 def test_ports_that_are_taken_are_named_before_anything_starts(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,7 +194,7 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     (port,) = free(1)
     wanted = a_request("--hosts=a:2,b:2", ssh, f"--start_port={port}", "t.py")
     (tmp_path / "t.py").touch()
-    asked = head.with_ports(
+    asked = sshjob.with_ports(
         protocol.Inquiry(str(tmp_path), "file", "t.py", {}), wanted, HostEntry("b", 2)
     )
     assert asked.ports == (port, port + 1)
@@ -155,7 +203,9 @@ def test_ports_that_are_taken_are_named_before_anything_starts(
     assert found.fault.startswith(f"Port {port} is taken by ")
     assert agent.look(asked._replace(ports=()), {}).fault == ""
     # On loopback each host has an address to itself.
-    assert head.with_ports(asked._replace(ports=()), wanted, HostEntry("127.0.0.2", 2)).ports == ()
+    assert (
+        sshjob.with_ports(asked._replace(ports=()), wanted, HostEntry("127.0.0.2", 2)).ports == ()
+    )
 
 
 # Instead of ssh: an agent that is well, and does not reach the host b.
@@ -286,7 +336,7 @@ def test_an_ssh_that_does_not_end_when_hung_up_is_killed(
     )
     wanted = a_request("--hosts=127.0.0.1,127.0.0.2", ssh, "t.py")
     asked = protocol.Inquiry(str(tmp_path), "file", "t.py", {})
-    remotes = [SshConnection(host, [ssh[6:]]) for host in head.listed(wanted)]
+    remotes = [SshConnection(host, [ssh[6:]]) for host in sshjob.listed(wanted)]
     remotes[1].answer = protocol.Answer()
     assert head.Head(remotes, wanted, asked, closing_s=0.0).run() == 3
     said = capfd.readouterr().err
@@ -364,13 +414,32 @@ def test_each_launcher_is_given_its_host_and_all_but_the_heads_own_options() -> 
     wanted = a_request(
         "--hosts=a:8,b:8", "--ssh=ssh -v", "--strategy", "overlap", "--tee", "t.py", "--hosts=c"
     )
-    words = head.arguments(wanted, HostEntry("b", 8), ("10.0.0.1", "10.0.0.2"), 1)
+    words = sshjob.arguments(wanted, HostEntry("b", 8), ("10.0.0.1", "10.0.0.2"), 1)
     assert words == (
         *("--ips=10.0.0.1,10.0.0.2", "--host=10.0.0.2", "--nproc_per_node=8"),
         *("--strategy=overlap", "--tee=all", "--", "t.py", "--hosts=c"),
     )
-    alone = head.arguments(a_request("--hosts=a:8", "t.py"), HostEntry("a", 2, (0, 3)), ("a",), 0)
+    alone = sshjob.arguments(a_request("--hosts=a:8", "t.py"), HostEntry("a", 2, (0, 3)), ("a",), 0)
     assert alone == ("--devices=0,3", "--", "t.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("--hosts=a:8,b:2",), {"a": 8, "b": 2}),
+        (("--hosts=a", "--nproc_per_node=2"), {"a": 2}),
+        (("--hosts=a",), {"a": None}),
+        (("--hosts=a:4", "--include=a:0,3"), {"a": 4}),
+        (("--hosts=a:8", "--backend=gloo"), None),
+        (("--hosts=a", "--nproc_per_node=cpu"), None),
+        (("--hosts=a:8", "--server_num=1", "--trainer_num=1"), None),
+    ],
+)
+def test_gpus_are_wanted_as_the_launcher_there_would(
+    words: tuple[str, ...], wanted: dict[str, int | None] | None
+) -> None:
+    asked = a_request(*words, "t.py")
+    assert sshjob.gpus_wanted(asked, sshjob.listed(asked)) == wanted
 
 
 def test_the_address_is_the_one_that_ssh_has_reached() -> None:
@@ -388,7 +457,6 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
         (("--hosts=a,b", "--nnodes=1:2"), "--nnodes=1:2: leave it out: --hosts says which hosts"),
-        (("--hosts=a,b", "--detach"), "--detach does not go with --hosts in this version"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),

@@ -33,7 +33,7 @@ def test_what_is_no_inquiry_is_refused(text: bytes) -> None:
 def test_what_is_refused_is_not_quoted_as_it_may_be_a_secret() -> None:
     said = protocol.line(Inquiry("/work", "file", "t.py", {"FLEETRUN_TOKEN": "hunter2"}))
     with pytest.raises(ValueError, match=r"^no inquiry of this version$"):
-        protocol.inquiry(said.replace(b'"version": 3', b'"version": 2'))
+        protocol.inquiry(said.replace(b'"version": 4', b'"version": 3'))
     with pytest.raises(ValueError, match=r"^no words$"):
         protocol.arguments(said)
 
@@ -81,6 +81,29 @@ def test_hosts_that_are_alike_are_well() -> None:
 def test_each_difference_is_a_sentence(other: dict[str, Any], said: str) -> None:
     answers = {"a": WELL, "b": WELL._replace(**other), "c": WELL}
     assert protocol.faults(answers, NONE) == (("b", said),)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "said"),
+    [
+        # The first host has eight.
+        (8, 8, ()),
+        (4, 8, ("8 ranks are wanted there, and it has 4 GPUs.",)),
+        (1, 2, ("2 ranks are wanted there, and it has 1 GPU.",)),
+        (0, 8, ("it has no GPU, and a has 8.",)),
+        (0, None, ("it has no GPU, and a has 8.",)),
+        # Where nobody says how many, hosts may differ; some drivers tell only those who ask.
+        (4, None, ()),
+        (-1, 8, ()),
+    ],
+)
+def test_gpus_that_are_missing_are_told(gpus: int, wanted: int | None, said: tuple[str]) -> None:
+    answers = {"a": WELL._replace(gpus=8), "b": WELL._replace(gpus=gpus)}
+    found = protocol.faults(answers, NONE, {"a": 8, "b": wanted})
+    assert found == tuple(("b", one) for one in said)
+    # A job that needs none may run anywhere, and so may one of hosts that have none.
+    assert protocol.faults(answers, NONE) == ()
+    assert protocol.faults({"a": WELL._replace(gpus=0), "b": WELL}, NONE, {"a": 8, "b": 8}) == ()
 
 
 def test_a_clock_that_differs_is_told() -> None:

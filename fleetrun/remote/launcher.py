@@ -1,0 +1,94 @@
+"""The launcher of a host by ssh: forked from the agent, as Python and its modules are there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from fleetrun.remote import protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# What an interpreter, or its loader, reads only when it starts.
+_READ_AT_START = ("PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+class Shipped(NamedTuple):
+    """Where fleetrun and the folder of the job were sent, and the pipe at whose end both go."""
+
+    lib: str
+    cwd: str
+    pipe: int
+
+
+def load(environ: Mapping[str, str], *, has_others: bool) -> None:
+    """Import what a launcher with ENVIRON needs, while the agent has to wait anyway."""
+    if _needs_new_python(environ):
+        return
+    import_module(protocol.LAUNCHER)
+    for name in ("cli", "launch"):
+        import_module(f"fleetrun.{name}")
+    if has_others:
+        for name in ("session.joining", "sources.session", "sources.session_end"):
+            import_module(f"fleetrun.{name}")
+
+
+def _needs_new_python(environ: Mapping[str, str]) -> bool:
+    return any(environ.get(name) != os.environ.get(name) for name in _READ_AT_START)
+
+
+def start(
+    words: Sequence[str], cwd: str, environ: Mapping[str, str], shipped: Shipped | None
+) -> int:
+    """Start fleetrun with WORDS in CWD, which has ENVIRON alone; return its process."""
+    agent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _be_launcher(agent, words, cwd, environ, shipped)
+    return pid
+
+
+def _be_launcher(
+    agent: int,
+    words: Sequence[str],
+    cwd: str,
+    environ: Mapping[str, str],
+    shipped: Shipped | None,
+) -> NoReturn:
+    """Become the launcher; the process ends with it."""
+    from fleetrun.run import libc  # 10 ms that an agent's answer need not wait for
+
+    code = 1
+    try:
+        os.setsid()
+        # If the agent is killed, nothing else would end the launcher.
+        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(libc.PR_SET_NAME, b"fleetrun")
+        if os.getppid() != agent:
+            os._exit(code)
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)
+        os.close(nowhere)
+        if shipped is not None:
+            # What was sent is still needed if the agent is killed.
+            os.set_inheritable(shipped.pipe, True)  # noqa: FBT003 - os has it so
+        os.chdir(cwd)
+        if _needs_new_python(environ):
+            text = protocol.start("launcher", "" if shipped is None else shipped.lib)
+            os.execve(sys.executable, [sys.executable, "-c", text, *words], environ)  # noqa: S606 - this Python
+        libc.set_command(b"\0".join(map(os.fsencode, ("fleetrun", *words))))
+        sys.argv[1:] = words
+        os.environ.clear()
+        os.environ.update(environ)
+        import_module(protocol.LAUNCHER).run()
+    except SystemExit as end:
+        # A profiler or a debugger watches it.
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the agent's part of the stack shall not run here, too
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)

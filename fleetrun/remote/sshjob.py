@@ -1,0 +1,141 @@
+"""What a job by ssh asks of each of its hosts: which they are, the check-up, the words to go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun import argv, planner, replay
+from fleetrun.errors import UsageError
+from fleetrun.modes import collective
+from fleetrun.plan import hostfile
+from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.hosts import is_loopback
+from fleetrun.plan.layout import SESSION_PORTS
+from fleetrun.probe import devices
+from fleetrun.records.variables import JOB, TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.model import Request
+    from fleetrun.plan.hostfile import HostEntry
+    from fleetrun.remote.protocol import Inquiry
+
+# Options that are the head's own; the rest is for each launcher.
+_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship", "detach")
+# Options that each launcher is given by the head.
+_GIVEN = ("ips", "host", "rank", "master")
+# Where to count from, and what only this host's own variables say.
+_SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
+
+
+def listed(request: Request) -> tuple[HostEntry, ...]:
+    """Return the hosts that REQUEST names, those that are left out apart."""
+    if request.hosts and request.hostfile:
+        raise UsageError(f"--hosts and --hostfile={request.hostfile}: give one of them.")
+    if request.ship and not (request.hosts or request.hostfile):
+        raise UsageError("--ship sends to the hosts of --hosts or --hostfile: give one of them.")
+    if not (request.hosts or request.hostfile):
+        option, text = (
+            ("include", request.include) if request.include else ("exclude", request.exclude)
+        )
+        raise UsageError(
+            f"--{option}={text} chooses among the hosts of --hosts or --hostfile; for devices of "
+            "this host write --gpus=0,1."
+        )
+    option = "--hosts" if request.hosts else "--hostfile"
+    for one in argv.scan(request.typed).settings:
+        if one.option.target in _GIVEN:
+            raise UsageError(
+                f"{one.typed} and {option} both say which hosts there are: leave {one.typed} out."
+            )
+    if request.hostfile:
+        try:
+            with open(request.hostfile, encoding="utf-8") as file:
+                found = hostfile.read(file.read(), request.hostfile)
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
+    else:
+        found = hostfile.parse(request.hosts or "")
+    return hostfile.chosen(found, request.include, request.exclude)
+
+
+def as_listed(request: Request) -> Request:
+    """Return REQUEST as a dry run shows it: with the hosts that it lists as those of --ips."""
+    hosts = listed(request)
+    if len({(host.slots, host.devices) for host in hosts}) > 1:
+        raise UsageError("--dry-run shows only hosts that all have the same slots.")
+    names = tuple(host.name for host in hosts)
+    asked = request.nproc_per_node
+    return request._replace(
+        ips=names if len(names) > 1 else (),
+        nnodes=str(len(names)),
+        nproc_per_node=hosts[0].slots if asked is None and not hosts[0].devices else asked,
+        devices=",".join(map(str, hosts[0].devices)) or request.devices,
+    )
+
+
+def with_ports(asked: Inquiry, request: Request, host: HostEntry) -> Inquiry:
+    """Return what HOST of several is ASKED, with the ports that it needs for REQUEST.
+
+    Hosts that are this one, trying out, share its ports.
+    """
+    if planner.mode(request) != "collective":
+        return asked
+    first = collective.FIRST_PORT if request.start_port is None else request.start_port
+    reach_ports = tuple(first + one for one in SESSION_PORTS)
+    count = host.slots if host.slots is not None else request.nproc_per_node
+    if is_loopback(host.name) or not isinstance(count, int):
+        return asked._replace(reach_ports=reach_ports)
+    return asked._replace(ports=tuple(range(first, first + count)), reach_ports=reach_ports)
+
+
+def gpus_wanted(request: Request, hosts: Sequence[HostEntry]) -> dict[str, int | None] | None:
+    """Return how many GPUs each of HOSTS needs for REQUEST, None for any number.
+
+    Where its ranks get none even of those that are there, return None.
+    """
+    is_theirs = devices.may_use_gpus(request) and request.backend != "gloo"
+    if not is_theirs or planner.mode(request) != "collective":
+        return None
+    found: dict[str, int | None] = {}
+    for host in hosts:
+        count = host.slots if host.slots is not None else request.nproc_per_node
+        found[host.name] = count if isinstance(count, int) else None
+        if host.devices:
+            found[host.name] = max(host.devices) + 1
+    return found
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ENVIRON that are sent along: those that training reads."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_SENT) and name not in IDENTITY and replay.is_remembered(name))
+        or (name in _SENT_TOO and JOB not in environ)
+    }
+
+
+def arguments(
+    request: Request, host: HostEntry, addresses: Sequence[str], me: int
+) -> tuple[str, ...]:
+    """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
+    given = argv.scan(request.typed)
+    names = {one.option.name for one in given.settings}
+    found = (
+        [] if len(addresses) == 1 else [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
+    )
+    if host.devices:
+        found.append(f"--devices={','.join(map(str, host.devices))}")
+    elif host.slots is not None and "nproc_per_node" not in names:
+        found.append(f"--nproc_per_node={host.slots}")
+    if request.ship and "gather_logs" not in names:
+        found.append(f"--gather_logs={request.gather_logs}")
+    found += [
+        f"{one.option.flag}={one.raw}" for one in given.settings if one.option.name not in _OURS
+    ]
+    at = len(request.typed) if given.script_at is None else given.script_at
+    return (*found, "--", *request.typed[at:])
