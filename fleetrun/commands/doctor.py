@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from fleetrun import argv, checkup, colors, configfile, request
+from fleetrun import checkup, colors
 from fleetrun.commands import parser, tables
 from fleetrun.doctor import findings, output
 from fleetrun.plan import secrets
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 def _doctor(launch: parser.Launch, *, allreduce: bool, wait: float, **own: bool) -> int:
     """Return 0, or 3 if there is an error."""
     words = [f"{given.typed}={given.raw}" for given in launch.options] + list(launch.script)
-    wanted = _request(words, has_script=bool(launch.script))
+    wanted = parser.launch_request(words if launch.script else [*words, CHECK], os.environ)
     say = checkup.remark(os.environ)
     if wanted.hosts or wanted.hostfile:
         wanted = wanted._replace(typed=tuple(words if launch.script else [*words, CHECK]))
@@ -69,16 +68,6 @@ def _of_all_hosts(wanted: Request, options: list[str], wait: float, *, is_json: 
     visible_ones = [one._replace(seen=visible(one.seen), fix=visible(one.fix)) for one in shown]
     put(output.text(visible_ones, width=tables.width(), is_coloured=is_coloured))
     return code
-
-
-def _request(words: list[str], *, has_script: bool) -> Request:
-    """Return the request of a launch of WORDS; without a script, any will do."""
-    parsed = argv.split(words if has_script else [*words, CHECK])
-    path = configfile.named(parsed)
-    config = None
-    if path is not None or Path(configfile.DEFAULT).exists():
-        config = configfile.read(path or configfile.DEFAULT)
-    return request.resolve(parsed, os.environ, config)
 
 
 command = parser.LaunchCommand(

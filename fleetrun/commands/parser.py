@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fleetrun import argv, colors, options, suggestions
+from fleetrun import argv, colors, configfile, options, request, suggestions
 from fleetrun.commands import values
 from fleetrun.errors import UsageError
 from fleetrun.options import RawOption
 from fleetrun.printing import put
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from click.shell_completion import CompletionItem
+
+    from fleetrun.model import Request
 
 # Of every command's context.
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
@@ -89,6 +92,22 @@ def color(text: str) -> click.Option:
     """Return the option of commands that colour what they print, helped by TEXT."""
     words = (colors.AUTO, colors.ALWAYS, colors.NEVER)
     return option("color", "choice", text, default=colors.AUTO, words=words)
+
+
+def launch_option(name: str) -> click.Option:
+    """Return the option NAME of a launch for a command that knows it, too."""
+    row = options.find(name)
+    return click.Option([row.flag], type=Typed(row), metavar=row.metavar, help=row.help)
+
+
+def launch_request(words: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Return the request of the launch of WORDS, with what the config file says."""
+    parsed = argv.split(list(words))
+    path = configfile.named(parsed)
+    config = None
+    if path is not None or os.path.exists(configfile.DEFAULT):
+        config = configfile.read(path or configfile.DEFAULT)
+    return request.resolve(parsed, environ, config)
 
 
 class CommandGroup(click.Group):

@@ -1,28 +1,36 @@
-"""`fleetrun ps`: the jobs that run on this host as this user."""
+"""`fleetrun ps`: the jobs that run on this host, or on those of --hosts, as this user."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetrun.commands import tables
-from fleetrun.errors import UsageError
+from fleetrun.commands import parser, tables
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.printing import put
 from fleetrun.probe import jobs
+from fleetrun.records import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
     from fleetrun.probe.jobs import JobRecords, RunningJob
 
+# Of several hosts, the one that a job runs on comes first.
+ON = "ON"
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "COMMAND", "FOLDER")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# So long a host may take to answer, with ssh and Python to start.
+_ANSWER_S = 60.0
 
 
 def complete(
@@ -36,42 +44,78 @@ def complete(
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
-@click.command("ps", help="List the jobs that run on this host as this user.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON object a line, for programs.")
-@click.argument("words", nargs=-1, metavar="[JOB]...", shell_complete=complete)
-def command(words: tuple[str, ...], *, is_json: bool) -> int:
+def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
     """Print the jobs that WORDS name, or all."""
+    told = [f"--{name}={value}" for name, value in hosts.items() if value is not None]
+    if told:
+        return _on_hosts(told, words, is_json=is_json)
     found = jobs.find()
     if words:
         found = tuple(job for job in found if any(job in jobs.named(found, one) for one in words))
-    now = time.time()
-    reported = [(job, jobs.about(job)) for job in found]
+    return _show([record(job, jobs.about(job)) for job in found], is_json=is_json)
+
+
+def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
+    """Print the jobs on the hosts that TOLD lists; return 3 where one of them does not answer."""
+    from fleetrun.remote import commands, sshjob  # only for them
+    from fleetrun.remote.connection import ssh_command
+
+    wanted = parser.launch_request([*told, CHECK], os.environ)
+    if not (wanted.hosts or wanted.hostfile):
+        raise UsageError(f"ps: {told[0]} reaches the hosts of --hosts or --hostfile: give one.")
+    entries = sshjob.listed(wanted)
+    order = commands.HostOrder("/", {}, ("ps", "--json", *words))
+    ssh = ssh_command(wanted)
+    answers = commands.run_on_all(entries, ssh, [order] * len(entries), _ANSWER_S)
+    found = [
+        {"on": host.name, **one}
+        for host, answer in zip(entries, answers, strict=True)
+        for line in answer.said.splitlines()
+        if (one := reading.parse(line)) is not None and "run_dir" in one
+    ]
+    code = _show(found, is_json=is_json, where="these hosts")
+    for host, answer in zip(entries, answers, strict=True):
+        if answer.code:
+            who = "ssh" if answer.is_of_ssh else "fleetrun"
+            said = f"fleetrun: ps: {host.name}  {who}: {answer.last}"
+            print(visible(said), file=sys.stderr, flush=True)
+            code = EnvironmentFault.exit_code
+    return code
+
+
+def _show(found: Sequence[Mapping[str, Any]], *, is_json: bool, where: str = "this host") -> int:
+    """Print the records FOUND, each of one job, on the hosts WHERE."""
     if is_json:
-        return put("".join(json.dumps(record(*one)) + "\n" for one in reported))
-    if not reported:
-        return put("No job of yours runs on this host.\n")
-    width = tables.width()
-    cut = [HEADS.index("COMMAND"), HEADS.index("FOLDER")]
-    rows = tables.fitted([row(*one, now) for one in reported], HEADS, cut=cut, width=width)
-    whole = range(len(HEADS))
-    return put(tables.layout(rows, heads=HEADS, numbers=1, width=width, whole=whole) + "\n")
+        return put("".join(json.dumps(one) + "\n" for one in found))
+    if not found:
+        return put(f"No job of yours runs on {where}.\n")
+    heads = (ON, *HEADS) if ON.lower() in found[0] else HEADS
+    now, width = time.time(), tables.width()
+    cut = [heads.index("COMMAND"), heads.index("FOLDER")]
+    rows = [[*([visible(one["on"])] if heads[0] == ON else []), *row(one, now)] for one in found]
+    rows = tables.fitted(rows, heads, cut=cut, width=width)
+    whole = range(len(heads))
+    numbers = 0 if heads[0] == ON else 1
+    return put(tables.layout(rows, heads=heads, numbers=numbers, width=width, whole=whole) + "\n")
 
 
-def row(job: RunningJob, about: JobRecords, now: float) -> list[str]:
-    """Return JOB's line of the table, at the time NOW."""
-    alive = len(jobs.running(job))
-    processes = f"{alive} of {about.wanted}" if about.wanted else str(alive)
-    if about.attempt:
-        processes += f", attempt {about.attempt}"
-    host = f"{about.node_rank + 1} of {len(about.nodes)}" if len(about.nodes) > 1 else "-"
+def row(found: Mapping[str, Any], now: float) -> list[str]:
+    """Return the line of the table for the record FOUND, at the time NOW."""
+    # The head of a job by ssh has none of its own.
+    processes = str(len(found["processes"]) or ("0" if found["wanted"] else "-"))
+    if found["wanted"]:
+        processes += f" of {found['wanted']}"
+    if found["attempt"]:
+        processes += f", attempt {found['attempt']}"
+    nodes = len(found["nodes"])
     cells = (
-        "killed" if job.launcher is None else str(job.launcher),
-        about.job_id or job.name,
-        "-" if about.started is None else duration(now - about.started),
+        "killed" if found["pid"] is None else str(found["pid"]),
+        found["job"] or found["name"],
+        "-" if found["started"] is None else duration(now - found["started"]),
         processes,
-        host,
-        " ".join(about.argv) or "-",
-        about.cwd or "-",
+        f"{found['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
+        " ".join(found["command"]) or "-",
+        found["folder"] or "-",
     )
     return [visible(cell) for cell in cells]
 
@@ -120,3 +164,16 @@ def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:
         raise UsageError(f"{what}: no {which} runs on this host; `fleetrun ps` lists what does.")
     listed = ", ".join(job.name if job.launcher is None else str(job.launcher) for job in meant)
     raise UsageError(f"{what}: {len(meant)} jobs may be meant; say which by its number: {listed}.")
+
+
+command = click.Command(
+    "ps",
+    help="List the jobs that run on this host as this user, or on the hosts of --hosts or "
+    "--hostfile, which are asked by ssh. JOB is a process id or a name.",
+    callback=_ps,
+    params=[
+        click.Option(["--json", "is_json"], is_flag=True, help="One JSON object a line."),
+        *map(parser.launch_option, ("hosts", "hostfile", "ssh")),
+        click.Argument(["words"], nargs=-1, metavar="[JOB]...", shell_complete=complete),
+    ],
+)

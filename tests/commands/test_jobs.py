@@ -16,6 +16,7 @@ from commandline import ROOT, Command, fleetrun
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import assert_no_survivors
+from sshd import instead_of_ssh
 from waiting import LONG_S, until
 
 from fleetrun.commands import attach, ps, stop
@@ -97,6 +98,28 @@ def test_what_a_killed_launcher_left_behind_is_found_and_ended() -> None:
         done = fleetrun("stop", name)
         assert (done.returncode, orphan.wait(LONG_S)) == (0, -signal.SIGKILL), done.stderr
         assert done.stderr == f"fleetrun: {name} has ended: its launcher had been killed.\n"
+
+
+def test_jobs_of_other_hosts_are_listed_by_ssh_and_who_does_not_answer_is_named(
+    tmp_path: Path,
+) -> None:
+    name = f"20250102T030405Z-far-{os.getpid()}"
+    environ = {**os.environ, "FLEETRUN_JOB": name, "FLEETRUN_RUN_DIR": "/nowhere"}
+    gone = 'case "$*" in *" c "*) echo no way >&2; exit 255;; esac'
+    ssh = instead_of_ssh(tmp_path, f'{gone}; echo Welcome!; exec sh -c "$command"')
+    with subprocess.Popen(["sleep", "1000"], env=environ, start_new_session=True) as orphan:
+        done = fleetrun("ps", "--hosts=a,b,c", ssh, name)
+        orphan.kill()
+    assert done.returncode == 3
+    assert done.stderr == "fleetrun: ps: c  ssh: no way\n"
+    rows = [line.split()[:3] for line in done.stdout.splitlines()]
+    assert rows == [[ps.ON, *ps.HEADS[:2]], ["a", "killed", name], ["b", "killed", name]]
+    done = fleetrun("ps", ssh)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"fleetrun: ps: {ssh} reaches the hosts of --hosts or --hostfile: give one.\n"
+    )
 
 
 def test_a_detached_job_goes_on_and_its_console_can_be_watched(tmp_path: Path) -> None:
@@ -257,7 +280,7 @@ def test_what_a_killed_launcher_left_behind_is_not_meant_by_a_bare_stop() -> Non
 
 def test_a_row_says_which_host_and_attempt() -> None:
     about = JobRecords("b", "collective", ("n1", "n2"), 1, "/work", ("train.py",), 100.0, 4, 2)
-    assert ps.row(JOBS[2], about, now=190.0) == [
+    assert ps.row(ps.record(JOBS[2], about), now=190.0) == [
         *("killed", "b", "1m30s", "0 of 4, attempt 2", "2 of 2", "train.py", "/work"),
     ]
 
