@@ -35,7 +35,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("gpus_per_node gpus_per_task", _PER_HOST),
     ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
     ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
-    ("tpu", Hint(says="there is no word for it: fleetrun knows GPUs, XPUs and NPUs.")),
+    ("tpu", Hint(says="fleetrun knows no TPUs, but GPUs, XPUs and NPUs.")),
     # Which hosts, and which of them this is.
     (
         "node_rank machine_rank noderank",

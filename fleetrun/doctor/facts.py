@@ -218,7 +218,7 @@ class Network(NamedTuple):
 class Connect(NamedTuple):
     """A connection to one port of another host: connected, or why not.
 
-    `outcome` is connected, refused (the host answers, nobody listens), silent (no answer at all),
+    `outcome` is connected, refused (the host answers, nothing listens), silent (no answer at all),
     or another program (which listens there); `text` is the kernel's word for it.
     """
 

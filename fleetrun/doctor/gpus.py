@@ -109,11 +109,12 @@ def _memory(gpu: Gpu) -> Iterator[Finding]:
     elif gpu.memory and gpu.used is not None and gpu.used > _OWN_SHARE * gpu.memory:
         yield warning(
             "GPU in use",
-            f"{size(gpu.used)} of GPU {gpu.number}'s {size(gpu.memory)} is taken, nobody shows",
-            "somebody outside this container uses it, or a process that died has left it",
+            f"{size(gpu.used)} of GPU {gpu.number}'s {size(gpu.memory)} is in use, by no process "
+            "that can be seen",
+            "a process outside this container uses it, or one that died has left it",
             f"nvidia-smi -i {gpu.number}; fuser -v /dev/nvidia{gpu.number}",
         )
-    reset = f"nvidia-smi --gpu-reset -i {gpu.number}  # when nobody uses it; or a reboot"
+    reset = f"nvidia-smi --gpu-reset -i {gpu.number}  # when nothing uses it; or a reboot"
     if gpu.is_remap_failed:
         yield error(
             "GPU memory",

@@ -35,7 +35,7 @@ def _names(network: Network) -> Iterator[Finding]:
         yield slow
     elif not own.addresses:
         means = "programs that look their own host up fail, or wait"
-        seen = f"this host is called {own.name}, which nobody can resolve"
+        seen = f"this host is called {own.name}, which does not resolve"
         yield warning("own name", seen, means, fix)
     else:
         yield ok("own name", f"{own.name} is {', '.join(own.addresses)}")
@@ -164,7 +164,7 @@ def _ports(network: Network) -> Iterator[Finding]:
         yield warning(
             "port",
             f"{exposed[0]} is one that the kernel gives to outgoing connections ({low}-{high})",
-            "now and then somebody else has it at the start",
+            "another program may hold it when the job starts",
             f"--start_port=6070  # or another number below {low}, the same on every host",
         )
     elif not taken:

@@ -56,7 +56,7 @@ def _connections(peer: Peer) -> Iterator[Finding]:
         elif outcome == "refused":
             yield warning(
                 check,
-                f"{where} refuses: the host is there, but nobody listens",
+                f"{where} refuses: the host is there, but nothing listens",
                 "`fleetrun doctor` does not run there at the same time, or a firewall rejects",
                 f"ssh {peer.host} fleetrun doctor ...  # the same command on every host, at once",
             )

@@ -100,7 +100,7 @@ def _numa_nodes(
     numa_nodes = [node for node in found if node is not None]
     otherwise = f"--bind={how} shares the CPUs out in the order of ranks: "
     if len(numa_nodes) < len(found):
-        return None, (f"{otherwise}nobody tells which NUMA node each device is near.",)
+        return None, (f"{otherwise}the NUMA node of each device is not known.",)
     missing = sorted({node for node in numa_nodes if node not in room})
     if missing:
         return None, (f"{otherwise}NUMA node {missing[0]} has none of those we may use.",)

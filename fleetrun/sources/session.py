@@ -46,7 +46,7 @@ class JobSession(Source):
     """Reports what happens here to the other hosts, and feeds the policy with their decisions."""
 
     name = SESSION
-    without = "without word of the other hosts"
+    without = "without contact to the other hosts"
     is_required = True
 
     def __init__(

@@ -148,8 +148,8 @@ def test_one_rank_with_numa_and_no_device_stays_on_one_node() -> None:
 @pytest.mark.parametrize(
     ("device", "near", "why"),
     [
-        (Device("gpu", "7", 0), {}, "nobody tells which NUMA node each device is near"),
-        (Device("npu", "0", 0), {"0": 1}, "nobody tells which NUMA node each device is near"),
+        (Device("gpu", "7", 0), {}, "the NUMA node of each device is not known"),
+        (Device("npu", "0", 0), {"0": 1}, "the NUMA node of each device is not known"),
         (Device("gpu", "0", 0), {"0": 5}, "NUMA node 5 has none of those we may use"),
     ],
 )

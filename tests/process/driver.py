@@ -73,7 +73,7 @@ class BrokenSource(Source):
     """Fails in the middle of the run, when a rank makes the file `break`."""
 
     name = "the session with the other hosts"
-    without = "without word of the other hosts"
+    without = "without contact to the other hosts"
     is_required = True
 
     def __init__(self, folder: str) -> None:

@@ -194,7 +194,7 @@ def _host(run: Run, count: int) -> str:
 
 def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:
     if log.ended_at is None:
-        kind, how = OPEN, "no end is told"
+        kind, how = OPEN, "no end is recorded"
     elif log.code == 0:
         kind, how = WELL, "exit code 0"
     else:

@@ -123,7 +123,7 @@ def _run(run: RunHistory, number: int, folder: str, figures: dict[str, Figure]) 
 
 def _head(run: RunHistory) -> str:
     if run.exit_code is None:
-        word, kind = "no end is told: it runs, or its launcher was killed", "open"
+        word, kind = "no end is recorded: it runs, or its launcher was killed", "open"
     elif run.exit_code:
         word, kind = f"{run.verdict} (exit code {run.exit_code})", "bad"
     else:

@@ -33,7 +33,7 @@ _MEANINGFUL = (
 _SAME_LOSS = 1e-3
 _NOISE = 3.0
 _ONE_IS_WRONG = "one of them does not compute what the other does"
-_NOBODY_KNOWS = "nobody can say which is right"
+_UNKNOWN = "which is right is unknown"
 
 
 class Trial(NamedTuple):
@@ -196,5 +196,5 @@ def _strange(group: Sequence[Result]) -> dict[Candidate, str]:
         if len(others) == 1:
             said[one] = f"its loss is {loss:.6g}, that of {others[0]} is {listed}: {_ONE_IS_WRONG}"
         else:
-            said[one] = f"its loss is {loss:.6g}, those of the others {listed}: {_NOBODY_KNOWS}"
+            said[one] = f"its loss is {loss:.6g}, those of the others {listed}: {_UNKNOWN}"
     return said

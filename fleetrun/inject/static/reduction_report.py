@@ -206,7 +206,7 @@ def _report_stream(running: Any, name: str, proof: Evidence) -> None:
         name,
         holds=bool(inside) and all(each is value for each in inside),
         evidence=counted,
-        reason=counted if inside else "Paddle has no word for the stream of this allreduce",
+        reason=counted if inside else "Paddle does not report the stream of this allreduce",
     )
 
 

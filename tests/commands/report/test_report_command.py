@@ -325,7 +325,7 @@ def test_a_run_that_tells_next_to_nothing_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     told = history.read([runs.read(str(tmp_path))])
     assert told.exit_code is None
-    assert "no end is told" in page.page([told], "js", "/")
+    assert "no end is recorded" in page.page([told], "js", "/")
     assert charts.losses([told]) is None
     assert charts.memory(told) is None
 

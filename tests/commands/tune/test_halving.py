@@ -146,7 +146,7 @@ def test_the_loss_of_most_is_the_usual_one() -> None:
 
 def test_no_candidate_is_right_where_none_has_the_loss_of_another() -> None:
     remarks = raced({"1": [1.0], "2": [2.0], "3": [3.0]})
-    assert remarks["1"] == "its loss is 1, those of the others 2, 3: nobody can say which is right"
+    assert remarks["1"] == "its loss is 1, those of the others 2, 3: which is right is unknown"
     assert len(remarks) == 3
     assert len(raced({"1": [1.0], "2": [1.0], "3": [3.0], "4": [3.0]})) == 4
 
