@@ -22,8 +22,6 @@ TWICE = {
 SAME_FILES = {
     *("devices.py", "gpus.py", "machine.py", "network.py", "peers.py", "software.py"),
     "outputtimes.py",
-    # One host of a job by ssh, and one of its session.
-    "connection.py",
 }
 
 

@@ -58,7 +58,7 @@ def _ps(words: tuple[str, ...], *, is_json: bool, **hosts: str | None) -> int:
 def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> int:
     """Print the jobs on the hosts that TOLD lists; return 3 where one of them does not answer."""
     from fleetrun.remote import commands, sshjob  # only for them
-    from fleetrun.remote.connection import ssh_command
+    from fleetrun.remote.sshconnection import ssh_command
 
     wanted = parser.launch_request([*told, CHECK], os.environ)
     if not (wanted.hosts or wanted.hostfile):

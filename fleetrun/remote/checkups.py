@@ -11,7 +11,7 @@ from fleetrun.probe import current_folder
 from fleetrun.records import reading
 from fleetrun.remote import commands, sshjob
 from fleetrun.remote.commands import HostOrder
-from fleetrun.remote.connection import ssh_command
+from fleetrun.remote.sshconnection import ssh_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan import hosts
-from fleetrun.remote.connection import OPTIONS
+from fleetrun.remote.sshconnection import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

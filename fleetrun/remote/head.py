@@ -15,9 +15,9 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.remote import protocol, sshjob
-from fleetrun.remote.connection import FILES, SshConnection, ssh_command
 from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
+from fleetrun.remote.sshconnection import FILES, SshConnection, ssh_command
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
 

@@ -20,7 +20,7 @@ from waiting import LONG_S, until
 from fleetrun import argv, cli, request
 from fleetrun.plan.hostfile import HostEntry
 from fleetrun.remote import agent, head, protocol, sshjob
-from fleetrun.remote.connection import SshConnection
+from fleetrun.remote.sshconnection import SshConnection
 
 if TYPE_CHECKING:
     from fleetrun.model import Request
