@@ -147,7 +147,7 @@ def test_a_command_and_an_address_that_hang_are_left(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{deaf.getsockname()[1]}/"
         pids = tmp_path / "pids"
         command = f"echo $$ >{pids}; sleep 600 & echo $! >>{pids}; wait"
-        notification.notify("{}", command=command, url=url, say=said.append, timeout_s=0.5)
+        notification.notify("{}", command=command, url=url, say=said.append, timeout_s=2.0)
     assert len(said) == 2
     assert "did not answer in time" in said[0]
     assert "did not end in time" in said[1]

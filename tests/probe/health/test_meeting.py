@@ -67,7 +67,7 @@ def test_what_answers_otherwise_is_another_program() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         spots = [HostPorts("127.0.0.2", (port,)), HostPorts("127.0.0.3", (port,))]
-        (peer,) = peers.meet(spots, 0, CARD, timeout_s=0.5, address="127.0.0.2")
+        (peer,) = peers.meet(spots, 0, CARD, timeout_s=2.0, address="127.0.0.2")
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert peer == Peer("127.0.0.3", (Connect(port, "another program"),))
