@@ -69,6 +69,8 @@ class ElasticJob(HostsJob):
         self.most = 3 if fault.options else 4
         self.meets = bool(fault.options) or draw.random() < 0.5
         self.stopped: set[lab.Host] = set()
+        # Those whose launchers were killed and started again.
+        self.returned: set[lab.Host] = set()
 
     def words(self) -> list[str]:
         """Return the options that make it elastic."""
@@ -96,6 +98,10 @@ class ElasticJob(HostsJob):
     def has_ranks(self, host: lab.Host) -> bool:
         """Whether HOST has ranks, or has had some."""
         return (host.folder / "log" / "latest").exists()
+
+    def unheard(self) -> set[lab.Host]:
+        """Return the hosts that came back and got no place: the others may have ended by then."""
+        return {host for host in self.returned if not self.has_ranks(host)}
 
     def wait_for(self, hosts: int, *, after: int = -1) -> None:
         """Wait until all ranks of so many HOSTS run, in a generation after AFTER."""
@@ -229,6 +235,7 @@ def _come_back(job: ElasticJob) -> None:
     if gone:
         host = job.draw.choice(sorted(gone, key=lambda each: each.name))
         job.killed.discard(host)
+        job.returned.add(host)
         # The run of the one that was killed is no verdict of this one, which may get no ranks.
         (host.folder / "log" / "latest").unlink(missing_ok=True)
         job.launchers[host] = job.launch(host)

@@ -103,6 +103,10 @@ class HostsJob:
         # Those whose launchers were killed: what they were told no longer counts.
         self.killed: set[lab.Host] = set()
 
+    def unheard(self) -> set[lab.Host]:
+        """Return the hosts that came when the job was over, and found nobody."""
+        return set()
+
     # Before the fault ---------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -204,7 +208,7 @@ class HostsJob:
             left = host.processes()
             if left:
                 raise Lost(f"these are left on {host.name}: {left}")
-        judged = [host for host in watched if host not in self.alone | self.killed]
+        judged = [host for host in watched if host not in self.alone | self.killed | self.unheard()]
         # Python itself had not come to our code yet, so nobody had heard of that launcher.
         judged = [h for h in judged if not self.fault.is_early or self.launchers[h].returncode >= 0]
         ends = {host: self.launchers[host].returncode for host in judged}

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # Everybody hears who is missing this often, at most; of very many hosts more seldom, as that many
 # messages are sent then.
 _REMARK_S, _REMARKS_PER_S = 1.0, 1000
-# Of so many hosts, each that joins hears who was missing at the last look.
+# Of more hosts than that, who is missing is not counted anew for each that joins.
 _MANY = 100
 _STALE = "it belongs to another job of this name, whose coordinator was lost"
 
@@ -138,7 +138,9 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
-        told = Send((event.connection,), Missing(_who(state), _remarks_for(state, host)))
+        if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
+            state = state._replace(missing=_missing(state), missing_at=event.at)
+        told = Send((event.connection,), Missing(state.missing, _remarks_for(state, host)))
         return state, (*lost, told, *actions)
     seated = state.hosts.get(host.launcher)
     if seated is None or not seated.is_seated:
@@ -322,13 +324,6 @@ def _entry(state: State, host: Host) -> Entry:
     )
 
 
-def _who(state: State) -> str:
-    """Name who is missing, for one of the many that join: counting all each time takes long."""
-    if state.missing and len(state.hosts) > _MANY:
-        return state.missing
-    return _missing(state)
-
-
 def _missing(state: State) -> str:
     return seating.missing(state.terms, _here(state))
 
@@ -473,7 +468,7 @@ def _arbitrate(state: State, at: float) -> Step:
         is_short=False,
         wake_at=min(state.wake_at, max(at, state.not_before)),
         refused=(),
-        missing="",
+        missing_at=float("-inf"),
     ), (told,)
 
 
@@ -623,7 +618,7 @@ def _wait(state: State, at: float) -> Step:
     if at >= state.deadline:
         what = f"{who} {verb} within {state.timeout_s:g} s"
         return _rendezvous_failed(state, "; ".join((what, *state.remarks)), at)
-    state = state._replace(missing=who)
+    state = state._replace(missing=who, missing_at=at)
     told = "\n".join((who, *state.remarks))
     pause_s = max(_REMARK_S, len(state.hosts) / _REMARKS_PER_S)
     if told == state.told or at < state.told_at + pause_s:

@@ -136,8 +136,8 @@ def missing(terms: Terms, hosts: Sequence[Host]) -> str:
         if more <= 0:
             return f"the ranks of lost hosts, which may still run ({_here(hosts)})"
         return f"up to {more} more host{'s' * (more != 1)} ({_here(hosts)})"
-    known = {host.offer.rank for host in hosts} - {None}
-    if known and all(host.offer.rank is not None for host in hosts):
+    if hosts and all(host.offer.rank is not None for host in hosts):
+        known = {host.offer.rank for host in hosts}
         absent = [f"rank {rank}" for rank in range(terms.least) if rank not in known]
         who = listed(absent[:lacking])
     else:

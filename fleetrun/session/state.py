@@ -117,8 +117,9 @@ class State(NamedTuple):
     looked_at: float = 0.0
     told_at: float = 0.0
     told: str = ""
-    # Who was missing at the last look.
+    # Who was missing, and when that was.
     missing: str = ""
+    missing_at: float = float("-inf")
 
     @property
     def remarks(self) -> tuple[str, ...]:
