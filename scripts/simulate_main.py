@@ -36,8 +36,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "many-hosts.md"
 BEGIN, END = "<!-- from scripts/simulate -->", "<!-- end -->"
 # One way through a switch or two, and what a network card sends.
 _LATENCY_S, _BYTES_PER_S = 0.00025, 10e9 / 8
-# All launchers are started within this time.
-_WITHIN_S = 1.0
+# So many launchers are started each second.
+_STARTED_PER_S = 1000
+# Longer messages share the network; short ones pass between them.
+_SHORT_BYTES = 1 << 16
 # Ranks that are asked to end do so after this.
 _STOP_S = 0.1
 # To know how long that takes, which is a call of the system.
@@ -93,6 +95,8 @@ class Peer:
             job.terms, f"{job.chance.getrandbits(64):016x}", "host", job.now, is_local=self.is_local
         )
         self.due = 0
+        # When all that was sent to it has come through.
+        self.heard_at = 0.0
         self.seals: tuple[Seal, Seal] | None = None
 
     def offer(self) -> Offer:
@@ -129,6 +133,8 @@ class Peer:
                 job.stopping += 1
                 job.last = job.now
                 job.at(job.now + _STOP_S, lambda: self.feed(member.RanksStopped(None, job.now)))
+            case member.Redial():
+                raise AssertionError("the coordinator was too busy to answer")
             case member.Conclude():
                 job.ended += 1
                 job.last = job.now
@@ -285,8 +291,12 @@ class Simulation:
             self.longest = max(self.longest, length)
             # It leaves when it is computed, behind what the network card has still to send.
             leaves = self.now + self.processor.now() - self.began
-            self.sent_at = max(self.sent_at, leaves) + length / _BYTES_PER_S
-        arrives = self.now if peer.is_local else self.sent_at + _LATENCY_S
+            if length >= _SHORT_BYTES:
+                self.sent_at = max(self.sent_at, leaves) + length / _BYTES_PER_S
+                peer.heard_at = self.sent_at
+            else:
+                peer.heard_at = max(peer.heard_at, leaves)
+        arrives = self.now if peer.is_local else peer.heard_at + _LATENCY_S
         self.at(arrives, lambda: peer.feed(member.Heard(message, self.now)))
 
 
@@ -309,7 +319,8 @@ def size_of(value: object, seen: set[int] | None = None) -> int:
 def simulate(hosts: int, devices: int) -> Result:
     """Play a job of HOSTS hosts with DEVICES ranks each."""
     job = Simulation(hosts, devices)
-    starts = [0.0, *(job.chance.uniform(0.0, _WITHIN_S) for _ in job.peers[1:])]
+    within_s = max(1.0, hosts / _STARTED_PER_S)
+    starts = [0.0, *(job.chance.uniform(0.0, within_s) for _ in job.peers[1:])]
     for peer, at in zip(job.peers, starts, strict=True):
         job.at(at, partial(job.call, peer))
     job.play(lambda: job.state.roster is not None)

@@ -332,12 +332,20 @@ def _elapsed(state: MemberState, at: float) -> Step:
     return _set_alarm(state, at), (*lost, *sent)
 
 
+def _patience_s(state: MemberState) -> float:
+    """Return how long a heartbeat may be unanswered on a connection that still counts as one."""
+    # When ten thousand hosts join at once, the coordinator is busy for seconds, and more callers
+    # would not help. Nothing runs yet.
+    is_first = state.phase == JOINING and not state.generation
+    return state.terms.heartbeat_timeout_s if is_first else state.terms.unanswered_s
+
+
 def _beat(state: MemberState, at: float) -> Step:
     """Send a heartbeat, or look for another connection where none is answered."""
     terms = state.terms
     if not state.is_connected or state.offer is None or state.phase == ENDED:
         return state, ()
-    if state.unanswered and at >= state.unanswered[0][1] + terms.unanswered_s:
+    if state.unanswered and at >= state.unanswered[0][1] + _patience_s(state):
         parting = SendToCoordinator(Redialing(state.generation))
         return state._replace(is_connected=False, unanswered=()), (parting, Redial())
     if state.unanswered and at < state.unanswered[-1][1] + terms.heartbeat_s:
@@ -417,7 +425,7 @@ def _set_alarm(state: MemberState, at: float) -> MemberState:
     due = [at + terms.heartbeat_s]
     if state.unanswered:
         due += [state.unanswered[-1][1] + terms.heartbeat_s]
-        due += [state.unanswered[0][1] + terms.unanswered_s]
+        due += [state.unanswered[0][1] + _patience_s(state)]
     else:
         due += [state.alive_at + terms.heartbeat_s]
     due += [state.alive_at + after for after in (terms.warning_s, terms.fence_s)]
@@ -449,6 +457,8 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
                 session=message.session,
                 stands_by=False,
                 alive_at=max(state.alive_at, at),
+                # They wait behind the rosters of all.
+                unanswered=(),
             )
             return state, (Plan(message),)
         case RosterMessage() | Start() | Stop() if message.generation != state.generation:

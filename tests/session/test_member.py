@@ -100,6 +100,30 @@ def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
     assert joins == ["", "this one"]
 
 
+def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer() -> None:
+    one = Launcher()
+    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
+    one.feed(member.Connected(one.now))
+    one.feed(member.Offered(OFFER, one.now))
+    one.wait(9.0)
+    assert not [each for each in one.done if isinstance(each, member.Redial)]
+    # What was unanswered waited behind the rosters of the others.
+    one.feed(member.Heard(RosterMessage(0, 0, ()), one.now))
+    one.wait(3.0)
+    assert not [each for each in one.done if isinstance(each, member.Redial)]
+    one.wait(2.4)
+    assert isinstance(one.done[-1], member.Redial)
+
+
+def test_who_joins_and_hears_nothing_for_the_whole_timeout_calls_again() -> None:
+    one = Launcher()
+    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
+    one.feed(member.Connected(one.now))
+    one.feed(member.Offered(OFFER, one.now))
+    one.wait(12.5)
+    assert isinstance(one.done[-1], member.Redial)
+
+
 def test_who_reaches_no_coordinator_ends_within_the_timeout() -> None:
     one = Launcher()
     one.wait(7.5)
