@@ -32,6 +32,8 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SchedulerParameters=defer,batch_sched_delay=0,sched_interval=1
 ReturnToService=2
 KillWait=5
@@ -45,6 +47,8 @@ SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=low Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
 
@@ -86,7 +90,7 @@ class Slurm:
         daemons = [["slurmctld", "-i"], *[["slurmd"] for _ in self._hosts]]
         for host, daemon in zip((self._hosts[0], *self._hosts), daemons, strict=True):
             host.run(*daemon, "-f", str(self._conf))
-        idle = ["sinfo", "--noheader", "--Node", "--format=%T"]
+        idle = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"]
         until(lambda: self.run(*idle).stdout.split() == ["idle"] * len(self._hosts))
 
 

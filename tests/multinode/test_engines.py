@@ -201,3 +201,26 @@ def test_whoever_ends_the_launch_in_an_allocation_ends_it_everywhere(
     assert_no_survivors(job.marker, LONG_S)
     asked = sorted(path.name for path in folder.glob("asked.*"))
     assert asked == ([] if signum == signal.SIGKILL else ["asked.0", "asked.1"])
+
+
+def test_a_preempted_job_ends_with_grace_and_begins_again(job: Job, cluster: Slurm) -> None:
+    words = ("--nodes=2", "--requeue", "--partition=low", "--sbatch=exclusive")
+    submit = [sys.executable, "-m", "fleetrun", "submit", "slurm", *words, "--", *job.words[3:]]
+    done = subprocess.run(
+        cluster.command(*submit), env=job.env(HOLD="1"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    number, folder = done.stdout.split()[-1], job.folder / "node-1"
+    until(lambda: all((folder / f"up.{rank}").exists() for rank in range(2)))
+    cluster.run("sbatch", "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 1")
+
+    def shown() -> str:
+        return cluster.run("scontrol", "show", "job", number).stdout
+
+    # Slurm lets it wait two minutes before it runs again.
+    until(lambda: "JobState=RUNNING" not in shown() and "JobState=COMPLETING" not in shown())
+    assert "JobState=PENDING" in shown()
+    assert " Restarts=1 " in shown()
+    assert all((folder / f"asked.{rank}").exists() for rank in range(2))
+    cluster.run("scancel", number)
+    assert_no_survivors(job.marker, LONG_S)
