@@ -299,10 +299,13 @@ def kill_an_agent(job: EngineJob) -> Sequence[int]:
 
 
 def kill_a_launcher(job: EngineJob) -> Sequence[int]:
-    # By ssh it is forked from the agent, and has its command from us.
-    words = (sys.executable, "--heartbeat_timeout") if job.engine == "slurm" else ("fleetrun", "--")
-    job.strike(KILL, *words)
-    return ANY_FAILURE
+    # Forked from an agent it is called fleetrun; where PYTHONPATH is sent, it is a Python's own.
+    for program in job.draw.sample((sys.executable, "fleetrun"), 2):
+        if job.processes(program, "--heartbeat_timeout"):
+            job.strike(KILL, program, "--heartbeat_timeout")
+            break
+    # In an allocation's shell what starts the launchers may be struck.
+    return job.codes_after_kill
 
 
 def crash_host(job: EngineJob) -> Sequence[int]:
