@@ -123,9 +123,9 @@ class HostsJob:
 
     def launch(self, host: lab.Host, *more: str) -> subprocess.Popen[bytes]:
         """Start a launcher on HOST."""
-        command = [sys.executable, "-m", "fleetrun", "--quiet", *self.words()]
+        command = [sys.executable, "-m", "fleetrun", "--quiet", "--rdzv_timeout=20", *self.words()]
         command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
-        command += [f"--heartbeat_timeout={self.heartbeat_timeout_s}", "--rdzv_timeout=20"]
+        command += [f"--heartbeat_timeout={self.heartbeat_timeout_s}"]
         command += [*more, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
