@@ -77,7 +77,7 @@ def _on_hosts(told: Sequence[str], words: tuple[str, ...], *, is_json: bool) -> 
     for host, answer in zip(entries, answers, strict=True):
         if answer.code:
             who = "ssh" if answer.is_of_ssh else "fleetrun"
-            said = f"fleetrun: ps: {host.name}  {who}: {answer.last}"
+            said = f"fleetrun: ps: {host.name}  {who}: {answer.last.removeprefix('ssh: ')}"
             print(visible(said), file=sys.stderr, flush=True)
             code = EnvironmentFault.exit_code
     return code
