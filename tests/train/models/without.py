@@ -169,9 +169,25 @@ def begin(case: dict[str, Any], folder: Path) -> list[int]:
     return [child(case, each, rank) for rank, each in enumerate(folders)]
 
 
+def wait(pids: list[int]) -> list[int]:
+    """Return how PIDS have ended; once one has failed, no other can go on without it."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid in codes:
+                continue
+            if any(codes.values()):
+                os.kill(pid, signal.SIGKILL)
+                codes[pid] = os.waitpid(pid, 0)[1]
+            elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                codes[pid] = os.waitpid(pid, 0)[1]
+        time.sleep(0.02)
+    return [codes[pid] for pid in pids]
+
+
 def end(pids: list[int], folder: Path) -> dict[str, Any]:
     """Wait for PIDS; return how they have ended, and what the ranks report."""
-    codes = [os.waitpid(pid, 0)[1] for pid in pids]
+    codes = wait(pids)
     first = folder / "0"
     found: dict[str, Any] = {"codes": codes, "said": (first / "stderr").read_text()}
     if not any(codes):
