@@ -36,6 +36,8 @@ _CHECK_S = 60.0
 # How long it may take to say which of the others it reaches: more than it tries that.
 _REACH_S = 20.0
 _CHUNK = 1 << 16
+# Those of a launcher by its own fault, of which the others know only that it is gone.
+_OWN_FAULTS = (2, 3)
 # The exit codes of a launcher that has not joined the others: usage, its host, no rendezvous.
 _NOT_BEGUN = (2, 3, 4)
 # How long the other hosts may take, beyond --grace, once one has ended the job.
@@ -338,7 +340,7 @@ class Head:
                 # The launchers notify each other, and stop their ranks with grace.
                 self._hang_up_later()
         elif one.code and one is self._remotes[0] and self._is_of_launcher and status >= 0:
-            self._code = one.code
+            self._code = self._code if self._code in _OWN_FAULTS else one.code
 
     def _interrupted(self, fd: int) -> None:
         """Pass on what was asked of the head: the first time to stop, then to kill."""

@@ -309,6 +309,18 @@ def test_a_host_that_was_cut_off_and_ends_first_hides_no_exit_code(tmp_path: Pat
     assert ended.code == 7, ended.said
 
 
+def test_a_launcher_that_ends_by_its_own_fault_counts_before_the_verdict_that_it_is_gone(
+    tmp_path: Path,
+) -> None:
+    command = Command(tmp_path, "exit 1", ranks=1)
+    # Such as a disk that is full on that host.
+    ssh = instead_of_ssh(tmp_path, CUT_OFF.replace("exit 1", "exit 3"))
+    port = f"--start_port={free(1)[0]}"
+    command.argv[-1:-1] = [f"--hosts={HOSTS}", ssh, port, "--gather_logs"]
+    ended = command.finish(command.start(env={"PYTHONPATH": str(ROOT)}))
+    assert ended.code == 3, ended.said
+
+
 @pytest.mark.parametrize("endless", ["yes", "tr '\\0' x < /dev/zero", "yes >&2"])
 def test_a_host_that_prints_without_end_before_it_answers_is_named(
     tmp_path: Path, endless: str
