@@ -1,4 +1,7 @@
-"""Every kind of model with every preset, and what is drawn by chance: as in one process."""
+"""Every kind of model with every preset, and what is drawn by chance: as in one process.
+
+Without --long, with `recommended` only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from training import PYTHONS, ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.train, pytest.mark.long]
+pytestmark = pytest.mark.train
 
 # How many trainings are drawn for each Paddle, and how many of them are in one launch.
 DRAWS, TOGETHER = int(os.environ.get("FLEETRUN_TEST_DRAWS", "40")), 20
@@ -78,14 +81,23 @@ def python(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Train all of them in one process, which knows nothing of a strategy."""
-    chosen = [*train_kinds.names(), *train_kinds.draws(range(DRAWS))]
+def alone(
+    python: Path, tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> dict[str, Any]:
+    """Train all that is asked for in one process, which knows nothing of a strategy."""
+    draws = range(DRAWS if pytestconfig.getoption("--long") else 0)
+    chosen = [*train_kinds.names(), *train_kinds.draws(draws)]
     words = ("--kinds=own", f"--alone={','.join(chosen)}")
     return launch(python, tmp_path_factory.mktemp("alone"), *words, nranks=1).reports[0]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(name, marks=() if name == "recommended" else pytest.mark.long)
+        for name in PRESETS
+    ],
+)
 def test_every_kind_with_every_preset_is_trained_as_by_one_process(
     python: Path, alone: dict[str, Any], preset: str, tmp_path: Path
 ) -> None:
@@ -100,6 +112,7 @@ def test_every_kind_with_every_preset_is_trained_as_by_one_process(
     train_kinds.assert_as_alone(alone, ranks, chosen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, DRAWS, TOGETHER))
 def test_what_is_drawn_is_trained_as_by_one_process(
     python: Path, alone: dict[str, Any], first: int, tmp_path: Path
