@@ -107,7 +107,7 @@ def test_nothing_is_left_when_the_head_is_ended(tmp_path: Path, signum: int) -> 
 def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
     command = by_ssh(
         tmp_path,
-        'trap "touch asked.$R" TERM; touch up.$R; while :; do sleep 1000 & wait; done',
+        'trap "touch asked.$R" TERM; echo $$ > up.$R; while :; do sleep 1000 & wait; done',
         "--grace=900",
     )
     process = command.start()
@@ -115,12 +115,17 @@ def test_asked_twice_the_head_lets_them_be_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     command.wait_for("asked.0", "asked.1")
 
-    def has_ended() -> bool:
-        # A launcher takes two signals at the same moment for one.
-        process.send_signal(signal.SIGINT)
-        return process.poll() is not None
+    ranks = [Path("/proc", (tmp_path / f"up.{rank}").read_text().strip()) for rank in range(2)]
 
-    until(has_ended)
+    def are_gone() -> bool:
+        # A launcher takes two signals at the same moment for one. A head that has ended its job
+        # would be killed by another one.
+        if any(rank.exists() for rank in ranks):
+            process.send_signal(signal.SIGINT)
+            return False
+        return True
+
+    until(are_gone)
     assert command.finish(process).code == 130
 
 
