@@ -101,6 +101,18 @@ def test_one_bucket_is_kept_where_it_is_faster_than_what_was_planned() -> None:
     assert "planned 2 buckets" in training.planner.outcome.describe()
 
 
+def test_smaller_buckets_are_kept_where_starts_turn_out_to_cost_less_than_measured() -> None:
+    # By the cost that was measured two buckets end soonest.
+    training = Training(lambda buckets: 0.01 if len(buckets) == 3 else 0.02, (1900, 300))
+    training.run()
+    outcome = training.planner.outcome
+    assert outcome is not None
+    assert len(training.buckets) == outcome.planned == 3
+    assert outcome.chosen == "plan"
+    assert outcome.seen_s["plan"] == pytest.approx(0.01)
+    assert outcome.bytes_chosen == tuple(1000 * len(one) for one in training.buckets)
+
+
 def test_a_plan_that_is_the_default_is_not_tried() -> None:
     # Two and two end as soon as one by one, with fewer starts.
     training = Training(lambda _: 0.01, (1500, 0))
