@@ -76,6 +76,19 @@ class Command(Job):
         """Start the launcher; its standard output and error are pipes unless POPEN says else."""
         return piped([*prefix, *self.argv], self.environ(env), self.folder, **popen)
 
+    def detach(self) -> subprocess.CompletedProcess[str]:
+        """Start the launcher in the background, and return what it has said in front."""
+        self.argv.insert(len(FLEETRUN), "--detach")
+        return subprocess.run(
+            self.argv,
+            env=self.environ(),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONG_S,
+        )
+
     def run(self, **popen: Any) -> Ended:
         """Run the launcher to its end; nobody may be left."""
         return self.finish(self.start(**popen))
@@ -89,6 +102,11 @@ class Command(Job):
             # After a kill -9 the guard needs a moment.
             assert_no_survivors(self.marker, LONG_S if process.returncode else 0.0)
         return Ended(process.returncode, out, (err or b"").decode(errors="replace"))
+
+
+def process_in_background(said: str) -> int:
+    """Return the process that the job is SAID to be."""
+    return int(said.partition("in the background as process ")[2].partition(":")[0])
 
 
 class Ended:

@@ -173,11 +173,20 @@ class Communicator:
         import paddle
 
         tensor = paddle.to_tensor(list(numbers), dtype="int32")
-        work = self.all_reduce(tensor)
-        self.calls -= 1
+        sum_uncounted([self], [tensor])
+        return [int(number) for number in tensor.numpy()]
+
+
+def sum_uncounted(communicators: Sequence[Communicator], tensors: Sequence[Any]) -> None:
+    """Sum TENSORS in place over COMMUNICATORS in turn, and wait for all; not counted in `calls`."""
+    works = []
+    for place, tensor in enumerate(tensors):
+        communicator = communicators[place % len(communicators)]
+        works.append(communicator.all_reduce(tensor))
+        communicator.calls -= 1
+    for work in works:
         if work is not None:
             work.wait()
-        return [int(number) for number in tensor.numpy()]
 
 
 def _device_stages(stages: Sequence[Stage]) -> DeviceStages:

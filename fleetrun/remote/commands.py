@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.plan import hosts
-from fleetrun.remote.sshconnection import OPTIONS
+from fleetrun.remote.sshconnection import OPTIONS, SSH_FAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,8 +35,6 @@ _BOOTSTRAP = (
 )
 # What a command says is some kilobytes.
 _MOST, _CHUNK = 1 << 22, 1 << 16
-# What ssh exits with by its own fault, ssh(1).
-_SSH = 255
 _ADDRESS = b"fleetrun address "
 
 
@@ -58,7 +56,7 @@ class CommandResult(NamedTuple):
     @property
     def is_of_ssh(self) -> bool:
         """Whether ssh has ended so, not fleetrun."""
-        return self.code < 0 or self.code == _SSH
+        return self.code < 0 or self.code == SSH_FAULT
 
     @property
     def address(self) -> str:

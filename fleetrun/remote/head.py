@@ -17,7 +17,7 @@ from fleetrun.probe import current_folder
 from fleetrun.remote import protocol, sshjob
 from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
-from fleetrun.remote.sshconnection import FILES, SshConnection, ssh_command
+from fleetrun.remote.sshconnection import FILES, SSH_FAULT, SshConnection, ssh_command
 from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fleetrun.remote.headrun import HeadRun
     from fleetrun.remote.protocol import Answer
 
-# What ssh exits with by its own fault, ssh(1).
-_SSH = 255
 # How long a host may take to answer, from the start of its ssh on.
 _CHECK_S = 60.0
 # How long it may take to say which of the others it reaches: more than it tries that.
@@ -161,7 +159,7 @@ class Head:
         while self._unstarted and self._connecting < self._request.ssh_fanout:
             one = self._unstarted.pop(0)
             if self._code is not None:
-                one.code = _SSH
+                one.code = SSH_FAULT
                 continue
             try:
                 asked = self._asked
@@ -172,7 +170,7 @@ class Head:
                 one.start(self._loop, asked)
             except OSError as error:
                 one.note(f"it cannot be started here ({error.strerror})".encode())
-                one.code = _SSH
+                one.code = SSH_FAULT
                 continue
             self._connecting += 1
             out, err = one.streams
@@ -325,10 +323,10 @@ class Head:
             self._go_if_all_answered()
         elif one.code and self._code is None:
             self._code = one.code
-            self._is_of_launcher = status >= 0 and one.code != _SSH
+            self._is_of_launcher = status >= 0 and one.code != SSH_FAULT
             if status < 0:
                 self._say(f"The connection to {one.host.name} was lost: {one.why()}")
-            elif one.code == _SSH:
+            elif one.code == SSH_FAULT:
                 # A rank may have ended with it, too: sys.exit(-1).
                 self._say(
                     f"ssh to {one.host.name} ended with 255: the connection was lost, or that is "
@@ -371,7 +369,7 @@ class Head:
         at = time.monotonic() + grace_s + self._closing_s
         for one in self._remotes:
             if one.pidfd < 0:
-                one.code = _SSH
+                one.code = SSH_FAULT
             elif one.is_running:
                 one.hang_up()
                 self._loop.alarm(one, at, lambda one=one: self._cut(one))  # type: ignore[misc]

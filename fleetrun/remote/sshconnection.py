@@ -28,6 +28,8 @@ OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
 )
+# What ssh exits with by its own fault, ssh(1).
+SSH_FAULT = 255
 # Runs code by the Python that is here, too, or by another.
 _ANY_PYTHON = '[ -x "$1" ] || set -- python3 "$2"; exec "$1" -c "$2"'
 # What shells end with that cannot start a program.

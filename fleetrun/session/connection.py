@@ -118,12 +118,11 @@ class Connection:
         """Send MESSAGE, now or when there is room; a failure is reported to `lost`."""
         if self.is_open and not self._is_finishing and self._sealing is not None:
             payload = self._write(message)
-            mac = self._sealing.mac(payload)
-            begin = head(len(mac) + len(payload)) + mac
             if len(payload) < _PIECE:
-                self._push(begin + payload)
+                self._push(frame(self._sealing.put(payload)))
             else:
-                self._push(begin, payload)
+                mac = self._sealing.mac(payload)
+                self._push(head(len(mac) + len(payload)) + mac, payload)
 
     def finish(self) -> None:
         """Send what is left and hang up; `lost` follows when the other end has hung up too."""

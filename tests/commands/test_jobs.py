@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import ROOT, Command, fleetrun
+from commandline import ROOT, Command, fleetrun, process_in_background
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import assert_no_survivors
@@ -37,20 +37,10 @@ def listed(word: str) -> list[dict[str, Any]]:
 
 def detached(command: Command) -> int:
     """Start COMMAND in the background and return its launcher's process id."""
-    command.argv.insert(3, "--detach")
-    done = subprocess.run(
-        command.argv,
-        env=command.environ(),
-        cwd=command.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
+    done = command.detach()
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    word = done.stderr.partition("in the background as process ")[2].partition(":")[0]
-    return int(word)
+    return process_in_background(done.stderr)
 
 
 def test_a_job_is_listed_with_what_it_runs_and_stopped_with_its_grace(tmp_path: Path) -> None:

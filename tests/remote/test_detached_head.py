@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun, process_in_background
 from processes import assert_no_survivors
 from sshd import by_ssh, instead_of_ssh
 from waiting import LONG_S, until
@@ -20,35 +20,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def fleetrun(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fleetrun", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-
-
 def started(command: Command) -> subprocess.CompletedProcess[str]:
     """Start COMMAND in the background; a host alone takes no port that a test holds."""
     command.argv = [word for word in command.argv if not word.startswith("--start_port")]
-    command.argv.insert(3, "--detach")
-    return subprocess.run(
-        command.argv,
-        env=command.environ(),
-        cwd=command.folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONG_S,
-    )
-
-
-def process(said: str) -> str:
-    """Return the process that the job is SAID to be."""
-    return said.partition("in the background as process ")[2].partition(":")[0]
+    return command.detach()
 
 
 def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -> None:
@@ -56,7 +31,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
     command = by_ssh(tmp_path, script, hosts="127.0.0.1")
     done = started(command)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    pid = process(done.stderr)
+    pid = str(process_in_background(done.stderr))
     command.wait_for("up.0")
     (found,) = map(json.loads, fleetrun("ps", "--json", pid).stdout.splitlines())
     assert (found["job"], found["pid"], found["folder"]) == ("default", int(pid), str(tmp_path))
@@ -79,7 +54,7 @@ def test_it_is_listed_and_its_console_and_exit_code_can_be_had(tmp_path: Path) -
 def test_it_is_stopped_everywhere(tmp_path: Path) -> None:
     hold = 'trap "touch asked.$R; exit 0" TERM; touch up.$R; sleep 1000 & wait'
     command = by_ssh(tmp_path, hold, hosts="127.0.0.1")
-    pid = process(started(command).stderr)
+    pid = str(process_in_background(started(command).stderr))
     command.wait_for("up.0")
     done = fleetrun("stop", pid)
     assert done.returncode == 0

@@ -61,6 +61,15 @@ class Launcher:
         return [one.verdict for one in self.done if isinstance(one, member.Conclude)]
 
 
+def joined() -> Launcher:
+    """Return one that has said what it offers, and has heard nothing yet."""
+    one = Launcher()
+    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
+    one.feed(member.Connected(one.now))
+    one.feed(member.Offered(OFFER, one.now))
+    return one
+
+
 def test_who_is_cut_off_blames_nobody_who_fails_by_itself() -> None:
     one = Launcher()
     one.wait(7.5)
@@ -89,10 +98,7 @@ def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
 
 
 def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
-    one = Launcher()
-    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
-    one.feed(member.Connected(one.now))
-    one.feed(member.Offered(OFFER, one.now))
+    one = joined()
     one.feed(member.Heard(RosterMessage(0, 0, (), session="this one"), one.now))
     one.feed(member.Disconnected(one.now))
     one.feed(member.Connected(one.now))
@@ -101,10 +107,7 @@ def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
 
 
 def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer() -> None:
-    one = Launcher()
-    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
-    one.feed(member.Connected(one.now))
-    one.feed(member.Offered(OFFER, one.now))
+    one = joined()
     one.wait(9.0)
     assert not [each for each in one.done if isinstance(each, member.Redial)]
     # What was unanswered waited behind the rosters of the others.
@@ -116,10 +119,7 @@ def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer
 
 
 def test_who_joins_and_hears_nothing_for_the_whole_timeout_calls_again() -> None:
-    one = Launcher()
-    one.state = member.begin(Terms(3, 3), "launcher 2", "node-1", one.now, is_local=False)
-    one.feed(member.Connected(one.now))
-    one.feed(member.Offered(OFFER, one.now))
+    one = joined()
     one.wait(12.5)
     assert isinstance(one.done[-1], member.Redial)
 

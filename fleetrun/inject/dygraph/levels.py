@@ -182,15 +182,7 @@ def _timed(
 
 def _sum(way: Sequence[Communicator], flats: Sequence[object]) -> None:
     """Sum FLATS over the communicators of WAY in turn, as a backward does, and wait for all."""
-    works = []
-    for place, flat in enumerate(flats):
-        communicator = way[place % len(way)]
-        works.append(communicator.all_reduce(flat))
-        # It is no allreduce of gradients.
-        communicator.calls -= 1
-    for work in works:
-        if work is not None:
-            work.wait()
+    communicators.sum_uncounted(way, flats)
     if not communicators.is_synchronous():
         import paddle
 
