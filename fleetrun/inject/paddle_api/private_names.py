@@ -117,7 +117,9 @@ NAMES = (
     PrivateName(
         _CORE, "eager.Tensor._share_buffer_to", _BUFFERS, "makes a gradient a view of a buffer"
     ),
-    PrivateName(_CORE, "eager.Tensor._slice", _BUFFERS, "makes a view of a part of a buffer"),
+    PrivateName(
+        _CORE, "DenseTensor|LoDTensor._slice", _BUFFERS, "makes a view of a part of a buffer"
+    ),
     PrivateName(
         _CORE, "eager.Tensor.get_tensor", (REDUCER, SPARSE), "the dense tensor without autograd"
     ),

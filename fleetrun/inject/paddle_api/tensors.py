@@ -62,9 +62,10 @@ def share_memory(source: Any, target: Any) -> None:
 
 def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:
     """Return the view of FLAT from BEGIN to END with SHAPE."""
-    view = flat._slice(begin, end)
-    view.get_tensor()._set_dims(shape)
-    return view
+    # `Tensor._slice` wraps without a place, which copies what is not on the default device.
+    dense = flat.get_tensor()._slice(begin, end)
+    dense._set_dims(shape)
+    return tensor_class()(dense, flat.place)
 
 
 def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
@@ -86,7 +87,7 @@ def tensor_class() -> Any:
 
 def sparse_values(gradient: Any) -> Any:
     """Return the values of a sparse GRADIENT as a tensor that shares their memory."""
-    return _core().eager.Tensor(gradient.get_selected_rows().get_tensor())
+    return tensor_class()(gradient.get_selected_rows().get_tensor(), gradient.place)
 
 
 def set_sparse(gradient: Any, rows: list[int], values: Any) -> None:
