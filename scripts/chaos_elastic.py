@@ -58,7 +58,7 @@ class ElasticJob(HostsJob):
 
     script = RANK
     # Hosts are waited for longer than elsewhere: a slow one is another fault here, and no delay.
-    heartbeat_timeout_s = 2 * HEARTBEAT_TIMEOUT_S
+    least_heartbeat_s = 2 * HEARTBEAT_TIMEOUT_S
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
@@ -129,7 +129,7 @@ class ElasticJob(HostsJob):
 
     def _await(self, what: str, condition: Callable[[], object]) -> None:
         try:
-            await_(what, condition, _GOES_ON_S)
+            await_(what, condition, _GOES_ON_S + 2 * self.slower_s)
         except Lost as lost:
             seen = sorted(path.name for path in self.folder.glob("is.*"))
             said = "\n".join(f"{host.name}: {self.said(host)}" for host in self.launchers)

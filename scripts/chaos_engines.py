@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import lab  # pyright: ignore[reportMissingImports] - it is in tests
 import slurm  # pyright: ignore[reportMissingImports] - as above
 import sshd_hosts  # pyright: ignore[reportMissingImports] - as above
+from waiting import patient  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ class EngineJob:
         """Start the launch on the first host, as its user would."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
         env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), MARK: self.mark}
-        options = (f"--grace={GRACE_S}", f"--heartbeat_timeout={HEARTBEAT_TIMEOUT_S}")
+        options = (f"--grace={GRACE_S}", f"--heartbeat_timeout={patient(HEARTBEAT_TIMEOUT_S)}")
         options += ("--rdzv_timeout=120",)
         script = ("sh", str(self.folder / "rank.sh"), str(self.folder), "")
         if self.engine == "ssh":

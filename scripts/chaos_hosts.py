@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import lab  # pyright: ignore[reportMissingImports] - it is in tests
+from waiting import patient  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class Fault(NamedTuple):
     absent: int = 0
     late_s: float = 0.0
     options: tuple[str, ...] = ()
+    rdzv_timeout_s: float = 20.0
     is_early: bool = False
     needs_slow_switch: bool = False
     # Whether the job goes on without hosts that are lost; see chaos_elastic.py.
@@ -80,7 +82,7 @@ class HostsJob:
     """A launch on the hosts of NETWORK; every random choice is drawn from DRAW."""
 
     script = RANK
-    heartbeat_timeout_s = HEARTBEAT_TIMEOUT_S
+    least_heartbeat_s = HEARTBEAT_TIMEOUT_S
     ready_within_s = TIMEOUT_S
 
     def __init__(
@@ -96,6 +98,13 @@ class HostsJob:
         self.ranks = ranks
         self.deaf = [rank for rank in ranks if draw.random() < 0.15]
         self.struck_at = 0.0
+        # A launcher that waits for a processor is not lost.
+        self.heartbeat_timeout_s = patient(self.least_heartbeat_s)
+        self.rdzv_timeout_s = patient(fault.rdzv_timeout_s)
+        # What this adds to the time that an idle machine may take.
+        self.slower_s = self.heartbeat_timeout_s - self.least_heartbeat_s
+        if fault.is_early or fault.has_etcd:
+            self.slower_s += self.rdzv_timeout_s - fault.rdzv_timeout_s
         self.launchers: dict[lab.Host, subprocess.Popen[bytes]] = {}
         # Hosts that are gone, or are cut off and have to end by themselves.
         self.dead: set[lab.Host] = set()
@@ -123,9 +132,10 @@ class HostsJob:
 
     def launch(self, host: lab.Host, *more: str) -> subprocess.Popen[bytes]:
         """Start a launcher on HOST."""
-        command = [sys.executable, "-m", "fleetrun", "--quiet", "--rdzv_timeout=20", *self.words()]
+        command = [sys.executable, "-m", "fleetrun", "--quiet", *self.words()]
         command += [f"--grace={GRACE_S}", f"--nproc_per_node={self.per_host}"]
         command += [f"--heartbeat_timeout={self.heartbeat_timeout_s}"]
+        command += [f"--rdzv_timeout={self.rdzv_timeout_s}"]
         command += [*more, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
@@ -147,7 +157,7 @@ class HostsJob:
                     raise Lost(f"{host.name} ended with {launcher.returncode}: {self.said(host)}")
             return all(file.exists() and file.read_text().count("\n") == times for file in files)
 
-        await_("all ranks are ready", ready, self.ready_within_s)
+        await_("all ranks are ready", ready, patient(self.ready_within_s))
 
     # What can be done to it ---------------------------------------------------------------------
 
@@ -199,7 +209,8 @@ class HostsJob:
         """Wait for the end and check everything; return seconds since the fault, and how many."""
         watched = {h: p for h, p in self.launchers.items() if h not in self.dead}
         for host, launcher in watched.items():
-            self._await_end(host, launcher, self.struck_at + TIMEOUT_S + within_s)
+            limit_s = TIMEOUT_S + within_s + 2 * self.slower_s
+            self._await_end(host, launcher, self.struck_at + limit_s)
         took = time.monotonic() - self.struck_at
         for host in watched:
             with suppress(Lost):
@@ -219,6 +230,7 @@ class HostsJob:
         if not self.fault.is_early:
             self._check_verdicts(judged)
         allowed = within_s * pace.slowdown(self.struck_at)
+        allowed += self.slower_s
         if took > allowed:
             said = "\n".join(f"{host.name}: {self.said(host)}" for host in watched)
             raise Lost(
@@ -360,7 +372,7 @@ def miss_a_host(job: HostsJob) -> Sequence[int]:
     job.struck_at = time.monotonic()
     missing = job.hosts[-1]
     for launcher in job.launchers.values():
-        launcher.wait(TIMEOUT_S)
+        launcher.wait(TIMEOUT_S + job.slower_s)
     for host in job.launchers:
         if missing.ip not in job.said(host) and host != job.hosts[0]:
             raise Lost(f"{host.name} does not name {missing.ip}: {job.said(host)}")
@@ -398,7 +410,7 @@ def signal_early(signum: int) -> Strike:
     return strike
 
 
-SHORT = ("--rdzv_timeout=3",)
+SHORT_S = 3.0
 FAULTS = (
     Fault("nothing", end_well),
     Fault("rank: exit with a code", exit_a_rank, weight=4),
@@ -418,16 +430,24 @@ FAULTS = (
         "a host never comes",
         miss_a_host,
         absent=1,
-        options=SHORT,
+        rdzv_timeout_s=SHORT_S,
         is_early=True,
-        within_s=3 + SEEN_S,
+        within_s=SHORT_S + SEEN_S,
     ),
     Fault("strangers call", flood),
     Fault(
-        "starting: -TERM", signal_early(TERM), options=SHORT, is_early=True, within_s=3 + SILENT_S
+        "starting: -TERM",
+        signal_early(TERM),
+        rdzv_timeout_s=SHORT_S,
+        is_early=True,
+        within_s=SHORT_S + SILENT_S,
     ),
     Fault(
-        "starting: -KILL", signal_early(KILL), options=SHORT, is_early=True, within_s=3 + SILENT_S
+        "starting: -KILL",
+        signal_early(KILL),
+        rdzv_timeout_s=SHORT_S,
+        is_early=True,
+        within_s=SHORT_S + SILENT_S,
     ),
 )
 

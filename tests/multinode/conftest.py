@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import TYPE_CHECKING
 
 import lab
@@ -22,6 +23,12 @@ def _check() -> None:
         pytest.fail(f"the tests with several hosts cannot run: {reason}")
     if reason:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def marker() -> str:
+    """Return a marker of this test alone: two runs at once have no process in common."""
+    return uuid.uuid4().hex
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class Job:
         script = folder / "rank.sh"
         script.write_text(RANK)
         script.chmod(0o755)
-        self.marker = folder.name
+        self.marker = uuid.uuid4().hex
         self.words = (*FLEETRUN, str(script))
 
     def env(self, **more: str) -> dict[str, str]:
@@ -200,7 +201,8 @@ def test_whoever_ends_the_launch_in_an_allocation_ends_it_everywhere(
     assert f"ended {128 + signum}" in out
     assert_no_survivors(job.marker, LONG_S)
     asked = sorted(path.name for path in folder.glob("asked.*"))
-    assert asked == ([] if signum == signal.SIGKILL else ["asked.0", "asked.1"])
+    # Of a launcher that is killed, the guard kills the ranks or Slurm asks them: who comes first.
+    assert signum == signal.SIGKILL or asked == ["asked.0", "asked.1"]
 
 
 def test_a_preempted_job_ends_with_grace_and_begins_again(job: Job, cluster: Slurm) -> None:
@@ -217,9 +219,8 @@ def test_a_preempted_job_ends_with_grace_and_begins_again(job: Job, cluster: Slu
     def shown() -> str:
         return cluster.run("scontrol", "show", "job", number).stdout
 
-    # Slurm lets it wait two minutes before it runs again.
-    until(lambda: "JobState=RUNNING" not in shown() and "JobState=COMPLETING" not in shown())
-    assert "JobState=PENDING" in shown()
+    # Slurm lets it wait two minutes before it runs again. A busy scontrol may show nothing.
+    until(lambda: "JobState=PENDING" in shown())
     assert " Restarts=1 " in shown()
     assert all((folder / f"asked.{rank}").exists() for rank in range(2))
     cluster.run("scancel", number)

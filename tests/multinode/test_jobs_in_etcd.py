@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import etcds
 import pytest
-from waiting import LONG_S, TRAINING_S, until
+from waiting import LONG_S, TRAINING_S, quick, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -33,7 +33,7 @@ echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM"
 until [ -e go ]; do sleep 0.05; done
 """
 COORDINATES = "This host coordinates the job from now on"
-QUICK = ("--heartbeat_timeout=4", "--grace=1", "--elastic_timeout=600")
+PATIENT = "--elastic_timeout=600"
 
 
 class Job:
@@ -43,7 +43,8 @@ class Job:
         folder.mkdir()
         self.folder = folder
         (folder / "rank.sh").write_text(SPEAK)
-        self.options = ("--nproc_per_node=1", f"--master={master}", *QUICK, *options)
+        master = f"--master={master}"
+        self.options = ("--nproc_per_node=1", master, *quick(), PATIENT, *options)
         self.launchers: dict[Host, subprocess.Popen[bytes]] = {}
 
     def start(self, hosts: Sequence[Host]) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.multinode, pytest.mark.slow, pytest.mark.long]
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
-    four_hosts: Network, tmp_path: Path, code: int
+    four_hosts: Network, tmp_path: Path, marker: str, code: int
 ) -> None:
     if not sshd_hosts.SSHD:
         pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
@@ -33,7 +33,7 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
     # What ranks write stays on their hosts.
     for host in hosts:
         host.run("mount", "-t", "tmpfs", "tmpfs", str(work))
-    shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: tmp_path.name}
+    shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: marker}
     config = sshd_hosts.on_hosts(hosts, tmp_path / "keys", **shown)
     ips = ",".join(f"{host.ip}:2" for host in hosts)
     script = (
@@ -50,7 +50,7 @@ def test_logs_of_hosts_with_folders_of_their_own_are_fetched(
         check=False,
         timeout=LONG_S,
     )
-    assert_no_survivors(tmp_path.name, LONG_S)
+    assert_no_survivors(marker, LONG_S)
     assert done.returncode == code, done.stderr
     assert "fleetrun: The logs are in log/runs/" in done.stderr
     for rank in range(4):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -98,8 +99,8 @@ class Hosts:
     def __init__(self, hosts: tuple[Host, Host], folder: Path, engine: str) -> None:
         self._hosts = hosts
         self._folder = folder
-        self._marker = folder.name
-        self._shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: folder.name}
+        self._marker = uuid.uuid4().hex
+        self._shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", MARKER: self._marker}
         self._ssh = folder / "keys" / "ssh_config"
         self._cluster: Slurm | None = None
         if engine == "slurm":

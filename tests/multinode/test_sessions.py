@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waiting import LONG_S, TRAINING_S, until
+from waiting import LONG_S, TRAINING_S, patient, quick, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,7 +30,6 @@ echo "rank $PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM speaks"
 read -r code <&3
 exit "$code"
 """
-QUICK = ("--heartbeat_timeout=4", "--grace=1")
 
 
 class Job:
@@ -106,11 +105,11 @@ class Job:
 
 def by_list(network: Network, folder: Path, *options: str) -> Job:
     ips = ",".join(host.ip for host in network.hosts)
-    return Job(network.hosts, f"--ips={ips}", *QUICK, *options, folder=folder)
+    return Job(network.hosts, f"--ips={ips}", *quick(), *options, folder=folder)
 
 
 def by_master(network: Network, folder: Path, *options: str) -> Job:
-    where = (f"--master={FIRST}:6170", "--nnodes=4", *QUICK, *options)
+    where = (f"--master={FIRST}:6170", "--nnodes=4", *quick(), *options)
     return Job(network.hosts, *where, folder=folder)
 
 
@@ -154,7 +153,7 @@ def test_hosts_that_meet_may_come_in_any_order_and_by_name(
     four_hosts: Network, tmp_path: Path
 ) -> None:
     """On node-1 its own name means 127.0.1.1, and on the others its address."""
-    options = ("--master=node-1:6170", "--nnodes=4", *QUICK)
+    options = ("--master=node-1:6170", "--nnodes=4", *quick())
     job = Job(four_hosts.hosts, *options, folder=tmp_path / "job")
     for host in reversed(four_hosts.hosts):
         job.start([host])
@@ -203,7 +202,7 @@ def test_a_host_that_is_cut_off_ends_by_itself_and_is_named(
 
 def test_a_bad_network_is_survived(slow_hosts: Network, tmp_path: Path) -> None:
     slow_hosts.spoil(loss=5, delay_ms=20)
-    job = by_list(slow_hosts, tmp_path / "job", "--heartbeat_timeout=10")
+    job = by_list(slow_hosts, tmp_path / "job", *quick(10.0))
     job.start()
     job.wait_until_ready()
     slow_hosts.cut(slow_hosts.hosts[1])
@@ -231,18 +230,19 @@ def test_a_launcher_that_is_asked_to_stop_stops_the_job(
 def test_a_host_that_never_comes_is_waited_for_and_named(
     make: Callable[..., Job], four_hosts: Network, tmp_path: Path
 ) -> None:
-    job = make(four_hosts, tmp_path / "job", "--rdzv_timeout=2")
+    timeout_s = round(patient(2.0))
+    job = make(four_hosts, tmp_path / "job", f"--rdzv_timeout={timeout_s}")
     job.start(four_hosts.hosts[:3])
     assert job.ends() == [4] * 3
     for host in four_hosts.hosts[:3]:
-        assert "did not come within 2 s" in job.said(host)
+        assert f"did not come within {timeout_s} s" in job.said(host)
         assert make is by_master or "10.88.0.4" in job.said(host)
     assert not list((tmp_path / "job").glob("ready.*"))
 
 
 def test_a_host_with_another_token_cannot_take_part(four_hosts: Network, tmp_path: Path) -> None:
     # So long that all are there before the first one, where they meet, gives up.
-    job = by_master(four_hosts, tmp_path / "job", "--rdzv_timeout=12")
+    job = by_master(four_hosts, tmp_path / "job", f"--rdzv_timeout={patient(12.0):.0f}")
     job.start(four_hosts.hosts[:3], FLEETRUN_TOKEN="the right one")  # noqa: S106 - of a test
     job.start(four_hosts.hosts[3:], FLEETRUN_TOKEN="another")  # noqa: S106 - of a test
     assert job.ends() == [4] * 4

@@ -36,7 +36,7 @@ def parent(pid: int) -> int:
 
 @pytest.mark.parametrize("killed", ["", "head", "agent", "ssh"])
 def test_nothing_that_was_sent_stays_on_a_host(
-    four_hosts: Network, tmp_path: Path, killed: str
+    four_hosts: Network, tmp_path: Path, marker: str, killed: str
 ) -> None:
     if not sshd_hosts.SSHD:
         pytest.skip("there is no sshd here (Debian: apt install openssh-server)")
@@ -50,7 +50,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         # Neither the checkout with its Python is there, nor the job.
         for folder in (ROOT, work):
             host.run("mount", "-t", "tmpfs", "tmpfs", str(folder))
-    shown = {"CUDA_VISIBLE_DEVICES": "", MARKER: tmp_path.name}
+    shown = {"CUDA_VISIBLE_DEVICES": "", MARKER: marker}
     config = sshd_hosts.on_hosts(hosts, tmp_path / "keys", TMPDIR=str(there), **shown)
     ips = ",".join(host.ip for host in hosts)
     options = (f"--hosts={ips}", f"--ssh=ssh -F {config}", "--ship", "--nproc_per_node=1")
@@ -63,7 +63,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         text=True,
     ) as process:
         until(lambda: process.poll() is not None or len([*there.glob("*/job/up.*")]) == 2)
-        said = survivors(tmp_path.name)
+        said = survivors(marker)
         if killed == "head":
             # And not what has entered the host for it.
             strike(
@@ -82,7 +82,7 @@ def test_nothing_that_was_sent_stays_on_a_host(
         else:
             next(there.glob("*/job")).joinpath("go").touch()
         out, err = process.communicate(timeout=LONG_S)
-    assert_no_survivors(tmp_path.name, LONG_S)
+    assert_no_survivors(marker, LONG_S)
     until(lambda: not list(there.iterdir()))
     if not killed:
         assert (process.returncode, out) == (5, "rank 0 has data and a b\n"), err

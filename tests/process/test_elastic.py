@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from meetings import Meeting
-from waiting import until
+from waiting import quick, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,6 @@ echo "rank $R speaks"
 touch "../is.$PADDLE_RESTART_COUNT.$R.of.$PADDLE_TRAINERS_NUM"
 until [ -e ../go ]; do sleep 0.02; done
 """
-# A host that is killed is missed soon, one that waits for a processor is not.
-QUICK = ("--heartbeat_timeout=4", "--grace=1")
 # Whoever is there waits for all; or does not wait for more.
 PATIENT, HASTY = "--elastic_timeout=600", "--elastic_timeout=0.2"
 
@@ -34,7 +32,7 @@ def wait_for(folder: Path, generation: int, hosts: int) -> None:
 
 
 def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:3", *QUICK, PATIENT)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:3", *quick(), PATIENT)
     _, second, _ = (job.start("--rank", str(rank)) for rank in range(3))
     wait_for(tmp_path, 0, hosts=3)
     second.kill()
@@ -47,7 +45,7 @@ def test_an_elastic_job_goes_on_without_a_launcher_that_is_killed(tmp_path: Path
 
 
 def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", "--gather_logs", *QUICK, HASTY)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", "--gather_logs", *quick(), HASTY)
     job.start()
     wait_for(tmp_path, 0, hosts=1)
     job.start()
@@ -62,7 +60,7 @@ def test_a_newcomer_makes_an_elastic_job_start_again_with_it(tmp_path: Path) -> 
 
 def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_path: Path) -> None:
     script = SPEAK + "[ $PADDLE_RESTART_COUNT = 0 ] && exit 101 || exit 0\n"
-    job = Meeting(tmp_path, script, "--nnodes=1:2", *QUICK, HASTY)
+    job = Meeting(tmp_path, script, "--nnodes=1:2", *quick(), HASTY)
     (tmp_path / "go").touch()
     job.start()
     assert job.ends() == [0]
@@ -73,7 +71,7 @@ def test_a_rank_that_ends_with_101_lets_all_start_again_without_max_restart(tmp_
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *QUICK, PATIENT)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=1:2", *quick(), PATIENT)
     _, second = (job.start() for _ in range(2))
     wait_for(tmp_path, 0, hosts=2)
     second.terminate()
@@ -85,7 +83,7 @@ def test_a_launcher_that_is_terminated_leaves_an_elastic_job(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *QUICK)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
     _, second = (job.start() for _ in range(2))
     wait_for(tmp_path, 0, hosts=2)
     job.start()
@@ -100,7 +98,7 @@ def test_a_host_that_stands_by_takes_the_place_of_a_lost_one(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *QUICK)
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2", "--spares=1", *quick())
     for _ in range(2):
         job.start()
     wait_for(tmp_path, 0, hosts=2)
@@ -114,7 +112,7 @@ def test_a_host_that_stood_by_in_vain_ends_well(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: Path) -> None:
-    job = Meeting(tmp_path, SPEAK, "--nnodes=2:3", *QUICK, "--elastic_timeout=1")
+    job = Meeting(tmp_path, SPEAK, "--nnodes=2:3", *quick(), "--elastic_timeout=1")
     _, second, third = (job.start() for _ in range(3))
     until(lambda: list(tmp_path.glob("is.*.of.3")))
     second.kill()
@@ -128,7 +126,7 @@ def test_with_too_few_hosts_left_an_elastic_job_ends_with_the_reason(tmp_path: P
 @pytest.mark.long
 def test_a_host_that_is_not_well_makes_room_for_one_that_stands_by(tmp_path: Path) -> None:
     script = SPEAK + "if [ -e ../fail ] && rm ../fail; then exit 9; fi\n"
-    options = ("--nnodes=2", "--spares=1", "--max_restart=1", *QUICK)
+    options = ("--nnodes=2", "--spares=1", "--max_restart=1", *quick())
     job = Meeting(tmp_path, script, *options)
     for _ in range(2):
         job.start()
@@ -150,7 +148,7 @@ def test_the_ranks_of_a_launcher_that_is_stopped_are_killed_before_the_others_go
     tmp_path: Path,
 ) -> None:
     lock = 'exec 9>>"../lock.$PADDLE_RESTART_COUNT.$R"\nflock -x 9\n'
-    job = Meeting(tmp_path, lock + SPEAK, "--nnodes=1:2", *QUICK, PATIENT)
+    job = Meeting(tmp_path, lock + SPEAK, "--nnodes=1:2", *quick(), PATIENT)
     _, second = (job.start("--rank", str(rank)) for rank in range(2))
     wait_for(tmp_path, 0, hosts=2)
     second.send_signal(signal.SIGSTOP)

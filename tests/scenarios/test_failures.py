@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import uuid
 from typing import TYPE_CHECKING
 
 import ports
@@ -58,11 +59,12 @@ def test_s22_a_rank_that_ends_well_early_is_no_failure(tmp_path: Path) -> None:
 
 def test_s23_a_host_whose_ranks_end_well_fails_with_the_other_host(tmp_path: Path) -> None:
     hosts, start = [], ports.free(1)[0]
+    job = f"--job_id={uuid.uuid4().hex}"
     for number, script in enumerate(("exit 0", "sleep 0.1; exit 7")):
         folder = tmp_path / str(number)
         folder.mkdir()
         place = ("--ips=127.0.0.1,127.0.0.2", f"--host=127.0.0.{number + 1}")
-        hosts.append(Command(folder, script, *place, f"--start_port={start}", ranks=1))
+        hosts.append(Command(folder, script, *place, f"--start_port={start}", job, ranks=1))
     launchers = [host.start() for host in hosts]
     done = [host.finish(process) for host, process in zip(hosts, launchers, strict=True)]
     assert [one.code for one in done] == [7, 7]

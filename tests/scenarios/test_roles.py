@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
 import ports
@@ -232,6 +233,7 @@ def on_two_hosts(
         f"--servers={','.join(f'{host}:{ports.free(1)[0]}' for host in servers)}",
         f"--workers={','.join(f'{host}:{ports.free(1)[0]}' for host in trainers)}",
         f"--http_port={ports.free(1)[0]}",
+        f"--job_id={uuid.uuid4().hex}",
     )
     jobs = []
     for host in HOSTS:

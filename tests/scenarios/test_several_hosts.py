@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import uuid
 from typing import TYPE_CHECKING
 
 import ports
 import pytest
 from commandline import Command
-from waiting import until
+from waiting import patient, quick, until
 
 if TYPE_CHECKING:
     import subprocess
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-IPS = "--ips=127.0.0.1,127.0.0.2"
+# The name of the job is this run's own: coordinators of such lists look for a port by themselves.
+IPS = ("--ips=127.0.0.1,127.0.0.2", f"--job_id={uuid.uuid4().hex}")
 
 
 class Job:
@@ -55,7 +57,7 @@ class Job:
 def by_ips(folder: Path, script: str, *options: str) -> Job:
     """Make a job of two hosts that are known by name."""
     start = f"--start_port={ports.free(1)[0]}"
-    rows = [(IPS, f"--host=127.0.0.{i}", start, *options) for i in (1, 2)]
+    rows = [(*IPS, f"--host=127.0.0.{i}", start, *options) for i in (1, 2)]
     return Job(folder, script, rows)
 
 
@@ -105,7 +107,7 @@ def test_who_makes_the_verdict_may_be_the_victim(tmp_path: Path) -> None:
 
 
 def test_s28_a_killed_launcher_is_noticed_and_named(tmp_path: Path) -> None:
-    job = by_ips(tmp_path, "touch up; exec sleep 60", "--heartbeat_timeout=2").start()
+    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start()
     job.wait_for("up")
     job.launchers[1].kill()
     ended = job.finish()
@@ -114,7 +116,7 @@ def test_s28_a_killed_launcher_is_noticed_and_named(tmp_path: Path) -> None:
 
 
 def test_s50_the_loss_of_the_coordinator_ends_the_job_with_that_word(tmp_path: Path) -> None:
-    job = by_ips(tmp_path, "touch up; exec sleep 60", "--heartbeat_timeout=2").start()
+    job = by_ips(tmp_path, "touch up; exec sleep 60", *quick(2.0)).start()
     job.wait_for("up")
     job.launchers[0].kill()
     ended = job.finish()
@@ -139,7 +141,7 @@ def test_s04_two_hosts_of_one_rank_are_both_named(tmp_path: Path) -> None:
 
 
 def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
-    rows = [("--rdzv_timeout=1",), ("--rdzv_timeout=1",)]
+    rows = [(f"--rdzv_timeout={patient(1.0):.0f}",)] * 2
     ended = by_master(tmp_path, "touch up", rows, nnodes=3).start().finish()
     assert codes(ended) == [4, 4]
     assert all("1 host of 3 (" in one.said for one in ended)
@@ -147,7 +149,7 @@ def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
 
 
 def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) -> None:
-    job = Job(tmp_path, "touch up", [(IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start()
+    job = Job(tmp_path, "touch up", [(*IPS, "--host=127.0.0.2", "--rdzv_timeout=1")]).start()
     (ended,) = job.finish()
     assert ended.code == 4
     assert "The coordinator (127.0.0.1:6166" in ended.said
@@ -155,7 +157,8 @@ def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) ->
 
 
 def test_s47_who_wants_another_job_is_refused_with_a_diff(tmp_path: Path) -> None:
-    rows = [("--rank=0", "--rdzv_timeout=5"), ("--rank=1", "--rdzv_timeout=5", "--run_mode=rpc")]
+    timeout = f"--rdzv_timeout={patient(5.0):.0f}"
+    rows = [("--rank=0", timeout), ("--rank=1", timeout, "--run_mode=rpc")]
     ended = by_master(tmp_path, "touch up", rows).start().finish()
     assert codes(ended) == [4, 4]
     assert any("--run_mode is" in one.said for one in ended)
