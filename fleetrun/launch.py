@@ -200,9 +200,9 @@ def _run(  # noqa: PLR0917 - as launch has them
                 plan,
                 say=messages.say,
                 # A rank that a debugger holds lets the others wait.
-                hang_timeout_s=0.0 if request.debug else request.hang_timeout_s,
+                hang_timeout_s=0.0 if request.debug else plan.rules.hang_timeout_s,
                 reports_stragglers=request.debug is None,
-                hosts=_hang_of_hosts(session, folder, request),
+                hosts=_hang_of_hosts(session, folder, plan, request),
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages, session),
@@ -369,14 +369,17 @@ def _lost_tasks(alive: Mapping[int, int], messages: Messages) -> tuple[Source, .
     return (LostTasks(alive, say=messages.say),)
 
 
-def _hang_of_hosts(session: Session | None, folder: Folder, request: Request) -> HangOfHosts | None:
+def _hang_of_hosts(
+    session: Session | None, folder: Folder, plan: LaunchPlan, request: Request
+) -> HangOfHosts | None:
     """Return what agrees with the other hosts that the job hangs, if there are any."""
-    if session is None or not request.hang_timeout_s or request.debug is not None:
+    hang_timeout_s = plan.rules.hang_timeout_s
+    if session is None or not hang_timeout_s or request.debug is not None:
         return None
     from fleetrun.sources import hang  # only with other hosts
     from fleetrun.sources.hang_hosts import HangOfHosts
 
-    period_s = hang.IdleClock(request.hang_timeout_s).period_s
+    period_s = hang.IdleClock(hang_timeout_s).period_s
     return HangOfHosts(session, folder, period_s=period_s)
 
 

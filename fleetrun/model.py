@@ -323,6 +323,8 @@ class Roster(NamedTuple):
     assigned: Assigned | None = None
     # None: nobody else writes into our log folder.
     shared_logs: SharedLogs | None = None
+    # What the hosts of the job go by; None: it has but this one, whose options say it.
+    rules: "Rules | None" = None
 
 
 class RankSpec(NamedTuple):
@@ -356,12 +358,14 @@ class ProcessSpec(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How to react: seconds between TERM and KILL, and how often to start again."""
+    """How to react: seconds between TERM and KILL, how often to start again, and when it hangs."""
 
     grace_s: float = 10.0
     max_restarts: int = 0
     # Seconds before the second attempt; each later one waits twice as long, with jitter.
     backoff_s: float = 1.0
+    # After so many seconds without a sign of life; 0: hangs are not looked for.
+    hang_timeout_s: float = 0.0
 
 
 class LaunchPlan(NamedTuple):

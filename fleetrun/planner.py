@@ -106,7 +106,8 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         nodes=tuple(member.host for member in roster.members),
         ranks=layout.ranks,
         processes=processes,
-        rules=Rules(request.grace_s, request.max_restart),
+        rules=roster.rules
+        or Rules(request.grace_s, request.max_restart, hang_timeout_s=request.hang_timeout_s),
         cwd=facts.cwd,
         log_dir=log_dir,
         run_dir=run_dir,

@@ -18,7 +18,7 @@ from fleetrun.session.jobstore import StoreAnswer
 from fleetrun.session.messages import Leave, RosterMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
     from fleetrun.session.messages import FromCoordinator, FromMember
@@ -169,11 +169,11 @@ class ElectedLauncher(Launcher):
     def __init__(self, world: ElectedWorld, index: int, *, name: str) -> None:
         super().__init__(world, index, name=name)
         self.is_local = False
-        self.state = member.begin(world.terms, name, "", self.clock(), is_local=False)
+        self.state = member.begin(self.asked, name, "", self.clock(), is_local=False)
         self.coordinator: state.State | None = None
         self.coordinator_timer = 0
         asker = Asker(self)
-        self.election = Election(world.terms, name, asker, asker, self, clock=self.clock)  # type: ignore[arg-type]
+        self.election = Election(self.asked, name, asker, asker, self, clock=self.clock)  # type: ignore[arg-type]
         self.called: LeaderRecord | None = None
         # Until when it does not reach etcd, although it reaches the others.
         self.astray_until = 0.0
@@ -204,15 +204,15 @@ class ElectedLauncher(Launcher):
         leader = self.election.leader
         assert leader is not None
         begun = (
-            state.begin(self.world.terms, self.clock(), leader.job)
+            state.begin(self.state.terms, self.clock(), leader.job)
             if job is None
-            else state.resume(self.world.terms, self.clock(), job, self.name, lost_at)
+            else state.resume(self.clock(), job, self.name, lost_at)
         )
         generation = max(begun.generation, self.state.generation)
         self.coordinator = begun._replace(generation=generation)
         self.is_local = True
         self.state = self.state._replace(
-            is_local=True, coordinator=self.name, generation=generation
+            terms=begun.terms, is_local=True, coordinator=self.name, generation=generation
         )
         self.world.connect(self, self)
         self.world.set_coordinator_timer(self)
@@ -249,7 +249,10 @@ class ElectedLauncher(Launcher):
     def feed(self, event: member.Event) -> None:
         """Let the launcher take EVENT."""
         self.election.check()
+        asked = self.state.terms
         super().feed(event)
+        if self.state.terms != asked:
+            self.election.terms = self.state.terms
         self.seek()
 
     def seek(self) -> None:
@@ -287,14 +290,17 @@ class ElectedLauncher(Launcher):
 class ElectedWorld(World):
     """All hosts, the network, the time, and etcd."""
 
-    launchers: list[ElectedLauncher]  # type: ignore[assignment]
+    launchers: Sequence[ElectedLauncher]
 
-    def __init__(self, seed: int, *, hosts: int, terms: Terms, chances: Chances) -> None:
-        super().__init__(seed, hosts=0, terms=terms, chances=chances)
+    def __init__(self, seed: int, *, asked: Sequence[Terms], chances: Chances) -> None:
+        super().__init__(seed, asked=asked, chances=chances)
         self.etcd = Etcd(self)
-        self.launchers = [ElectedLauncher(self, i, name=f"host {i}") for i in range(hosts)]
         self.ends: dict[int, ElectedLauncher] = {}
         self.rosters: dict[tuple[str, int], RosterMessage] = {}
+
+    def made(self) -> Sequence[ElectedLauncher]:
+        """Return the launchers."""
+        return [ElectedLauncher(self, i, name=f"host {i}") for i in range(len(self.asked))]
 
     # The coordinator's end of a wire.
     def connect(self, host: ElectedLauncher, leader: ElectedLauncher) -> None:
@@ -349,7 +355,7 @@ class ElectedWorld(World):
         if leader.unkept is None:
             return
         leader.kept_generation, leader.unkept = leader.unkept.generation, None
-        if not self.terms.starts_again:
+        if not leader.state.terms.starts_again:
             leader.election.fix()
         held, leader.held = leader.held, []
         for number, message in held:
@@ -429,7 +435,7 @@ class ElectedWorld(World):
             known is not None
             and known.phase == state.FORMING
             and host.departure is not None
-            and self.terms.may_change
+            and known.terms.may_change
         )
         if hands_over:
             host.state = host.state._replace(phase=member.ENDED)

@@ -17,7 +17,7 @@ from fleetrun.session.messages import Failure, Leave, Offer, RosterMessage, Verd
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from fleetrun.session.messages import FromCoordinator, FromMember
 
@@ -81,7 +81,9 @@ class Launcher:
         self.departure: Failure | None = None
         self.run = 0
         self.timer = 0
-        self.state = member.begin(world.terms, name, "host 0", self.clock(), is_local=self.is_local)
+        # What its options say; the job has what those of the coordinator's host say.
+        self.asked = world.asked[index]
+        self.state = member.begin(self.asked, name, "host 0", self.clock(), is_local=self.is_local)
 
     def clock(self) -> float:
         """Return the time on this host."""
@@ -168,7 +170,7 @@ class Launcher:
             offer = Offer(self.name, self.name, self.index, ports, ((),), trouble=trouble)
             self.feed(member.Offered(offer, self.clock()))
             generation = self.state.generation
-            patience = self.world.terms.rdzv_timeout_s + 5.0
+            patience = max(asked.rdzv_timeout_s for asked in self.world.asked) + 5.0
             self.world.after(patience, lambda: self.lose_patience(generation))
 
     def lose_patience(self, generation: int) -> None:
@@ -215,7 +217,7 @@ class Launcher:
 
     def depart(self) -> None:
         """Let a host be asked to end, as by a scheduler that wants it back."""
-        if self.ranks is not None and self.world.terms.may_change and not self.is_local:
+        if self.ranks is not None and self.state.terms.may_change and not self.is_local:
             self.departure = Failure(self.name, "interrupted", 143, is_departure=True)
             self.fail(self.run, self.departure)
 
@@ -241,11 +243,13 @@ class World:
     """All hosts, the network and the time."""
 
     def __init__(
-        self, seed: int, *, hosts: int, terms: Terms, chances: Chances, grace_s: float = 20.0
+        self, seed: int, *, asked: Sequence[Terms], chances: Chances, grace_s: float = 20.0
     ) -> None:
         self.chance = random.Random(seed)
         self.chances = chances
-        self.terms = terms
+        # By each host; without a store, the first one's hold.
+        self.asked = asked
+        self.terms = asked[0]
         self.grace_s = grace_s
         self.now = 0.0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -253,10 +257,14 @@ class World:
         self.wires: dict[int, tuple[Wire, Launcher]] = {}
         self.coordinator_alive = True
         self.coordinator_timer = 0
-        self.launchers = [Launcher(self, i, name=f"host {i}") for i in range(hosts)]
-        self.coordinator = state.begin(terms, self.launchers[0].clock() if hosts else 0.0)
+        self.launchers = self.made()
+        self.coordinator = state.begin(self.terms, self.launchers[0].clock())
         self.messages = 0
         self.generations: dict[int, RosterMessage] = {}
+
+    def made(self) -> Sequence[Launcher]:
+        """Return the launchers."""
+        return [Launcher(self, i, name=f"host {i}") for i in range(len(self.asked))]
 
     # Time -----------------------------------------------------------------------------------
 
@@ -443,7 +451,8 @@ class World:
     def cut(self, host: Launcher, seconds: float) -> None:
         """Let nothing through to a host or from it."""
         host.cut_until = self.now + seconds
-        host.was_cut_long = host.was_cut_long or seconds > SHORT_CUT_S
+        shortest_s = min(asked.heartbeat_timeout_s for asked in self.asked)
+        host.was_cut_long = host.was_cut_long or seconds > min(SHORT_CUT_S, 0.3 * shortest_s)
 
     def reset(self, host: Launcher) -> None:
         """Break a connection, as a firewall does."""
@@ -540,8 +549,18 @@ class World:
                 assert known == verdict, f"{host.name}: {verdict}, not {known}"
 
 
-def play(seed: int, world: type[World], chances: Chances, *, has_store: bool = False) -> None:
-    """Play the history of SEED in a WORLD, and check what became of its hosts."""
+def play(
+    seed: int,
+    world: type[World],
+    chances: Chances,
+    *,
+    has_store: bool = False,
+    is_mixed: bool = False,
+) -> None:
+    """Play the history of SEED in a WORLD, and check what became of its hosts.
+
+    IS_MIXED: each host has options of its own.
+    """
     most = 1 + seed % 5
     # Every other history is of a job that goes on without a host that is lost; some have hosts that
     # stand by, and in some more come than have a place.
@@ -557,10 +576,25 @@ def play(seed: int, world: type[World], chances: Chances, *, has_store: bool = F
         spares=spares,
         has_store=has_store,
     )
-    made = world(seed, hosts=most + spares + surplus, terms=terms, chances=chances)
+    asked = [terms] * (most + spares + surplus)
+    if is_mixed:
+        asked = [_other(terms, random.Random(f"{seed}.{i}")) for i in range(len(asked))]
+    made = world(seed, asked=asked, chances=chances)
     made.script()
     try:
         made.check(1000.0)
     except AssertionError as error:
         message = f"history {seed}: {error}"
         raise AssertionError(message) from error
+
+
+def _other(terms: Terms, chance: random.Random) -> Terms:
+    """Return TERMS as another command line may have them."""
+    return terms._replace(
+        least=chance.randint(1, terms.most),
+        heartbeat_timeout_s=chance.choice((2.0, 4.0, 5.0, 10.0, 60.0)),
+        elastic_timeout_s=chance.choice((1.0, 5.0, 20.0)),
+        rdzv_timeout_s=chance.choice((10.0, 30.0)),
+        max_restarts=chance.randint(0, 3),
+        spares=chance.choice((0, terms.spares)),
+    )

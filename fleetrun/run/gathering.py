@@ -31,10 +31,13 @@ class Gathering:
     timeout_s = TIMEOUT_S
     # Whether other hosts take silence of this launcher for a loss.
     is_shared = False
-    # Whether hosts may come and go while the job runs.
-    may_change = False
     # How often to print what it waits for; a terminal shows it once before.
     progress_s = 10.0
+
+    @property
+    def may_change(self) -> bool:
+        """Whether hosts may come and go while the job runs."""
+        return False
 
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
         """Begin to gather for ATTEMPT; call ANSWER with a plan, or with the error.

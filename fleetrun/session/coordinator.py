@@ -140,7 +140,8 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     if state.phase == FORMING:
         if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
             state = state._replace(missing=_missing(state), missing_at=event.at)
-        told = Send((event.connection,), Missing(state.missing, _remarks_for(state, host)))
+        remarks = _remarks_for(state, host)
+        told = Send((event.connection,), Missing(state.missing, state.terms.told, remarks))
         return state, (*lost, told, *actions)
     seated = state.hosts.get(host.launcher)
     if seated is None or not seated.is_seated:
@@ -206,7 +207,8 @@ def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
     was_there = verdict is not None and 0 <= host.since <= verdict.generation
     is_behind = was_there and join.generation < state.generation
     if state.phase == FORMING:
-        return [verdict] if is_behind and verdict is not None else []
+        missing = Missing(state.missing, state.terms.told, state.remarks)
+        return [verdict] if is_behind and verdict is not None else [missing]
     if state.phase == ENDED or not host.is_seated:
         return [] if state.phase != ENDED or verdict is None else [verdict]
     owed: list[FromCoordinator] = []
@@ -246,7 +248,9 @@ def _form(state: State, at: float) -> Step:
         hosts[host.launcher] = host._replace(order=order, since=since, is_seated=True)
     entries = tuple(_entry(state, host) for host in chosen)
     remarks = (*state.remarks, *named)
-    roster = RosterMessage(state.generation, state.restarts, entries, remarks, state.session)
+    roster = RosterMessage(
+        state.generation, state.restarts, entries, terms.told, remarks, state.session
+    )
     state = state._replace(
         phase=PREPARING,
         hosts=table(hosts.values()),
@@ -302,7 +306,8 @@ def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] =
     """Tell launchers that the job runs without them, for now; NAMED are lines about some."""
     running = [state.hosts[one].name for one in state.seated if one in state.hosts]
     who = f"a place in the job, which runs on {seating.listed(running)}"
-    return Send(tuple(connections), Missing(who, (*state.remarks, *named), stands_by=True))
+    remarks = (*state.remarks, *named)
+    return Send(tuple(connections), Missing(who, state.terms.told, remarks, stands_by=True))
 
 
 def _here(state: State) -> list[Host]:
@@ -611,6 +616,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
 
 def _wait(state: State, at: float) -> Step:
     """Report which hosts are missing, or that the timeout has passed."""
+    terms = state.terms
     who, verb = _missing(state), "did not come"
     if state.phase == PREPARING:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
@@ -625,7 +631,7 @@ def _wait(state: State, at: float) -> Step:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    return state, (Send(everybody, Missing(who, state.remarks)),)
+    return state, (Send(everybody, Missing(who, terms.told, state.remarks)),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:

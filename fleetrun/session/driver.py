@@ -16,6 +16,7 @@ from fleetrun.session.codec import Codec
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
 from fleetrun.session.relay import Relay
+from fleetrun.session.terms import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
     class SessionHandler(Protocol):
         """Performs what the session decides."""
+
+        def obey(self) -> None:
+            """Go by the terms of the job, which are known now."""
 
         def plan(self, roster: RosterMessage) -> None:
             """Plan the generation; `planned` is the answer."""
@@ -92,7 +96,6 @@ class Session:
         self, meeting: Meeting, launcher: str, *, host: str, say: Callable[[str], None]
     ) -> None:
         self.launcher = launcher
-        self.terms = meeting.terms
         self.host = host
         self.handler: SessionHandler
         self._meeting = meeting
@@ -128,6 +131,11 @@ class Session:
         self._guard: Callable[[float], None] | None = None
 
     # Beginning and end --------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Terms:
+        """Those of the job, once they are known; before that, what this host asks for."""
+        return self._meeting.terms if self._member is None else self._member.terms
 
     @property
     def serves(self) -> bool:
@@ -419,9 +427,20 @@ class Session:
     def _feed(self, event: member.Event) -> None:
         if self._member is None:
             return
+        asked = self._member.terms
         self._member, actions = member.step(self._member, event)
+        if self._member.terms != asked:
+            self._obey(asked, self._member.terms)
         for action in actions:
             self._perform(action)
+
+    def _obey(self, asked: Terms, terms: Terms) -> None:
+        """Go by the TERMS of the job, and say in what this host has ASKED for others."""
+        found = differences(asked, terms)
+        if found and self._member is not None:
+            where = self._member.coordinator
+            self.shown(f"{where} coordinates the job, with its own options: {', '.join(found)}")
+        self.handler.obey()
 
     def _perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
         match action:

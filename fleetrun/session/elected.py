@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.session.connection import Connection
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
     from fleetrun.session.messages import Failure, FromCoordinator, Missing, RosterMessage
+    from fleetrun.session.terms import Terms
 
 # Of each member of etcd an answer is awaited for a fifth of the heartbeat timeout, at least this
 # long: before the lease ends, three can be asked.
@@ -140,13 +141,14 @@ class ElectedSession(Session):
         begun = (
             state.begin(self.terms, now, leader.job)
             if job is None
-            else state.resume(self.terms, now, job, self.launcher, lost_at)
+            else state.resume(now, job, self.launcher, lost_at)
         )
         generation = max(begun.generation, self._member.generation)
         self._coordinator = begun._replace(generation=generation)
         self._own_host = leader.host
+        terms = begun.terms
         self._member = self._member._replace(
-            is_local=True, coordinator=leader.host, generation=generation
+            terms=terms, is_local=True, coordinator=leader.host, generation=generation
         )
         self._listener.open(self._relay)
         if job is not None:
@@ -256,6 +258,10 @@ class ElectedSession(Session):
                 self._send(number, message)
 
         self._do(send)
+
+    def _obey(self, asked: Terms, terms: Terms) -> None:
+        self._election.terms = terms
+        super()._obey(asked, terms)
 
     def _plan(self, roster: RosterMessage) -> None:
         self._election.take_part()

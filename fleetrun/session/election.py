@@ -88,7 +88,8 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._terms = terms
+        # Of the job, once they are known.
+        self.terms = terms
         self._launcher = launcher
         self._store = store
         self._waiting = waiting
@@ -113,7 +114,7 @@ class Election:
     @property
     def is_overdue(self) -> bool:
         """Whether others may believe by now that this coordinator is lost."""
-        limit = self.renewed_at + self._terms.warning_s
+        limit = self.renewed_at + self.terms.warning_s
         return self.is_leading and self._is_replaceable and self._clock() >= limit
 
     # Once the roster of a job that never starts again stands, nobody needs a coordinator any more.
@@ -189,7 +190,7 @@ class Election:
             return
         if record is not None and record.job not in {self._job, self._followed}:
             # Its hosts would be faster. Those that are cut off have ended their ranks by then.
-            wait_s = self._terms.quarantine_s + self._terms.heartbeat_timeout_s
+            wait_s = record.terms.quarantine_s + record.terms.heartbeat_timeout_s
             if self._clock() < self._free_at + wait_s:
                 self._callbacks.note(
                     "etcd has the roster of a job of this name that has not ended: waiting "
@@ -225,7 +226,9 @@ class Election:
         job = os.urandom(_NAME_BYTES).hex() if record is None else record.job
         generation = 0 if record is None else record.generation + 1
         leader = LeaderRecord(self._launcher, host, port, job, generation)
-        ttl_s = max(1, math.ceil(self._terms.heartbeat_timeout_s))
+        if record is not None:
+            self.terms = record.terms
+        ttl_s = max(1, math.ceil(self.terms.heartbeat_timeout_s))
         self._is_looking = True
         done = partial(self._campaigned, leader, record)
         self._store.ask(done, "campaign", jobrecord.write(leader), ttl_s, record_revision)
@@ -251,8 +254,8 @@ class Election:
 
     def _renewed(self, at: float) -> None:
         self.renewed_at = at
-        self._alarm("renew", at + self._terms.heartbeat_s, self._renew)
-        self._alarm("overdue", at + self._terms.warning_s, self.check)
+        self._alarm("renew", at + self.terms.heartbeat_s, self._renew)
+        self._alarm("overdue", at + self.terms.warning_s, self.check)
         self._callbacks.renewed(at)
 
     def _renew(self) -> None:
@@ -287,7 +290,7 @@ class Election:
     def keep(self, record: JobRecord, kept: Callable[[], None]) -> None:
         """Write RECORD down; KEPT is called when it is, if this is still the coordinator then."""
         # Of a job that never starts again nobody has to know when its coordinator is lost.
-        lease = 0 if self._terms.starts_again else self._lease
+        lease = 0 if self.terms.starts_again else self._lease
 
         def answered(answer: StoreAnswer) -> None:
             if not self.is_leading:
@@ -312,7 +315,8 @@ class Election:
     ) -> JobRecord:
         """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none."""
         assert self.leader is not None
-        return JobRecord(self.leader.job, generation, restarts, self._launcher, entries, strikes)
+        job, terms = self.leader.job, self.terms.told
+        return JobRecord(job, generation, restarts, self._launcher, entries, terms, strikes)
 
     def leave(self, *, is_final: bool) -> None:
         """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""

@@ -1,13 +1,23 @@
 """What a store outside of the job keeps of it: who coordinates it, and its last roster."""
 
-from __future__ import annotations
-
-import json
+# No `from __future__ import annotations`: the codec checks every field by its annotation.
 from typing import NamedTuple
+
+from fleetrun.session.codec import Codec, Malformed
+from fleetrun.session.terms import Terms
 
 _LAST_PORT = 65535
 # A name of DNS has 253 characters at most.
 _LONGEST_NAME = 255
+
+
+def _check(*counts: int, names: tuple[str, ...]) -> None:
+    """Raise ValueError for negative COUNTS, and for NAMES that nobody can print."""
+    if min(counts) < 0:
+        raise ValueError(counts)
+    for name in names:
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError(name[:80])
 
 
 class LeaderRecord(NamedTuple):
@@ -22,6 +32,12 @@ class LeaderRecord(NamedTuple):
     job: str
     generation: int
 
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have written it."""
+        _check(self.generation, names=(self.launcher, self.host, self.job))
+        if not 1 <= self.port <= _LAST_PORT:
+            raise ValueError(self.port)
+
 
 class RosterEntry(NamedTuple):
     """A host of the roster, in the order of the ranks."""
@@ -32,6 +48,10 @@ class RosterEntry(NamedTuple):
     # How often the job has failed because of it.
     strikes: int = 0
 
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have written it."""
+        _check(self.strikes, names=(self.launcher, self.host, self.hostname))
+
 
 class HostStrikes(NamedTuple):
     """How often a job has failed because of a host that has no place in it now."""
@@ -39,6 +59,10 @@ class HostStrikes(NamedTuple):
     address: str
     hostname: str
     strikes: int
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have written it."""
+        _check(self.strikes, names=(self.address, self.hostname))
 
 
 class JobRecord(NamedTuple):
@@ -49,74 +73,46 @@ class JobRecord(NamedTuple):
     restarts: int
     coordinator: str
     entries: tuple[RosterEntry, ...]
+    terms: Terms
     strikes: tuple[HostStrikes, ...] = ()
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have written it."""
+        _check(self.generation, self.restarts, names=(self.job, self.coordinator))
+        if not self.entries:
+            raise ValueError(self.entries)
 
 
 def write(value: LeaderRecord | JobRecord) -> str:
     """Return VALUE as text for the store.
 
     >>> write(LeaderRecord("5f", "10.0.0.1", 6166, "a1", 0))
-    '["5f", "10.0.0.1", 6166, "a1", 0]'
+    '{"is":"leader","launcher":"5f","host":"10.0.0.1","port":6166,"job":"a1","generation":0}'
     """
-    return json.dumps(value)
+    return _CODEC.write(value).decode()
 
 
 def read_leader(text: str) -> LeaderRecord | None:
     """Return the leader that TEXT means; None where no launcher has written it.
 
-    >>> read_leader('["5f", "10.0.0.1", 6166, "a1", 0]').port, read_leader("[]")
+    >>> read_leader(write(LeaderRecord("5f", "10.0.0.1", 6166, "a1", 0))).port, read_leader("[]")
     (6166, None)
     """
-    match _parsed(text):
-        case [str(launcher), str(host), int(port), str(job), int(generation)] if (
-            _are_names(launcher, host, job) and 1 <= port <= _LAST_PORT and generation >= 0
-        ):
-            return LeaderRecord(launcher, host, port, job, generation)
-    return None
+    found = _read(text)
+    return found if isinstance(found, LeaderRecord) else None
 
 
 def read_record(text: str) -> JobRecord | None:
     """Return the record that TEXT means; None where no launcher has written it."""
-    match _parsed(text):
-        case [
-            str(job),
-            int(generation),
-            int(restarts),
-            str(coordinator),
-            [*entries],
-            [*counts],
-        ] if _are_names(job, coordinator) and generation >= 0 and restarts >= 0:
-            found = tuple(entry for entry in map(_entry, entries) if entry is not None)
-            strikes = tuple(count for count in map(_strikes, counts) if count is not None)
-            if found and (len(found), len(strikes)) == (len(entries), len(counts)):
-                return JobRecord(job, generation, restarts, coordinator, found, strikes)
-    return None
+    found = _read(text)
+    return found if isinstance(found, JobRecord) else None
 
 
-def _entry(value: object) -> RosterEntry | None:
-    match value:
-        case [str(launcher), str(host), str(hostname), int(strikes)] if (
-            _are_names(launcher, host, hostname) and strikes >= 0
-        ):
-            return RosterEntry(launcher, host, hostname, strikes)
-    return None
+_CODEC = Codec({"leader": LeaderRecord, "record": JobRecord})
 
 
-def _strikes(value: object) -> HostStrikes | None:
-    match value:
-        case [str(address), str(hostname), int(strikes)] if (
-            _are_names(address, hostname) and strikes >= 0
-        ):
-            return HostStrikes(address, hostname, strikes)
-    return None
-
-
-def _are_names(*texts: str) -> bool:
-    return all(len(text) <= _LONGEST_NAME and text.isprintable() for text in texts)
-
-
-def _parsed(text: str) -> object:
+def _read(text: str) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return _CODEC.read(text.encode(errors="replace"))
+    except Malformed:
         return None

@@ -96,13 +96,13 @@ def join(
         assert local is not None  # else there was no offer
         roster = _roster(agreed, launcher, local)
         launchers = [one.launcher for one in agreed.entries]
-        if meeting.terms.may_change:
+        if agreed.terms.may_change:
             first_me = roster.me if first_me is None else first_me
             roster = roster._replace(first_me=first_me)
         attempts = [one.attempt for one in agreed.entries]
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
         if meeting.token is None and not found.hosts:
-            note = _OPEN if meeting.terms.may_change else _UNPROTECTED
+            note = _OPEN if agreed.terms.may_change else _UNPROTECTED
             roster = roster._replace(notes=(*roster.notes, note))
         return plan(roster)
 
@@ -121,26 +121,19 @@ def join(
         plan=make,
         hide=hide,
         say=say,
-        terms=meeting.terms,
-        health=ask_health if meeting.terms.may_change else None,
-        warm=_warm(request, meeting.terms),
+        health=ask_health,
+        warm=_warm if _is_python(request) else None,
         hook=_hook(request, facts, meeting.terms),
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
 
 
-def _warm(request: Request, terms: Terms) -> Callable[[], IsolatedCall] | None:
-    """Return what asks whether Paddle can be imported, for hosts that stand by."""
-    if not (terms.may_change and _is_python(request)):
-        return None
+def _warm() -> IsolatedCall:
+    """Ask whether Paddle can be imported, on a host that stands by."""
+    from fleetrun.session import health  # most launches never do
 
-    def ask() -> IsolatedCall:
-        from fleetrun.session import health  # most launches never stand by
-
-        return health.ask_import()
-
-    return ask
+    return health.ask_import()
 
 
 def _hook(request: Request, facts: Facts, terms: Terms) -> Callable[[], IsolatedCall] | None:
@@ -164,7 +157,11 @@ def _roster(agreed: messages.RosterMessage, launcher: str, local: Roster) -> Ros
     first = agreed.entries[0]
     port = first.master_port if first.master_port is not None else first.ports[0]
     return local._replace(
-        members=members, me=me, master=Endpoint(first.host, port), generation=agreed.generation
+        members=members,
+        me=me,
+        master=Endpoint(first.host, port),
+        generation=agreed.generation,
+        rules=agreed.terms.rules,
     )
 
 
@@ -197,6 +194,8 @@ def _meeting(
         heartbeat_timeout_s=request.heartbeat_timeout_s,
         elastic_timeout_s=request.elastic_timeout_s,
         spares=request.spares,
+        grace_s=request.grace_s,
+        hang_timeout_s=request.hang_timeout_s,
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
@@ -303,12 +302,10 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
     nodes = str(len(found.hosts)) if is_fixed else request.nnodes
     settings = [
         ("--nnodes", nodes),
-        ("--spares", str(request.spares)),
         ("--run_mode", mode),
         ("the strategy", strategy),
         ("the script's digest", _script(request, facts)),
         ("--gather_logs", request.gather_logs or ""),
-        ("--hang_timeout", f"{request.hang_timeout_s:g}"),
     ]
     if _is_python(request):
         settings.append(("Paddle's version", paddles.version(sys.path)))

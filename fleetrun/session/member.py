@@ -442,7 +442,8 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
-        case Missing(stands_by=stands_by):
+        case Missing(stands_by=stands_by, terms=terms):
+            state = _obey(state, terms, at)
             return _missing(state, message, at) if stands_by else (state, (Show(message),))
         case Refused(why=why):
             return _refused(state, why)
@@ -450,7 +451,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _judged(state, message)
         case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
             # It has heard us since we joined; a newcomer's first generation may be a later one.
-            state = state._replace(
+            state = _obey(state, message.terms, at)._replace(
                 phase=PLANNING,
                 generation=message.generation,
                 restarts=message.restarts,
@@ -473,6 +474,13 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _say(state, Stopped(state.generation, None))
         case _:
             return state, ()
+
+
+def _obey(state: MemberState, terms: Terms, at: float) -> MemberState:
+    """Take the job's TERMS for this launcher's own."""
+    if state.is_local or terms == state.terms:
+        return state
+    return state._replace(terms=terms, wake_at=min(state.wake_at, at))
 
 
 def _missing(state: MemberState, message: Missing, at: float) -> Step:

@@ -8,9 +8,10 @@ was lost with a connection is sent again, and one that arrives twice changes not
 from typing import NamedTuple, TypeAlias
 
 from fleetrun.model import Device
+from fleetrun.session.terms import Terms
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 6
+PROTOCOL = 7
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
@@ -152,9 +153,10 @@ class Refused(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The hosts that are waited for, and remarks."""
+    """The hosts that are waited for, and remarks; the answer to a Join, unless that is a roster."""
 
     who: str
+    terms: Terms
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
@@ -179,6 +181,7 @@ class RosterMessage(NamedTuple):
     # How often the job was started again because it had failed.
     restarts: int
     entries: tuple[Entry, ...]
+    terms: Terms
     remarks: tuple[str, ...] = ()
     # Another name for each job, even where jobs follow each other under one name at one place.
     session: str = ""

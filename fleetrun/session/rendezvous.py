@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import RosterMessage, Verdict
-    from fleetrun.session.terms import Terms
 
     class Settled(Protocol):
         """Called when the first rendezvous is over."""
@@ -52,6 +51,8 @@ class Rendezvous(Gathering):
     """
 
     is_shared = True
+    # Who waits for whom how long is for the session to say, which the coordinator's host sets.
+    timeout_s = _FOR_EVER_S
 
     def __init__(
         self,
@@ -62,21 +63,11 @@ class Rendezvous(Gathering):
         plan: Callable[[RosterMessage], LaunchPlan],
         hide: Callable[[str], str],
         say: Callable[[str], None],
-        terms: Terms,
         settled: Settled | None = None,
         health: Callable[[], IsolatedCall] | None = None,
         warm: Callable[[], IsolatedCall] | None = None,
         hook: Callable[[], IsolatedCall] | None = None,
     ) -> None:
-        self._rdzv_timeout_s = terms.rdzv_timeout_s
-        self._prepare_s = terms.prepare_s
-        # The coordinator reports late hosts first.
-        self.timeout_s = self._rdzv_timeout_s + self._prepare_s + _LAST_S
-        self._terms = terms
-        self.may_change = terms.may_change
-        if terms.may_change:
-            # Who stands by does so for as long as the job runs.
-            self.timeout_s = _FOR_EVER_S
         self._session = session
         self._offer = offer
         self._bare = bare
@@ -99,6 +90,11 @@ class Rendezvous(Gathering):
         # Until when it waits; None: it stands by.
         self._until: float | None = None
 
+    @property
+    def may_change(self) -> bool:
+        """Whether hosts may come and go while the job runs."""
+        return self._session.terms.may_change
+
     def begin(self, attempt: int, waiting: Waiting, answer: Answer) -> None:
         """Join the generation."""
         self._attempt, self._waiting, self._answer = attempt, waiting, answer
@@ -110,21 +106,21 @@ class Rendezvous(Gathering):
 
     def _begin_again(self) -> None:
         """Wait for the others of a generation, and join it."""
-        terms, attempt = self._terms, self._attempt
+        terms, attempt = self._session.terms, self._attempt
         if attempt and terms.may_change:
             # As long as the coordinator waits for others, and a little more.
             longest_s = terms.quarantine_s + terms.elastic_timeout_s + _LAST_S
             if terms.has_store:
                 # A lost coordinator's lease has to end before.
                 longest_s += 2 * terms.heartbeat_timeout_s
-            self._wait(max(self._rdzv_timeout_s, longest_s))
+            self._wait(max(terms.rdzv_timeout_s, longest_s))
         else:
-            self._wait(self._rdzv_timeout_s)
+            self._wait(terms.rdzv_timeout_s)
         if self._hook is None:
             self._look_at_host()
         else:
             self._is_hooking = True
-            self._ask(self._hook, self._hooked, "it", self._rdzv_timeout_s)
+            self._ask(self._hook, self._hooked, "it", terms.rdzv_timeout_s)
 
     def _hooked(self, trouble: str) -> None:
         """Go on when the user's command has ended, however that was."""
@@ -137,7 +133,7 @@ class Rendezvous(Gathering):
     def _look_at_host(self) -> None:
         """Join, where it matters after a look at this host."""
         attempt = self._attempt
-        if self._health is not None and (attempt or self._has_stood_by):
+        if self._health is not None and self.may_change and (attempt or self._has_stood_by):
             self._ask(self._health, self._join)
         else:
             self._join("")
@@ -231,7 +227,7 @@ class Rendezvous(Gathering):
         self._settle(has_begun=False)
         host = self._bare.named()
         # An elastic job that has begun goes on without this host.
-        is_departure = self._terms.may_change and self._attempt > 0
+        is_departure = self.may_change and self._attempt > 0
         self._session.quit(Failure(host, "interrupted", _INTERRUPTED, is_departure=is_departure))
         if not self._attempt:
             self._session.flush()
@@ -247,7 +243,7 @@ class Rendezvous(Gathering):
 
     def _unanswered(self) -> None:
         """Give up: at once without a coordinator, else when it says nothing."""
-        waited = f"{self._rdzv_timeout_s:g} s"
+        waited = f"{self._session.terms.rdzv_timeout_s:g} s"
         if not self._session.is_connected:
             self._refuse(
                 RendezvousError(_sentence(f"{self.missing()} did not answer within {waited}."))
@@ -280,10 +276,15 @@ class Rendezvous(Gathering):
 
     # What the session wants ---------------------------------------------------------------------
 
+    def obey(self) -> None:
+        """Wait as long as the coordinator does."""
+        if self._until is not None and not self._attempt:
+            self._wait(self._session.terms.rdzv_timeout_s)
+
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and say whether that is possible."""
         has_stood_by = self._until is None
-        self._wait(self._prepare_s + _LATER_S)
+        self._wait(self._session.terms.prepare_s + _LATER_S)
         if has_stood_by and self._health is not None and not self._told_trouble:
             # Since it joined, much may have gone wrong here.
             self._ask(self._health, partial(self._plan_if_well, roster))

@@ -154,7 +154,7 @@ def _here(hosts: Sequence[Host]) -> str:
 
 
 def differences(first: Offer, second: Offer, *, where: str) -> list[str]:
-    """Return in what two hosts differ that must not differ; WHERE is the host of OURS."""
+    """Return in what two hosts differ that must not differ; WHERE is the host of FIRST."""
     return _differences(dict(first.settings), dict(second.settings), where)
 
 
@@ -167,7 +167,9 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str
     found = []
     for name in dict.fromkeys((*first, *second)):
         here, there = first.get(name, ""), second.get(name, "")
-        if first.get(name) != second.get(name):
+        # Bounds are among the terms, which the coordinator sets; two numbers are two jobs.
+        is_settled = name == "--nnodes" and ":" in here + there
+        if first.get(name) != second.get(name) and not is_settled:
             shown = _shown(there, here) or "none", _shown(here, there) or "none"
             found.append(f"{name} is {shown[0]} there and {shown[1]} on {where}")
     return found

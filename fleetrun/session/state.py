@@ -150,12 +150,14 @@ def begin(terms: Terms, at: float, session: str = "") -> State:
     )
 
 
-def resume(terms: Terms, at: float, record: JobRecord, launcher: str, lost_at: float) -> State:
+def resume(at: float, record: JobRecord, launcher: str, lost_at: float) -> State:
     """Return the state in which LAUNCHER follows the coordinator that wrote RECORD.
 
-    LOST_AT is when that one was known to be lost: its own ranks have ended before. The ranks of the
-    others have ended when they join, or as long after that as those of any lost host.
+    The job keeps its terms. LOST_AT is when that one was known to be lost: its own ranks have ended
+    before. The ranks of the others have ended when they join, or as long after that as those of any
+    lost host.
     """
+    terms = record.terms
     lost = [entry for entry in record.entries if entry.launcher == record.coordinator]
     strikes = {(one.address, one.hostname): one.strikes for one in record.strikes}
     if record.coordinator != launcher:

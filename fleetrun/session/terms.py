@@ -1,7 +1,11 @@
-"""What all hosts of a job have agreed on before they meet, and the times that follow from it."""
+"""The terms of a job, which are those of its coordinator, and the times that follow from them."""
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+from collections.abc import Sequence
+from math import isfinite
 from typing import NamedTuple
+
+from fleetrun.model import Rules
 
 # Who is cut off has killed its ranks so long before the others stop waiting for it.
 _FENCE_S = 2.0
@@ -10,9 +14,25 @@ _REJOIN_S = 4.5
 # Planning takes milliseconds, on a host that has much to do seconds.
 _PREPARE_S = 60.0
 
+# Options of which a job has but one value, and the fields that they are.
+_OPTIONS = (
+    ("--nnodes", ("least", "most")),
+    ("--spares", ("spares",)),
+    ("--max_restart", ("max_restarts",)),
+    ("--grace", ("grace_s",)),
+    ("--rdzv_timeout", ("rdzv_timeout_s",)),
+    ("--heartbeat_timeout", ("heartbeat_timeout_s",)),
+    ("--elastic_timeout", ("elastic_timeout_s",)),
+    ("--hang_timeout", ("hang_timeout_s",)),
+)
+_SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswith("_s"))
+
 
 class Terms(NamedTuple):
-    """How many hosts the job has, how often it starts again, and how long it waits for whom."""
+    """How many hosts the job has, how often it starts again, and how long it waits for whom.
+
+    Each launcher has terms of its own until it hears those of the coordinator, which it then obeys.
+    """
 
     least: int
     most: int
@@ -26,8 +46,27 @@ class Terms(NamedTuple):
     elastic_timeout_s: float = 30.0
     # Hosts beyond `most` that stand by.
     spares: int = 0
+    # How long ranks that are asked to end may take, and after which silence they hang; 0: never.
+    grace_s: float = 10.0
+    hang_timeout_s: float = 0.0
     # Whether a store outside of the job knows its roster, so that its coordinator can be replaced.
     has_store: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        numbers = (self.max_restarts, self.spares, *(getattr(self, name) for name in _SECONDS))
+        if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
+            raise ValueError(self)
+
+    @property
+    def told(self) -> "Terms":
+        """What the other hosts are told: the coordinator alone has to know who they are."""
+        return self._replace(names=(), addresses=())
+
+    @property
+    def rules(self) -> Rules:
+        """What a plan has of them."""
+        return Rules(self.grace_s, self.max_restarts, hang_timeout_s=self.hang_timeout_s)
 
     @property
     def is_elastic(self) -> bool:
@@ -93,3 +132,20 @@ class Terms(NamedTuple):
     def quarantine_s(self) -> float:
         """How long after the last word of a lost host no generation begins."""
         return max(self.heartbeat_timeout_s, self.fence_s + 1.0)
+
+
+def differences(asked: Terms, terms: Terms) -> list[str]:
+    """Return the options by which a host has ASKED for something else than the TERMS of the job.
+
+    >>> differences(Terms(2, 2, heartbeat_timeout_s=60.0), Terms(2, 4, heartbeat_timeout_s=5.0))
+    ['--nnodes=2:4 (here 2)', '--heartbeat_timeout=5 (here 60)']
+    """
+    return [
+        f"{option}={_value(terms, names)} (here {_value(asked, names)})"
+        for option, names in _OPTIONS
+        if _value(terms, names) != _value(asked, names)
+    ]
+
+
+def _value(terms: Terms, names: Sequence[str]) -> str:
+    return ":".join(dict.fromkeys(f"{getattr(terms, name):g}" for name in names))

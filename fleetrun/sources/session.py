@@ -183,6 +183,9 @@ class JobSession(Source):
 
     # What comes in ------------------------------------------------------------------------------
 
+    def obey(self) -> None:
+        """Go by what the plan has of the terms."""
+
     def plan(self, roster: RosterMessage) -> None:
         """Plan nothing: generations are planned by the gathering."""
 

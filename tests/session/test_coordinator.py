@@ -672,8 +672,9 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     assert [entry.strikes for entry in entries] == [0, 1, 0]
     assert strikes == ()
     # The first host is lost; the third one coordinates the job now.
-    record = JobRecord("job", 1, 1, "launcher 0", entries, (HostStrikes("10.0.0.9", "node-9", 4),))
-    next_one = state.resume(one.state.terms, one.now, record, "launcher 2", one.now)
+    strikes = (HostStrikes("10.0.0.9", "node-9", 4),)
+    record = JobRecord("job", 1, 1, "launcher 0", entries, one.state.terms, strikes)
+    next_one = state.resume(one.now, record, "launcher 2", one.now)
     assert next_one.hosts["launcher 1"].strikes == 1
     assert next_one.strikes == {("10.0.0.9", "node-9"): 4, ("10.0.0.1", "node-0"): 1}
 

@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = "127.0.0.1"
+TERMS = Terms(2, 2, rdzv_timeout_s=60.0)
 
 
 class Rank:
     """Keeps what the session decides for a launcher."""
 
     def __init__(self) -> None:
+        self.has_obeyed = False
         self.verdicts: list[Verdict] = []
         self.rosters: list[RosterMessage] = []
+
+    def obey(self) -> None:
+        """Take note."""
+        self.has_obeyed = True
 
     def plan(self, roster: RosterMessage) -> None:
         """Keep the roster."""
@@ -55,9 +61,10 @@ class Launchers:
         self.port = ports.free(1)[0]
         self.sessions: list[Session] = []
 
-    def start(self, name: str, *, serves: bool = False) -> tuple[Session, Rank, list[str]]:
+    def start(
+        self, name: str, *, serves: bool = False, terms: Terms = TERMS
+    ) -> tuple[Session, Rank, list[str]]:
         """Let a launcher take part, or begin to."""
-        terms = Terms(2, 2, rdzv_timeout_s=60.0)
         addresses = (HERE,) if serves else ()
         meeting = Meeting(terms, HERE, (self.port,), "job", addresses=addresses)
         said: list[str] = []
@@ -84,6 +91,21 @@ def test_two_launchers_make_a_roster(launchers: Launchers) -> None:
     _, second, _ = launchers.start("second")
     turn_until(launchers.loop, lambda: first.rosters and second.rosters)
     assert first.rosters == second.rosters
+
+
+def test_the_coordinators_terms_hold_and_what_others_asked_for_is_one_line(
+    launchers: Launchers,
+) -> None:
+    first, _, said = launchers.start("first", serves=True)
+    asked = TERMS._replace(heartbeat_timeout_s=60.0, max_restarts=3, least=1)
+    second, rank, told = launchers.start("second", terms=asked)
+    turn_until(launchers.loop, lambda: rank.rosters)
+    assert second.terms == first.terms == TERMS
+    assert rank.has_obeyed
+    (line,) = told
+    assert line.startswith("127.0.0.1 coordinates the job, with its own options: --nnodes=2 (here")
+    assert "--max_restart=0 (here 3), --heartbeat_timeout=10 (here 60)." in line
+    assert not said
 
 
 def test_who_leaves_while_it_is_being_connected_is_not_waited_for(launchers: Launchers) -> None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 FREE = ("", 0, "", 0, "10.0.0.1")
-RECORD = JobRecord("x", 3, 1, "old", (RosterEntry("old", "a", "a"), RosterEntry("me", "b", "b")))
+ENTRIES = (RosterEntry("old", "a", "a"), RosterEntry("me", "b", "b"))
+RECORD = JobRecord("x", 3, 1, "old", ENTRIES, Terms(1, 3, has_store=True))
 OTHER = LeaderRecord("other", "10.0.0.2", 6166, "x", 4)
 
 

@@ -28,6 +28,11 @@ def test_whoever_coordinates_no_two_generations_run_at_once_and_none_waits_for_e
         play(seed, ElectedWorld, CHANCES, has_store=True)
 
 
+def test_the_same_holds_where_each_host_has_options_of_its_own() -> None:
+    for seed in range(at_most(HISTORIES)):
+        play(seed, ElectedWorld, CHANCES, has_store=True, is_mixed=True)
+
+
 # Who still stops reaches the next term of the same coordinator; who begins has known the last one;
 # whose connection breaks as the job ends hears the verdict from one that leads no more.
 @pytest.mark.parametrize("seed", [5344, 1859, 9101])

@@ -15,7 +15,7 @@ def test_every_host_has_an_end_and_one_was_first() -> None:
     first = Failure("10.0.0.1", "rank 2 exited with 7", 7)
     victim = Failure("10.0.0.2", "rank 4 exited with 1", 1, is_victim=True)
     told = state.begin(Terms(4, 4), 0.0)._replace(
-        roster=RosterMessage(0, 0, ENTRIES),
+        roster=RosterMessage(0, 0, ENTRIES, Terms(4, 4)),
         reports={
             "l1": state.Report(1.0, "l1", first),
             "l2": state.Report(1.1, "l2", victim),

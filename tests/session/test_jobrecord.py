@@ -9,14 +9,24 @@ from hypothesis import strategies as st
 
 from fleetrun.session import jobrecord
 from fleetrun.session.jobrecord import HostStrikes, JobRecord, LeaderRecord, RosterEntry
+from fleetrun.session.terms import Terms
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 NUMBERS = st.integers(0, 10**6)
 LEADERS = st.builds(LeaderRecord, NAMES, NAMES, st.integers(1, 65535), NAMES, NUMBERS)
 ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS), min_size=1, max_size=4)
 STRIKES = st.lists(st.builds(HostStrikes, NAMES, NAMES, NUMBERS), max_size=4)
+SECONDS = st.floats(0.0, 1e6)
+TERMS = st.builds(
+    Terms,
+    st.just(1),
+    st.integers(1, 9),
+    max_restarts=NUMBERS,
+    spares=NUMBERS,
+    **{name: SECONDS for name in Terms._fields if name.endswith("_s")},
+)
 RECORDS = st.builds(
-    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), STRIKES.map(tuple)
+    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), TERMS, STRIKES.map(tuple)
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -37,13 +47,21 @@ def test_what_a_stranger_has_written_is_nothing_or_a_value(text: str) -> None:
     assert jobrecord.read_leader("[" * 100_000) is None
 
 
-def test_numbers_out_of_range_are_no_leader() -> None:
-    for port in (0, 65536):
-        assert jobrecord.read_leader(jobrecord.write(LeaderRecord("a", "b", port, "j", 0))) is None
-    assert jobrecord.read_leader('["a", "b", 1, "j", -1]') is None
-    assert jobrecord.read_record('["j", 0, 0, "a", [], []]') is None
-    assert jobrecord.read_record('["j", 0, 0, "a", [["a", "b", 7, 0]], []]') is None
-    well = '["j", 0, 0, "a", [["a", "b", "c", %d]], [["d", "e", %d]]]'
-    assert jobrecord.read_record(well % (0, 0)) is not None
-    for strikes in ((-1, 0), (0, -1)):
-        assert jobrecord.read_record(well % strikes) is None
+def test_numbers_out_of_range_are_neither() -> None:
+    leader = LeaderRecord("a", "b", 1, "j", 0)
+    bads = (leader._replace(port=0), leader._replace(port=65536), leader._replace(generation=-1))
+    for bad in bads:
+        assert jobrecord.read_leader(jobrecord.write(bad)) is None
+    entry, count = RosterEntry("a", "b", "c"), HostStrikes("d", "e", 0)
+    record = JobRecord("j", 0, 0, "a", (entry,), Terms(1, 2), (count,))
+    assert jobrecord.read_record(jobrecord.write(record)) == record
+    for other in (
+        record._replace(entries=()),
+        record._replace(generation=-1),
+        record._replace(entries=(entry._replace(strikes=-1),)),
+        record._replace(entries=(entry._replace(host="\x1b"),)),
+        record._replace(strikes=(count._replace(strikes=-1),)),
+        record._replace(terms=Terms(2, 1)),
+        record._replace(terms=Terms(1, 2, heartbeat_timeout_s=-1.0)),
+    ):
+        assert jobrecord.read_record(jobrecord.write(other)) is None

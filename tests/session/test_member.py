@@ -33,7 +33,7 @@ class Launcher:
         for event in (
             member.Connected(self.now),
             member.Offered(OFFER, self.now),
-            member.Heard(RosterMessage(0, 0, ()), self.now),
+            member.Heard(RosterMessage(0, 0, (), Terms(3, 3)), self.now),
             member.Planned(self.now),
             member.Heard(Start(0), self.now),
         ):
@@ -99,7 +99,7 @@ def test_who_was_cut_off_still_takes_the_verdict_of_the_coordinator() -> None:
 
 def test_a_launcher_says_to_which_job_of_a_name_it_belongs() -> None:
     one = joined()
-    one.feed(member.Heard(RosterMessage(0, 0, (), session="this one"), one.now))
+    one.feed(member.Heard(RosterMessage(0, 0, (), Terms(3, 3), session="this one"), one.now))
     one.feed(member.Disconnected(one.now))
     one.feed(member.Connected(one.now))
     joins = [each.session for each in one.said() if isinstance(each, Join)]
@@ -111,7 +111,7 @@ def test_before_anything_runs_a_busy_coordinator_has_the_whole_timeout_to_answer
     one.wait(9.0)
     assert not [each for each in one.done if isinstance(each, member.Redial)]
     # What was unanswered waited behind the rosters of the others.
-    one.feed(member.Heard(RosterMessage(0, 0, ()), one.now))
+    one.feed(member.Heard(RosterMessage(0, 0, (), Terms(3, 3)), one.now))
     one.wait(3.0)
     assert not [each for each in one.done if isinstance(each, member.Redial)]
     one.wait(2.4)

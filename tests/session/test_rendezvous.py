@@ -37,7 +37,6 @@ BARE = Offer("10.0.0.1", "node-1", 7, (), ())
 def rendezvous(
     told: Told,
     plan: Callable[[RosterMessage], LaunchPlan],
-    spares: int = 0,
     health: Callable[[], IsolatedCall] | None = None,
     warm: Callable[[], IsolatedCall] | None = None,
     *,
@@ -51,7 +50,6 @@ def rendezvous(
         plan=plan,
         hide=lambda text: text.replace("hunter2", "***"),
         say=told.said.append,
-        terms=Terms(2, 2, spares=spares),
         health=health,
         warm=warm,
         hook=hook,
@@ -62,6 +60,7 @@ class Told:
     """Stands for a session, and keeps what it is told."""
 
     def __init__(self) -> None:
+        self.terms = Terms(2, 2)
         self.failures: list[Failure | None] = []
         self.planned = self.quit = self.failures.append
         self.offers = 0
@@ -88,7 +87,7 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     told, codec, loop = Told(), Codec(MESSAGES), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
     loop.close()
     (failure,) = told.failures
     assert failure is not None
@@ -104,7 +103,7 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
     gathering.conclude(Verdict(0, "", Failure("node-1", "failed", 3), is_final=True))
     loop.close()
     assert [failure and failure.what for failure in told.failures] == [
@@ -120,7 +119,7 @@ def test_who_is_lost_while_all_get_ready_is_done_without() -> None:
     told, loop = Told(), Loop()
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
-    gathering.plan(RosterMessage(0, 0, ()))
+    gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
     lost = Failure("node-2", "nothing was heard of it", 1, is_departure=True)
     gathering.conclude(Verdict(0, "other", lost, is_final=False))
     loop.close()
@@ -136,7 +135,8 @@ def stands_by(
 ) -> Rendezvous:
     """Let a host stand by, and then have a place."""
     plan = cast("LaunchPlan", ())
-    gathering = rendezvous(told, lambda _: plan, 1, health, warm)
+    told.terms = Terms(2, 2, spares=1)
+    gathering = rendezvous(told, lambda _: plan, health, warm)
     gathering.begin(0, loop, lambda _: None)
     gathering.stand_by()
     return gathering
@@ -149,7 +149,7 @@ def _well() -> IsolatedCall:
 def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=_well, warm=_well)
-    gathering.plan(RosterMessage(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
     assert not told.failures
     turn_until(loop, lambda: told.failures)
     gathering._abandon()
@@ -160,7 +160,7 @@ def test_who_stood_by_plans_when_it_is_known_to_be_well() -> None:
 def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     told, loop = Told(), Loop()
     gathering = stands_by(told, loop, health=lambda: IsolatedCall(lambda: "its disk is full"))
-    gathering.plan(RosterMessage(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None
@@ -169,7 +169,7 @@ def test_who_stood_by_and_is_not_well_gives_its_place_to_another() -> None:
     turn_until(loop, lambda: told.offers == 2)
     assert told.troubles == ["", "its disk is full"]
     # Where it is wanted all the same, it takes part.
-    gathering.plan(RosterMessage(2, 0, ()))
+    gathering.plan(RosterMessage(2, 0, (), Terms(2, 2)))
     assert told.failures[1:] == [None]
     gathering._abandon()
     loop.close()
@@ -185,7 +185,7 @@ def test_who_stands_by_finds_out_whether_paddle_can_be_imported() -> None:
     )
     turn_until(loop, lambda: len(told.said) > 1)
     assert "No module named 'no_paddle'" in told.said[1]
-    gathering.plan(RosterMessage(1, 0, ()))
+    gathering.plan(RosterMessage(1, 0, (), Terms(2, 2)))
     turn_until(loop, lambda: told.failures)
     (failure,) = told.failures
     assert failure is not None
@@ -208,7 +208,7 @@ def test_the_users_command_runs_before_a_host_joins(command: str, why: str | Non
     told, loop = Told(), Loop()
     environ = {"FLEETRUN_TOKEN": "secret", "CODE": "7", "PATH": "/usr/bin:/bin"}
     plan = cast("LaunchPlan", ())
-    gathering = rendezvous(told, lambda _: plan, 1, hook=lambda: prehook.ask(command, environ))
+    gathering = rendezvous(told, lambda _: plan, hook=lambda: prehook.ask(command, environ))
     gathering.begin(0, loop, lambda _: None)
     assert gathering.missing() == "the command of --elastic_pre_hook"
     turn_until(loop, lambda: told.offers)

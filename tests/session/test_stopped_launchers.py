@@ -41,7 +41,8 @@ class Launcher:
         self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=False)
         offer = Offer("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
-        roster = RosterMessage(0, 0, (entry, entry._replace(launcher="first", host="10.0.0.1")))
+        other = entry._replace(launcher="first", host="10.0.0.1")
+        roster = RosterMessage(0, 0, (entry, other), terms)
         for event in (
             Connected(0.1),
             Offered(offer, 0.2),

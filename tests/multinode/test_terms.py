@@ -1,0 +1,80 @@
+"""Hosts of one job that are started with different options: the job has the coordinator's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import LONG_S, until
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+
+    from lab import Host, Network
+
+pytestmark = pytest.mark.multinode
+
+ROOT = Path(__file__).parents[2]
+MASTER = ("--master=10.88.0.1:6170", "--grace=1")
+
+
+def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:
+    """Start a launcher with one rank, which runs the shell's SCRIPT, on HOST."""
+    (host.folder / "rank.sh").write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    words = ("-m", "fleetrun", "--nproc_per_node=1", *options, "sh", "rank.sh")
+    return host.start(sys.executable, *words, env=env)
+
+
+def said(host: Host) -> str:
+    """Return what the launcher on HOST has said."""
+    return (host.folder / "output").read_text()
+
+
+def ranks(host: Host) -> list[str]:
+    """Return the ranks that run on HOST."""
+    return [one for one in host.processes() if one.startswith("sh rank.sh")]
+
+
+def ends(launchers: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Return the exit codes of LAUNCHERS."""
+    return [one.wait(LONG_S) for one in launchers]
+
+
+def test_two_parts_of_a_job_never_train_at_once(four_hosts: Network) -> None:
+    first, second, *_ = four_hosts.hosts
+    wait = ": >up.$PADDLE_TRAINERS_NUM; until [ -e done ]; do sleep 0.05; done"
+    options = (*MASTER, "--nnodes=1:2", "--elastic_timeout=2")
+    launchers = [
+        start(first, wait, *options, "--heartbeat_timeout=4"),
+        start(second, wait, *options, "--heartbeat_timeout=60"),
+    ]
+    until((second.folder / "up.2").exists)
+    four_hosts.cut(second)
+    until((first.folder / "up.1").exists)
+    assert ranks(second) == []
+    four_hosts.heal(second)
+    assert "--heartbeat_timeout=4 (here 60)" in said(second)
+    (first.folder / "done").touch()
+    assert ends(launchers) == [0, 1]
+
+
+def test_a_job_starts_again_as_often_as_its_coordinator_says(
+    two_hosts: tuple[Host, Host],
+) -> None:
+    first, second = two_hosts
+    options = (*MASTER, "--nnodes=2")
+    fail = ": >up.$PADDLE_RESTART_COUNT; [ $PADDLE_TRAINER_ID = 0 ] || exec sleep 600; exit 7"
+    launchers = [
+        start(first, fail, *options, "--max_restart=1"),
+        start(second, fail, *options, "--grace=60"),
+    ]
+    assert ends(launchers) == [7, 7]
+    assert (second.folder / "up.1").exists()
+    assert "Attempt 1 of 1" in said(second)
+    assert "--max_restart=1 (here 0), --grace=1 (here 60)" in said(second)
+    assert "(here" not in said(first)
