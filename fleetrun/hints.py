@@ -120,6 +120,15 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
 )
 
+# What to write instead of a value of an option of ours that others have.
+VALUES = {
+    (
+        "backend",
+        "mpi",
+    ): "Paddle has no such backend; leave it out (unset PADDLE_DISTRI_BACKEND). MPI may start the "
+    "job: `mpirun -n 8 fleetrun train.py`.",
+}
+
 TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.split()}
 
 

@@ -91,6 +91,8 @@ class Request(NamedTuple):
     # A shell command that a host of an elastic job runs before each start.
     elastic_pre_hook: str | None = None
     start_port: int | None = None
+    # Where free ports are looked for.
+    port_range: tuple[int, int] | None = None
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None

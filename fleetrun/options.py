@@ -37,6 +37,8 @@ GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 _HYPHENATED = ("dry_run", "from_manifest")
 # Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
 _OWN_WORDS = frozenset(("help", "color"))
+# Paddle adds the host's place to this one.
+FIXED_PORT = "FLAGS_FIXED_PORT"
 # Neither a time nor a count is larger.
 _MOST = 1e9
 # What a value looks like when it asks for nothing.
@@ -113,7 +115,10 @@ class RawOption(NamedTuple):
         try:
             return parse(self.option, self.raw)
         except ValueError as error:
-            raise UsageError(self.blame(str(error))) from None
+            from fleetrun import hints  # only for a mistake
+
+            hint = hints.VALUES.get((self.option.name, self.raw.strip().lower()))
+            raise UsageError(self.blame(hint or str(error))) from None
 
     def blame(self, problem: str) -> str:
         """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""
@@ -486,9 +491,18 @@ TABLE: tuple[Option, ...] = (
         "from 6070 on several.",
         metavar="PORT",
         aliases=("started_port",),
-        env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
+        env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
         minimum=1,
         maximum=65535,
+    ),
+    Option(
+        "port_range",
+        "text",
+        HOSTS,
+        "Where free ports are looked for; without it, from 10240 to 29999 and above 61000, outside "
+        "the range of outgoing connections.",
+        metavar="FIRST:LAST",
+        env=("PORT_RANGE",),
     ),
     Option(
         "nnodes",
@@ -771,12 +785,15 @@ TABLE: tuple[Option, ...] = (
         "log_level",
         "choice",
         JOB,
-        "How much fleetrun itself says: debug, info, warning, error.",
+        "How much fleetrun itself says: debug, info, warning, error; Paddle's notset is debug, "
+        "critical is error.",
         metavar="LEVEL",
         default="info",
         env=("PADDLE_LOG_LEVEL",),
         words=("debug", "info", "warning", "error"),
         synonyms=(
+            ("notset", "debug"),
+            ("0", "debug"),
             ("10", "debug"),
             ("20", "info"),
             ("30", "warning"),
@@ -1013,9 +1030,10 @@ TABLE: tuple[Option, ...] = (
         PADDLE,
         "Order hosts by address.",
         metavar="BOOL",
+        env=("PADDLE_SORT_IP",),
         bare="true",
         status="accepted",
-        reason="hosts have the order of --ips.",
+        reason="hosts have the order of --ips, else of their addresses behind the master's.",
     ),
     Option(
         "enable_gpu_log",
@@ -1075,6 +1093,7 @@ TABLE: tuple[Option, ...] = (
         PADDLE,
         "Elastic restarts.",
         metavar="N",
+        env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
         status="accepted",
         reason="--nnodes=LEAST:MOST goes on without hosts that are lost, and --max_restart tries "
         "failures again.",

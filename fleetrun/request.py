@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import secrets
-from fleetrun.plan.hosts import in_paddlecloud, meeting_point, store_endpoints
+from fleetrun.plan.hosts import LAST_PORT, in_paddlecloud, meeting_point, store_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +103,7 @@ def resolve(
     is_told = in_paddlecloud(environ) or _is_requested(mode, environ)
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
     _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
+    chosen["start_port"] = _first_port(chosen["start_port"], hosts.rank)
     # With roles, what is removed is said where they are known.
     if hosts.nnodes == "1" and not in_paddlecloud(environ) and mode.is_uniform:
         notes.extend(_inherited(environ))
@@ -129,6 +130,7 @@ def resolve(
         spares=_spares(chosen["spares"], hosts, word, notes),
         elastic_pre_hook=chosen["elastic_pre_hook"].of(str) or None,
         start_port=chosen["start_port"].of(int),
+        port_range=_port_range(chosen["port_range"]),
         hosts=chosen["hosts"].of(str),
         hostfile=chosen["hostfile"].of(str),
         include=chosen["include"].of(str),
@@ -451,6 +453,36 @@ def _rank(found: ResolvedOption, notes: list[str], *, is_alone: bool) -> int | N
     if is_alone and rank > 0:
         notes.append(f"{found.given.typed}={rank} has no effect: the job is on one host.")
     return None if is_alone else rank
+
+
+def _first_port(found: ResolvedOption, rank: int | None) -> ResolvedOption:
+    """Return the port of the first process; Paddle adds the host's RANK to FLAGS_FIXED_PORT."""
+    first = found.of(int)
+    if first is None or not rank or found.given.source != f"${options.FIXED_PORT}":
+        return found
+    if first + rank > LAST_PORT:
+        raise UsageError(found.given.blame(f"with this host's place, {rank}, it is no port."))
+    return ResolvedOption(first + rank, found.given)
+
+
+def _port_range(found: ResolvedOption) -> tuple[int, int] | None:
+    """Return the first and the last port that may be used.
+
+    >>> given = RawOption(options.find("port_range"), "35100:64000", "$PORT_RANGE")
+    >>> _port_range(ResolvedOption("35100:64000", given))
+    (35100, 64000)
+    """
+    text = (found.of(str) or "").strip()
+    if not text:
+        return None
+    first, _, last = text.replace("-", ":").partition(":")
+    # Python refuses to read numbers of thousands of digits.
+    is_read = max(len(first), len(last)) <= _DIGITS and first.isdecimal() and last.isdecimal()
+    if not is_read or not 1 <= int(first) <= int(last) <= LAST_PORT:
+        raise UsageError(
+            found.given.blame(f"give the first and the last port, up to {LAST_PORT}: 20000:20999.")
+        )
+    return int(first), int(last)
 
 
 def _address(found: ResolvedOption) -> str | None:

@@ -95,6 +95,7 @@ VALUES = {
     "host": ("10.0.0.1", "10.0.0.2"),
     "network": ("eth0", "10.0.0.0/16"),
     "start_port": ("6000", "7000"),
+    "port_range": ("20000:20999", "30000:30010"),
     "nnodes": ("1", "1:1"),
     "master": ("a:1", "b:2"),
     "elastic_server": ("etcd://a:1", "etcd://b:2"),
@@ -439,6 +440,41 @@ def test_a_master_on_one_host_is_taken_and_said() -> None:
     assert found.master == "127.0.0.1:6768"
     assert found.notes == ("--master has no effect: the job is on one host.",)
     assert asked(environ={"PADDLE_MASTER": "127.0.0.1:6768"}).notes == ()
+
+
+def test_paddles_fixed_port_has_the_host_s_place_added() -> None:
+    fixed = {"FLAGS_FIXED_PORT": "7000"}
+    assert asked(environ=fixed).start_port == 7000
+    two = ("--nnodes=2", "--master=a:1")
+    assert asked(*two, "--rank=1", environ=fixed).start_port == 7001
+    assert asked(*two, environ=fixed).start_port == 7000
+    assert asked(*two, "--rank=1", "--start_port=7000", environ=fixed).start_port == 7000
+    said = refusal(*two, "--rank=1", environ={"FLAGS_FIXED_PORT": "65535"})
+    assert "(from $FLAGS_FIXED_PORT): with this host's place, 1, it is no port." in said
+
+
+@pytest.mark.parametrize("text", ["35100", "9:5", "a:b", "0:9", "1:65536", "1:2:3", "9" * 5000])
+def test_a_range_of_ports_is_two_of_them(text: str) -> None:
+    assert "give the first and the last port, up to 65535" in refusal(f"--port_range={text}")
+    assert "(from $PORT_RANGE): give the first" in refusal(environ={"PORT_RANGE": text})
+    assert asked(environ={"PORT_RANGE": "35100:64000"}).port_range == (35100, 64000)
+
+
+def test_variables_of_paddle_without_effect_say_so() -> None:
+    (sorting,) = asked(environ={"PADDLE_SORT_IP": "1"}).notes
+    assert sorting.startswith("$PADDLE_SORT_IP has no effect: hosts have the order of")
+    (level,) = asked(environ={"PADDLE_ELASTIC_LEVEL": "1"}).notes
+    assert level.startswith("$PADDLE_ELASTIC_LEVEL has no effect: --nnodes=LEAST:MOST goes on")
+    quiet = {"PADDLE_SORT_IP": "0", "PADDLE_ELASTIC_LEVEL": "-1"}
+    assert asked(environ=quiet).notes == ()
+
+
+def test_mpi_is_no_backend_but_a_way_to_start() -> None:
+    """Paddle has none of that name, but who uses MPI exports it all the same."""
+    said = refusal(environ={"PADDLE_DISTRI_BACKEND": "mpi"})
+    assert "`mpirun -n 8 fleetrun train.py`" in said
+    assert "unset PADDLE_DISTRI_BACKEND" in said
+    assert "leave it out" in refusal("--backend=MPI")
 
 
 def test_a_place_among_hosts_needs_several_hosts() -> None:

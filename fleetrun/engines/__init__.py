@@ -68,6 +68,8 @@ class SelectedEngine(NamedTuple):
     hosts: tuple[str, ...]
     places: "ModeHosts"
     dry: bool
+    # Where free ports are looked for, if the user has said it.
+    within: tuple[int, int] | None = None
 
     def engine(self, pid: int, attempt: int = 0) -> Engine:
         """Return the engine; a dry one opens nothing.
@@ -75,7 +77,8 @@ class SelectedEngine(NamedTuple):
         Each ATTEMPT looks for free ports elsewhere: the last one's may still be in TIME_WAIT.
         """
         seed = pid + attempt
-        return self.maker.Engine(self, GuessedPorts(seed) if self.dry else HeldPorts(seed))
+        ports = GuessedPorts if self.dry else HeldPorts
+        return self.maker.Engine(self, ports(seed, within=self.within))
 
 
 def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") -> SelectedEngine:
@@ -87,6 +90,7 @@ def find(request: "Request", environ: Mapping[str, str], places: "ModeHosts") ->
             maker = cast("Maker", import_module(row.file))
             hosts = maker.find(request, environ, places)
             if hosts is not None:
-                return SelectedEngine(maker, hosts, places, dry=request.dry_run is not None)
+                is_dry = request.dry_run is not None
+                return SelectedEngine(maker, hosts, places, is_dry, request.port_range)
     message = "the last engine takes every job"
     raise AssertionError(message)

@@ -42,19 +42,25 @@ class HeldPorts:
     """Ports reserved among all fleetruns of this network namespace until `close`.
 
     EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
-    A TCP socket held open would keep the worker from binding, so the reservation is an abstract
+    WITHIN is the first and the last port that the user wants, wherever they are. A TCP socket held open would keep the worker from binding, so the reservation is an abstract
     Unix socket of the port's name: the kernel allows one of each, and drops it with its owner.
     """
 
-    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        ephemeral: tuple[int, int] | None = None,
+        within: tuple[int, int] | None = None,
+    ) -> None:
         self._pid = pid
         self._ephemeral = ephemeral
+        self._within = within
         self._held: list[_socket.socket] = []
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that nobody else uses."""
         found: list[int] = []
-        for port in _candidates(self._pid, self._ephemeral):
+        for port in _candidates(self._pid, self._ephemeral, self._within):
             if len(found) == count:
                 break
             if self._reserve(port, None):
@@ -64,10 +70,7 @@ class HeldPorts:
                     self._held.pop().close()
         if len(found) < count:
             self.close()
-            raise EnvironmentFault(
-                f"{count} free ports are needed, and this host has only {len(found)} left outside "
-                "the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)."
-            )
+            raise EnvironmentFault(_too_few(count, len(found), self._within))
         return tuple(found)
 
     def take(self, ports: Sequence[int], address: str | None = None) -> None:
@@ -107,21 +110,25 @@ class HeldPorts:
 class GuessedPorts:
     """Ports for a dry run: numbers that look free, without opening anything."""
 
-    def __init__(self, pid: int, ephemeral: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        ephemeral: tuple[int, int] | None = None,
+        within: tuple[int, int] | None = None,
+    ) -> None:
         self._pid = pid
         self._ephemeral = ephemeral
+        self._within = within
         self._given: set[int] = set()
 
     def free(self, count: int) -> tuple[int, ...]:
         """Return COUNT ports that seem to be unused."""
         avoid = tcp.used() | self._given
-        candidates = _candidates(self._pid, self._ephemeral)
+        candidates = _candidates(self._pid, self._ephemeral, self._within)
         free = (port for port in candidates if port not in avoid)
         found = tuple(port for port, _ in zip(free, range(count), strict=False))
         if len(found) < count:
-            raise EnvironmentFault(
-                f"{count} free ports are needed, and this host has only {len(found)} left."
-            )
+            raise EnvironmentFault(_too_few(count, len(found), self._within))
         self._given |= set(found)
         return found
 
@@ -133,11 +140,21 @@ class GuessedPorts:
         """Do nothing: no port is held."""
 
 
-def _candidates(pid: int, ephemeral: tuple[int, int] | None) -> Iterator[int]:
+def _too_few(count: int, found: int, within: tuple[int, int] | None) -> str:
+    """Return that COUNT ports are needed where only so many were FOUND."""
+    where = "outside the range of outgoing connections (/proc/sys/net/ipv4/ip_local_port_range)"
+    if within is not None:
+        where = f"from {within[0]} to {within[1]} (--port_range)"
+    return f"{count} free ports are needed, and this host has only {found} left {where}."
+
+
+def _candidates(
+    pid: int, ephemeral: tuple[int, int] | None, within: tuple[int, int] | None
+) -> Iterator[int]:
     """Yield every port worth trying, from a place that PID decides."""
-    low, high = ephemeral or tcp.ephemeral()
+    low, high = (0, 0) if within else ephemeral or tcp.ephemeral()
     ranges = []
-    for first, last in _FIELDS:
+    for first, last in (within,) if within else _FIELDS:
         ranges.append(range(first, min(last + 1, low)))
         ranges.append(range(max(first, high + 1), last + 1))
     total = sum(map(len, ranges))

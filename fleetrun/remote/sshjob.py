@@ -27,7 +27,7 @@ _OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship",
 _GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", TOKEN)
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", TOKEN)
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:

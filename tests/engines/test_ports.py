@@ -190,6 +190,17 @@ def test_ports_that_somebody_listens_on_are_passed_over() -> None:
     other.close()
 
 
+def test_free_ports_are_those_of_a_range_that_the_user_names() -> None:
+    """Paddle's PORT_RANGE; there the range of outgoing connections does not matter."""
+    ports = HeldPorts(4711, (1, 65535), within=(40100, 40109))
+    assert set(ports.free(8)) <= set(range(40100, 40110))
+    with pytest.raises(EnvironmentFault, match=r"left from 40100 to 40109 \(--port_range\)"):
+        ports.free(3)
+    assert GuessedPorts(4711, within=(40100, 40100)).free(1) == (40100,)
+    with pytest.raises(EnvironmentFault, match=r"from 40100 to 40100 \(--port_range\)"):
+        GuessedPorts(4711, within=(40100, 40100)).free(2)
+
+
 def test_where_every_port_may_be_outgoing_any_will_do() -> None:
     ports = HeldPorts(1, (1, 65535))
     assert len(ports.free(3)) == 3
