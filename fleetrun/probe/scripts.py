@@ -26,6 +26,7 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
     path = os.path.join(cwd, target)
     if os.path.isdir(path):
         raise EnvironmentFault(f"{target} is a folder, not a script (looked in {cwd}).")
+    _check_way(target, path)
     if not os.path.exists(path):
         raise EnvironmentFault(
             f"There is no script {target} (looked in {cwd}){_meant(target, cwd, '.')}"
@@ -40,6 +41,20 @@ def find(script: Script, cwd: str, environ: Mapping[str, str]) -> str | None:
             f"that reads it, as in `fleetrun bash {target}`."
         )
     return target
+
+
+def _check_way(target: str, path: str) -> None:
+    """Raise EnvironmentFault when a folder on the way to PATH, which TARGET means, is closed."""
+    if os.access(path, os.R_OK):
+        return
+    from fleetrun.records.folder import closed  # only where something is wrong
+
+    shut = closed(path)
+    if shut is not None:
+        raise EnvironmentFault(
+            f"{target} cannot be reached: this user (uid {os.geteuid()}) may not enter the folder "
+            f"{shut}. Put it elsewhere, or let this user enter that folder."
+        )
 
 
 def wrap_fault(wrap: str, cwd: str, environ: Mapping[str, str]) -> str | None:

@@ -19,6 +19,17 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
+def closed(path: str) -> str | None:
+    """Return the folder on the way to PATH that this user may not enter; None if there is none."""
+    for place in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        parts = place.split(os.sep)[1:-1]
+        above = ["/" + "/".join(parts[: count + 1]) for count in range(len(parts))]
+        for folder in above:
+            if os.path.isdir(folder) and not os.access(folder, os.X_OK, effective_ids=True):
+                return folder
+    return None
+
+
 class Folder:
     """One folder at PATH, opened when it is first used."""
 

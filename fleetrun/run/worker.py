@@ -12,13 +12,15 @@ from typing import NamedTuple
 from fleetrun.model import ExitStatus, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
 from fleetrun.records import variables
-from fleetrun.records.folder import SHARED, Folder
+from fleetrun.records.folder import SHARED, Folder, closed
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Leftover, Order
 from fleetrun.run.guard import Guard
 
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
+# Of a first line that names an interpreter; the kernel reads less.
+_LONGEST_LINE = 4096
 # The beginning of the command of a rank that is a Python script or module.
 _INTERPRETER = (sys.executable, "-u")
 
@@ -221,6 +223,8 @@ def _why(program: str, number: int | None) -> str:
             why = f"the interpreter named in the first line of {program} does not exist."
         case errno.ENOENT:
             why = f"there is no program {program}."
+        case errno.EACCES if shut := _closed_way(program):
+            why = shut
         case errno.EACCES:
             why = f"{program} may not be executed: try chmod +x, or look for a noexec mount."
         case errno.ENOEXEC:
@@ -236,3 +240,17 @@ def _why(program: str, number: int | None) -> str:
         case _:
             why = f"{program}: {os.strerror(number or 0)}."
     return why
+
+
+def _closed_way(program: str) -> str:
+    """Return that a folder on the way to PROGRAM, or to what its first line names, is closed."""
+    names = [program]
+    with suppress(OSError), open(program, "rb") as file:
+        line = file.readline(_LONGEST_LINE)
+        if line.startswith(b"#!") and line[2:].split():
+            names.append(os.fsdecode(line[2:].split()[0]))
+    for name in names:
+        shut = closed(name)
+        if shut is not None:
+            return f"{name} cannot be reached: this user may not enter the folder {shut}."
+    return ""
