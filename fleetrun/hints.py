@@ -63,9 +63,17 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "network_interface network_interfaces nics",
         Hint("network"),
     ),
+    ("ssh_port p", Hint(says='write --ssh="ssh -p PORT" beside --hosts.')),
+    ("ssh_identity_file", Hint(says='write --ssh="ssh -i FILE" beside --hosts.')),
     (
-        "ssh_port ssh_identity_file launcher launcher_args pdsh mpi_args",
-        Hint(says=f"fleetrun does not start other hosts yet: {_IPS}."),
+        """
+        launcher launcher_args pdsh mpi_args deepspeed_multinode_launcher no_ssh no_ssh_check
+        force_multi
+        """,
+        Hint(
+            says=f"{_NEEDLESS}--hosts=A:8,B:8 starts hosts by ssh; below srun or mpirun hosts "
+            f"are found; else {_IPS}."
+        ),
     ),
     # What is run.
     ("module", Hint(says="write -m package.module in the script's place.")),
@@ -77,9 +85,15 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "x genv genvlist export",
         Hint(says="write --env NAME=VALUE; what you export reaches every rank without it."),
     ),
-    ("wdir workdir chdir D", Hint(says="there is none yet: ranks start in the current folder.")),
+    ("wdir workdir chdir D", Hint(says=f"{_NEEDLESS}ranks start in the current folder; cd there.")),
+    (
+        "num_cpu_threads_per_process",
+        Hint(says="write --env OMP_NUM_THREADS=N; --bind=cores shares the cores out."),
+    ),
+    ("main_training_function role main", Hint(says=f"{_NEEDLESS}each rank runs the script.")),
     # How it goes.
-    ("max_restarts restarts", Hint("max_restart")),
+    ("max_restarts restarts reset_limit", Hint("max_restart")),
+    ("shutdown_timeout kill_timeout", Hint("grace", "seconds between TERM and KILL")),
     ("monitor_interval", Hint(says=f"{_NEEDLESS}an exit is noticed at once.")),
     ("start_method", Hint(says=f"{_NEEDLESS}every rank is a program of its own.")),
     (
@@ -87,12 +101,31 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         Hint("hang_timeout", "it ends a job in which nothing happens for so many seconds"),
     ),
     (
-        "min_np max_np host_discovery_script min_nodes max_nodes slots_per_host",
-        Hint(says=f"elastic jobs are not in this version: {_IPS}."),
+        """
+        min_np max_np min_num_proc max_num_proc min_nodes max_nodes min_elastic_nodes
+        max_elastic_nodes elastic_training
+        """,
+        Hint(says="write --nnodes=MIN:MAX, which counts hosts, and --master=HOST:PORT."),
     ),
+    (
+        "host_discovery_script",
+        Hint(
+            says="hosts come by themselves: start fleetrun on each with --nnodes=MIN:MAX and "
+            "--master=HOST:PORT."
+        ),
+    ),
+    ("slots_per_host slots", _PER_HOST),
     # What is shown and kept.
     ("t local_ranks_filter tag_output l prepend_rank label", Hint("tee", "it takes ranks, or all")),
-    ("r redirects output_filename output o", Hint("log_dir", "every rank has its own file there")),
+    (
+        "output_filename output o enable_each_rank_log",
+        Hint("log_dir", "every rank has its own file there"),
+    ),
+    (
+        "event_log_handler logs_specs save_pid use_agent_store",
+        Hint(says=f"{_NEEDLESS}log/latest has events.jsonl, and `fleetrun ps` the processes."),
+    ),
+    ("timeline_filename", Hint("profile", "as RANK:STEPS")),
     ("v verbose", Hint(says="write --log_level=debug.")),
     ("q silent", Hint(says="write --quiet.")),
     ("V", Hint(says="write --version.")),
@@ -101,7 +134,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     # Tuning and binding.
     ("bind_to map_by bind_cores_to_rank cpu_bind bind_core_list", Hint(says="write --bind=cores.")),
     ("numa_binding", Hint(says="write --bind=numa.")),
-    ("autotuning", Hint(says="write `fleetrun tune --vary FIELD=A,B train.py`.")),
+    ("autotuning autotune", Hint(says="write `fleetrun tune --vary FIELD=A,B train.py`.")),
     (
         "fusion_threshold_mb",
         Hint(says="write --set fuse_grad_size_in_MB=N."),

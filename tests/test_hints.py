@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 
@@ -71,6 +72,55 @@ def test_a_hint_names_options_that_there_are() -> None:
         assert not hint.option or hint.option in known, word
         assert set(re.findall(r"--([a-z][\w-]+)", hint.says)) <= known, word
         assert hint.option or hint.says.endswith("."), word
+
+
+def test_what_a_hint_names_works_today() -> None:
+    """An option that works by now was called one of a later version."""
+    by_name = options.by_name()
+    for word, hint in hints.TABLE.items():
+        for name in (*([hint.option] if hint.option else []), *re.findall(r"--(\w+)", hint.says)):
+            row = by_name.get(name) or by_name.get(name.replace("-", "_"))
+            assert row is None or row.status == "works", word
+        assert not re.search(r"\byet\b|this version|cannot|does not", hint.says), word
+
+
+def test_what_a_hint_tells_to_write_can_be_written() -> None:
+    """Each sentence's example is read as options of ours, down to its values."""
+    example = {"HOST:PORT": "node1:6100", "MIN:MAX": "2:4", "A:8,B:8": "a:8,b:8", "A,B": "a,b"}
+    example |= {"PORT": "22", "FILE": "key", "NAME=VALUE": "A=1", "FIELD": "f", "N": "4"}
+    for word, hint in hints.TABLE.items():
+        for written in re.findall(
+            r"(?<![`\w])--\w+(?:=\"[^\"]*\"|=[\w:,]+| [A-Z_]+=\w+)", hint.says
+        ):
+            for name, value in example.items():
+                written = re.sub(rf"\b{name}\b", value, written)  # noqa: PLW2901 - one by one
+            words = shlex.split(written)
+            if words[0].startswith("--vary"):
+                continue
+            for given in argv.split([*words, "train.py"]).settings:
+                given.value()
+            assert argv.split([*words, "train.py"]).script is not None, word
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ssh_port=2222"], '--ssh="ssh -p PORT"'),
+        (["-p", "2222"], '--ssh="ssh -p PORT"'),
+        (["--launcher=pdsh"], "--hosts=A:8,B:8 starts hosts by ssh"),
+        (["--min_np=2"], "--nnodes=MIN:MAX"),
+        (["--max-np", "4"], "--nnodes=MIN:MAX"),
+        (["--min_nodes=2"], "--nnodes=MIN:MAX"),
+        (["--host-discovery-script=x.sh"], "--nnodes=MIN:MAX and --master=HOST:PORT"),
+        (["--shutdown-timeout=30"], "--grace=30"),
+        (["--role=trainer"], "leave it out"),
+        (["--enable_each_rank_log=logs"], "--log_dir"),
+        (["--slots-per-host=8"], "--nproc_per_node=8"),
+        (["--num_cpu_threads_per_process=4"], "--env OMP_NUM_THREADS=N"),
+    ],
+)
+def test_what_works_by_now_is_not_said_to_be_for_later(words: list[str], says: str) -> None:
+    assert says in refusal(*words)
 
 
 def test_a_word_that_is_ours_is_no_hint() -> None:
