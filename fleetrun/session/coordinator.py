@@ -141,7 +141,7 @@ def _admit(state: State, event: Received, host: Host) -> Step:
         if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
             state = state._replace(missing=_missing(state), missing_at=event.at)
         remarks = _remarks_for(state, host)
-        told = Send((event.connection,), Missing(state.missing, state.terms.told, remarks))
+        told = Send((event.connection,), _awaited(state, state.missing, remarks, event.at))
         return state, (*lost, told, *actions)
     seated = state.hosts.get(host.launcher)
     if seated is None or not seated.is_seated:
@@ -195,19 +195,20 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
     )
     own = "" if event.is_local else event.own
     state = with_host(state, host)._replace(own=state.own or own)
-    actions += [Send((event.connection,), message) for message in _owed(state, host, join)]
+    actions += [Send((event.connection,), message) for message in _owed(state, host, event)]
     state, more = _form(state, event.at)
     return state, (*actions, *more)
 
 
-def _owed(state: State, host: Host, join: Join) -> list[FromCoordinator]:
-    """Return what tells HOST all that it may have missed."""
+def _owed(state: State, host: Host, event: Received) -> list[FromCoordinator]:
+    """Return what tells HOST, which has joined again by EVENT, all that it may have missed."""
     verdict = state.verdict
     # Whoever came later was never in the generation that ended.
     was_there = verdict is not None and 0 <= host.since <= verdict.generation
-    is_behind = was_there and join.generation < state.generation
+    join = event.message
+    is_behind = was_there and isinstance(join, Join) and join.generation < state.generation
     if state.phase == FORMING:
-        missing = Missing(state.missing, state.terms.told, state.remarks)
+        missing = _awaited(state, state.missing, state.remarks, event.at)
         return [verdict] if is_behind and verdict is not None else [missing]
     if state.phase == ENDED or not host.is_seated:
         return [] if state.phase != ENDED or verdict is None else [verdict]
@@ -297,9 +298,29 @@ def _is_complete(state: State, at: float) -> bool:
         return True
     if here < terms.least:
         return False
-    newest = max(host.joined_at for host in _here(state))
     # Who has been training together goes on at once.
-    return state.generation > 0 or at >= min(newest + terms.elastic_timeout_s, state.deadline)
+    return state.generation > 0 or at >= _enough_at(state)
+
+
+def _enough_at(state: State) -> float:
+    """Return when the first start of an elastic job comes without more hosts."""
+    newest = max(host.joined_at for host in _here(state))
+    return min(newest + state.terms.elastic_timeout_s, state.deadline)
+
+
+def _awaited(state: State, who: str, remarks: tuple[str, ...], at: float) -> Missing:
+    """Return that WHO is waited for, and for how long still."""
+    until, limit = state.deadline, "--rdzv_timeout"
+    has_enough = state.terms.least <= state.hosts.tally.here
+    if state.phase == PREPARING:
+        limit = ""
+    elif has_enough and at < state.not_before:
+        until, limit = state.not_before, "--heartbeat_timeout"
+    elif has_enough and not state.generation:
+        until, limit = _enough_at(state), "--elastic_timeout"
+    elif state.is_short:
+        limit = "--elastic_timeout"
+    return Missing(who, state.terms.told, remarks, limit=limit, left_s=max(0.0, until - at))
 
 
 def _stand_by(state: State, connections: Sequence[int], named: tuple[str, ...] = ()) -> Send:
@@ -616,7 +637,6 @@ def _lost(state: State, host: Host, at: float) -> Step:
 
 def _wait(state: State, at: float) -> Step:
     """Report which hosts are missing, or that the timeout has passed."""
-    terms = state.terms
     who, verb = _missing(state), "did not come"
     if state.phase == PREPARING:
         late = [state.hosts[o].name for o in state.seated if not state.hosts[o].is_ready]
@@ -631,7 +651,7 @@ def _wait(state: State, at: float) -> Step:
         return state, ()
     state = state._replace(told=told, told_at=at)
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    return state, (Send(everybody, Missing(who, terms.told, state.remarks)),)
+    return state, (Send(everybody, _awaited(state, who, state.remarks, at)),)
 
 
 def _rendezvous_failed(state: State, what: str, at: float) -> Step:

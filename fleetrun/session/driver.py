@@ -113,6 +113,7 @@ class Session:
         self._coordinator: state.State | None = None
         self._member: member.MemberState | None = None
         self._missing: Missing | None = None
+        self._missing_at = 0.0
         # What was said of the session already, and of which addresses that a caller was refused.
         self._said: set[str] = set()
         self._refused: set[str] = set()
@@ -292,6 +293,13 @@ class Session:
             trouble = "" if self._dialer is None else self._dialer.trouble
             return f"the coordinator ({trouble})" if trouble else f"the coordinator at {where}"
         return "the other hosts" if self._missing is None else self._missing.who
+
+    def limit(self) -> tuple[str, float] | None:
+        """Return the option that limits the wait of the coordinator, and when that ends."""
+        missing = self._missing
+        if not self.is_connected or missing is None or not missing.limit:
+            return None
+        return missing.limit, self._missing_at + missing.left_s
 
     # Beside the protocol ------------------------------------------------------------------------
 
@@ -477,7 +485,7 @@ class Session:
     def _show(self, missing: Missing) -> None:
         if missing.stands_by and not (self._missing is not None and self._missing.stands_by):
             self._todo.append(self.handler.stand_by)
-        self._missing = missing
+        self._missing, self._missing_at = missing, time.monotonic()
         for remark in missing.remarks:
             self.shown(remark)
 

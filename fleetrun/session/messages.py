@@ -160,6 +160,9 @@ class Missing(NamedTuple):
     remarks: tuple[str, ...] = ()
     # The job runs without the launcher, which may get a place later.
     stands_by: bool = False
+    # The option that limits the wait, and how much of it is left.
+    limit: str = ""
+    left_s: float = 0.0
 
 
 class Entry(NamedTuple):

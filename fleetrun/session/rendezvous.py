@@ -197,11 +197,14 @@ class Rendezvous(Gathering):
         self._until = time.monotonic() + seconds
         self._waiting.alarm("unanswered", self._until, self._unanswered)
 
-    def progress(self, left_s: float) -> str:  # noqa: ARG002 - that is for planning, too
+    def progress(self, left_s: float) -> str:
         """Say for whom it waits, and up to when."""
         if self._until is None:
             return ""
-        return super().progress(max(0.0, self._until - time.monotonic()))
+        option, until = self._session.limit() or ("", self._until)
+        left_s = max(0.0, min(until, self._until) - time.monotonic())
+        by = f" ({option})" if option else ""
+        return f"Waiting up to {left_s:.0f} s{by} for {self.missing()}."
 
     def _report(self, fault: FleetrunError, until: float) -> None:
         """End with FAULT once it is reported to the coordinator, or that is not found."""

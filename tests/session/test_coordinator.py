@@ -320,6 +320,59 @@ def test_an_elastic_job_begins_with_fewer_once_nobody_else_comes() -> None:
     assert len(one.state.seated) == 2
 
 
+def test_a_wait_is_limited_by_the_timeout_that_counts() -> None:
+    one = Session(4, least=2)
+    one.join(0)
+    first = one.last(0)
+    assert isinstance(first, Missing)
+    assert (first.limit, round(first.left_s)) == ("--rdzv_timeout", 60)
+    one.wait(20.0, 0)
+    one.join(1)
+    second = one.last(1)
+    assert isinstance(second, Missing)
+    assert (second.limit, round(second.left_s)) == ("--elastic_timeout", 30)
+    one.wait(15.0, 0, 1)
+    one.join(2)
+    # Not 30 s more: all of them together have --rdzv_timeout.
+    third = one.last(2)
+    assert isinstance(third, Missing)
+    assert (third.limit, round(third.left_s)) == ("--elastic_timeout", 25)
+
+
+def test_lost_hosts_are_waited_for_as_long_as_they_may_train() -> None:
+    one = Session(3, least=2)
+    one.run(0, 1, 2)
+    one.wait(9.5, 0, 1)
+    for number in (0, 1):
+        one.say(number, Stopped(0, None))
+    for number in (0, 1):
+        one.join(number)
+    one.wait(0.2, 0, 1)
+    told = one.last(1)
+    assert isinstance(told, Missing)
+    assert told.who.startswith("up to 1 more host")
+    assert told.limit == "--heartbeat_timeout"
+    assert told.left_s <= 2.0
+
+
+def test_too_few_that_are_left_wait_as_long_as_for_one_more() -> None:
+    one = Session(3, least=2)
+    one.join(0)
+    one.join(1)
+    one.wait(31.0, 0, 1)
+    for number in (0, 1):
+        one.say(number, Prepared(0))
+    one.wait(15.0, 0)
+    one.say(0, Stopped(0, None))
+    one.join(0)
+    one.wait(2.0, 0)
+    told = one.last(0)
+    assert isinstance(told, Missing)
+    assert told.who.startswith("1 host of 2")
+    assert told.limit == "--elastic_timeout"
+    assert 25.0 < told.left_s <= 30.0
+
+
 def test_a_newcomer_stands_by_and_makes_an_elastic_job_start_again_with_it() -> None:
     one = Session(3, least=2)
     one.join(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -79,6 +80,12 @@ class Told:
         """Name what is waited for."""
         return "a place"
 
+    limited: tuple[str, float] | None = None
+
+    def limit(self) -> tuple[str, float] | None:
+        """Return how long it is waited for."""
+        return self.limited
+
 
 def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     def plan(_roster: RosterMessage) -> LaunchPlan:
@@ -94,6 +101,16 @@ def test_a_fault_of_any_length_can_be_read_by_the_others() -> None:
     assert failure.what.startswith("None of node, node,")
     for message in (Stopped(0, failure), Leave(failure)):
         assert codec.read(codec.write(message)) == message
+
+
+def test_a_wait_names_the_timeout_that_counts() -> None:
+    told, loop = Told(), Loop()
+    gathering = rendezvous(told, lambda _: cast("LaunchPlan", ()))
+    gathering.begin(0, loop, lambda _: None)
+    assert gathering.progress(700.0) == "Waiting up to 600 s for a place."
+    told.limited = "--elastic_timeout", time.monotonic() + 15.0
+    assert gathering.progress(700.0) == "Waiting up to 15 s (--elastic_timeout) for a place."
+    loop.close()
 
 
 def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
