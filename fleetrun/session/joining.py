@@ -33,6 +33,12 @@ _UNPROTECTED = (
     f"{TOKEN} is not set: until all hosts were there, whoever knew --job_id and ran the same "
     "script could take part."
 )
+# Fewer letters are found by trying.
+_LEAST_TOKEN = 16
+_SHORT = (
+    f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be found by trying: make one "
+    "with `openssl rand -hex 32`, the same on every host."
+)
 _OPEN = f"{TOKEN} is not set: whoever knows --job_id and runs the same script can take part."
 # Of a digest, enough to tell two apart.
 _DIGITS = 12
@@ -101,10 +107,8 @@ def join(
             roster = roster._replace(first_me=first_me)
         attempts = [one.attempt for one in agreed.entries]
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
-        if meeting.token is None and not found.hosts:
-            note = _OPEN if agreed.terms.may_change else _UNPROTECTED
-            roster = roster._replace(notes=(*roster.notes, note))
-        return plan(roster)
+        notes = (*roster.notes, *_about_token(meeting, found, agreed.terms))
+        return plan(roster._replace(notes=notes))
 
     def ask_health() -> IsolatedCall:
         from fleetrun.session import health
@@ -127,6 +131,15 @@ def join(
         settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
     )
     return session, rendezvous
+
+
+def _about_token(meeting: Meeting, found: SelectedEngine, terms: Terms) -> tuple[str, ...]:
+    """Return what there is to say about the token of the job, or that it has none."""
+    if meeting.token is not None:
+        return (_SHORT,) if len(meeting.token) < _LEAST_TOKEN else ()
+    if found.hosts:
+        return ()
+    return (_OPEN if terms.may_change else _UNPROTECTED,)
 
 
 def _warm() -> IsolatedCall:
