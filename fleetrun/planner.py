@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import LaunchPlan, ProcessSpec, Rules
-from fleetrun.plan import command, devices, environment, origin, use
+from fleetrun.plan import command, devices, environment, hosts, origin, use
 from fleetrun.plan.layout import TRAINER
 from fleetrun.records import names
 
@@ -52,6 +52,7 @@ def slots(request: Request, facts: Facts, share: Share) -> Slots:
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
     _check_free(request, roster)
+    _check_readable(roster)
     log_dir = os.path.abspath(os.path.join(facts.cwd, request.log_dir))
     run_dir = f"{log_dir}/{names.RUNS}/{_run_folder(request, facts, roster)}"
     mode = modes.BY_WORD[request.run_mode]
@@ -128,6 +129,16 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         has_session=len(roster.members) > 1 or roster.first_me is not None,
         shared_logs=roster.shared_logs,
     )
+
+
+def _check_readable(roster: Roster) -> None:
+    """Raise EnvironmentFault where Paddle could not read the endpoints of ranks."""
+    unread = [member.host for member in roster.members if ":" in member.host]
+    if unread:
+        raise EnvironmentFault(
+            f"Ranks would have the address {unread[0]}, and {hosts.NO_IPV6}: give the hosts' IPv4 "
+            "addresses, or with --master their network, --network=10.0.0.0/16."
+        )
 
 
 def _check_free(request: Request, roster: Roster) -> None:

@@ -10,7 +10,14 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import secrets
-from fleetrun.plan.hosts import LAST_PORT, in_paddlecloud, meeting_point, store_endpoints
+from fleetrun.plan.hosts import (
+    LAST_PORT,
+    NO_IPV6,
+    in_paddlecloud,
+    is_ipv6,
+    meeting_point,
+    store_endpoints,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +99,7 @@ def resolve(
         for target, option in _targets().items()
     }
     chosen["master"] = _meeting_point(chosen["master"])
+    chosen["host"] = _own_host(chosen["host"], notes)
     _take_detected(chosen, detect, environ, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
@@ -343,7 +351,8 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
             )
         )
     if count > 1 and not ips and not is_cloud:
-        _check_meeting(master, nnodes.given)
+        has_address = any(chosen[name].value for name in ("host", "network"))
+        _check_meeting(master, nnodes.given, has_address=has_address)
     if master.given.source == "command line" and count == 1:
         notes.append(f"{master.given.typed} has no effect: the job is on one host.")
     is_alone = count == 1 and not is_cloud
@@ -393,8 +402,22 @@ def _spares(found: ResolvedOption, hosts: Hosts, mode: str, notes: list[str]) ->
     return 0
 
 
-def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
-    """Raise UsageError for several hosts that are neither listed nor given --master."""
+def _own_host(found: ResolvedOption, notes: list[str]) -> ResolvedOption:
+    """Return this host's address, which ranks get, so that it cannot be an IPv6 one."""
+    if not is_ipv6((found.of(str) or "").strip().strip("[]")):
+        return found
+    if found.given.source.startswith("$"):
+        # A container's engine sets it for all that runs there.
+        notes.append(f"{found.given.typed}={found.given.raw} is ignored: {NO_IPV6}.")
+        return ResolvedOption(None, found.given)
+    raise UsageError(found.given.blame(f"{NO_IPV6}; give this host's IPv4 address."))
+
+
+def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bool) -> None:
+    """Raise UsageError for several hosts that are neither listed nor given --master.
+
+    HAS_ADDRESS says that the hosts' own addresses do not follow from the way to it.
+    """
     text = master.of(str)
     if text is None:
         # mpirun's --np is another one.
@@ -408,11 +431,20 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption) -> None:
         )
     if text.startswith("etcd"):
         _check_store(text, master.given)
-    elif meeting_point(text) is None:
+        return
+    point = meeting_point(text)
+    if point is None:
         raise UsageError(
             master.given.blame(
                 "give HOST:PORT, a host that takes part and a port that is free there, such as "
-                "10.0.0.1:6170; IPv6 in brackets: [fd00::1]:6170."
+                "10.0.0.1:6170."
+            )
+        )
+    if ":" in point.host and not has_address:
+        raise UsageError(
+            master.given.blame(
+                f"{NO_IPV6}, and ranks get the addresses by which hosts reach this one: give an "
+                "IPv4 address, or beside it --network=10.0.0.0/16, a network of IPv4."
             )
         )
 

@@ -60,6 +60,16 @@ def test_a_rank_that_the_job_does_not_have_cannot_be_shown(each: int, tee: str, 
     assert str(caught.value) == says
 
 
+def test_ranks_get_no_address_that_paddle_cannot_read() -> None:
+    """Such as that by which a host has called the master, whose name leads to IPv6."""
+    roster = a_roster(("10.0.0.1", "fd00::2"), 1)
+    facts = some_facts(1, program="train.py")
+    with pytest.raises(
+        EnvironmentFault, match="have the address fd00::2, and Paddle reads no IPv6"
+    ):
+        planner.plan(a_request(), facts, Share("gpu", roster.members[0].groups, "nccl"), roster)
+
+
 def test_a_rank_of_another_host_may_be_shown_there() -> None:
     roster = a_roster(("10.0.0.1", "10.0.0.2"), 2)
     made = Share("gpu", roster.members[0].groups, "nccl")

@@ -390,7 +390,10 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
     [
         ("--nnodes=2", "or where they meet with --master=HOST:PORT"),
         ("--nnodes=2 --master=a", "--master=a: give HOST:PORT"),
-        ("--nnodes=2 --master=fd00::1:80", "IPv6 in brackets"),
+        ("--nnodes=2 --master=fd00::1:80", "such as 10.0.0.1:6170."),
+        ("--nnodes=2 --master=[fd00::1]:80", "Paddle reads no IPv6, and ranks get the addresses"),
+        ("--host=fd00::1", "Paddle reads no IPv6; give this host's IPv4 address."),
+        ("--ips=10.0.0.1,10.0.0.2 --host=[fd00::1]", "Paddle reads no IPv6; give this host's"),
         ("--nnodes=2:4", "or where they meet with --master=HOST:PORT"),
         ("--nnodes=4:2 --master=a:1", "give the smaller number of hosts first"),
         ("--nnodes=2:4 --ips=a", "names 1 host"),
@@ -427,7 +430,7 @@ def test_paddles_words_for_elastic_jobs_work() -> None:
 
 @pytest.mark.parametrize(
     "master",
-    ["a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170", "[fd00::1]:6170"],
+    ["a:1", "etcd://a:1,10.0.0.2:2379", "etcds://a:1", "http://10.0.0.1:6170"],
 )
 def test_hosts_can_meet(master: str) -> None:
     found = asked("--nnodes=2", f"--master={master}", "--rank=1", "--rdzv_timeout=5")
@@ -440,6 +443,21 @@ def test_a_master_on_one_host_is_taken_and_said() -> None:
     assert found.master == "127.0.0.1:6768"
     assert found.notes == ("--master has no effect: the job is on one host.",)
     assert asked(environ={"PADDLE_MASTER": "127.0.0.1:6768"}).notes == ()
+
+
+def test_hosts_may_meet_by_ipv6_where_ranks_get_other_addresses() -> None:
+    two = ("--nnodes=2", "--master=[fd00::1]:6170")
+    assert asked(*two, "--host=10.0.0.1").master == "[fd00::1]:6170"
+    assert asked(*two, "--network=eth1").network == "eth1"
+    assert asked("--nnodes=2", "--master=etcd://[fd00::1]:2379").nnodes == "2"
+
+
+def test_a_containers_ipv6_address_is_ignored() -> None:
+    found = asked(environ={"POD_IP": "fd00::7"})
+    assert (found.host, found.notes) == (
+        None,
+        ("$POD_IP=fd00::7 is ignored: Paddle reads no IPv6.",),
+    )
 
 
 def test_paddles_fixed_port_has_the_host_s_place_added() -> None:

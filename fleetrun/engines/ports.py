@@ -42,7 +42,8 @@ class HeldPorts:
     """Ports reserved among all fleetruns of this network namespace until `close`.
 
     EPHEMERAL is the range of outgoing connections, which is avoided; the kernel's own by default.
-    WITHIN is the first and the last port that the user wants, wherever they are. A TCP socket held open would keep the worker from binding, so the reservation is an abstract
+    WITHIN is the first and the last port that the user wants, wherever they are.
+    A TCP socket held open would keep the worker from binding, so the reservation is an abstract
     Unix socket of the port's name: the kernel allows one of each, and drops it with its owner.
     """
 

@@ -98,7 +98,7 @@ def _slot(request: Request, listed: str, text: str, role: str, stage: int) -> Sl
     if not host or (colon and not 1 <= number <= LAST_PORT):
         raise UsageError(
             f"{origin.option(request, listed)}: `{text.strip()}` is not HOST:PORT or HOST; "
-            f"a port is from 1 to {LAST_PORT}, and Paddle reads no IPv6."
+            f"a port is from 1 to {LAST_PORT}, and {hosts.NO_IPV6}."
         )
     return Slot(role, stage, host, number if colon else None)
 

@@ -7,6 +7,8 @@ from fleetrun.model import Endpoint, Facts, Request
 from fleetrun.plan import origin
 
 LAST_PORT = 65535
+# Seen with 2.6.2 and 3.3.1: both split endpoints at their colons, and resolve names to IPv4 alone.
+NO_IPV6 = "Paddle reads no IPv6"
 
 # All of these are set where PaddleCloud names several hosts.
 PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
@@ -31,8 +33,8 @@ def listed(request: Request) -> tuple[str, ...]:
             raise UsageError(f"{option}: an address is missing between two commas.")
         if not is_host(name):
             raise UsageError(
-                f"{option}: {name} is neither an IPv4 address nor a host name; Paddle reads no "
-                "IPv6, and ports come from --start_port."
+                f"{option}: {name} is neither an IPv4 address nor a host name; {NO_IPV6}, and "
+                "ports come from --start_port."
             )
         if name in seen:
             raise UsageError(f"{option} names {name} twice; name each host once.")
@@ -62,7 +64,7 @@ def meeting_point(text: str) -> Endpoint | None:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_number = port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= LAST_PORT
     # Without brackets nobody knows where an IPv6 address ends.
-    is_known = is_host(bare) if bare == host else _is_ipv6(bare)
+    is_known = is_host(bare) if bare == host else is_ipv6(bare)
     return Endpoint(bare, int(port)) if colon and is_number and is_known else None
 
 
@@ -136,7 +138,14 @@ def is_host(name: str) -> bool:
     )
 
 
-def _is_ipv6(text: str) -> bool:
+def is_ipv6(text: str) -> bool:
+    """Return whether TEXT is an IPv6 address.
+
+    >>> is_ipv6("fd00::1"), is_ipv6("node1:6100"), is_ipv6("10.0.0.1")
+    (True, False, False)
+    """
+    if text.count(":") < 2:  # the least that one has: ::1
+        return False
     from ipaddress import AddressValueError, IPv6Address  # few have brackets
 
     try:

@@ -55,7 +55,7 @@ def with_network(facts: Facts, names: Sequence[str], request: Request, root: str
 def chosen(network: str, own: Sequence[Address], option: str) -> Address:
     """Return the one of OWN addresses that is in NETWORK, an interface or addresses as a CIDR.
 
-    IPv4 comes before IPv6, which Paddle cannot read. OPTION is how NETWORK was given. Raises
+    It is one of IPv4, as Paddle cannot read others. OPTION is how NETWORK was given. Raises
     UsageError where it is neither, EnvironmentFault where we have no such address.
     """
     named = [one for one in own if one.interface == network]
@@ -68,7 +68,13 @@ def chosen(network: str, own: Sequence[Address], option: str) -> Address:
             f"{option}: this host has no address there, only {shown}; name an interface, or its "
             "network as 10.0.0.0/16."
         )
-    return min(named, key=lambda one: ":" in one.ip)
+    readable = [one for one in named if ":" not in one.ip]
+    if not readable:
+        raise EnvironmentFault(
+            f"{option}: this host has only {named[0].ip} there ({named[0].interface}), and "
+            f"{hosts.NO_IPV6}; name a network of IPv4."
+        )
+    return readable[0]
 
 
 def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:

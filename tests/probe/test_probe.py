@@ -437,15 +437,20 @@ OURS = (
     [
         ("eth0", Address("eth0", "10.0.0.1")),
         ("eth1", Address("eth1", "10.1.2.3")),
-        ("eth2", Address("eth2", "fd01::1")),
         ("10.1.0.0/16", Address("eth1", "10.1.2.3")),
         ("10.1.2.3", Address("eth1", "10.1.2.3")),
-        ("fd00::/64", Address("eth1", "fd00::1")),
         ("0.0.0.0/0", Address("lo", "127.0.0.1")),
     ],
 )
 def test_a_network_is_an_interface_or_addresses(word: str, expected: Address) -> None:
     assert addresses.chosen(word, OURS, "--network") == expected
+
+
+@pytest.mark.parametrize("word", ["eth2", "fd01::/64", "fd01::1"])
+def test_a_network_of_ipv6_is_a_fault(word: str) -> None:
+    """Paddle 2.6.2 and 3.3.1 split endpoints at their colons, and resolve names to IPv4 alone."""
+    with pytest.raises(EnvironmentFault, match=r"only fd01::1 there \(eth2\), and Paddle reads no"):
+        addresses.chosen(word, OURS, f"--network={word}")
 
 
 def test_a_network_that_is_not_here_is_a_fault_that_lists_what_is() -> None:
