@@ -266,8 +266,8 @@ class Console(Sink):
         return self._is_last and not self._is_done
 
     def shows(self, process: int) -> bool:
-        """Whether the user has seen all output of PROCESS, and no other's."""
-        return self._shown == (process,) and not self._outlet.is_closed
+        """Whether who reads the launcher's lines sees all output of PROCESS, and no other's."""
+        return self._shown == (process,) and not self._outlet.is_closed and _are_one_file(1, 2)
 
     def close(self) -> None:
         """Stop."""
@@ -421,3 +421,11 @@ class Console(Sink):
             feed.close()
         for key in ("pace", "timeout"):
             self._waiting.alarm(key, None, self._pump)
+
+
+def _are_one_file(first: int, second: int) -> bool:
+    """Whether two descriptors lead to the same terminal, pipe or file."""
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:
+        return False

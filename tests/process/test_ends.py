@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -92,9 +93,17 @@ def test_s18_the_culprits_traceback_is_the_end_of_the_console(tmp_path: Path) ->
 
 
 def test_what_rank_0_said_is_not_said_twice(tmp_path: Path) -> None:
-    done = Launch(tmp_path, "echo alas; exit 3").run()
-    assert (done.returncode, done.stdout) == (3, b"alas\n")
-    assert b"alas" not in done.stderr
+    done = Launch(tmp_path, "echo alas; exit 3").run(stderr=subprocess.STDOUT)
+    assert done.returncode == 3
+    assert done.stdout.count(b"alas") == 1
+
+
+def test_who_reads_errors_elsewhere_reads_there_what_rank_0_said(tmp_path: Path) -> None:
+    """As with `fleetrun train.py > out.txt` at a terminal."""
+    with open(tmp_path / "out.txt", "wb") as out:
+        done = Launch(tmp_path, "echo alas; exit 3").run(stdout=out)
+    assert (tmp_path / "out.txt").read_bytes() == b"alas\n"
+    assert b"which ends with\n    alas\n" in done.stderr
 
 
 @pytest.mark.parametrize(
