@@ -143,7 +143,7 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
         from fleetrun.remote import started  # only below an engine
 
         return started.launch(wanted, environ, found[0])
-    from fleetrun.launch import launch as start  # usage errors need none of it
+    from fleetrun.job import launch as start  # usage errors need none of it
 
     return start(wanted, environ)
 

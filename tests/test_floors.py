@@ -62,7 +62,7 @@ FLOORS = (
         "fleetrun.session",
     ),
     ("fleetrun.sinks", "fleetrun.sources", "fleetrun.run.supervisor"),
-    ("fleetrun.launch", "fleetrun.checkup", "fleetrun.remote"),
+    ("fleetrun.job", "fleetrun.checkup", "fleetrun.remote"),
     (
         "fleetrun.cli",
         "fleetrun.commands",
@@ -425,7 +425,7 @@ def test_a_real_launch_loads_nothing_slow(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     loaded = {row.rpartition("|")[2].strip() for row in rows}
-    assert "fleetrun.launch" in loaded
+    assert "fleetrun.job" in loaded
     # The first line of events.jsonl needs json, but by then all ranks are started.
     slow = SLOW & (loaded - loaded_by("pass") - {"json"})
     assert not slow, f"a launch loads {sorted(slow)}"

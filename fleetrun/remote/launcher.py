@@ -33,7 +33,7 @@ def load(environ: Mapping[str, str], *, has_others: bool) -> None:
     # Nothing of what is imported is garbage, and to look for it takes a tenth of the time.
     gc.disable()
     import_module(protocol.LAUNCHER)
-    for name in ("cli", "launch"):
+    for name in ("cli", "job"):
         import_module(f"fleetrun.{name}")
     if has_others:
         for name in ("session.joining", "sources.session", "sources.session_end"):

@@ -26,7 +26,7 @@ def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     if detect.has_tasks(found):
         return _with_tasks(request, environ, found)
-    from fleetrun.launch import launch as start
+    from fleetrun.job import launch as start
 
     return start(request, environ)
 
@@ -46,7 +46,7 @@ def _spread(request: Request, found: Detected) -> int:
 
 def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -> int:
     """Lead the other tasks of this host, or follow the one that does."""
-    from fleetrun.launch import launch as start
+    from fleetrun.job import launch as start
     from fleetrun.remote import tasks  # only with a task for each rank
 
     here = tasks.place(found)

@@ -178,7 +178,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("module", ["fleetrun.cli", "fleetrun.request", "fleetrun.launch"])
+@pytest.mark.parametrize("module", ["fleetrun.cli", "fleetrun.request", "fleetrun.job"])
 def test_ctrl_c_while_the_launcher_itself_is_loaded_is_no_traceback(
     tmp_path: Path, module: str
 ) -> None:
