@@ -172,6 +172,12 @@ def _match(typed: str, names: dict[str, Option], notes: list[str], value: str) -
         listed = ", ".join(f"--{known}" for known in starting)
         meant = f"did you mean {listed}?" if len(starting) == 1 else f"it could be {listed}."
         raise UsageError(f"no such option: {typed}; {meant}")
+    of_kind = options.of_kind(name, value)
+    if of_kind is not None and typed.startswith("--"):
+        from fleetrun import hints  # only for what the table does not have
+
+        if hints.find(typed, value) is None:
+            return of_kind
     raise UsageError(f"no such option: {typed}{suggest(typed, names, value=value)}")
 
 

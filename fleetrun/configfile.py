@@ -53,7 +53,8 @@ def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable
         typed = str(key.value)
         if typed == SUBMIT:
             continue
-        option = names.get(typed.replace("-", "_"))
+        name = typed.replace("-", "_")
+        option = names.get(name) or options.of_kind(name)
         if option is None:
             raise UsageError(f"{where}: no such option: {typed}{_suggest(typed)}")
         if not option.in_file:

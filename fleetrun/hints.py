@@ -35,7 +35,10 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ("gpus_per_node gpus_per_task", _PER_HOST),
     ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
     ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
-    ("tpu", Hint(says="fleetrun knows no TPUs, but GPUs, XPUs and NPUs.")),
+    (
+        "tpu",
+        Hint(says="fleetrun knows what Paddle has: GPUs, XPUs, and devices of plug-ins (--npus)."),
+    ),
     # Which hosts, and which of them this is.
     (
         "node_rank machine_rank noderank",

@@ -260,8 +260,15 @@ class Facts(NamedTuple):
     used_ports: frozenset[int] = frozenset()
     # Whether the GPUs are AMD's.
     is_rocm: bool = False
-    # Why none of the GPUs that are here can be used.
-    without_gpus: str = ""
+    # The kinds of the plug-ins that the ranks' Paddle loads, in its order, and how many devices of
+    # each it sees behind the masks.
+    paddle_counts: Mapping[str, int] = {}
+    # The libraries of a kind that Paddle would not take by itself, because another is before it.
+    plugins: Mapping[str, tuple[str, ...]] = {}
+    # Whether there may be plug-ins for the ranks' Paddle.
+    has_plugins: bool = False
+    # Kind -> why none of its devices can be used, although there are signs of it.
+    absent: Mapping[str, str] = {}
     # The engine's tasks on this host where it has started one for each rank.
     tasks: tuple[Task, ...] = ()
     # What else the user should know of this host.
@@ -387,6 +394,8 @@ class LaunchPlan(NamedTuple):
     run_dir: str
     # Files the plan needs before anything starts: path -> text (a list too long for one variable).
     files: Mapping[str, str] = {}
+    # Links that it needs, too: path -> target.
+    links: Mapping[str, str] = {}
     # One-line remarks for the user: what was derived, what was overridden.
     notes: tuple[str, ...] = ()
     # As the request has it, with every auto that this job's hosts and ranks decide.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
+from fleetrun.plan import kinds
 from fleetrun.records import variables
 
 Value = str | int | float | bool | tuple[str, ...] | None
@@ -77,6 +78,8 @@ class Option(NamedTuple):
     words: tuple[str, ...] = ()
     # Aliases of values: (written, meant).
     synonyms: tuple[tuple[str, str], ...] = ()
+    # Words that are not allowed any more: (written, a sentence that says what is).
+    gone: tuple[tuple[str, str], ...] = ()
     minimum: float | None = None
     maximum: float | None = None
     bare: str | None = None
@@ -238,7 +241,7 @@ def _choice(option: Option, text: str) -> str:
     """Read TEXT as one of OPTION's words."""
     word = dict(option.synonyms).get(text.lower(), text.lower())
     if word not in option.words:
-        raise ValueError(wanted(option))
+        raise ValueError(dict(option.gone).get(word, wanted(option)))
     return word
 
 
@@ -406,7 +409,8 @@ TABLE: tuple[Option, ...] = (
         "devices",
         "list",
         DEVICES,
-        "The same as --gpus for whatever kind of device this host has.",
+        "The same as --gpus for whatever kind of device this host has; the name of a kind makes an "
+        "option, too: --mlus=0,1.",
         metavar="LIST",
         env=("PADDLE_DEVICES",),
     ),
@@ -429,6 +433,16 @@ TABLE: tuple[Option, ...] = (
         slot="devices",
     ),
     Option(
+        "device_kind",
+        "text",
+        DEVICES,
+        "The kind of device: gpu, xpu, or one of Paddle's plug-ins (npu, mlu, gcu, ...); cpu for "
+        "none. Without it: the first that Paddle has on this host.",
+        metavar="KIND",
+        env=(kinds.XCCL,),
+        words=("cpu", "gpu", *kinds.VENDORS),
+    ),
+    Option(
         "backend",
         "choice",
         DEVICES,
@@ -436,7 +450,9 @@ TABLE: tuple[Option, ...] = (
         metavar="NAME",
         default="auto",
         env=("PADDLE_DISTRI_BACKEND",),
-        words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "hccl", "flagcx"),
+        words=("auto", "nccl", "gloo", "bkcl", "heter", "xccl", "flagcx"),
+        # For one release: earlier ones took it.
+        gone=(("hccl", "no Paddle takes it; NPUs communicate by xccl, which auto means there."),),
     ),
     Option(
         "oversubscribe",
@@ -1152,16 +1168,6 @@ TABLE: tuple[Option, ...] = (
         status="later",
         reason=_TUNER,
     ),
-    Option(
-        "mlus",
-        "text",
-        LATER,
-        "MLUs to use.",
-        metavar="LIST",
-        aliases=("selected_mlus",),
-        status="later",
-        reason="this version knows GPUs, NPUs and XPUs; until then use " + _PADDLE_LAUNCHER + ".",
-    ),
 )
 
 
@@ -1172,4 +1178,32 @@ def by_name(table: Iterable[Option] = TABLE) -> dict[str, Option]:
 
 def find(name: str) -> Option:
     """Return the option called NAME (underscores, no hyphens)."""
-    return by_name()[name]
+    option = by_name().get(name) or of_kind(name)
+    if option is None:
+        raise KeyError(name)
+    return option
+
+
+def is_option(name: str) -> bool:
+    """Whether there is an option called NAME (underscores, no hyphens)."""
+    return name in by_name() or of_kind(name) is not None
+
+
+def of_kind(name: str, value: str = "") -> Option | None:
+    """Return the option NAME that lists devices of a kind which the table does not have.
+
+    Of a kind of which nobody has heard, VALUE must look like devices; whether they are there, only
+    the host knows.
+
+    >>> of_kind("mlus").slot, of_kind("selected_foos", "0-3").name, of_kind("foos", "x")
+    ('devices', 'foos', None)
+    """
+    listed = name.removeprefix("selected_")
+    kind = listed.removesuffix("s")
+    if kind == listed or not kinds.is_name(kind):
+        return None
+    looks_right = value in {"all", "free"} or (value != "" and not value.strip("0123456789,- "))
+    if not (looks_right or kind in kinds.VENDORS or kind in kinds.SYNONYMS):
+        return None
+    about = f"The same for {kinds.label(kind)}s."
+    return Option(listed, "list", DEVICES, about, metavar="LIST", slot="devices")

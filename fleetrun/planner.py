@@ -113,6 +113,10 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
         log_dir=log_dir,
         run_dir=run_dir,
         files=_files(env, strategy, ranks, run_dir),
+        links={
+            f"{run_dir}/{os.path.basename(path)}": path
+            for path in facts.plugins.get(share.kind, ())
+        },
         notes=(
             *request.notes,
             *facts.notes,

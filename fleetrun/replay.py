@@ -21,6 +21,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Layer
 from fleetrun.options import RawOption
 from fleetrun.plan import secrets
+from fleetrun.plan.kinds import ROOT, is_mask
 from fleetrun.records import manifestfile, variables
 from fleetrun.records.manifestfile import Recorded
 
@@ -30,7 +31,7 @@ _FAMILIES = (
     *("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_", "POD_"),
     *("TRAINER_", "DISTRIBUTED_", "STAGE_", "MASTER_"),
 )
-_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", variables.ASSUME_DEVICES, variables.STRATEGY)
+_SINGLE = ("TRAINING_ROLE", "WITH_COVERAGE", ROOT, variables.ASSUME_DEVICES, variables.STRATEGY)
 # Not in the manifest, but the plan is another one without them.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
@@ -55,10 +56,7 @@ def is_remembered(name: str) -> bool:
     (True, True, False)
     """
     return (
-        name.startswith(_FAMILIES)
-        or name.endswith("_VISIBLE_DEVICES")
-        or name in _SINGLE
-        or name in detect.VARIABLES
+        name.startswith(_FAMILIES) or is_mask(name) or name in _SINGLE or name in detect.VARIABLES
     )
 
 
@@ -69,7 +67,7 @@ def replay(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Replay:
     )
     if not path.strip():
         raise UsageError("--from-manifest needs a value: give FILE, a manifest.json.")
-    found = manifestfile.read(path, options.by_name())
+    found = manifestfile.read(path, options.is_option)
     missing: list[str] = []
     words = _arguments(found, parsed, environ, missing)
     restored_environ = _environ(found, environ, missing)

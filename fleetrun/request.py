@@ -9,7 +9,7 @@ from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
-from fleetrun.plan import secrets
+from fleetrun.plan import kinds, secrets
 from fleetrun.plan.hosts import (
     LAST_PORT,
     NO_IPV6,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # Options that fill no field of the request.
 _NO_FIELD = ("config", "from_manifest", "help", "strategy", "version")
-_KINDS = {"gpus": "gpu", "npus": "npu", "xpus": "xpu"}
 # The first two steps allocate, compile, and put buckets in order.
 _PROFILED_STEPS = "3-7"
 # All are kept in memory until the last.
@@ -39,6 +38,8 @@ _MOST_RANKS = 1 << 16
 # No number of hosts has more digits.
 _DIGITS = 9
 _LEAST_LOG = 1024 * 1024
+# How high the command line stands.
+_TYPED = 2
 # Variables of ranks. On one host they say nothing about the job to be started.
 _IDENTITY = (
     "PADDLE_TRAINER_ID",
@@ -103,6 +104,7 @@ def resolve(
     _take_detected(chosen, detect, environ, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
+    chosen["device_kind"], kind = _device_kind(chosen, env, notes)
     chosen["run_mode"] = _run_mode(chosen, environ, notes)
     word = chosen["run_mode"].of(str) or "collective"
     mode = modes.BY_WORD[word]
@@ -123,7 +125,7 @@ def resolve(
     return Request(
         script=parsed.script,
         devices=raw_devices or None,
-        device_kind=_KINDS.get(devices.given.option.name) if raw_devices else None,
+        device_kind=kind,
         nproc_per_node=processes.of(int) or processes.of(str),
         oversubscribe=chosen["oversubscribe"].value is True,
         ips=hosts.ips,
@@ -528,6 +530,38 @@ def _address(found: ResolvedOption) -> str | None:
     return address or None
 
 
+def _device_kind(
+    chosen: Mapping[str, ResolvedOption], env: Mapping[str, tuple[str, str]], notes: list[str]
+) -> tuple[ResolvedOption, str | None]:
+    """Return what --device_kind says, and the kind that is meant: that, or the listed devices'."""
+    found, devices = chosen["device_kind"], chosen["devices"].given
+    if kinds.XCCL in env and _strength(found) < _TYPED:
+        raw, source = env[kinds.XCCL]
+        typed = f"--env {kinds.XCCL}"
+        found = ResolvedOption(raw, found.given._replace(raw=raw, source=source, typed=typed))
+    kind = (found.of(str) or "").strip()
+    if kind and not kinds.is_name(kind):
+        raise UsageError(found.given.blame("give the name that Paddle has for it: npu, mlu, gpu."))
+    kind = kinds.SYNONYMS.get(kind, kind)
+    listed = devices.option.name.removesuffix("s")
+    listed = kinds.SYNONYMS.get(listed, listed)
+    if kind == listed or devices.option.name == "devices" or not devices.raw.strip():
+        return found, kind or None
+    said = f"{devices.typed}={devices.raw}"
+    if not kind:
+        return found, listed
+    if found.given.typed == found.given.option.flag and found.given.source == "command line":
+        other = f"{said} names {kinds.label(listed)}s; give one of the two, or --devices."
+        raise UsageError(found.given.blame(other))
+    why = f"{found.given.typed}={found.given.raw}"
+    if devices.option.name in kinds.GENERAL:
+        # Paddle's launchers read them all as --devices.
+        notes.append(f"{said} names {kinds.label(kind)}s: {why}.")
+        return found, kind
+    notes.append(f"{said} wins over {why}.")
+    return ResolvedOption(None, RawOption(found.given.option, "", "", "default")), listed
+
+
 def _run_mode(
     chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
 ) -> ResolvedOption:
@@ -592,7 +626,7 @@ def _asks(found: ResolvedOption) -> bool:
 def _strength(found: ResolvedOption) -> int:
     """Return how high FOUND's source stands: command line > environment > file."""
     source = found.given.source
-    return 2 if source == "command line" else int(source.startswith("$"))
+    return _TYPED if source == "command line" else int(source.startswith("$"))
 
 
 def _implied(found: ResolvedOption, mode: str, by: str) -> ResolvedOption:

@@ -97,6 +97,38 @@ def test_options_are_read_in_every_spelling(
     assert given_of(*words) == settings
 
 
+@pytest.mark.parametrize(
+    ("words", "name", "raw"),
+    [
+        (["--mlus", "0,1"], "mlus", "0,1"),
+        (["--gcus=0,1,2,3,4,5,6,7"], "gcus", "0,1,2,3,4,5,6,7"),
+        (["--musas", "all"], "musas", "all"),
+        (["--iluvatar-gpus=0-3"], "iluvatar_gpus", "0-3"),
+        (["--selected_mlus=0"], "mlus", "0"),
+        (["--mlus=x"], "mlus", "x"),
+        # Of a kind that nobody knows, only the host can tell.
+        (["--foos", "0, 1"], "foos", "0, 1"),
+    ],
+)
+def test_devices_of_any_kind_are_named_by_the_rule(words: list[str], name: str, raw: str) -> None:
+    (given,) = argv.split([*words, "train.py"]).settings
+    assert (given.option.name, given.option.target, given.raw) == (name, "devices", raw)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--foos=x", "no such option: --foos; `fleetrun --help=all` lists them all."),
+        ("--foos=", "no such option: --foos; "),
+        ("--ngpus=4", "no such option: --ngpus; here that is --nproc_per_node=4"),
+        ("-mlus=0", "no such option: -mlus; "),
+        ("--mlu=0", "no such option: --mlu; "),
+    ],
+)
+def test_not_every_option_that_ends_in_s_names_devices(word: str, says: str) -> None:
+    assert refusal(word, "train.py").startswith(says)
+
+
 def test_a_command_that_looks_like_a_value_is_the_script() -> None:
     parsed = argv.split(["--dry-run", "sh", "run.sh"])
     assert parsed.script == Script("file", "sh", ("run.sh",))

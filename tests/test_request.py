@@ -88,6 +88,7 @@ VALUES = {
     "strategy_strict": ("true", "false"),
     "merge_tail": ("step", "drop"),
     "check_ranks": ("auto", "-1"),
+    "device_kind": ("mlu", "npu"),
     "backend": ("nccl", "gloo"),
     "oversubscribe": ("true", "false"),
     "bind": ("cores", "numa"),
@@ -372,7 +373,7 @@ def test_listed_hosts_are_counted() -> None:
     assert asked("--ips=a,b", "--nnodes=2").nnodes == "2"
 
 
-def test_a_number_that_disagrees_with_the_list_is_refused() -> None:
+def test_a_number_that_disagrees_with_the_list_is_refusal() -> None:
     assert refusal("--ips=a,b", "--nnodes=3") == (
         "--nnodes=3: --ips names 2 hosts; leave one of the two out."
     )
@@ -501,6 +502,62 @@ def test_a_place_among_hosts_needs_several_hosts() -> None:
     assert asked("--rank=0") == asked("--rank=0")._replace(rank=None, notes=())
     assert asked("--rank=2").notes == ("--rank=2 has no effect: the job is on one host.",)
     assert asked("--rank=1", environ=CLOUD).rank == 1
+
+
+# -- the kind of devices --
+
+XCCL = "PADDLE_XCCL_BACKEND"
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "kind"),
+    [
+        ([], {}, None),
+        (["--devices=0"], {}, None),
+        (["--mlus=0"], {}, "mlu"),
+        (["--selected_foos=0"], {}, "foo"),
+        (["--dcus=0"], {}, "gpu"),
+        (["--device_kind=dcu", "--gpus=0"], {}, "gpu"),
+        (["--devices=0"], {XCCL: "sdaa"}, "sdaa"),
+        (["--devices=0", "--device_kind=mlu"], {XCCL: "sdaa"}, "mlu"),
+        (["--devices=0", "--env", f"{XCCL}=mlu"], {XCCL: "sdaa"}, "mlu"),
+        ([], {XCCL: " "}, None),
+    ],
+)
+def test_the_kind_is_what_an_option_or_a_variable_names(
+    words: list[str], environ: dict[str, str], kind: str | None
+) -> None:
+    assert asked(*words, environ=environ).device_kind == kind
+
+
+def test_paddles_lists_of_devices_mean_the_kind_of_the_variable() -> None:
+    for listed in ("--gpus=0,1", "--npus=0,1", "--xpus=0,1"):
+        found = asked(listed, environ={XCCL: "iluvatar_gpu"})
+        assert (found.devices, found.device_kind) == ("0,1", "iluvatar_gpu")
+        assert found.notes == (f"{listed} names ILUVATAR_GPUs: ${XCCL}=iluvatar_gpu.",)
+
+
+def test_the_option_of_another_kind_wins_over_the_variable() -> None:
+    found = asked("--mlus=0", environ={XCCL: "npu"})
+    assert found.device_kind == "mlu"
+    assert found.notes == (f"--mlus=0 wins over ${XCCL}=npu.",)
+    assert setting(found, "device_kind").source == "default"
+
+
+def test_two_options_that_name_two_kinds_contradict_each_other() -> None:
+    assert refusal("--gpus=0", "--device_kind=mlu") == (
+        "--device_kind=mlu: --gpus=0 names GPUs; give one of the two, or --devices."
+    )
+    assert refusal("--device_kind=a:8").endswith(
+        "give the name that Paddle has for it: npu, mlu, gpu."
+    )
+
+
+def test_hccl_is_called_xccl() -> None:
+    said = "no Paddle takes it; NPUs communicate by xccl, which auto means there."
+    assert refusal("--backend=hccl") == f"--backend=hccl: {said}"
+    environ = {"PADDLE_DISTRI_BACKEND": "hccl"}
+    assert refusal(environ=environ) == f"--backend=hccl (from $PADDLE_DISTRI_BACKEND): {said}"
 
 
 # -- what another launcher left behind --

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 from click import shell_completion
 from click.shell_completion import CompletionItem
@@ -10,6 +12,7 @@ from fleetrun import argv, options
 from fleetrun.commands import COMMANDS, parser, values
 from fleetrun.commands import help as help_text
 from fleetrun.errors import UsageError
+from fleetrun.plan import kinds
 from fleetrun.printing import put
 from fleetrun.records.variables import COMPLETE
 
@@ -153,7 +156,7 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem[str]]:
     if command is not None and not isinstance(command, parser.LaunchCommand):
         return _of_command(command, words, incomplete)
     if command is None:
-        found = _launch(words, incomplete, options.TABLE)
+        found = _launch(words, incomplete, (*options.TABLE, *_of_kinds()))
     else:
         found = _launch(words[1:], incomplete, command.rows())
     if found is not None:
@@ -194,6 +197,14 @@ def _launch(
         option = options.by_name(table).get(_normalize(typed[2:]))
         return values.of(option, value, f"{typed}=") if option else []
     return _options(incomplete, table) if incomplete.startswith("-") else None
+
+
+def _of_kinds() -> list[options.Option]:
+    """Return the options of the kinds that are known, and of the one that is exported."""
+    names = dict.fromkeys((*kinds.VENDORS, os.environ.get(kinds.XCCL, "")))
+    known = options.by_name()
+    found = [options.of_kind(f"{kind}s", "all") for kind in names if f"{kind}s" not in known]
+    return [option for option in found if option is not None]
 
 
 def _normalize(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Assigned, Endpoint, Member, Roster
-from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.environment import is_identity
 from fleetrun.plan.layout import COORDINATOR, HETER, SERVER, TRAINER
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Engine:
         """Return this host, with the port that the cluster has chosen."""
         assigned, endpoint = read(facts.environ)
         member = Member(endpoint.host, (endpoint.port,), ((),))
-        return Roster((member,), 0, endpoint, engine=NAME, inherited=IDENTITY, assigned=assigned)
+        inherited = tuple(filter(is_identity, facts.environ))
+        return Roster((member,), 0, endpoint, engine=NAME, inherited=inherited, assigned=assigned)
 
     def close(self) -> None:
         """Do nothing: no port is held."""

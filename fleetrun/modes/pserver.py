@@ -10,7 +10,7 @@ from fleetrun.errors import UsageError
 from fleetrun.model import Endpoint, RankSpec
 from fleetrun.modes import roles
 from fleetrun.modes.roles import MEETING
-from fleetrun.plan import origin
+from fleetrun.plan import kinds, origin
 from fleetrun.plan.layout import (
     COORDINATOR,
     HETER,
@@ -21,7 +21,6 @@ from fleetrun.plan.layout import (
     ModeHosts,
     Slots,
 )
-from fleetrun.plan.masks import MASKS
 from fleetrun.records import names
 
 if TYPE_CHECKING:
@@ -273,7 +272,8 @@ def _stages(wanted: Roles, found: Ranks, spec: RankSpec, kind: str) -> dict[str,
 
 def _devices(spec: RankSpec, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that show SPEC only its devices, by their names in the mask."""
-    masks = tuple(dict.fromkeys((*_VISIBLE, *MASKS.get(kind, ()))))
+    own = () if kind == "cpu" else kinds.masks(kind)
+    masks = tuple(dict.fromkeys((*_VISIBLE, *own)))
     if spec.role not in _COMPUTES:
         # A server built for GPUs would take memory on the first one for nothing.
         return dict.fromkeys(masks, "")

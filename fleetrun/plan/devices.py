@@ -5,23 +5,14 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
-from fleetrun.plan import masks, origin, use
+from fleetrun.plan import kinds, masks, origin, use
+from fleetrun.plan.kinds import label
 from fleetrun.records.variables import ASSUME_DEVICES
-
-# In the order in which a host that has several kinds is used.
-KINDS = ("gpu", "xpu", "npu")
 
 # How CUDA numbers GPUs, and the way that NVML, the driver's library, does.
 ORDER, DRIVERS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
-# The first of a kind's backends is what `auto` means there.
-_BACKENDS = {
-    "gpu": ("nccl", "gloo", "heter", "flagcx"),
-    "xpu": ("bkcl", "gloo", "heter", "flagcx"),
-    "npu": ("xccl", "hccl", "gloo", "heter"),
-    "cpu": ("gloo",),
-}
-_ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "hccl", "xccl", "flagcx", "heter")
+_ALL_BACKENDS = ("auto", "nccl", "gloo", "bkcl", "xccl", "flagcx", "heter")
 
 _ON_CPU = "training runs on the CPU with the gloo backend."
 
@@ -55,7 +46,14 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     # Paddle's gloo trains on the CPU: it takes devices only from those who name them.
     if request.backend == "gloo" and request.devices is None and processes != "gpu":
         return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
-    kind = _kind(request, facts)
+    kind, of_kind = _kind(request, facts)
+    if kind == "cpu":
+        if request.devices is not None:
+            raise UsageError(
+                f"{origin.option(request, 'devices')} names devices, "
+                f"and {origin.option(request, 'device_kind')} asks for none: give one of them."
+            )
+        return _on_cpu(request, processes if isinstance(processes, int) else 1, ())
     visible, why = masks.visible(facts, kind)
     if not visible.devices:
         _refuse_cpu(request, processes, why)
@@ -71,12 +69,12 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         groups: tuple[tuple[Device, ...], ...] = (chosen,)
     else:
         groups = _groups(request, chosen, processes, kind)
-    notes = (*notes, *_idle(chosen, groups, kind))
+    notes = (*of_kind, *notes, *_idle(chosen, groups, kind))
     backend = _backend(request, kind)
     if backend == "gloo":
         notes = (
             *notes,
-            f"Paddle trains on the CPU with gloo, even with {masks.NAMES[kind]}s named.",
+            f"Paddle trains on the CPU with gloo, even with {label(kind)}s named.",
         )
     else:
         instances = _instances(request, visible, groups) if divided else ()
@@ -132,14 +130,49 @@ def _processes(request: Request) -> int | str:
     )
 
 
-def _kind(request: Request, facts: Facts) -> str:
-    """Return the kind of device that is meant: the one named, or the first this host has."""
-    if request.device_kind is not None:
-        return request.device_kind
+def _kind(request: Request, facts: Facts) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of device that is meant, and what is to be said of it.
+
+    It is the one named, or the first this host has: Paddle prefers those of its plug-ins.
+    """
+    counts = {**facts.device_counts, **facts.paddle_counts}
+    order = dict.fromkeys((*facts.paddle_counts, *kinds.BUILT_IN, *counts))
+    there = [kind for kind in order if counts.get(kind)]
+    named = request.device_kind
     # --nproc_per_node=gpu means what it says even where other devices are.
-    if request.nproc_per_node == "gpu":
-        return "gpu"
-    return next((kind for kind in KINDS if facts.device_counts.get(kind)), "gpu")
+    if named is None and request.nproc_per_node == "gpu":
+        named = "gpu"
+    is_general = named == "gpu" and "gpu" not in there and not _is_exact(request)
+    if is_general and there and there[0] in facts.paddle_counts:
+        # Paddle's launcher takes --gpus for the devices of whatever kind there is.
+        said = f"{origin.option(request, 'devices')} names {label(there[0])}s: no GPU is here."
+        return there[0], (said,)
+    if named is not None:
+        _check_known(request, named, facts)
+        return named, ()
+    if len(there) > 1:
+        others = " or ".join(f"--device_kind={kind}" for kind in there[1:])
+        many = f"This host has {' and '.join(f'{label(kind)}s' for kind in there)}"
+        return there[0], (f"{many}: {label(there[0])}s are used; {others} uses the others.",)
+    return next(iter((*there, *facts.absent)), "gpu"), ()
+
+
+def _is_exact(request: Request) -> bool:
+    """Whether --device_kind, or no list of devices at all, says that GPUs are meant."""
+    return request.devices is None or origin.is_given(request, "device_kind")
+
+
+def _check_known(request: Request, kind: str, facts: Facts) -> None:
+    """Raise UsageError for an option such as --gups that names a KIND of which nobody has heard."""
+    known = {*kinds.BUILT_IN, *kinds.VENDORS, *facts.device_counts, *facts.paddle_counts}
+    if kind in {"cpu", *known, *facts.absent} or _is_exact(request):
+        return
+    from fleetrun import suggestions  # only for a mistake
+
+    there = ", ".join(f"--{one}s" for one in facts.paddle_counts)
+    otherwise = f"Paddle here has {there}." if there else "`fleetrun --help=all` lists them all."
+    ending = suggestions.ending(f"{kind}s", [f"{one}s" for one in known], otherwise, "--")
+    raise UsageError(f"no such option: --{kind}s{ending}")
 
 
 def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
@@ -150,12 +183,13 @@ def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
 def _backend(request: Request, kind: str) -> str:
     """Return the backend asked for, if KIND of device can have it."""
     if request.backend == "auto":
-        return _BACKENDS[kind][0]
-    if request.backend not in _BACKENDS[kind]:
-        where = "the CPU" if kind == "cpu" else f"{masks.NAMES[kind]}s"
+        return kinds.backends(kind)[0]
+    if request.backend not in kinds.backends(kind):
+        where = "the CPU" if kind == "cpu" else f"{label(kind)}s"
         raise EnvironmentFault(
             f"{origin.option(request, 'backend')}: training here runs on {where}, which can use "
-            f"{', '.join(_BACKENDS[kind])}; leave the option out to get {_BACKENDS[kind][0]}."
+            f"{', '.join(kinds.backends(kind))}; leave the option out to get "
+            f"{kinds.backends(kind)[0]}."
         )
     return request.backend
 
@@ -166,6 +200,8 @@ def _refuse_cpu(request: Request, processes: int | str, why: str) -> None:
         asked = origin.option(request, "devices")
     elif processes == "gpu":
         asked = origin.option(request, "nproc_per_node")
+    elif origin.is_given(request, "device_kind") and "hides" not in why:
+        asked = origin.option(request, "device_kind")
     else:
         return
     instead = "leave the option out to train on the CPU."
@@ -297,7 +333,7 @@ def _groups(
         return tuple((device,) for device in chosen[:processes])
     if count % processes:
         raise UsageError(
-            f"{origin.option(request, 'devices')}: {count} {masks.NAMES[kind]}s cannot be divided "
+            f"{origin.option(request, 'devices')}: {count} {label(kind)}s cannot be divided "
             f"evenly among {processes} processes (--nproc_per_node)."
         )
     each = count // processes
@@ -312,7 +348,7 @@ def _idle(
     idle = [device.id for device in chosen if device not in used]
     if not idle:
         return ()
-    name, processes = masks.NAMES[kind], len(groups)
+    name, processes = label(kind), len(groups)
     subject = f"{name} {idle[0]} is" if len(idle) == 1 else f"{name}s {_listed(idle)} are"
     said = f"{subject} idle: --nproc_per_node={processes} uses one {name} for each process"
     if len(chosen) % processes or processes == 1:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import communication, devices, masks, secrets
+from fleetrun.plan import communication, devices, kinds, secrets
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.records import names
@@ -38,10 +38,6 @@ STACK_SIGNAL = 60
 # no worker sees half of another launcher's job. (MASTER_*: Paddle takes it before PADDLE_MASTER.)
 IDENTITY = (
     "DISTRIBUTED_TRAINER_ENDPOINTS",
-    "FLAGS_selected_accelerators",
-    "FLAGS_selected_gpus",
-    "FLAGS_selected_npus",
-    "FLAGS_selected_xpus",
     "HETER_DEVICE_TYPE",
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -77,6 +73,16 @@ IDENTITY = (
     "TRAINER_PORTS_NUM",
     "TRAINING_ROLE",
 )
+
+
+def is_identity(name: str) -> bool:
+    """Whether the variable NAME says who a process is.
+
+    >>> is_identity("PADDLE_TRAINER_ID"), is_identity("FLAGS_selected_mlus"), is_identity("HOME")
+    (True, True, False)
+    """
+    return name in IDENTITY or name.startswith(kinds.SELECTED)
+
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _NO_PROXIES = ("no_proxy", "NO_PROXY")
@@ -123,7 +129,7 @@ def variables(
     proxies = _proxies(facts, roster)
     shared = {name: value for name, value in defaults.items() if name not in facts.environ}
     shared |= proxies | _launch(request, facts, roster, run_dir)
-    shared |= layout.job
+    shared |= {**layout.job, **_plugins(facts, share, run_dir)}
     chosen = _chosen(request)
     shared |= chosen
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
@@ -145,7 +151,7 @@ def variables(
     ]
     # The identity that another job's launcher has given.
     foreign = tuple(
-        name for name in IDENTITY if name in facts.environ and name not in roster.inherited
+        name for name in sorted(facts.environ) if is_identity(name) and name not in roster.inherited
     )
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
@@ -154,6 +160,9 @@ def variables(
     # Other roles have other variables.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
     removed = tuple(name for name in foreign if all(name in names for names in unset))
+    if share.backend != "xccl" and kinds.XCCL in facts.environ:
+        # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.
+        unset = tuple((*names, kinds.XCCL) for names in unset)
     if TOKEN in facts.environ:
         # With the token a process may join the job, or end it.
         unset = tuple((*names, TOKEN) for names in unset)
@@ -219,7 +228,19 @@ def _own_mask(share: Share, spec: RankSpec) -> dict[str, str]:
     if not share.has_own_masks or not spec.devices:
         return {}
     # Of several MIG instances in a mask, CUDA shows a process only one.
-    return {masks.MASKS[share.kind][0]: ",".join(device.id for device in spec.devices)}
+    return {kinds.masks(share.kind)[0]: ",".join(device.id for device in spec.devices)}
+
+
+def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:
+    """Return the variables by which Paddle takes the devices of SHARE, and of no other plug-in."""
+    found = {kinds.XCCL: share.kind} if share.backend == "xccl" else {}
+    if share.kind not in facts.paddle_counts:
+        # Paddle prefers a plug-in's devices to GPUs and the CPU.
+        return found | ({kinds.ROOT: ""} if facts.has_plugins else {})
+    if share.kind in facts.plugins:
+        # Where there are links to its libraries alone.
+        found[kinds.ROOT] = run_dir
+    return found
 
 
 def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
@@ -259,8 +280,6 @@ def _defaults(
         from fleetrun.plan import debug  # only where a debugger is wanted
 
         defaults |= debug.VARIABLES
-    if share.backend == "xccl":
-        defaults["PADDLE_XCCL_BACKEND"] = share.kind
     is_cuda = share.kind == "gpu" and not facts.is_rocm
     if is_cuda and any(each.id.isdecimal() for group in share.groups for each in group):
         # CUDA would number the fastest one first, and the driver, whose numbers we have, does not.

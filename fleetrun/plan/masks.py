@@ -4,22 +4,13 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Device, Facts
-
-# The first of these that is set says which devices a process may see, and in which order.
-MASKS = {
-    "gpu": ("CUDA_VISIBLE_DEVICES",),
-    "xpu": ("XPULINK_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES"),
-    "npu": ("ASCEND_RT_VISIBLE_DEVICES", "NPU_VISIBLE_DEVICES"),
-}
+from fleetrun.plan import kinds
+from fleetrun.plan.kinds import label
 
 # Where GPUs are AMD's, this one comes before CUDA's, which HIP reads, too.
 HIP_MASK = "HIP_VISIBLE_DEVICES"
 # Hides GPUs below HIP, which counts those that are left from 0.
 ROCR_MASK = "ROCR_VISIBLE_DEVICES"
-
-EVERY_MASK = (*(name for names in MASKS.values() for name in names), HIP_MASK, ROCR_MASK)
-
-NAMES = {"gpu": "GPU", "xpu": "XPU", "npu": "NPU"}
 
 UUIDS = ("GPU-", "MIG-")
 
@@ -37,17 +28,18 @@ class Visible(NamedTuple):
 
 def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
     """Return the devices of KIND that a process would see, or none and why."""
+    if kind in facts.paddle_counts:
+        return _seen(facts, kind)
     count = facts.device_counts.get(kind, 0)
     name, text = _mask(facts, kind)
     if not count:
-        broken = facts.without_gpus if kind == "gpu" else ""
-        return Visible((), name), broken or f"this host has no {NAMES[kind]} driver"
+        return Visible((), name), facts.absent.get(kind, f"this host has no {label(kind)} driver")
     if name is None or text == "all":
         name, entries = None, tuple(map(str, range(count)))
     else:
         entries = listed(text)
         if not entries:
-            return Visible((), name), f"{name}={text} hides all {count} {NAMES[kind]}s"
+            return Visible((), name), f"{name}={text} hides all {count} {label(kind)}s"
         _check_mask(name, entries, facts, kind)
     found = [each for entry in entries for each in _behind(entry, facts, kind)]
     if any(is_instance(each.id) for each in found):
@@ -61,6 +53,31 @@ def visible(facts: Facts, kind: str) -> tuple[Visible, str]:
         tuple(each.uuids for each in found),
         tuple(each.number for each in found),
     ), ""
+
+
+def _seen(facts: Facts, kind: str) -> tuple[Visible, str]:
+    """Return the devices of a plug-in's KIND, of which Paddle has counted those behind the mask."""
+    count = facts.paddle_counts[kind]
+    name, text = _mask(facts, kind)
+    if name is None or text == "all":
+        name, ids = None, tuple(map(str, range(count)))
+    else:
+        ids = tuple(entry.strip() for entry in text.split(",") if entry.strip())
+        if not ids or ids[0].startswith("-"):
+            return Visible((), name), f"{name}={text} hides all {label(kind)}s"
+    if not count:
+        return Visible((), name), facts.absent[kind]
+    if len(ids) == count:
+        places = tuple(range(count))
+    elif all(entry.isdecimal() and int(entry) < count for entry in ids) and len(ids) < count:
+        # The plug-in does not read the mask: its numbers are those of all devices.
+        places = tuple(map(int, ids))
+    else:
+        number = f"{len(ids)} device{'s' * (len(ids) > 1)}"
+        raise EnvironmentFault(f"{name}={text} names {number}, but Paddle sees {count} behind it.")
+    devices = tuple(Device(kind, entry, place) for entry, place in zip(ids, places, strict=True))
+    numbers = tuple(entry if entry.isdecimal() else "" for entry in ids)
+    return Visible(devices, name, tuple((entry,) for entry in ids), numbers), ""
 
 
 class _Behind(NamedTuple):
@@ -94,7 +111,9 @@ def is_instance(device: str) -> bool:
 
 def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     """Return the variable that limits KIND on this host, and its value."""
-    names = (HIP_MASK, *MASKS[kind]) if kind == "gpu" and facts.is_rocm else MASKS[kind]
+    names = kinds.masks(kind)
+    if kind == "gpu" and facts.is_rocm:
+        names = (HIP_MASK, *names)
     for name in names:
         if name in facts.environ:
             return name, facts.environ[name].strip()
@@ -136,5 +155,5 @@ def _check_mask(name: str, entries: tuple[str, ...], facts: Facts, kind: str) ->
 def has(count: int, kind: str) -> str:
     """Return this host's devices, for an error message."""
     if count == 1:
-        return f"this host has 1 {NAMES[kind]}, number 0"
-    return f"this host has {count} {NAMES[kind]}s, 0-{count - 1}"
+        return f"this host has 1 {label(kind)}, number 0"
+    return f"this host has {count} {label(kind)}s, 0-{count - 1}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetrun.plan import kinds
+
 if TYPE_CHECKING:
     from fleetrun.model import Request
-
-_KIND_FLAGS = {"gpu": "gpus", "npu": "npus", "xpu": "xpus"}
 
 
 def option(request: Request, name: str) -> str:
@@ -15,9 +15,22 @@ def option(request: Request, name: str) -> str:
     value = getattr(request, name)
     if isinstance(value, tuple):
         value = ",".join(value)
-    flag = _KIND_FLAGS.get(request.device_kind or "", name) if name == "devices" else name
+    flag = _of_devices(request) if name == "devices" else name
     written = f"--{flag}={value}"
     for setting in request.settings:
         if setting.name in {name, flag} and setting.source not in {"command line", "default"}:
             return f"{written} (from {setting.source})"
     return written
+
+
+def is_given(request: Request, name: str) -> bool:
+    """Whether anybody has given the option NAME, which has no default."""
+    return any(each.name == name and each.source != "default" for each in request.settings)
+
+
+def _of_devices(request: Request) -> str:
+    """Return the name of the option by which the devices were named."""
+    kind = None if is_given(request, "device_kind") else request.device_kind
+    own = "devices" if kind is None else f"{kind}s"
+    names = {"devices", own, *kinds.GENERAL}
+    return next((each.name for each in request.settings if each.name in names), own)

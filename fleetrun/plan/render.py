@@ -186,6 +186,7 @@ def _node_lines(
         f"  file      {visible(path)}: {_count(len(text), 'character', 'characters')}"
         for path, text in sorted(plan.files.items())
     ]
+    lines += [f"  link      {path} to {target}" for path, target in sorted(plan.links.items())]
     for process in plan.processes:
         lines += ["", f"  {_title(process)}"]
         lines += _hanging("    command", visible(_command(process.argv)), 14)
@@ -242,6 +243,7 @@ def _json_node(plan: LaunchPlan, *, here: bool) -> dict[str, object]:
         "log_dir": plan.log_dir,
         "run_dir": plan.run_dir,
         "files": dict(plan.files),
+        "links": dict(plan.links),
         "notes": list(plan.notes),
         "processes": [
             {

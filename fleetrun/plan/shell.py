@@ -84,13 +84,17 @@ def _secrets(plan: LaunchPlan) -> list[str]:
 
 def _preparation(plan: LaunchPlan) -> list[str]:
     logs = [_log(plan, process) for process in plan.processes]
-    folders = sorted({path.rpartition("/")[0] for path in [*logs, *plan.files]} - {""})
+    folders = sorted({path.rpartition("/")[0] for path in [*logs, *plan.files, *plan.links]} - {""})
     return [
         f"cd {quoted(plan.cwd)} || exit 1",
         *(f"mkdir -p {quoted(folder)} || exit 1" for folder in folders),
         *(
             f"printf %s {quoted(text)} >{quoted(path)} || exit 1"
             for path, text in sorted(plan.files.items())
+        ),
+        *(
+            f"ln -sf {quoted(target)} {quoted(path)} || exit 1"
+            for path, target in sorted(plan.links.items())
         ),
         "pids=",
     ]

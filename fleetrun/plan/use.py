@@ -5,6 +5,7 @@ from typing import NamedTuple
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, GpuUse, Request
 from fleetrun.plan import masks, origin
+from fleetrun.plan.kinds import label
 
 # The value of --gpus for those that are free.
 FREE = "free"
@@ -28,7 +29,7 @@ def free(
     """Choose the first WANTED of the VISIBLE devices that are free; None: all of them."""
     option = origin.option(request, "devices")
     if kind != "gpu":
-        raise UsageError(f"{option}: which {masks.NAMES[kind]}s are free is not known; name them.")
+        raise UsageError(f"{option}: which {label(kind)}s are free is not known; name them.")
     found: list[Device] = []
     for device in visible.devices:
         use = _use(facts, visible, device)
@@ -58,6 +59,8 @@ def remarks(
     facts: Facts, visible: masks.Visible, groups: tuple[tuple[Device, ...], ...]
 ) -> tuple[str, ...]:
     """Return which devices of GROUPS have less memory than one expects, because others use it."""
+    if not facts.gpu_uses:
+        return ()
     said = []
     for device in dict.fromkeys(device for group in groups for device in group):
         use = _use(facts, visible, device)

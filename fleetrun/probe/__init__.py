@@ -12,7 +12,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts
 from fleetrun.plan import hosts
 from fleetrun.plan.visible import visible
-from fleetrun.probe import devices, scripts
+from fleetrun.probe import devices, plugins, scripts
 from fleetrun.records.variables import ASSUME_DEVICES
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ def read(
     nvml: Callable[[], Nvml] | None = None,
     say: Callable[[str], None] = _remark,
     timeout_s: float = 30.0,
+    plugins_timeout_s: float = 300.0,
 ) -> Facts:
     """Look at this host, as far as planning REQUEST needs to know.
 
     NAMES are the hosts of the job that are known by name. NVIDIA's driver is asked beside the rest;
     SAY gets a line when that takes long, and after TIMEOUT_S seconds it counts as stuck.
+    Paddle is asked, too, where it may have plug-ins, for PLUGINS_TIMEOUT_S seconds.
     """
     assumed = environ.get(ASSUME_DEVICES)
     if assumed and request.dry_run is None:
@@ -72,6 +74,8 @@ def read(
     )
     inquiry = None if assumed else devices.ask_driver(request, root, nvml)
     facts = _with_paddle(request, facts)
+    if not assumed:
+        facts = _with_plugins(request, facts, say, plugins_timeout_s)
     meeting = hosts.meets_at(request)
     if not names and (request.host is not None or meeting is not None):
         # The way to where the hosts meet is the way to all of them.
@@ -139,6 +143,18 @@ def current_folder() -> str:
             f"The current folder cannot be found ({error.strerror}): it may have been removed or "
             "replaced; go to one that is there (`cd`)."
         ) from None
+
+
+def _with_plugins(
+    request: Request, facts: Facts, say: Callable[[str], None], timeout_s: float
+) -> Facts:
+    """Complete FACTS with the devices of Paddle's plug-ins, where there are signs of some."""
+    signs = plugins.find(request, facts)
+    if plugins.is_worth_asking(request, signs):
+        from fleetrun.probe import counted  # only where there are signs
+
+        facts = counted.with_devices(facts, request, signs, say=say, timeout_s=timeout_s)
+    return facts._replace(has_plugins=signs.root != "" or bool(facts.paddle_counts))
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:

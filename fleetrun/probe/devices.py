@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import GpuUse
-from fleetrun.plan import masks
+from fleetrun.plan import kinds, masks
 from fleetrun.plan.visible import elided, visible
+from fleetrun.probe import files
 from fleetrun.records.variables import ASSUME_DEVICES
 from fleetrun.run import proc
 
@@ -29,18 +30,18 @@ _AMD = "sys/class/kfd"
 
 _MASK = "CUDA_VISIBLE_DEVICES"
 
-# Devices that show as numbered files under /dev.
-_DEVICE_FILES = {"npu": "davinci", "xpu": "xpu"}
-
 # Enough of a process to know whose it is.
 _WIDEST_COMMAND = 60
-
-_ASSUMABLE = ("gpu", "npu", "xpu")
 
 
 def by_files(root: str) -> dict[str, int]:
     """Count the devices that show as files, but for GPUs, which their driver knows better."""
-    counts = {kind: _numbered(root, prefix) for kind, prefix in _DEVICE_FILES.items()}
+    names = _in_dev(root)
+    counts = {
+        kind: sum(_is_numbered(name, vendor.file) for name in names)
+        for kind, vendor in kinds.VENDORS.items()
+        if vendor.file
+    }
     return {kind: count for kind, count in counts.items() if count}
 
 
@@ -117,7 +118,7 @@ def _with_working_gpus(facts: Facts, survey: Survey) -> Facts:
                 f"No GPU of this host can be used: {trouble}. Look at `nvidia-smi` and `dmesg`; "
                 "to train on the CPU, give --nproc_per_node=cpu."
             )
-        return facts._replace(without_gpus=trouble)
+        return facts._replace(absent={**facts.absent, "gpu": trouble}) if trouble else facts
     uuids = tuple(gpu.uuid for gpu in survey.gpus)
     instances = tuple(gpu.instances for gpu in survey.gpus)
     note = f"{trouble}: left out, and the others are numbered without, as CUDA numbers them."
@@ -148,19 +149,22 @@ def assumed(text: str) -> dict[str, int]:
     counts = {}
     for piece in text.split(","):
         kind, _, number = piece.strip().partition(":")
-        if kind not in _ASSUMABLE or not (number.isascii() and number.isdigit()):
+        if not kinds.is_name(kind) or not (number.isascii() and number.isdigit()):
             raise UsageError(
-                f"{ASSUME_DEVICES}={text}: give KIND:NUMBER with a kind of "
-                f"{', '.join(_ASSUMABLE)}, or cpu, for example gpu:8."
+                f"{ASSUME_DEVICES}={text}: give KIND:NUMBER, as gpu:8 or mlu:4, or cpu."
             )
-        counts[kind] = int(number)
+        counts[kinds.SYNONYMS.get(kind, kind)] = int(number)
     return {kind: count for kind, count in counts.items() if count}
 
 
 def _numbered(root: str, prefix: str) -> int:
     """Count the device files that are called PREFIX and a number."""
-    try:
-        names = os.listdir(os.path.join(root, "dev"))
-    except OSError:
-        return 0
-    return sum(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names)
+    return sum(_is_numbered(name, prefix) for name in _in_dev(root))
+
+
+def _is_numbered(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and name[len(prefix) :].isdigit()
+
+
+def _in_dev(root: str) -> tuple[str, ...]:
+    return files.names(os.path.join(root, "dev"))

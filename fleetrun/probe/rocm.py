@@ -39,7 +39,7 @@ def with_gpus(facts: Facts, request: Request, root: str, path: Sequence[str]) ->
         f"{count} AMD GPU{plural} here, and the Paddle of this Python is not built for ROCm "
         "(--nproc_per_node=gpu uses them with another one)"
     )
-    return facts._replace(without_gpus=why)
+    return facts._replace(absent={**facts.absent, "gpu": why})
 
 
 def _count(root: str) -> int:

@@ -106,13 +106,21 @@ def check_module(name: str, cwd: str) -> None:
     )
 
 
-def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
-    """Return the program called NAME, looked up as a shell would."""
-    path = environ.get("PATH", os.defpath)
-    for folder in path.split(os.pathsep):
+def which(name: str, cwd: str, environ: Mapping[str, str]) -> str | None:
+    """Return the program called NAME, looked up as a shell would, if there is one."""
+    folders = [""] if "/" in name else environ.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
         candidate = os.path.join(cwd, folder, name)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
+    return None
+
+
+def _find_program(name: str, cwd: str, environ: Mapping[str, str]) -> str:
+    """Return the program called NAME, which is in $PATH or in the folder CWD."""
+    found = which(name, cwd, environ)
+    if found is not None:
+        return found
     here = os.path.join(cwd, name)
     if os.path.isfile(here):
         if os.access(here, os.X_OK):

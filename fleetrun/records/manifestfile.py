@@ -41,7 +41,7 @@ from fleetrun.plan.arguments import Hidden
 from fleetrun.records import installed, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Mapping
     from typing import TypeVar
 
     from fleetrun.model import LaunchPlan, Request
@@ -203,10 +203,10 @@ def _driver() -> str | None:
         return None
 
 
-def read(path: str, known: Container[str]) -> Recorded:
+def read(path: str, is_option: Callable[[str], bool]) -> Recorded:
     """Read the file at PATH; UsageError in one sentence if it is no manifest of ours.
 
-    KNOWN are the names that options have.
+    IS_OPTION tells whether an option has a name.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -226,7 +226,7 @@ def read(path: str, known: Container[str]) -> Recorded:
             f"reads {SCHEMA}{by}."
         )
     try:
-        return _parse(path, document, known)
+        return _parse(path, document, is_option)
     except (KeyError, TypeError, ValueError) as error:
         _refuse(path, f"something is missing or wrong in it ({error})")
 
@@ -238,7 +238,7 @@ def _refuse(path: str, why: str) -> NoReturn:
     )
 
 
-def _parse(path: str, document: dict[str, object], known: Container[str]) -> Recorded:
+def _parse(path: str, document: dict[str, object], is_option: Callable[[str], bool]) -> Recorded:
     """Take what matters out of DOCUMENT; an error of Python's own where it is not there."""
     environment = _of(document, "environment", dict)
     values = _of(environment, "values", dict)
@@ -261,7 +261,7 @@ def _parse(path: str, document: dict[str, object], known: Container[str]) -> Rec
         _texts(environment, "names"),
         {name: _of(values, name, str) for name in values},
         None if config is None else _of(config, "path", str),
-        [] if config is None else [_line(each, known) for each in _of(config, "lines", list)],
+        [] if config is None else [_line(each, is_option) for each in _of(config, "lines", list)],
         layers,
         [(_of(each, "name", str), name) for each in strategies for name in _texts(each, "hidden")],
     )
@@ -287,14 +287,14 @@ def _hidden(entry: object, words: int) -> Hidden:
     raise TypeError(f"'hidden' has {entry!r:.40}")
 
 
-def _line(entry: object, known: Container[str]) -> tuple[str, str, str, str | None]:
+def _line(entry: object, is_option: Callable[[str], bool]) -> tuple[str, str, str, str | None]:
     match entry:
         case {
             "option": str() as name,
             "value": str() as value,
             "source": str() as source,
             "variable": (None | str()) as variable,
-        } if name in known:
+        } if is_option(name):
             return name, value, source, variable
     raise TypeError(f"'lines' has {entry!r:.40}")
 

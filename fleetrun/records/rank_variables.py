@@ -40,7 +40,7 @@ TABLE = (
     RankVariable("PADDLE_NNODES", "How many hosts.", ("collective", "ps")),
     RankVariable("PADDLE_MASTER", "Where the ranks' store is: HOST:PORT.", _TRAINING),
     RankVariable("PADDLE_DISTRI_BACKEND", "nccl, gloo or xccl.", _TRAINING),
-    RankVariable("PADDLE_XCCL_BACKEND", "The kind of device.", when="xccl", yields=True),
+    RankVariable("PADDLE_XCCL_BACKEND", "The kind of device.", when="xccl"),
     RankVariable("PADDLE_MASTER_ENDPOINT", "Where workers meet.", _CALLS),
     RankVariable("PADDLE_WORKER_ENDPOINT", "The address of this worker.", _CALLS),
     # Devices.
@@ -56,7 +56,12 @@ TABLE = (
         ("collective", "ps"),
         when="with XPUs, or servers",
     ),
-    RankVariable("FLAGS_selected_npus", "The same for NPUs.", ("collective", "ps"), "with NPUs"),
+    RankVariable(
+        "FLAGS_selected_npus",
+        "The same for NPUs; another kind has a variable of its own, such as FLAGS_selected_mlus.",
+        ("collective", "ps"),
+        "with NPUs",
+    ),
     RankVariable(
         "FLAGS_selected_accelerators",
         "The same, whatever kind they are of.",
@@ -72,8 +77,18 @@ TABLE = (
     ),
     RankVariable("XPU_VISIBLE_DEVICES", "The same for XPUs.", _SERVERS),
     RankVariable("XPULINK_VISIBLE_DEVICES", "The same for XPUs.", _SERVERS, "with XPUs"),
-    RankVariable("ASCEND_RT_VISIBLE_DEVICES", "The same for NPUs.", _SERVERS, "with NPUs"),
+    RankVariable(
+        "ASCEND_RT_VISIBLE_DEVICES",
+        "The same for NPUs; every kind has its own.",
+        _SERVERS,
+        "with NPUs",
+    ),
     RankVariable("NPU_VISIBLE_DEVICES", "The same for NPUs.", _SERVERS, "with NPUs"),
+    RankVariable(
+        "CUSTOM_DEVICE_ROOT",
+        "The folder of plug-ins that Paddle loads: none, or those of the kind that is used.",
+        when="where ranks do not use what Paddle's plug-ins would give them",
+    ),
     RankVariable(
         "CUDA_DEVICE_ORDER",
         "PCI_BUS_ID: numbers are those of nvidia-smi.",

@@ -41,7 +41,7 @@ TABLE = (
         ASSUME_DEVICES,
         "the user",
         "the launcher",
-        "Plan as if this host had these devices (`gpu:8`, `npu:4`, `cpu`); only for --dry-run.",
+        "Plan as if this host had these devices (`gpu:8`, `mlu:4`, `cpu`); only for --dry-run.",
         is_public=True,
     ),
     Variable(

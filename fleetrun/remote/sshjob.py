@@ -8,7 +8,7 @@ from fleetrun import argv, planner, replay
 from fleetrun.errors import UsageError
 from fleetrun.modes import collective
 from fleetrun.plan import hostfile
-from fleetrun.plan.environment import IDENTITY
+from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hosts import is_loopback
 from fleetrun.plan.layout import SESSION_PORTS
 from fleetrun.probe import devices
@@ -114,7 +114,7 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_SENT) and name not in IDENTITY and replay.is_remembered(name))
+        if (name.startswith(_SENT) and not is_identity(name) and replay.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
     }
 

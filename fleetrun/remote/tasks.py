@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import EnvironmentFault, RendezvousError
 from fleetrun.model import Task
-from fleetrun.plan.masks import EVERY_MASK
+from fleetrun.plan.kinds import is_mask
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def _starter() -> int:
 
 def mine(here: TaskPlace, environ: Mapping[str, str]) -> Task:
     """Return what is this task's alone."""
-    names = [*here.own, *EVERY_MASK]
-    env = {name: environ[name] for name in names if name in environ}
+    env = {name: value for name, value in environ.items() if name in here.own or is_mask(name)}
     return Task(tuple(sorted(os.sched_getaffinity(0))), env)
 
 
@@ -185,7 +184,7 @@ def together(tasks: Sequence[Task]) -> dict[str, str]:
     {'CUDA_VISIBLE_DEVICES': '0,1'}
     """
     found: dict[str, str] = {}
-    for name in EVERY_MASK:
+    for name in sorted({name for task in tasks for name in task.env if is_mask(name)}):
         masks = [task.env.get(name, "") for task in tasks]
         if len(set(masks)) == 1:
             continue

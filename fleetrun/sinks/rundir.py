@@ -155,6 +155,8 @@ class RunDirectory(Sink):
     def _write_files(self) -> None:
         for path, text in self._plan.files.items():
             self._folder.write(os.path.basename(path), text)
+        for path, target in self._plan.links.items():
+            point(os.path.basename(path), target, self._folder.fd)
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""

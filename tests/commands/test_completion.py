@@ -18,6 +18,7 @@ from waiting import LONG_S
 
 from fleetrun import cli, options
 from fleetrun.commands import completion
+from fleetrun.plan import kinds
 from fleetrun.strategy import fields, load
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,10 @@ _VARIED = "--vary=fuse_all_reduce_ops=true,false"
         (["--log_overwrite=t"], [("plain", "--log_overwrite=true")]),
         (["--nonsense="], []),
         (["--gpus", ""], []),
+        (["--device_kind", "m"], [("plain", "mlu"), ("plain", "metax_gpu"), ("plain", "musa")]),
+        (["--ml"], [("plain", "--mlus")]),
+        (["--npu"], [("plain", "--npus")]),
+        (["--mlus=0", "--foos", "0", "--dry"], [("plain", "--dry-run")]),
         (["--config", "a"], [("file", "a")]),
         (["--log_dir", "a"], [("dir", "a")]),
         (["--gpus=0", ""], [("file", "")]),
@@ -118,12 +123,13 @@ def test_every_key_that_completes_is_one_that_a_launch_takes() -> None:
 
 def test_what_works_or_is_taken_completes() -> None:
     flags = [value for _, value in completed("--")]
-    assert set(flags) == {
+    in_table = {
         option.flag if name == option.name else f"--{name}"
         for option in options.TABLE
         if option.status != "later"
         for name in (option.name, *option.aliases)
     }
+    assert set(flags) == in_table | {f"--{kind}s" for kind in kinds.VENDORS}
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

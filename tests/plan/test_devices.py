@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from planning import a_request, from_variable, some_facts
 
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
+from fleetrun.model import Setting
 from fleetrun.plan.devices import Share, share
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ def test_a_backend_that_the_devices_can_use_is_used(backend: str, gpus: int) -> 
     assert share(a_request(backend=backend), some_facts(gpus)).backend == backend
 
 
-@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 0), ("bkcl", 2), ("hccl", 2)])
+@pytest.mark.parametrize(("backend", "gpus"), [("nccl", 0), ("bkcl", 2), ("xccl", 2)])
 def test_a_backend_that_is_not_there_is_a_fault(backend: str, gpus: int) -> None:
     with pytest.raises(EnvironmentFault, match=f"--backend={backend}: training here runs on"):
         share(a_request(backend=backend), some_facts(gpus))
@@ -470,3 +471,130 @@ def test_whatever_is_asked_a_share_is_sound_or_refused(
     assert (found.kind == "cpu") == (not flat) == (found.backend == "gloo")
     if wanted is not None:
         assert {device.id for device in flat} <= set(map(str, wanted))
+
+
+# -- the kinds of plug-ins -----------------------------------------------------------------------
+
+
+def plugged(environ: dict[str, str] | None = None, **counts: int) -> Facts:
+    """Make facts with COUNTS of devices that Paddle has counted."""
+    return some_facts(paddle_counts=counts, has_plugins=True, environ=environ or {})
+
+
+def chosen(kind: str, source: str = "command line") -> dict[str, Any]:
+    """Make the fields of a request with --device_kind=KIND."""
+    return {"device_kind": kind, "settings": (Setting("device_kind", kind, source),)}
+
+
+def test_any_kind_of_a_plugin_is_used_by_the_rule() -> None:
+    found = share(a_request(), plugged(foo=3))
+    assert (found.kind, found.backend, indexes(found)) == ("foo", "xccl", [[0], [1], [2]])
+    assert share(a_request(backend="xccl"), plugged(foo=3)).backend == "xccl"
+
+
+@pytest.mark.parametrize(
+    ("mask", "count", "ids", "places"),
+    [
+        # Paddle has counted what the mask leaves, and numbers it anew.
+        ("1,3", 2, ["1", "3"], [[0], [1]]),
+        (" uuid-a , uuid-b ", 2, ["uuid-a", "uuid-b"], [[0], [1]]),
+        ("all", 2, ["0", "1"], [[0], [1]]),
+        # The plug-in does not read it.
+        ("1,3", 4, ["1", "3"], [[1], [3]]),
+    ],
+)
+def test_a_plugins_mask_is_what_paddle_makes_of_it(
+    mask: str, count: int, ids: list[str], places: list[list[int]]
+) -> None:
+    found = share(a_request(), plugged({"FOO_VISIBLE_DEVICES": mask}, foo=count))
+    assert [group[0].id for group in found.groups] == ids
+    assert indexes(found) == places
+
+
+def test_devices_are_named_as_in_the_plugins_mask() -> None:
+    facts = plugged({"FOO_VISIBLE_DEVICES": "4,7"}, foo=2)
+    request = a_request(devices="7", device_kind="foo")
+    assert indexes(share(request, facts)) == [[1]]
+    with pytest.raises(EnvironmentFault, match=r"FOO_VISIBLE_DEVICES does not hold 0; it allows 4"):
+        share(request._replace(devices="0"), facts)
+
+
+def test_a_mask_that_names_what_paddle_does_not_see_is_a_fault() -> None:
+    facts = plugged({"FOO_VISIBLE_DEVICES": "0,9"}, foo=1)
+    with pytest.raises(EnvironmentFault, match="names 2 devices, but Paddle sees 1 behind it"):
+        share(a_request(), facts)
+
+
+@pytest.mark.parametrize("mask", ["", "-1"])
+def test_a_plugins_mask_that_hides_all_means_the_cpu(mask: str) -> None:
+    facts = plugged({"FOO_VISIBLE_DEVICES": mask}, foo=0)
+    for request in (a_request(), a_request(**chosen("foo", "$PADDLE_XCCL_BACKEND"))):
+        found = share(request, facts._replace(absent={"foo": "Paddle sees none"}))
+        assert found.kind == "cpu"
+        assert found.notes[0].startswith(f"FOO_VISIBLE_DEVICES={mask} hides all FOOs: training")
+
+
+def test_paddle_prefers_plugins_to_gpus_and_one_of_several_is_said() -> None:
+    facts = plugged(npu=0, mlu=2)._replace(device_counts={"gpu": 8})
+    found = share(a_request(), facts)
+    assert found.kind == "mlu"
+    assert found.notes == (
+        "This host has MLUs and GPUs: MLUs are used; --device_kind=gpu uses the others.",
+    )
+    assert share(a_request(**chosen("gpu")), facts).kind == "gpu"
+    assert share(a_request(nproc_per_node="gpu"), facts).kind == "gpu"
+    assert share(a_request(devices="0", device_kind="gpu"), facts).kind == "gpu"
+
+
+def test_gpus_are_the_devices_of_a_plugin_where_there_is_no_gpu() -> None:
+    found = share(a_request(devices="0,1", device_kind="gpu"), plugged(mlu=2))
+    assert (found.kind, indexes(found)) == ("mlu", [[0], [1]])
+    assert found.notes == ("--gpus=0,1 names MLUs: no GPU is here.",)
+    with pytest.raises(EnvironmentFault, match="this host has no GPU driver"):
+        share(a_request(devices="0", **chosen("gpu")), plugged(mlu=2))
+
+
+def test_a_kind_that_was_chosen_and_is_not_there_is_a_fault() -> None:
+    facts = some_facts(absent={"npu": "Paddle has no plug-in for NPUs"})
+    with pytest.raises(EnvironmentFault) as caught:
+        share(a_request(**chosen("npu", "$PADDLE_XCCL_BACKEND")), facts)
+    assert str(caught.value) == (
+        "--device_kind=npu (from $PADDLE_XCCL_BACKEND) asks for devices, but Paddle has no plug-in "
+        "for NPUs; leave the option out to train on the CPU."
+    )
+
+
+def test_signs_of_a_device_that_cannot_be_used_are_said() -> None:
+    found = share(a_request(), some_facts(absent={"npu": "this host has 8 NPUs, and no plug-in"}))
+    assert found.kind == "cpu"
+    assert found.notes == (
+        "this host has 8 NPUs, and no plug-in: training runs on the CPU with the gloo backend.",
+    )
+
+
+def test_the_cpu_is_a_kind_too() -> None:
+    found = share(a_request(nproc_per_node=2, **chosen("cpu")), plugged(mlu=2))
+    assert (found.kind, found.groups, found.notes) == ("cpu", ((), ()), ())
+    with pytest.raises(UsageError, match=r"--devices=0 names devices, and --device_kind=cpu asks"):
+        share(a_request(devices="0", **chosen("cpu")), plugged(mlu=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "ending"),
+    [
+        ("gup", {}, "; did you mean --gpus?"),
+        ("epoch", {}, "; `fleetrun --help=all` lists them all."),
+        ("epoch", {"mlu": 2}, "; Paddle here has --mlus."),
+    ],
+)
+def test_an_option_for_a_kind_that_nobody_knows_is_a_slip(
+    kind: str, counts: dict[str, int], ending: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        share(a_request(devices="0", device_kind=kind), some_facts(paddle_counts=counts))
+    assert str(caught.value) == f"no such option: --{kind}s{ending}"
+
+
+def test_which_devices_of_a_plugin_are_free_is_not_known() -> None:
+    with pytest.raises(UsageError, match="which MLUs are free is not known; name them"):
+        share(a_request(devices="free", device_kind="mlu"), plugged(mlu=2))

@@ -10,7 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import a_request, a_roster, gpus, some_facts
+from planning import a_request, a_roster, gpus, planned, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
@@ -341,3 +341,37 @@ def test_ranks_are_contiguous_and_agree(
 def test_no_variable_is_ever_too_long(count: int) -> None:
     for name, value in made(many_hosts(count)).ranks[0].items():
         assert len(f"{name}={value}") < STRING_LIMIT
+
+
+def test_a_plugins_rank_is_told_its_kind_whatever_an_outer_job_exported() -> None:
+    environ = {"PADDLE_XCCL_BACKEND": "npu", "FLAGS_selected_npus": "5"}
+    found = made(facts=some_facts(environ=environ), kind="mlu", backend="xccl")
+    assert found.ranks[0]["FLAGS_selected_mlus"] == "0"
+    assert found.ranks[0]["PADDLE_XCCL_BACKEND"] == "mlu"
+    assert found.unset[0] == ("FLAGS_selected_npus",)
+
+
+def test_ranks_without_a_plugins_device_do_not_see_its_kind() -> None:
+    # Paddle 2.6 would put every rank on its first one.
+    environ = {"PADDLE_XCCL_BACKEND": "npu"}
+    assert made(facts=some_facts(2, environ=environ)).unset[0] == ("PADDLE_XCCL_BACKEND",)
+    assert made(facts=some_facts(2)).unset[0] == ()
+
+
+def test_plugins_are_hidden_from_ranks_on_gpus_and_the_cpu() -> None:
+    facts = some_facts(2, has_plugins=True, paddle_counts={"mlu": 2})
+    assert first(facts=facts)["CUSTOM_DEVICE_ROOT"] == ""
+    assert first(facts=facts, kind="cpu", backend="gloo")["CUSTOM_DEVICE_ROOT"] == ""
+    assert "CUSTOM_DEVICE_ROOT" not in first(facts=facts, kind="mlu", backend="xccl")
+    assert "CUSTOM_DEVICE_ROOT" not in first(facts=some_facts(2))
+    request = a_request(env=(("CUSTOM_DEVICE_ROOT", "/plug-ins"),))
+    assert first(facts=facts, request=request)["CUSTOM_DEVICE_ROOT"] == "/plug-ins"
+
+
+def test_a_kind_that_is_not_paddles_first_is_all_that_its_ranks_load() -> None:
+    counts, plugins = {"npu": 2, "mlu": 2}, {"mlu": ("/plug-ins/libmlu.so",)}
+    facts = some_facts(paddle_counts=counts, plugins=plugins, has_plugins=True)
+    assert "CUSTOM_DEVICE_ROOT" not in planned(a_request(), facts).processes[0].env
+    plan = planned(a_request(device_kind="mlu"), facts)
+    assert plan.links == {f"{plan.run_dir}/libmlu.so": "/plug-ins/libmlu.so"}
+    assert {one.env["CUSTOM_DEVICE_ROOT"] for one in plan.processes} == {plan.run_dir}

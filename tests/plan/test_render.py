@@ -205,7 +205,8 @@ def test_json_keys_are_stable() -> None:
         "engine", "generation", "job_id", "mode", "nodes", "rules", "schema", "script", "settings",
     ]  # fmt: skip
     assert sorted(document["nodes"][0]) == [
-        "cwd", "files", "here", "host", "log_dir", "node_rank", "notes", "processes", "run_dir",
+        "cwd", "files", "here", "host", "links", "log_dir", "node_rank", "notes",
+        "processes", "run_dir",
     ]  # fmt: skip
     assert sorted(document["nodes"][0]["processes"][0]) == [
         "argv", "cpus", "env", "essential", "log", "name", "rank", "unset",
@@ -345,6 +346,16 @@ def test_sh_form_writes_the_files_of_the_plan(name: str, tmp_path: Path) -> None
     assert subprocess.run([name, script], env=INHERITED, check=False).returncode == 0
     assert Path(made.cwd, "log/runs/x/end points").read_text() == text
     assert Path(made.cwd, "top").read_text() == ""
+
+
+def test_sh_form_makes_the_links_of_the_plan(tmp_path: Path) -> None:
+    made = dumping_plan(tmp_path, links={"log/runs/x/lib a.so": "/plug-ins/lib a.so"})
+    assert "  link      log/runs/x/lib a.so to /plug-ins/lib a.so" in render.table(
+        [made], request()
+    )
+    script = render.as_sh([made], request())
+    assert subprocess.run(["sh", "-c", script], env=INHERITED, check=False).returncode == 0
+    assert Path(made.cwd, "log/runs/x/lib a.so").readlink() == Path("/plug-ins/lib a.so")
 
 
 def test_sh_form_of_two_hosts_starts_the_ranks_of_this_one(tmp_path: Path) -> None:

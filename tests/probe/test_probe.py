@@ -233,7 +233,7 @@ def test_a_host_whose_every_gpu_is_barred_has_none_and_says_why(root: Path) -> N
     lib = FakeNvml(("GPU-a",), trouble={0: NoPermission("Insufficient Permissions")})
     facts = read(root, lib)
     assert facts.device_counts == {}
-    assert facts.without_gpus == "GPU 0 may not be opened (Insufficient Permissions)"
+    assert facts.absent["gpu"] == "GPU 0 may not be opened (Insufficient Permissions)"
 
 
 def test_a_host_whose_only_gpu_is_lost_does_not_train_on_the_cpu_unasked(root: Path) -> None:
@@ -274,9 +274,9 @@ def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
 
 
 def test_other_devices_are_counted_by_their_files(root: Path) -> None:
-    for name in ("davinci0", "davinci1", "davinci_manager", "xpu0", "xpuctrl"):
+    for name in ("davinci0", "davinci1", "davinci_manager", "xpu0", "xpuctrl", "mtgpu.0"):
         (root / "dev" / name).touch()
-    assert read(root).device_counts == {"npu": 2, "xpu": 1}
+    assert devices.by_files(str(root)) == {"npu": 2, "xpu": 1, "musa": 1}
 
 
 def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
@@ -290,6 +290,7 @@ def test_a_machine_without_dev_has_no_devices(root: Path) -> None:
         ("gpu:8", {"gpu": 8}),
         ("npu:4", {"npu": 4}),
         ("gpu:2, xpu:1", {"gpu": 2, "xpu": 1}),
+        ("foo:8, dcu:1", {"foo": 8, "gpu": 1}),
         ("cpu", {}),
         ("gpu:0", {}),
     ],
@@ -307,7 +308,7 @@ def test_nothing_is_started_on_devices_that_are_only_assumed(root: Path, assumed
         read(root, environ={"FLEETRUN_ASSUME_DEVICES": assumed})
 
 
-@pytest.mark.parametrize("assumed", ["8", "gpu", "gpu:x", "tpu:8", "gpu:-1", "gpu:8,"])
+@pytest.mark.parametrize("assumed", ["8", "gpu", "gpu:x", "t-u:8", "gpu:-1", "gpu:8,"])
 def test_what_cannot_be_assumed_is_a_usage_error(root: Path, assumed: str) -> None:
     dry = a_request(dry_run="table")
     with pytest.raises(UsageError, match="give KIND:NUMBER"):

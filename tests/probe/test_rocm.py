@@ -53,7 +53,7 @@ def test_a_paddle_for_the_cpu_leaves_them_with_a_word(tmp_path: Path) -> None:
     path = paddle(tmp_path, "None")
     facts = rocm.with_gpus(some_facts(), a_request(), machine(tmp_path, 1), path)
     assert facts.device_counts == {}
-    assert facts.without_gpus.startswith("1 AMD GPU is here, and the Paddle of this Python is not")
+    assert facts.absent["gpu"].startswith("1 AMD GPU is here, and the Paddle of this Python is not")
 
 
 def test_gpus_that_are_hidden_or_not_in_the_container_do_not_count(tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_a_launch_looks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     assert probe.read(a_request(devices="0"), {}, root=root).device_counts == {"gpu": 2}
-    assert "AMD" in probe.read(a_request(), {}, root=root).without_gpus
-    assert probe.read(a_request(nproc_per_node="cpu"), {}, root=root).without_gpus == ""
+    assert "AMD" in probe.read(a_request(), {}, root=root).absent["gpu"]
+    assert probe.read(a_request(nproc_per_node="cpu"), {}, root=root).absent == {}

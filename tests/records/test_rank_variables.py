@@ -29,6 +29,7 @@ LAUNCHES: tuple[tuple[Request, Facts], ...] = (
     (a_request(), some_facts(1, **MIG)),
     (a_request(), npus("npu")),
     (a_request(), npus("xpu")),
+    (a_request(), some_facts(has_plugins=True)),
     (a_request(nproc_per_node=9000, start_port=6070), some_facts()),
     (a_request(**SERVERS), some_facts(2)),
     (a_request(**SERVERS, coordinator_num=1), npus("npu")),

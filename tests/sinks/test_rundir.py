@@ -220,9 +220,11 @@ def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_pa
 
 
 def test_what_ranks_need_is_there_before_they_start(tmp_path: Path) -> None:
-    made = plan(tmp_path, "1", files={"log/runs/1/list": "a,b"})
+    files, links = {"log/runs/1/list": "a,b"}, {"log/runs/1/lib.so": "/plug-ins/lib.so"}
+    made = plan(tmp_path, "1", files=files, links=links)
     RunDirectory(made, keep=1, overwrite=False, say=refuse).prepare()
     assert (tmp_path / "log/runs/1/list").read_text() == "a,b"
+    assert (tmp_path / "log/runs/1/lib.so").readlink() == Path("/plug-ins/lib.so")
 
 
 def test_the_folder_is_readable_for_others(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""The kinds of devices: a rule for all that Paddle's plug-ins bring, and what vendors do otherwise.
+
+A kind is what Paddle calls it: `gpu` and `xpu` are built into wheels of Paddle, every other one is
+of a plug-in (`mlu`). From its name follow the option --mlus, the variables FLAGS_selected_mlus and
+MLU_VISIBLE_DEVICES, and the backend xccl.
+"""
+
+from typing import NamedTuple
+
+# The variable that says of which kind the plug-in's devices are, and the one with their folder.
+XCCL, ROOT = "PADDLE_XCCL_BACKEND", "CUSTOM_DEVICE_ROOT"
+
+# What a rank's own devices are, as indexes.
+SELECTED = "FLAGS_selected_"
+
+# Built into Paddle itself.
+BUILT_IN = ("gpu", "xpu")
+
+# Paddle's launchers take them for the same, whatever kind a host has.
+GENERAL = ("gpus", "npus", "xpus")
+
+# What tools make containers by; nothing below reads them.
+_CONTAINERS = (
+    "ASCEND_VISIBLE_DEVICES",
+    "ENFLAME_VISIBLE_DEVICES",
+    "HABANA_VISIBLE_DEVICES",
+    "IX_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+)
+
+# Other names: Paddle's builds for ROCm call a DCU a GPU.
+SYNONYMS = {"dcu": "gpu", "hcu": "gpu"}
+
+
+class Vendor(NamedTuple):
+    """What one vendor's kind has of its own.
+
+    `masks` come before <KIND>_VISIBLE_DEVICES, and the first that is set counts. `file` is what its
+    device files in /dev begin with; `package` has Paddle's plug-in.
+    """
+
+    masks: tuple[str, ...] = ()
+    file: str = ""
+    package: str = ""
+
+
+# Masks and files are those of each vendor's runtime and driver, as they stand in the documents and
+# tests of PaddleCustomDevice (backends/<kind>), FastDeploy and the vendors' container toolkits.
+VENDORS = {
+    # Paddle's own launcher reads both (launch/context/device.py of 3.3.1).
+    "xpu": Vendor(masks=("XPULINK_VISIBLE_DEVICES",), file="xpu", package="paddlepaddle-xpu"),
+    # Huawei Ascend: its runtime reads ASCEND_RT_VISIBLE_DEVICES alone.
+    "npu": Vendor(("ASCEND_RT_VISIBLE_DEVICES",), "davinci", "paddle-custom-npu"),
+    # Cambricon: CNRT reads MLU_VISIBLE_DEVICES.
+    "mlu": Vendor(file="cambricon_dev", package="paddle-custom-mlu"),
+    # Enflame: TopsRider's runtime reads TOPS_VISIBLE_DEVICES.
+    "gcu": Vendor(("TOPS_VISIBLE_DEVICES",), "gcu", "paddle-custom-gcu"),
+    # Tecorigin: the plug-in's own tests set SDAA_VISIBLE_DEVICES.
+    "sdaa": Vendor(file="tcaicard", package="paddle-sdaa"),
+    # Iluvatar CoreX takes CUDA's variable.
+    "iluvatar_gpu": Vendor(("CUDA_VISIBLE_DEVICES",), "iluvatar", "paddle-iluvatar-gpu"),
+    # MetaX: MACA reads its own before CUDA's; it has no numbered files.
+    "metax_gpu": Vendor(
+        ("MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), package="paddle-metax-gpu"
+    ),
+    # Moore Threads.
+    "musa": Vendor(file="mtgpu."),
+    # Intel Gaudi: Habana's runtime; its files /dev/accel/* are also those of other accelerators.
+    "intel_hpu": Vendor(("HABANA_VISIBLE_MODULES",), package="paddle-intel-hpu"),
+}
+
+
+def is_name(text: str) -> bool:
+    """Whether TEXT can be the name of a kind.
+
+    >>> is_name("iluvatar_gpu"), is_name("gpu:8"), is_name("")
+    (True, False, False)
+    """
+    return text.isascii() and text.isidentifier() and not text.startswith("_")
+
+
+def label(kind: str) -> str:
+    """Return how messages write KIND.
+
+    >>> label("mlu")
+    'MLU'
+    """
+    return kind.upper()
+
+
+def masks(kind: str) -> tuple[str, ...]:
+    """Return the variables that hide devices of KIND; the first that is set counts.
+
+    >>> masks("npu"), masks("gpu")
+    (('ASCEND_RT_VISIBLE_DEVICES', 'NPU_VISIBLE_DEVICES'), ('CUDA_VISIBLE_DEVICES',))
+    """
+    if kind == "gpu":
+        return ("CUDA_VISIBLE_DEVICES",)
+    return (*VENDORS.get(kind, Vendor()).masks, f"{kind.upper()}_VISIBLE_DEVICES")
+
+
+def is_mask(name: str) -> bool:
+    """Whether the variable NAME hides devices of some kind."""
+    if name in _CONTAINERS:
+        return False
+    return name.endswith("_VISIBLE_DEVICES") or any(name in each.masks for each in VENDORS.values())
+
+
+def backends(kind: str) -> tuple[str, ...]:
+    """Return the backends with which KIND can communicate; the first is what `auto` means.
+
+    >>> backends("mlu")
+    ('xccl', 'gloo')
+    """
+    match kind:
+        case "gpu":
+            return ("nccl", "gloo", "heter", "flagcx")
+        case "xpu":
+            return ("bkcl", "gloo", "heter", "flagcx")
+        case "cpu":
+            return ("gloo",)
+    return ("xccl", "gloo")

@@ -1,0 +1,145 @@
+"""The devices of Paddle's plug-ins, as the ranks' own Paddle counts them in a child process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from fleetrun.errors import EnvironmentFault
+from fleetrun.plan import kinds
+from fleetrun.plan.kinds import label
+from fleetrun.probe import plugins
+from fleetrun.run.isolation import IsolatedCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleetrun.model import Facts, Request
+    from fleetrun.probe.plugins import Signs
+
+_CHECKER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "inject", "device_check.py")
+
+# After this many seconds, say what is waited for.
+_REMARK_S = 10.0
+
+# Stands for the kind of plug-ins that have none.
+_NONE = "plug-in"
+
+
+class DeviceCounts(NamedTuple):
+    """What Paddle said: its version (empty: there is none), and each kind with its devices."""
+
+    version: str
+    counts: Mapping[str, int]
+
+
+class Query:
+    """The Paddle of SIGNS is asked from here on, and `result` waits for the answer."""
+
+    def __init__(self, signs: Signs, root: str | None = None) -> None:
+        self._python = signs.python
+        self._began = time.monotonic()
+        environ = dict(signs.environ) if root is None else {**signs.environ, kinds.ROOT: root}
+        command = [self._python, _CHECKER]
+        try:
+            self._question = IsolatedCall(
+                lambda: os.execve(self._python, command, environ)  # noqa: S606 - no shell is wanted
+            )
+        except OSError as error:
+            raise EnvironmentFault(
+                "Paddle cannot be asked for its devices: no process can be started "
+                f"({error.strerror}); look at `ulimit -u` and the limits of the container."
+            ) from None
+
+    def result(self, say: Callable[[str], None], timeout_s: float) -> DeviceCounts:
+        """Return the answer; SAY gets a line when that takes long."""
+        answer = self._question.wait(self._began + min(_REMARK_S, timeout_s))
+        if answer is None and timeout_s > _REMARK_S:
+            say(f"Waiting up to {timeout_s:g} s for Paddle's plug-ins to count their devices.")
+            answer = self._question.wait(self._began + timeout_s)
+        if answer is None:
+            standing = self._question.abandon()
+            raise self._fault(f"it has not answered within {timeout_s:g} s ({standing})")
+        if answer.value is None:
+            raise self._fault(answer.trouble)
+        version, counts = cast("tuple[str, list[tuple[str, int]]]", answer.value)
+        return DeviceCounts(version, dict(counts))
+
+    def _fault(self, why: str) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"The Paddle of {self._python} does not tell which devices it has: {why}. Look at what "
+            f"`{self._python} -c 'import paddle'` says; --device_kind=cpu trains on the CPU."
+        )
+
+
+def with_devices(
+    facts: Facts,
+    request: Request,
+    signs: Signs,
+    *,
+    say: Callable[[str], None],
+    timeout_s: float,
+) -> Facts:
+    """Complete FACTS with the devices of plug-ins, or with why there are none."""
+    answer = Query(signs).result(say, timeout_s)
+    if not answer.version:
+        # Then only files can tell.
+        why = f"{signs.python} has no Paddle that could tell"
+        kind = request.device_kind or ""
+        is_missing = plugins.is_named(request) and kind not in facts.device_counts
+        return facts._replace(absent={kind: why, **facts.absent}) if is_missing else facts
+    absent = dict(facts.absent)
+    paddle = f"Paddle {answer.version} of {signs.python}"
+    for kind, count in answer.counts.items():
+        if not count:
+            absent[kind] = f"{paddle} has a plug-in for {label(kind)}s, and sees none"
+    for kind, count in signs.files.items():
+        if kind not in answer.counts and kind not in kinds.BUILT_IN:
+            absent[kind] = _without_plugin(kind, count, paddle)
+    wanted = request.device_kind
+    if wanted is not None and wanted not in answer.counts and plugins.is_named(request):
+        others = ", ".join(f"{label(kind)}s" for kind in answer.counts)
+        has = f" (it has {others})" if others else ""
+        absent.setdefault(wanted, f"{paddle} has no plug-in for {label(wanted)}s{has}")
+    if not answer.counts and signs.root:
+        absent.setdefault(_NONE, f"{paddle} gets no device from the plug-ins in {signs.root}")
+    own = {kind: n for kind, n in facts.device_counts.items() if kind in kinds.BUILT_IN}
+    return facts._replace(
+        device_counts=own,
+        paddle_counts=dict(answer.counts),
+        plugins=_hidden(answer.counts, signs, say, timeout_s),
+        absent=absent,
+    )
+
+
+def _without_plugin(kind: str, count: int, paddle: str) -> str:
+    """Return that this host has COUNT files of KIND, for which PADDLE lacks the plug-in."""
+    number = f"{count} {label(kind)}{'s' * (count > 1)}"
+    package = kinds.VENDORS[kind].package
+    install = f" (pip install {package})" if package else ""
+    return f"this host has {number}, and {paddle} has no plug-in for {label(kind)}s{install}"
+
+
+def _hidden(
+    counts: Mapping[str, int], signs: Signs, say: Callable[[str], None], timeout_s: float
+) -> dict[str, tuple[str, ...]]:
+    """Return the libraries of each kind but the first, which alone Paddle takes by itself."""
+    libraries = plugins.libraries(signs.root)
+    if len(counts) <= 1 or len(libraries) <= 1:
+        return {}
+    import tempfile  # few hosts have several kinds
+
+    found: dict[str, tuple[str, ...]] = {}
+    with tempfile.TemporaryDirectory(prefix="fleetrun-plugins-") as folder:
+        queries = []
+        for place, library in enumerate(libraries):
+            root = os.path.join(folder, str(place))
+            os.mkdir(root)
+            os.symlink(os.path.abspath(library), os.path.join(root, os.path.basename(library)))
+            queries.append((library, Query(signs, root)))
+        for library, query in queries:
+            for kind in query.result(say, timeout_s).counts:
+                found[kind] = (*found.get(kind, ()), os.path.abspath(library))
+    first = next(iter(counts))
+    return {kind: own for kind, own in found.items() if kind != first}

@@ -1,0 +1,120 @@
+"""Signs that the ranks' Paddle has plug-ins for devices of their own; a plain launch has none.
+
+What they have, only Paddle knows; `counted` asks it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleetrun.plan import command, environment, kinds, origin
+from fleetrun.probe import files, scripts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleetrun.model import Facts, Request
+
+# Paddle looks for plug-ins in this folder beside its own.
+_FOLDER = "paddle_custom_device"
+# A longer first line names no interpreter.
+_FIRST_LINE = 256
+
+
+class Signs(NamedTuple):
+    """The Python of the ranks and their variables, the folder of its plug-ins ("": none is found).
+
+    `files` says how many device files each kind has.
+    """
+
+    python: str
+    environ: Mapping[str, str]
+    root: str
+    files: Mapping[str, int]
+
+
+def find(request: Request, facts: Facts) -> Signs:
+    """Look for signs on this host, of which FACTS have the device files."""
+    shared = {**facts.environ, **dict(request.env)}
+    environ = {name: text for name, text in shared.items() if not environment.is_identity(name)}
+    python = _ranks_python(request, facts, environ)
+    return Signs(python, environ, _root(python, environ), facts.device_counts)
+
+
+def is_worth_asking(request: Request, signs: Signs) -> bool:
+    """Whether Paddle may have devices of which nothing else tells, and REQUEST may want them."""
+    kind = request.device_kind
+    if request.nproc_per_node == "cpu" or kind == "cpu":
+        return False
+    if request.backend == "gloo" and request.devices is None:
+        return False
+    has_files = any(one not in kinds.BUILT_IN for one in signs.files)
+    return is_named(request) or signs.root != "" or has_files
+
+
+def is_named(request: Request) -> bool:
+    """Whether REQUEST names a kind that plug-ins bring, and not by an option nobody knows."""
+    kind = request.device_kind
+    if kind is None or kind in {"cpu", *kinds.BUILT_IN}:
+        return False
+    return kind in kinds.VENDORS or origin.is_given(request, "device_kind")
+
+
+def libraries(folder: str) -> list[str]:
+    """Return the plug-ins in FOLDER."""
+    return [os.path.join(folder, name) for name in files.names(folder) if ".so" in name]
+
+
+def _root(python: str, environ: Mapping[str, str]) -> str:
+    """Return the folder of plug-ins that the Paddle of PYTHON loads; nothing: there is none."""
+    given = environ.get(kinds.ROOT)
+    if given is not None:
+        return given if libraries(given) else ""
+    folders = (os.path.join(folder, _FOLDER) for folder in _packages(python))
+    return next((folder for folder in folders if libraries(folder)), "")
+
+
+def _packages(python: str) -> list[str]:
+    """Return the folders with PYTHON's packages."""
+    if python == sys.executable:
+        return sys.path
+    prefix = os.path.dirname(os.path.dirname(python))
+    found = []
+    for lib in (os.path.join(prefix, "lib"), os.path.join(prefix, "local", "lib")):
+        versions = [name for name in files.names(lib) if name.startswith("python3")]
+        packages = ("site-packages", "dist-packages")
+        found += [os.path.join(lib, name, each) for name in versions for each in packages]
+    return found
+
+
+def _ranks_python(request: Request, facts: Facts, environ: Mapping[str, str]) -> str:
+    """Return the Python that runs the ranks, as far as their command tells."""
+    if command.is_python(request.script):
+        return facts.python
+    program = facts.program or request.script.target
+    # A shell script most likely says `python`.
+    named = [name for name in (program, _interpreter(program, facts.cwd)) if _is_python(name)]
+    for name in named or ("python", "python3"):
+        found = scripts.which(name, facts.cwd, environ)
+        if found is not None:
+            return found
+    return facts.python
+
+
+def _is_python(path: str) -> bool:
+    return os.path.basename(path).startswith("python")
+
+
+def _interpreter(program: str, cwd: str) -> str:
+    """Return the program that reads the script PROGRAM, by its first line; nothing: it is none."""
+    try:
+        with open(os.path.join(cwd, program), "rb") as file:
+            first = file.readline(_FIRST_LINE).decode(errors="replace")
+    except OSError:
+        return ""
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and os.path.basename(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return words[0] if words else ""
