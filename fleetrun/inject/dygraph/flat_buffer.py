@@ -81,9 +81,13 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
                 # `clear_grad` marks it as empty until this rank computes it: the next one would
                 # replace it, and what the other ranks give it now would be lost.
                 tensors.keep_memory(parameter)
-        if len(gradients) == 1 and gradients[0] is not None:
-            return gradients[0], []
         dtype = _common_dtype(parameters, gradients)
+        if len(gradients) == 1:
+            # Without gaps, also on a rank that has no gradient of it.
+            if gradients[0] is not None:
+                return gradients[0], []
+            flat = paddle.zeros(parameters[0].shape, dtype)
+            return flat, [(parameters[0], flat)]
         if any(each is not None and each.dtype != dtype for each in gradients):
             tensors.set_master_gradients(parameters)
             gradients = [parameter.grad for parameter in parameters]
@@ -91,7 +95,7 @@ def _flattened(parameters: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
             paddle.zeros(parameter.shape, dtype) if gradient is None else gradient
             for parameter, gradient in zip(parameters, gradients)
         ]
-        views, flat = _coalesced(sources)
+        views, flat = tensors.coalesced(sources)
         absent = []
         for parameter, gradient, view in zip(parameters, gradients, views):
             if gradient is None:
@@ -111,18 +115,3 @@ def _common_dtype(parameters: Sequence[Any], gradients: Sequence[Any]) -> Any:
 
     dtypes = [each.dtype for each in gradients if each is not None]
     return paddle.float32 if paddle.float32 in dtypes else parameters[0].dtype
-
-
-def _coalesced(sources: list[Any]) -> tuple[list[Any], Any]:
-    """Return a new flat tensor with copies of SOURCES, after the views of each."""
-    import paddle
-
-    if sources[0].dtype in (paddle.float32, paddle.float64) or not sources[0].place.is_cpu_place():
-        return tensors.coalesced(sources)
-    # On CPUs that operator has no other types.
-    flat = paddle.concat([tensor.flatten() for tensor in sources])
-    views, begin = [], 0
-    for tensor in sources:
-        views.append(tensors.part(flat, begin, begin + tensor.size, tensor.shape))
-        begin += tensor.size
-    return views, flat

@@ -7,5 +7,6 @@ decided when Paddle has been imported and before anything was patched.
 from __future__ import annotations
 
 from .check import check_names, has, refusal, sentence
+from .self_tests import failure_at
 
-__all__ = ["check_names", "has", "refusal", "sentence"]
+__all__ = ["check_names", "failure_at", "has", "refusal", "sentence"]

@@ -179,6 +179,7 @@ NAMES = (
         ("self",),
     ),
     PrivateName("paddle", "_C_ops.coalesce_tensor", _BUFFERS, "copies gradients into a buffer"),
+    PrivateName(_CORE, "_get_registered_phi_kernels", _BUFFERS, "tells whether a device has that"),
     # Data parallel models and communicators.
     PrivateName(
         f"{_DISTRIBUTED}.parallel",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# coalesce_tensor's copy_data, set_constant, persist_output, constant, use_align, align_size,
-# size_of_dtype, concated_shapes, concated_ranks.
-_COALESCE_ARGUMENTS: tuple[Any, ...] = (True, False, False, 0.0, False, -1, -1, [], [])
+# coalesce_tensor's copy_data, set_constant, persist_output, constant; and, after use_align and
+# align_size, its size_of_dtype, concated_shapes, concated_ranks.
+_COPIED: tuple[Any, ...] = (True, False, False, 0.0)
+_FROM_TENSORS: tuple[Any, ...] = (-1, [], [])
+# Where gradients begin in the memory of a device: a multiple of what CUDA and plug-ins ask for (64
+# to 512), and Paddle's own for a device that it does not know. It must be the same on all ranks.
+_ALIGNMENT = 1024
 
 
 def _core() -> Any:
@@ -69,10 +74,68 @@ def part(flat: Any, begin: int, end: int, shape: list[int]) -> Any:
 
 
 def coalesced(tensors: list[Any]) -> tuple[list[Any], Any]:
-    """Return a new flat tensor with copies of TENSORS, after the views of each."""
+    """Return a new flat tensor with copies of TENSORS, after the views of each.
+
+    On a device each begins where the device wants it. What lies between them is zero, so that sums
+    and casts of the flat tensor are those of TENSORS.
+    """
+    first = tensors[0]
+    # A CPU takes them anywhere.
+    is_aligned = not first.place.is_cpu_place()
+    if not has_kernel("coalesce_tensor", first):
+        return _concatenated(tensors, _ALIGNMENT if is_aligned else 1)
     paddle: Any = sys.modules["paddle"]
-    views, flat = paddle._C_ops.coalesce_tensor(tensors, tensors[0].dtype, *_COALESCE_ARGUMENTS)
+    views, flat = paddle._C_ops.coalesce_tensor(
+        tensors, first.dtype, *_COPIED, is_aligned, _ALIGNMENT, *_FROM_TENSORS
+    )
+    if is_aligned:
+        begin, width = flat.data_ptr(), flat.element_size()
+        starts = [(each.data_ptr() - begin) // width for each in views]
+        for view, start, following in zip(views, starts, [*starts[1:], flat.size]):
+            end = start + view.size
+            if end < following:
+                part(flat, end, following, [following - end]).zero_()
     return views, flat
+
+
+def _concatenated(tensors: list[Any], alignment: int) -> tuple[list[Any], Any]:
+    """Do as `coalesced` where a device, or a dtype, has no such operator; ALIGNMENT is in bytes."""
+    paddle: Any = sys.modules["paddle"]
+    places, pieces, end = [], [], 0
+    for tensor in tensors:
+        places.append(end)
+        pieces.append(tensor.flatten())
+        end += tensor.size
+        gap = -end % max(1, alignment // tensor.element_size())
+        if gap:
+            pieces.append(paddle.zeros([gap], tensor.dtype))
+            end += gap
+    flat = paddle.concat(pieces)
+    views = [
+        part(flat, place, place + each.size, each.shape) for place, each in zip(places, tensors)
+    ]
+    return views, flat
+
+
+def has_kernel(operator: str, tensor: Any) -> bool:
+    """Whether Paddle has OPERATOR for the device and the dtype of TENSOR.
+
+    Without it Paddle may try the CPU's, with memory of the device, and crash.
+    """
+    kind = str(tensor.place).partition("(")[2].rstrip(")").partition(":")[0]
+    dtype = str(tensor.dtype).rpartition(".")[2]
+    rows = _kernels().get(operator, ())
+    return any(
+        row[0].lower() == kind and row[-1] == dtype
+        for row in (each.strip("()").split(", ") for each in rows)
+    )
+
+
+@functools.cache
+def _kernels() -> dict[str, list[str]]:
+    """Return, by operator, the kernels of Paddle: `(CPU, Undefined(AnyLayout), float32)`."""
+    found: dict[str, list[str]] = _core()._get_registered_phi_kernels("all")
+    return found
 
 
 def gradient_attribute() -> Any:
@@ -103,7 +166,7 @@ def new_sparse_gradient(parameter: Any) -> Any:
     with paddle.enable_grad():
         copy = parameter.detach()
         copy.stop_gradient = False
-        row = paddle.zeros([1], dtype="int64")
+        row = paddle.to_tensor([0], dtype="int64", place=parameter.place)
         # Nothing else in Paddle creates a SelectedRows gradient.
         looked_up = paddle.nn.functional.embedding(row, copy, sparse=True).sum()
         paddle.autograd.backward([looked_up])

@@ -1,0 +1,138 @@
+"""The self-tests on the device of this rank, in a Python of their own, where they may crash.
+
+A plug-in for a device may lack a kernel. Then Paddle may try the CPU's with memory of the device,
+which ends the process. A forked child would do for none but the CPU: the runtimes of devices do not
+work in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TextIO
+
+# How long the child may take, in seconds: it imports Paddle, on hosts where all ranks do.
+_TIMEOUT_S = 300.0
+_POLL_S = 0.05
+
+
+@functools.cache
+def failures(device: str, capabilities: Sequence[str]) -> dict[str, str]:
+    """Return by each of CAPABILITIES what is not so on DEVICE, `npu:0`; empty if all is.
+
+    One rank of a host tries it for all that train with the same Paddle on the same kind of device.
+    """
+    kind = device.partition(":")[0]
+    evidence = os.environ.get("FLEETRUN_STRATEGY_EVIDENCE", "")
+    if not evidence:
+        return _tried(kind, capabilities)
+    paddle: Any = sys.modules["paddle"]
+    flags = sorted(item for item in os.environ.items() if item[0].startswith("FLAGS_"))
+    known = (
+        *(os.uname()[1], sys.executable, paddle.__file__, paddle.__version__, kind, capabilities),
+        *(item for item in flags if not item[0].startswith("FLAGS_selected_")),
+    )
+    name = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+    path = os.path.join(os.path.dirname(evidence), f".self-tests.{kind}.{name}.json")
+    try:
+        with _held(path) as file:
+            with contextlib.suppress(ValueError):
+                known_failures: dict[str, str] = json.load(file)
+                return known_failures
+            found = _tried(kind, capabilities)
+            file.seek(0)
+            json.dump(found, file)
+            file.truncate()
+    except OSError:
+        # No file: this rank tries for itself.
+        return _tried(kind, capabilities)
+    return found
+
+
+@contextlib.contextmanager
+def _held(path: str) -> Iterator[TextIO]:
+    """Yield the file PATH, of which no other process has the lock meanwhile, if it can be had."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "r+", encoding="utf-8") as file:
+        until = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_POLL_S)
+            except OSError:
+                # A file system without locks: each rank tries for itself.
+                break
+        yield file
+
+
+def _tried(kind: str, capabilities: Sequence[str]) -> dict[str, str]:
+    """Return what a new Python on this rank's device finds, or how it has ended."""
+    environ = {name: value for name, value in os.environ.items() if name[:8] != "FLEETRUN"}
+    end = ""
+    try:
+        done = subprocess.run(
+            [sys.executable, os.path.abspath(__file__), *capabilities],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        output = done.stdout
+        if done.returncode:
+            end = f"the self-test crashes on {kind}"
+    except subprocess.TimeoutExpired as error:
+        output, end = error.stdout or b"", f"the self-test does not end on {kind}"
+    except OSError as error:
+        output, end = b"", f"the self-test cannot be started ({error})"
+    found = {}
+    for line in output.decode(errors="replace").splitlines():
+        # Paddle and plug-ins print, too.
+        with contextlib.suppress(ValueError):
+            capability, failure = json.loads(line)
+            found[capability] = f"{failure} on {kind}" if failure else ""
+    return {each: found.get(each, end or "the self-test says nothing") for each in capabilities}
+
+
+def main(capabilities: Sequence[str]) -> None:
+    """Print what each of CAPABILITIES lacks on the default device, as lines of JSON."""
+    import importlib.util as importing
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    import paddle
+
+    root = os.path.dirname(os.path.abspath(__file__))
+    spec = importing.spec_from_file_location(
+        "_fleetrun_paddle_api",
+        os.path.join(root, "__init__.py"),
+        submodule_search_locations=[root],
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importing.module_from_spec(spec)
+    sys.modules["_fleetrun_paddle_api"] = package
+    spec.loader.exec_module(package)
+    place = paddle.to_tensor([0.0]).place
+    for capability in capabilities:
+        print(json.dumps([capability, package.failure_at(capability, place)]), flush=True)
+
+
+if __name__ == "__main__":
+    # Python puts the folder of a script first on the path; our modules must not hide others there.
+    sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
+    main(sys.argv[1:])
