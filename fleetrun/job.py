@@ -386,7 +386,7 @@ def _hang_of_hosts(
 def _gpu_watch(
     plan: LaunchPlan, request: Request, environ: Mapping[str, str]
 ) -> Callable[[], IsolatedCall] | None:
-    """Return what asks whether any of our GPUs computes; nothing where there are none."""
+    """Return what asks what our GPUs do; nothing where there are none."""
     gpus = tuple(
         device.id
         for process in plan.processes
@@ -401,7 +401,7 @@ def _gpu_watch(
 
         # Numbers that are not the driver's could mean any GPU.
         known = devices.is_drivers_order(request, environ) or not any(map(str.isdecimal, gpus))
-        return nvml.ask_whether_busy(gpus if known else None)
+        return nvml.ask_loads(gpus if known else None)
 
     return ask if gpus else None
 

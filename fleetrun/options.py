@@ -757,7 +757,8 @@ TABLE: tuple[Option, ...] = (
         "float",
         JOB,
         "Stop (or restart) the job when no process shows any life for this long: no output, no "
-        "processor or disk use, no heartbeat. 0: never.",
+        "update, no work of a disk, the network or a GPU, and no Python stack that moves. 0: "
+        "never.",
         metavar="SECONDS",
         default="0",
         slot="hang_timeout_s",

@@ -21,6 +21,7 @@ class Load(NamedTuple):
     """Percentages of the last second."""
 
     gpu: int
+    memory: int
 
 
 class Bytes(NamedTuple):
@@ -57,8 +58,9 @@ def hang() -> None:
 class FakeNvml:
     """An NVML with GPUS, each a UUID and its MIG instances ("" where there is none).
 
-    LOADS are the percentages of some of them, BUSES their places, USES the bytes used and all of
-    some of them and of instances, with who computes, TROUBLE what is raised for one of a number.
+    LOADS are the percentages of some of them, of time and of memory, BUSES their places, USES the
+    bytes used and all of some of them and of instances, with who computes, TROUBLE what is raised
+    for one of a number.
     """
 
     NVMLError = FakeNvmlError
@@ -68,7 +70,7 @@ class FakeNvml:
         *gpus: tuple[str, ...],
         broken: bool = False,
         init: Callable[[], None] = nothing,
-        loads: Mapping[str, int] | None = None,
+        loads: Mapping[str, tuple[int, int]] | None = None,
         buses: Mapping[str, str | bytes] | None = None,
         uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
@@ -113,7 +115,7 @@ class FakeNvml:
         if uuid not in self._loads:
             message = "Not Supported"
             raise FakeNvmlError(message)
-        return Load(self._loads[uuid])
+        return Load(*self._loads[uuid])
 
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
         return Bytes(*self._use(handle)[:2])

@@ -8,6 +8,7 @@ library, and, inside functions, numpy and Paddle; the syntax is Python 3.8's.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from . import (
     distributed_strategy,
     dygraph,
     gloo_stores,
+    heartbeats,
     import_hooks,
     paddle_api,
     parameter_servers,
@@ -31,6 +33,7 @@ from .paddle_api import private_names
 from .spec import read_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from .spec import StrategySpec
@@ -55,10 +58,12 @@ def arm(path: str, evidence_path: str) -> None:
     """Prepare everything for the strategy in the file PATH, before Paddle is imported.
 
     The proof goes to EVIDENCE_PATH. A part that fails is reported there and on stderr, and the
-    launcher reports its fields as without effect. Without a PATH, only a profile is made.
+    launcher reports its fields as without effect. Without a PATH, updates are reported and
+    profiled, as far as the launcher asks for it.
     """
     if not path:
-        import_hooks.after_import("paddle", _profile_alone)
+        import_hooks.on_failure(lambda text: print(f"fleetrun: {text}", file=sys.stderr))
+        import_hooks.after_import("paddle", _watch_alone)
         return
     spec = read_spec(path)
     proof = Evidence(evidence_path, spec)
@@ -68,29 +73,37 @@ def arm(path: str, evidence_path: str) -> None:
     proof.write_at_exit()
 
 
-def _profile_alone(paddle: ModuleType) -> None:
-    """Prepare the profile of a training without a strategy."""
-    from . import profile
-
-    recorder = profile.from_environment()
-    if recorder is not None:
-        updates.watch()
-        profile.watch_updates(recorder)
-        profile.watch(recorder, paddle, has_strategy=False)
+def _watch_alone(paddle: ModuleType) -> None:
+    """Prepare heartbeats and the profile of a training without a strategy."""
+    updates.watch()
+    watch_profile = _begin_profile()
+    if "FLEETRUN_REPORT_UPDATES" in os.environ:
+        heartbeats.install()
+        heartbeats.watch_programs(paddle)
+    watch_profile(paddle, has_strategy=False)
 
 
 def _install_with_profile(paddle: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
+    watch_profile = _begin_profile()
+    _install_all(spec, proof)
+    watch_profile(paddle, has_strategy=True)
+
+
+def _begin_profile() -> Callable[..., None]:
+    """Record updates if the launcher wants a profile; return what records the rest, after all."""
     if "FLEETRUN_PROFILE" not in os.environ:
-        _install_all(spec, proof)
-        return
+        return _no_profile
     from . import profile
 
     recorder = profile.from_environment()
-    if recorder is not None:
-        profile.watch_updates(recorder)
-    _install_all(spec, proof)
-    if recorder is not None:
-        profile.watch(recorder, paddle, has_strategy=True)
+    if recorder is None:
+        return _no_profile
+    profile.watch_updates(recorder)
+    return functools.partial(profile.watch, recorder)
+
+
+def _no_profile(_paddle: ModuleType, *, has_strategy: bool) -> None:
+    del has_strategy
 
 
 def _install_all(spec: StrategySpec, proof: Evidence) -> None:

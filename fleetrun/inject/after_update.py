@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import paddle_api, rank_check, updates
+from . import heartbeats, paddle_api, rank_check, updates
 from .import_hooks import after_import
 from .paddle_api import private_names
 
@@ -30,37 +30,11 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
         updates.on_update(recorder.record)
-    heartbeat = os.environ.get("FLEETRUN_HEARTBEAT")
-    if heartbeat:
-        updates.on_update(_HeartbeatFile(heartbeat, proof).beat)
+    heartbeats.install(proof.claim)
     updates.on_update(functools.partial(_write_after_the_first, proof))
     last = os.environ.get("FLEETRUN_STOP_AFTER", "")
     if last.isdigit() and int(last) > 0:
         updates.on_update(functools.partial(_stop, proof, int(last)))
-
-
-class _HeartbeatFile:
-    """Writes the number of updates to a file, at most once a second."""
-
-    _EVERY_S = 1.0
-
-    def __init__(self, path: str, proof: Evidence) -> None:
-        self._path = path
-        self._proof = proof
-        self._next_at = 0.0
-
-    def beat(self, _source: Any, number: int) -> None:
-        """Write NUMBER if it is time."""
-        now = time.monotonic()
-        if now < self._next_at or not self._proof.claim():
-            return
-        self._next_at = now + self._EVERY_S
-        try:
-            with open(self._path, "w", encoding="utf-8") as file:
-                file.write(str(number))
-        except OSError as error:
-            self._next_at = float("inf")
-            print(f"fleetrun: the heartbeat cannot be written: {error}", file=sys.stderr)
 
 
 class _StepTimes:

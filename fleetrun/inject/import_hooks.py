@@ -39,7 +39,7 @@ def _call(callback: Callback, module: ModuleType) -> None:
     try:
         callback(module)
     except Exception as error:
-        text = f"this {module.__name__} cannot be changed as the strategy needs it: {error!r}"
+        text = f"this {module.__name__} cannot be changed as fleetrun needs it: {error!r}"
         for report in _failure_callbacks:
             report(text)
 

@@ -15,6 +15,7 @@ from fleetrun.records.variables import (
     HEARTBEAT,
     JOB,
     PROFILE,
+    REPORT_UPDATES,
     RUN_DIR,
     STACK_SIGNAL_VARIABLE,
     STRATEGY_EVIDENCE,
@@ -155,7 +156,9 @@ def variables(
     )
     # A launch without a strategy, started by a rank that has one.
     foreign += tuple(
-        name for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE) if name in facts.environ
+        name
+        for name in (STRATEGY_FILE, STRATEGY_EVIDENCE, PROFILE, REPORT_UPDATES)
+        if name in facts.environ
     )
     # Other roles have other variables.
     unset = tuple(tuple(name for name in foreign if name not in env) for env in mine)
@@ -220,6 +223,7 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
         STACK_SIGNAL_VARIABLE: str(STACK_SIGNAL),
         # Each attempt after a failure is a generation of its own.
         "PADDLE_RESTART_COUNT": str(roster.generation),
+        **({REPORT_UPDATES: "1"} if request.hang_timeout_s else {}),
     }
 
 

@@ -79,6 +79,30 @@ def of_child(dump: str, pid: int) -> Stack:
     return ()
 
 
+def of_processes(dump: str) -> dict[int, tuple[Stack, ...]]:
+    r"""Return the stacks of all threads in a DUMP, by process; nothing of those without any.
+
+    >>> of_processes('# process 7: python\n# it cannot be asked\n# process 9: python\nThread 0x1 '
+    ...              '(most recent call first):\n  File "b.py", line 4 in g\n')
+    {9: ((Frame(function='g', file='b.py', line=4),),)}
+    """
+    threads: dict[int, list[list[Frame]]] = {}
+    here: list[list[Frame]] = []
+    for line in dump.splitlines():
+        word, _, rest = line.removeprefix("# ").partition(" ")
+        number = rest.partition(":")[0]
+        if word in {"process", "Process"} and number.isdigit():
+            here = threads[int(number)] = []
+        elif line.startswith(("Thread ", "Current thread ")):
+            here.append([])
+        elif here and line[:1].isspace():
+            frame = _frame(line.strip())
+            if frame is not None:
+                here[-1].append(frame)
+    # Threads are listed in any order.
+    return {pid: tuple(sorted(map(tuple, each))) for pid, each in threads.items() if each}
+
+
 def main_thread(dump: str) -> Stack:
     r"""Return the stack of the main thread in a DUMP by py-spy or faulthandler.
 

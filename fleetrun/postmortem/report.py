@@ -33,6 +33,15 @@ _FAULTS = 12
 # The most processes left running that are named, and the most characters of each.
 _LEFT = 5
 _LINE = 120
+# What did not come for so many seconds, by the sign of `Hung`.
+_MISSED = {
+    "life": "there was no output, no processor or disk use and no heartbeat",
+    "steps": "no rank reported a new step",
+    "stacks": (
+        "no Python stack of any rank moved although processors were busy, and there was no output "
+        "or heartbeat and no work of a disk, the network or a GPU"
+    ),
+}
 _FORK = (
     "A lock that another thread holds during a fork is never released in the child. Create "
     "DataLoader workers and other children before any thread, by spawn, or not at all "
@@ -125,10 +134,8 @@ def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> l
 
 def _hang(hang: Hung) -> list[str]:
     """Return where the ranks stand, those that stand elsewhere than the rest first."""
-    said = f"The job hung: for {hang.seconds:.0f} s there was no output, no processor or disk use"
-    lines = [f"{said} and no heartbeat."]
-    if hang.by_steps:
-        lines = [f"The job hung: for {hang.seconds:.0f} s no rank reported a new step."]
+    missed = _MISSED.get(hang.sign, _MISSED["life"])
+    lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""

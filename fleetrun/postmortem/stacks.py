@@ -77,7 +77,7 @@ class Collection:
         self._todo = [_Asking(one, families[one.pid], self) for one in targets]
         self._open = {asking.target.process for asking in self._todo}
         self._running = 0
-        self._is_over = False
+        self.is_over = False
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         for asking in self._todo:
             asking.write(f"# {when} {asking.target.label}: {reason}\n")
@@ -88,10 +88,10 @@ class Collection:
 
     def cancel(self) -> None:
         """Leave it at what there is; `done` will not be called."""
-        self._is_over = True
+        self.is_over = True
 
     def _next(self) -> None:
-        while self._todo and self._running < _SPIES_AT_ONCE and not self._is_over:
+        while self._todo and self._running < _SPIES_AT_ONCE and not self.is_over:
             self._running += 1
             self._todo.pop(0).begin(self._waiting, self._spy, self._environ)
 
@@ -100,10 +100,10 @@ class Collection:
         self._running -= 1
         self._texts[process] = text
         self._open.discard(process)
-        if self._is_over:
+        if self.is_over:
             return
         if not self._open:
-            self._is_over = True
+            self.is_over = True
             self._done(self._texts)
             return
         self._next()
@@ -124,7 +124,9 @@ class _Asking:
         self._begin = 0
 
     def write(self, text: str) -> None:
-        """Append TEXT to the rank's file."""
+        """Append TEXT to the rank's file; when nobody waits for it any more, it may be gone."""
+        if self._collection.is_over:
+            return
         fd = os.open(self.target.path, _APPEND | os.O_CLOEXEC, 0o600)
         with open(fd, "a", encoding="utf-8", errors="replace") as file:
             file.write(text)
@@ -152,6 +154,8 @@ class _Asking:
             self.write(f"# process {one.pid}: {proc.command(one.pid)}: {at}\n")
 
     def _end(self) -> None:
+        if self._collection.is_over:
+            return
         with open(self.target.path, "rb") as file:
             file.seek(self._begin)
             text = file.read().decode(errors="replace")
@@ -199,6 +203,8 @@ class _Asking:
         with contextlib.suppress(ChildProcessError):
             # The supervisor, which reaps orphans, may have been faster.
             os.waitpid(self._spy_pid, os.WNOHANG)
+        if self._collection.is_over:
+            return
         with open(self.target.path, "rb+") as file:
             file.seek(self._begin)
             said = file.read()
@@ -267,5 +273,7 @@ class _Asking:
             return
         text = os.pread(self._fd, size - self._offset, self._offset).decode(errors="replace")
         os.close(self._fd)
+        if self._collection.is_over:
+            return
         self.write(text or f"# it did not answer within {_ANSWER_S:g} s\n")
         self._ask_next()

@@ -65,7 +65,7 @@ class Nvml(Protocol):
 
 
 class Utilization(Nvml, Protocol):
-    """The part of pynvml that tells whether a GPU computes, too."""
+    """The part of pynvml that tells what a GPU does, too."""
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...
     def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
@@ -76,6 +76,8 @@ class Rates(Protocol):
 
     @property
     def gpu(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
 
 
 class MeterLibrary(Protocol):
@@ -250,16 +252,24 @@ def _text(answer: str | bytes) -> str:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def is_any_busy(lib: Utilization, gpus: Sequence[str] | None) -> bool:
-    """Whether one of GPUS computes just now, as far as NVML tells.
+def loads(lib: Utilization, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
+    """Return what each of GPUS does, as the fields of `GpuLoad`, as far as NVML tells.
 
-    They are named by numbers or UUIDs; None are all of this host.
+    They are named by numbers or UUIDs; None are all of this host. Of a part of a GPU there are no
+    percentages, and of one that fell off the bus there is nothing.
     """
     lib.nvmlInit()
     if gpus is None:
         gpus = [str(index) for index in range(lib.nvmlDeviceGetCount())]
     numbered = _usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
-    return any(_is_busy(lib, gpu, numbered) for gpu in gpus)
+    found = {}
+    for gpu in gpus:
+        if gpu.isdecimal() and int(gpu) >= len(numbered):
+            continue
+        with suppress(lib.NVMLError):
+            handle = numbered[int(gpu)] if gpu.isdecimal() else lib.nvmlDeviceGetHandleByUUID(gpu)
+            found[gpu] = _load(lib, handle)
+    return found
 
 
 def _usable(lib: Utilization) -> list[object]:
@@ -273,22 +283,18 @@ def _usable(lib: Utilization) -> list[object]:
     return handles
 
 
-def _is_busy(lib: Utilization, gpu: str, numbered: Sequence[object]) -> bool:
-    try:
-        if not gpu.isdecimal():
-            handle = lib.nvmlDeviceGetHandleByUUID(gpu)
-        elif int(gpu) < len(numbered):
-            handle = numbered[int(gpu)]
-        else:
-            return False
-        return lib.nvmlDeviceGetUtilizationRates(handle).gpu > 0
-    except lib.NVMLError:
-        # It fell off the bus, or is a part of a GPU, for which there are no rates.
-        return False
+def _load(lib: Utilization, handle: object) -> tuple[int, int, int]:
+    kernels = memory = used = 0
+    with suppress(lib.NVMLError):
+        rates = lib.nvmlDeviceGetUtilizationRates(handle)
+        kernels, memory = rates.gpu, rates.memory
+    with suppress(lib.NVMLError):
+        used = lib.nvmlDeviceGetMemoryInfo(handle).used
+    return kernels, memory, used
 
 
-def ask_whether_busy(
+def ask_loads(
     gpus: Sequence[str] | None, nvml: Callable[[], Utilization] = utilization_module
 ) -> IsolatedCall:
-    """Ask whether one of GPUS computes; the value of the answer is a truth."""
-    return IsolatedCall(lambda: is_any_busy(nvml(), gpus))
+    """Ask what GPUs do; the value of the answer is that of `loads`."""
+    return IsolatedCall(lambda: loads(nvml(), gpus))

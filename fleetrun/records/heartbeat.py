@@ -16,6 +16,11 @@ def read_step(path: str) -> int | None:
     return int(words[0]) if words and words[0].isdigit() else None
 
 
+def is_scripts(path: str) -> bool:
+    """Whether the script wrote the heartbeat at PATH, and not our callback after an update."""
+    return not (reading.content(path, _MOST) or b"").rstrip().endswith(b"update")
+
+
 def beat(path: str, since_ns: int) -> int:
     """Return a number that changes with each heartbeat; 0 if there is none after SINCE_NS."""
     try:

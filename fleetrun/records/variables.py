@@ -18,6 +18,7 @@ STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
 STRATEGY_FILE = "FLEETRUN_STRATEGY_FILE"
 STRATEGY_EVIDENCE = "FLEETRUN_STRATEGY_EVIDENCE"
 PROFILE = "FLEETRUN_PROFILE"
+REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
 STEP_TIMES = "FLEETRUN_STEP_TIMES"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
 COMPLETE = "_FLEETRUN_COMPLETE"
@@ -68,7 +69,7 @@ TABLE = (
     Variable(
         HEARTBEAT,
         "the launcher",
-        "scripts; ranks with a strategy",
+        "scripts; ranks that report updates",
         "A file for the number of the step that was made last, for --hang_timeout.",
         is_public=True,
     ),
@@ -108,6 +109,12 @@ TABLE = (
         "the launcher",
         "Python ranks",
         "Which steps a rank records, and the file for its trace; only with --profile.",
+    ),
+    Variable(
+        REPORT_UPDATES,
+        "the launcher",
+        "Python ranks",
+        "Report each update to the heartbeat file, without a strategy too; with --hang_timeout.",
     ),
     Variable(
         STEP_TIMES,

@@ -135,8 +135,9 @@ class Hung(NamedTuple):
     # The files that have all stacks.
     stacks: str = ""
     exit_code: int = HUNG
-    # Whether ranks had reported steps, so that output and processor time were not considered.
-    by_steps: bool = False
+    # What did not come: `life`; `steps`, of which ranks had reported some; or other `stacks`,
+    # although processors were busy.
+    sign: str = "life"
     # Forked children that wait for locks which nobody can release: whose, which, and where.
     deadlocked: tuple[tuple[str, int, str], ...] = ()
 

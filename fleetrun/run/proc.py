@@ -28,6 +28,9 @@ class Stat(NamedTuple):
     cpu_s: float
     started: int
     group: int = 0
+    # Page faults, without those of reaped children; and the processor time of these.
+    faults: int = 0
+    reaped_s: float = 0.0
 
 
 def content(path: str) -> bytes:
@@ -130,6 +133,8 @@ def parsed(pid: int | str, words: list[bytes]) -> Stat | None:
         cpu_s=sum(map(int, words[11:15])) / _TICKS,
         started=int(words[19]),
         group=int(words[2]),
+        faults=int(words[7]) + int(words[9]),
+        reaped_s=(int(words[13]) + int(words[14])) / _TICKS,
     )
 
 
@@ -179,9 +184,21 @@ def families(processes: Iterable[Stat], leaders: Iterable[int]) -> dict[int, lis
     return found
 
 
-def written(pid: int) -> int:
-    """Return how many bytes PID has written to disks; 0 without permission."""
-    return int(rows(pid, "io").get("write_bytes", "0"))
+class Io(NamedTuple):
+    """Bytes that a process has written to disks, got from them, and moved by whatever way."""
+
+    written: int = 0
+    fetched: int = 0
+    moved: int = 0
+
+
+def io(pid: int) -> Io:
+    """Return what PID has read and written; nothing without permission."""
+    found = rows(pid, "io")
+    written, fetched, read, wrote = (
+        int(found.get(name, "0")) for name in ("write_bytes", "read_bytes", "rchar", "wchar")
+    )
+    return Io(written, fetched, read + wrote)
 
 
 def reads_terminal(pid: int) -> bool:

@@ -78,7 +78,8 @@ class Stacks(NamedTuple):
     generation: int
     stacks: tuple[RankStack, ...]
     went_on: int
-    by_steps: bool
+    # As of `Hung`.
+    sign: str
     # Forked children that wait for locks: whose, which, and where.
     deadlocked: tuple[tuple[int, int, str], ...]
 

@@ -9,14 +9,28 @@ if TYPE_CHECKING:
 
 # Waiting ranks wake up now and then; a rank that computes uses far more processor time than this.
 IDLE_SHARE = 0.02
+# A program that shows no Python stack computes above this share; a sidecar that reports metrics
+# stays below it.
+_BUSY_SHARE = 0.25
 # Between two looks a log or a progress file takes less of a disk than this, a checkpoint more.
 _NOISE_BYTES = 65536
 # Between two looks keepalives, leases and metrics send and receive less than the first; however
 # rarely we look, less than the second in each second. A download is faster than that.
 _CHATTER_BYTES = 16384
 _CHATTER_BYTES_PER_S = 4096
+# What logs, metrics and dumps of stacks read and write through the page cache is less than this;
+# a data set that is read, or a checkpoint on a file system in memory, is more.
+_MOVED_BYTES_PER_S = 65536
+# A compiler touches new memory all the time (256 pages are 1 MiB); a loop that waits does not.
+_FAULTS_PER_S = 256
 # The kernel counts in steps of 10 ms, and one step may be anybody's.
 _TICK_S = 0.015
+# After this part of the timeout without any sign but processor time, stacks are sampled, and again
+# after each of the second part.
+_SUSPECT, _AGAIN = 1 / 4, 1 / 8
+# A kernel that waits, such as NCCL's, keeps a GPU at 0 or 100 percent all the time and reads hardly
+# any of its memory; kernels that begin and end leave it between (percentages of NVML).
+_MOST_WAITING_MEMORY, _LEAST_WAITING = 1, 98
 
 
 NO_TRAFFIC: Mapping[int, int] = {}
@@ -25,19 +39,21 @@ NO_TRAFFIC: Mapping[int, int] = {}
 class Sample(NamedTuple):
     """A cheap sample of one rank: its leader, its log and its heartbeat file.
 
-    `beat` changes with each heartbeat, and is 0 before the first one of this attempt.
+    `beat` changes with each heartbeat, and is 0 before the first one of this attempt. `is_scripts`
+    says that the script wrote it, and not our callback after an update.
     """
 
     state: str
     cpu_s: float
     output: int
     beat: int
+    is_scripts: bool = True
 
 
 class DeepSample(NamedTuple):
     """A sample of one rank that needs a look at all processes."""
 
-    # Processor time of each process of the rank.
+    # Processor time of each process of the rank, with that of children that have ended.
     cpu_s: Mapping[int, float]
     # Bytes sent to disks.
     written: int
@@ -47,26 +63,57 @@ class DeepSample(NamedTuple):
     is_at_prompt: bool = False
     # Bytes that each of its TCP connections has sent and received; empty: unknown.
     traffic: Mapping[int, int] = NO_TRAFFIC
+    # The part of children that have ended.
+    reaped_s: float = 0.0
+    # Bytes got from disks, bytes read and written by whatever way, and page faults.
+    fetched: int = 0
+    moved: int = 0
+    faults: int = 0
+
+
+class GpuLoad(NamedTuple):
+    """What NVML says of one GPU: percentages of the last second, and bytes in use."""
+
+    kernels: int
+    memory: int
+    used: int
+
+
+def works(load: GpuLoad) -> bool:
+    """Whether a GPU does more than to wait in a kernel.
+
+    >>> works(GpuLoad(100, 0, 5)), works(GpuLoad(100, 40, 5)), works(GpuLoad(37, 0, 5))
+    (False, True, True)
+    """
+    return load.memory > _MOST_WAITING_MEMORY or 0 < load.kernels < _LEAST_WAITING
 
 
 class IdleClock:
     """Measures for how long no rank has shown activity.
 
-    A heartbeat, many bytes written to a disk, or a wait for a disk always count. Output, few bytes
-    to a disk, many bytes over TCP, and processor time count only until the first heartbeat. Ranks
-    with heartbeats are judged by these alone, as they may spin while they wait for each other, or
-    have a thread that logs.
+    There are two clocks. A heartbeat, bytes read or written, or a wait for a disk restart both, and
+    until the first heartbeat so does output. Processor time restarts the one of silence only: ranks
+    may spin while they wait for each other. The other one counts as long as the Python stacks of
+    all ranks stay as they are, where somebody can see them.
+
+    Ranks that write heartbeats themselves are judged by these and much writing to a disk alone.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.period_s = max(0.05, min(timeout_s / 4, 5.0))
         self._timeout_s = timeout_s
+        # Since when there has been no sign, and no sign but processor time.
         self._since = 0.0
+        self._still_since = 0.0
         self._at: float | None = None
         self._signs: Mapping[int, Sample] = {}
         self._depths: Mapping[int, DeepSample] | None = None
         self._depths_at = 0.0
         self._has_compared = False
+        # The stacks that were seen last, by process id.
+        self._stacks: Mapping[int, object] | None = None
+        self._stacks_at = 0.0
+        self._loads: Mapping[str, GpuLoad] = {}
 
     def restart(self, at: float) -> None:
         """Begin again: the ranks are new, or were stopped."""
@@ -78,9 +125,14 @@ class IdleClock:
         """Whether any rank has reported progress."""
         return any(one.beat for one in self._signs.values())
 
+    @property
+    def has_promises(self) -> bool:
+        """Whether a script reports its progress itself, and so has said what counts."""
+        return any(one.beat and one.is_scripts for one in self._signs.values())
+
     def silent_s(self, at: float) -> float:
         """Return the seconds without activity."""
-        return at - self._since
+        return at - (self._since if self._is_silent(at) else self._still_since)
 
     def look(self, signs: Mapping[int, Sample], at: float) -> bool:
         """Take the cheap samples; return whether deep samples are needed."""
@@ -91,6 +143,7 @@ class IdleClock:
             self.revive(at)
             return False
         enough = _enough(at - before_at)
+        is_busy = False
         for rank, now in signs.items():
             past = before.get(rank)
             if past is None or now.beat != past.beat:
@@ -98,10 +151,14 @@ class IdleClock:
             if not self.has_beats and now.output != past.output:
                 break
             # A user or a debugger has stopped it on purpose.
-            if now.state in "Tt" or (not self.has_beats and now.cpu_s - past.cpu_s > enough):
+            if now.state in "Tt":
                 break
+            is_busy = is_busy or now.cpu_s - past.cpu_s > enough
         else:
-            return True
+            if not is_busy or self.has_promises:
+                return True
+            self._since, self._has_compared = at, False
+            return at - self._still_since >= self._timeout_s * _SUSPECT
         self.revive(at)
         return False
 
@@ -110,7 +167,7 @@ class IdleClock:
         before, before_at = self._depths, self._depths_at
         self._depths, self._depths_at = depths, at
         self._has_compared = before is not None
-        minds_all = not self.has_beats
+        seconds = at - before_at
         noise = _NOISE_BYTES if self.has_beats else 0
         for rank, now in depths.items():
             past = None if before is None else before.get(rank)
@@ -119,31 +176,85 @@ class IdleClock:
                 or now.is_at_prompt
                 or (past is not None and now.written - past.written > noise)
             ):
+                self._work(at)
+            if past is None or self.has_promises:
+                continue
+            if _moves(past, now, seconds):
+                self._work(at)
+            # A process that has ended takes its count with it; a new one brings its own.
+            used = {pid: now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s}
+            if sum(used.values()) > _enough(seconds):
                 self._since = at
-            if minds_all and past is not None:
-                # A process that has ended takes its count with it; a new one brings its own.
-                used = sum(now.cpu_s[pid] - past.cpu_s.get(pid, 0.0) for pid in now.cpu_s)
-                moved = sum(now.traffic[one] - past.traffic.get(one, 0) for one in now.traffic)
-                if used > _enough(at - before_at) or moved > _chatter(at - before_at):
-                    self._since = at
+            if self._stacks is not None:
+                unseen = sum(used[pid] for pid in used.keys() - self._stacks.keys())
+                unseen += now.reaped_s - past.reaped_s
+                if unseen > max(_TICK_S, seconds * _BUSY_SHARE):
+                    self._work(at)
+
+    def wants_stacks(self, at: float) -> bool:
+        """Whether processors were busy for so long without any other sign that stacks tell more."""
+        if self.has_promises or self._since <= self._still_since:
+            return False
+        if self._stacks is None:
+            return at - self._still_since >= self._timeout_s * _SUSPECT
+        return at - self._stacks_at >= self._timeout_s * _AGAIN
+
+    def see_stacks(self, stacks: Mapping[int, object], at: float) -> None:
+        """Take the stacks of all Python processes, by process id."""
+        before, self._stacks, self._stacks_at = self._stacks, stacks, at
+        if before is None:
+            # From here on they are observed.
+            self._still_since = at
+        elif before != stacks:
+            self._work(at)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether all stacks were the same for the timeout, although processors were busy."""
+        return self._stacks is not None and self._stacks_at - self._still_since >= self._timeout_s
+
+    def see_gpus(self, loads: Mapping[str, GpuLoad], at: float) -> bool:
+        """Take the loads of the ranks' GPUs; return whether one of them works."""
+        before, self._loads = self._loads, loads
+        is_working = any(
+            works(load) or abs(load.used - before.get(uuid, load).used) > _NOISE_BYTES
+            for uuid, load in loads.items()
+        )
+        if is_working:
+            self.revive(at)
+        return is_working
+
+    def _work(self, at: float) -> None:
+        self._since = self._still_since = at
+        self._stacks = None
 
     def revive(self, at: float) -> None:
         """Restart the count: there was activity, or it could not be observed."""
-        self._since, self._depths, self._has_compared = at, None, False
+        self._work(at)
+        self._depths, self._has_compared = None, False
+
+    def _is_silent(self, at: float) -> bool:
+        return self._has_compared and at - self._since >= self._timeout_s
 
     def is_hung(self, at: float) -> bool:
         """Whether the timeout has passed."""
-        return self._has_compared and self.silent_s(at) >= self._timeout_s
+        return self._is_silent(at) or self.is_still
+
+
+def _moves(past: DeepSample, now: DeepSample, seconds: float) -> bool:
+    """Whether a rank got data from a disk or over TCP, moved some otherwise, or took memory."""
+    traffic = sum(now.traffic[one] - past.traffic.get(one, 0) for one in now.traffic)
+    return (
+        traffic > max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
+        or now.fetched - past.fetched > _NOISE_BYTES
+        or now.moved - past.moved > seconds * _MOVED_BYTES_PER_S
+        or now.faults - past.faults > seconds * _FAULTS_PER_S
+    )
 
 
 def _enough(seconds: float) -> float:
     """Return the processor time within SECONDS that counts as activity."""
     return max(_TICK_S, seconds * IDLE_SHARE)
-
-
-def _chatter(seconds: float) -> float:
-    """Return how many bytes over TCP within SECONDS do not count as activity yet."""
-    return max(_CHATTER_BYTES, seconds * _CHATTER_BYTES_PER_S)
 
 
 class Lag(NamedTuple):

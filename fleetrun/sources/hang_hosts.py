@@ -121,7 +121,7 @@ class HangOfHosts:
         stacks: Mapping[int, Sequence[tuple[str, str, int]]],
         *,
         went_on: int | None,
-        by_steps: bool,
+        sign: str,
         deadlocked: Sequence[tuple[int, int, str]],
     ) -> None:
         """Tell where the ranks here stand, by process of the plan; WENT_ON: that one does not."""
@@ -143,7 +143,7 @@ class HangOfHosts:
                 if places[process] >= 0
             ),
             -1 if went_on is None else places[went_on],
-            by_steps,
+            sign,
             tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
         )
         self._session.to_coordinator(message)
@@ -207,6 +207,7 @@ class HangOfHosts:
             ]
         self._write(stacks)
         finding = places.compare(stacks)
+        signs = {one.sign for one in self._stacks.values()}
         self._declare(
             Hung(
                 seconds=self._silent_s,
@@ -217,7 +218,7 @@ class HangOfHosts:
                 ),
                 odd=tuple(self._label(one) for one in finding.odd),
                 stacks=names.run_path(self._plan, names.stacks("*")),
-                by_steps=any(one.by_steps for one in self._stacks.values()),
+                sign=next((one for one in ("steps", "stacks") if one in signs), "life"),
                 deadlocked=tuple(deadlocked),
             )
         )

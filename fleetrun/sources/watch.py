@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
 
 from fleetrun.records import names, variables
 from fleetrun.run.events import (
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _CLOCK_REALTIME_COARSE = 5
 # Paddle's store, while its server is not there; all that its ranks print then.
 _RETRY = b"retry to connect"
+# A Python has found what PYTHONPATH leads it to by then, on a busy host too.
+_LOADED_S = 5.0
 # A rank that writes more than this between two looks does not wait.
 _MOST_READ = 65536
 # Signals after which the ranks end; what they do then is no hang.
@@ -49,10 +52,21 @@ class _Rank:
     """A process that runs: its leader, its log and its heartbeat file."""
 
     # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
-    __slots__ = ("_idle_bytes", "_size", "heartbeat", "log", "pid", "since_ns")
+    __slots__ = (
+        "_idle_bytes",
+        "_size",
+        "heartbeat",
+        "is_looked_inside",
+        "log",
+        "pid",
+        "since_ns",
+        "started_at",
+    )
 
     def __init__(self, pid: int, log: str, heartbeat: str, since_ns: int) -> None:
         self.pid = pid
+        self.started_at = time.monotonic()
+        self.is_looked_inside = False
         self.log = log
         self.heartbeat = heartbeat
         self.since_ns = since_ns
@@ -98,9 +112,15 @@ class Watch(Source):
         # With other hosts it takes all of them to say that the job hangs.
         self._hosts = hosts
         self._silent_samples: Mapping[int, hang.Sample] = {}
+        self._sign = "life"
         self._gpus = gpus
         self._driver_s = driver_s
         self._question: IsolatedCall | None = None
+        # A sample of the stacks that is being taken, and what waits for its end.
+        self._sample_of_stacks: Collection | None = None
+        self._after_sample: Callable[[], None] | None = None
+        # What has been said.
+        self._has_said_unseen = self._has_said_unsampled = False
         # Why the driver is not asked any more.
         self._is_driver_stuck = False
         # Whether the kernel reports the bytes of TCP connections.
@@ -184,9 +204,12 @@ class Watch(Source):
             how = self._leave_driver()
             if question.is_left:
                 self._say(f"The NVIDIA driver does not answer ({how}).")
-        if self._collection is not None:
-            self._collection.cancel()
-            self._collection = None
+        for collection in (self._collection, self._sample_of_stacks):
+            if collection is not None:
+                collection.cancel()
+        if self._sample_of_stacks is not None:
+            self._remove_samples()
+        self._collection = self._sample_of_stacks = self._after_sample = None
 
     # Who is stopped, who lags -------------------------------------------------------------------
 
@@ -250,7 +273,9 @@ class Watch(Source):
             one = proc.stat(rank.pid)
             if one is not None:
                 beat = heartbeat.beat(rank.heartbeat, rank.since_ns)
-                found[process] = hang.Sample(one.state, one.cpu_s, rank.output(), beat)
+                is_scripts = beat > 0 and heartbeat.is_scripts(rank.heartbeat)
+                output = rank.output()
+                found[process] = hang.Sample(one.state, one.cpu_s, output, beat, is_scripts)
         return found
 
     def _look_for_hang(self) -> None:
@@ -272,28 +297,104 @@ class Watch(Source):
         self._report_stopped(frozenset(hang.stopped(states)), states, now)
         if self._clock.look(signs, now):
             self._clock.look_closer(self._depths(), now)
-        if not self._clock.is_hung(now):
-            self._report_silence(0.0)
+        self._look_inside(now)
+        if self._sample_of_stacks is not None:
             return
-        silence_s = self._clock.silent_s(now)
+        if self._clock.is_hung(now):
+            self._suspect(self._clock, signs, now)
+            return
+        self._report_silence(0.0)
+        if self._clock.wants_stacks(now):
+            self._unless_a_gpu_works(self._sample_stacks)
+
+    def _suspect(self, clock: IdleClock, signs: Mapping[int, hang.Sample], now: float) -> None:
+        """Declare a hang, unless a GPU works or a rank goes on meanwhile."""
+        silence_s = clock.silent_s(now)
+        sign = "stacks" if clock.is_still else "steps" if clock.has_beats else "life"
 
         def conclude() -> None:
             if self._hosts is not None:
-                self._silent_samples = signs
+                self._silent_samples, self._sign = signs, sign
                 self._hosts.report(silence_s)
                 return
             self._collect(
                 f"nothing has happened for {silence_s:.0f} s",
-                lambda texts: self._conclude(texts, signs, silence_s),
+                lambda texts: self._conclude(texts, signs, silence_s, sign),
             )
 
-        if self._clock.has_beats or self._ask_gpus is None or self._is_driver_stuck:
-            conclude()
+        self._unless_a_gpu_works(conclude)
+
+    def _look_inside(self, now: float) -> None:
+        """Say which ranks run a Python that has not loaded what watches it from inside."""
+        from fleetrun.plan.environment import STACK_SIGNAL
+        from fleetrun.run import proc
+
+        for process, rank in self._ranks.items():
+            if rank.is_looked_inside or now < rank.started_at + _LOADED_S:
+                continue
+            rank.is_looked_inside = True
+            if proc.is_python(rank.pid) and not proc.catches(rank.pid, STACK_SIGNAL):
+                self._say_unseen((process,))
+
+    def _say_unseen(self, processes: tuple[int, ...]) -> None:
+        if processes and not self._has_said_unseen:
+            self._has_said_unseen = True
+            who = names.listed([self._labels[one] for one in processes])
+            self._notice(
+                "unseen",
+                f"{who} cannot be watched from inside (no Python, or one that ignores PYTHONPATH: "
+                "-I, -E, -S): --hang_timeout hears of no update there, and takes a processor in "
+                "use for life.",
+                processes,
+                time.monotonic(),
+            )
+
+    def _sample_stacks(self) -> None:
+        """Take the stacks of all ranks now, and let the clock compare them."""
+        from fleetrun.postmortem import places
+
+        def done(texts: dict[int, str]) -> None:
+            self._sample_of_stacks = None
+            self._remove_samples()
+            if self._clock is not None and texts.keys() == self._ranks.keys():
+                seen = {process: places.of_processes(text) for process, text in texts.items()}
+                self._say_unseen(tuple(one for one in sorted(seen) if not seen[one]))
+                stacks = {pid: each for one in seen.values() for pid, each in one.items()}
+                self._clock.see_stacks(stacks, time.monotonic())
+            after, self._after_sample = self._after_sample, None
+            if after is not None:
+                after()
+
+        if self._collection is not None or not self._ranks or self._is_ending:
+            return
+        try:
+            self._sample_of_stacks = self._collect_to(".", "a sample", done)
+            self._sample_of_stacks.begin()
+        except OSError as error:
+            self._sample_of_stacks = None
+            if not self._has_said_unsampled:
+                self._has_said_unsampled = True
+                self._say(
+                    f"Stacks cannot be sampled ({error.strerror}), so ranks that spin look busy."
+                )
+
+    def _remove_samples(self) -> None:
+        for process in range(len(self._plan.processes)):
+            with suppress(OSError):
+                os.unlink(self._stacks_path(process, "."))
+
+    def _unless_a_gpu_works(self, then: Callable[[], None]) -> None:
+        """Call THEN unless the ranks have a GPU that works."""
+        is_promised = self._clock is not None and self._clock.has_promises
+        if is_promised or self._ask_gpus is None or self._is_driver_stuck:
+            then()
         else:
-            self._ask_driver(self._ask_gpus, conclude)
+            self._ask_driver(self._ask_gpus, then)
 
     def _ask_driver(self, ask: Callable[[], IsolatedCall], conclude: Callable[[], None]) -> None:
-        """Call CONCLUDE unless a GPU computes; the driver itself may be what hangs."""
+        """Call CONCLUDE unless a GPU works; the driver itself may be what hangs."""
+        from fleetrun.sources import hang
+
         try:
             question = self._question = ask()
         except OSError as error:
@@ -309,8 +410,9 @@ class Watch(Source):
             self._waiting.alarm("driver", None, give_up)
             question.close()
             self._question = None
-            if answer.value and self._clock is not None:
-                self._clock.revive(time.monotonic())
+            told = cast("Mapping[str, tuple[int, int, int]]", answer.value or {})
+            loads = {uuid: hang.GpuLoad(*load) for uuid, load in told.items()}
+            if self._clock is not None and self._clock.see_gpus(loads, time.monotonic()):
                 self._report_silence(0.0)
             else:
                 conclude()
@@ -347,10 +449,15 @@ class Watch(Source):
             pid: sockets.inodes(one.pid for one in family) & traffic.keys() if traffic else ()
             for pid, family in families.items()
         }
+        totals = {pid: [proc.io(one.pid) for one in family] for pid, family in families.items()}
         return {
             leaders[pid]: hang.DeepSample(
                 cpu_s={one.pid: one.cpu_s for one in family},
-                written=sum(proc.written(one.pid) for one in family),
+                written=sum(each.written for each in totals[pid]),
+                reaped_s=sum(one.reaped_s for one in family),
+                fetched=sum(each.fetched for each in totals[pid]),
+                moved=sum(each.moved for each in totals[pid]),
+                faults=sum(one.faults for one in family),
                 is_in_disk_wait=any(one.state == "D" for one in family),
                 is_at_prompt=any(proc.reads_terminal(one.pid) for one in family),
                 traffic={link: traffic[link] for link in links[pid]},
@@ -362,7 +469,7 @@ class Watch(Source):
         """Return the bytes of each TCP connection, if they matter and the kernel tells."""
         from fleetrun.sources import hang, sockets
 
-        if not self._sees_traffic or (self._clock is not None and self._clock.has_beats):
+        if not self._sees_traffic or (self._clock is not None and self._clock.has_promises):
             return hang.NO_TRAFFIC
         try:
             return sockets.traffic()
@@ -375,7 +482,11 @@ class Watch(Source):
             return hang.NO_TRAFFIC
 
     def _conclude(
-        self, texts: dict[int, str], before: Mapping[int, hang.Sample], silence_s: float
+        self,
+        texts: dict[int, str],
+        before: Mapping[int, hang.Sample],
+        silence_s: float,
+        sign: str,
     ) -> None:
         """Declare the hang, unless a rank was active while the stacks were collected."""
         from fleetrun.postmortem import places
@@ -404,7 +515,7 @@ class Watch(Source):
                 ),
                 odd=tuple(self._labels[one] for one in finding.odd),
                 stacks=self._stacks_of(tuple(texts)),
-                by_steps=any(seen.beat for seen in before.values()),
+                sign=sign,
                 deadlocked=deadlocked,
             )
         )
@@ -452,50 +563,61 @@ class Watch(Source):
             self._hosts.collected(
                 {process: places.main_thread(text) for process, text in texts.items()},
                 went_on=self._gone_on(before),
-                by_steps=any(seen.beat for seen in before.values()),
+                sign=self._sign,
                 deadlocked=self._deadlocked(texts),
             )
 
         if self._ranks and not self._is_ending:
             self._collect(f"nothing has happened for {silence_s:.0f} s on any host", reported)
         elif self._hosts is not None:
-            self._hosts.collected({}, went_on=None, by_steps=False, deadlocked=())
+            self._hosts.collected({}, went_on=None, sign="life", deadlocked=())
 
     # Stacks -------------------------------------------------------------------------------------
 
     def _collect(self, reason: str, then: Callable[[dict[int, str]], None]) -> None:
-        from fleetrun.postmortem import stacks
-
+        if self._sample_of_stacks is not None:
+            # Each rank answers one question at a time.
+            self._after_sample = lambda: self._collect(reason, then)
+            return
         if self._collection is not None or not self._ranks:
             return
-        targets = [
-            stacks.StackTarget(process, self._labels[process], rank.pid, self._stacks_path(process))
-            for process, rank in sorted(self._ranks.items())
-        ]
 
         def done(texts: dict[int, str]) -> None:
             self._collection = None
             then(texts)
 
-        self._collection = stacks.Collection(
-            targets,
+        self._collection = self._collect_to("", reason, done)
+        self._collection.begin()
+
+    def _collect_to(
+        self, prefix: str, reason: str, done: Callable[[dict[int, str]], None]
+    ) -> Collection:
+        """Return what fetches all stacks to files whose names begin with PREFIX."""
+        from fleetrun.postmortem import stacks
+
+        return stacks.Collection(
+            [
+                stacks.StackTarget(
+                    process, self._labels[process], rank.pid, self._stacks_path(process, prefix)
+                )
+                for process, rank in sorted(self._ranks.items())
+            ],
             reason=reason,
             waiting=self._waiting,
             spy=stacks.find_spy(os.environ),
             environ=os.environ,
             done=done,
         )
-        self._collection.begin()
 
     def _say_where(self, texts: dict[int, str]) -> None:
         where = self._stacks_of(tuple(texts))
         text = f"the stacks of {len(texts)} processes are in {where}."
         self._notice("stacks", text, (), time.monotonic())
 
-    def _stacks_path(self, process: int) -> str:
+    def _stacks_path(self, process: int, prefix: str = "") -> str:
         spec = self._plan.processes[process]
         who = str(process) if spec.rank is None else names.rank_name(spec.rank)
-        return os.path.join(self._plan.cwd, self._plan.run_dir, names.stacks(who))
+        return os.path.join(self._plan.cwd, self._plan.run_dir, prefix + names.stacks(who))
 
     def _stacks_of(self, processes: tuple[int, ...]) -> str:
         """Name the files as a shell would."""

@@ -1,4 +1,4 @@
-"""Whether a GPU of the job computes, asked before the job is called hung."""
+"""What the GPUs of the job do, asked before the job is called hung."""
 
 from __future__ import annotations
 
@@ -13,47 +13,49 @@ from fleetrun.run.isolation import CallResult
 
 # Two GPUs, the second one busy; a third one has no rates.
 GPUS = (("GPU-a",), ("GPU-b",), ("GPU-c", "MIG-c"))
-LOADS = {"GPU-a": 0, "GPU-b": 37}
+LOADS = {"GPU-a": (0, 0), "GPU-b": (37, 2)}
+USES = {"GPU-b": (5, 10, ()), "MIG-c": (7, 10, ())}
 
 
 @pytest.mark.parametrize(
     ("gpus", "busy"),
     [
-        (("0",), False),
-        (("0", "1"), True),
-        (("GPU-b",), True),
-        (("GPU-a", "MIG-c"), False),
-        (("9", "2"), False),
-        (("GPU-gone",), False),
-        ((), False),
-        (None, True),
+        (("0",), {"0": (0, 0, 0)}),
+        (("0", "1"), {"0": (0, 0, 0), "1": (37, 2, 5)}),
+        (("GPU-b",), {"GPU-b": (37, 2, 5)}),
+        (("GPU-a", "MIG-c"), {"GPU-a": (0, 0, 0), "MIG-c": (0, 0, 7)}),
+        (("9", "2"), {"2": (0, 0, 0)}),
+        (("GPU-gone",), {}),
+        ((), {}),
+        (None, {"0": (0, 0, 0), "1": (37, 2, 5), "2": (0, 0, 0)}),
     ],
 )
-def test_only_our_gpus_count(gpus: tuple[str, ...] | None, busy: bool) -> None:
-    assert nvml.is_any_busy(FakeNvml(*GPUS, loads=LOADS), gpus) is busy
+def test_only_our_gpus_count(
+    gpus: tuple[str, ...] | None, busy: dict[str, tuple[int, int, int]]
+) -> None:
+    assert nvml.loads(FakeNvml(*GPUS, loads=LOADS, uses=USES), gpus) == busy
 
 
 def test_gpus_are_numbered_without_those_that_may_not_be_opened() -> None:
     lib = FakeNvml(*GPUS, loads=LOADS, trouble={0: NoPermission()})
-    assert nvml.is_any_busy(lib, ("0",))
-    assert not nvml.is_any_busy(lib, ("1",))
+    assert nvml.loads(lib, ("0", "1")) == {"0": (37, 2, 0), "1": (0, 0, 0)}
 
 
 def test_the_answer_comes_from_a_child() -> None:
     lib = FakeNvml(*GPUS, loads=LOADS)
-    question = nvml.ask_whether_busy(("1",), lambda: lib)
-    assert question.wait(time.monotonic() + LONG_S) == CallResult(value=True)
+    question = nvml.ask_loads(("1",), lambda: lib)
+    assert question.wait(time.monotonic() + LONG_S) == CallResult(value={"1": (37, 2, 0)})
 
 
 def test_a_broken_driver_is_no_answer() -> None:
-    question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(broken=True))
+    question = nvml.ask_loads(("0",), lambda: FakeNvml(broken=True))
     answer = question.wait(time.monotonic() + LONG_S)
     assert answer == CallResult(trouble="FakeNvmlError: Driver/library version mismatch")
     assert issubclass(FakeNvmlError, Exception)
 
 
 def test_a_driver_that_hangs_is_left() -> None:
-    question = nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang))
+    question = nvml.ask_loads(("0",), lambda: FakeNvml(init=hang))
     assert question.wait(time.monotonic() + 0.05) is None
     assert question.abandon().startswith(f"process {question.pid}, state ")
     assert not question.is_left

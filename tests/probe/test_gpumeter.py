@@ -25,7 +25,7 @@ def test_each_gpu_that_can_be_asked_is_told_of() -> None:
         ("a",),
         ("barred",),
         ("c",),
-        loads={"a": 87},
+        loads={"a": (87, 40)},
         uses={"a": (10, 20, ())},
         trouble={1: NoPermission("Insufficient Permissions")},
     )

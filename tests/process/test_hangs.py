@@ -195,9 +195,92 @@ def test_s61_ranks_without_any_python_are_described(tmp_path: Path) -> None:
 ALIVE = "--hang_timeout=1.6"
 
 
+# Computes until END seconds have passed, in fifty functions one after the other: each is short, and
+# a sample of the stack finds another one.
+COMPUTE = """
+import random, time
+exec("\\n".join(f"def step{n}():\\n    for _ in range(3000): pass" for n in range(50)))
+def compute(end):
+    end += time.time()
+    while time.time() < end:
+        globals()[f"step{random.randrange(50)}"]()
+"""
+SPIN = """
+def spin():
+    end = time.time() + 60
+    while time.time() < end: pass
+"""
+# As our callback after an update writes it.
+UPDATE = "open(os.environ['FLEETRUN_HEARTBEAT'], 'w').write('1 update')"
+
+
+def test_s61_ranks_that_spin_without_a_heartbeat_hang(tmp_path: Path) -> None:
+    job = Command.python(tmp_path, f"{SPIN}\nspin()", "--hang_timeout=0.8")
+    ended = job.run(env=NO_SPY)
+    assert ended.code == 124
+    assert "no Python stack of any rank moved although processors were busy" in ended.said
+    assert re.search(r"Ranks 0-1 stand in spin \(script-\w+\.py:\d+\)", ended.said)
+    folder = tmp_path / "log" / "latest"
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".stacks")] == []
+
+
+@pytest.mark.parametrize("before", ["", UPDATE], ids=["no update", "an update"])
+def test_s62_a_rank_whose_stack_moves_is_alive(tmp_path: Path, before: str) -> None:
+    # The other one waits for it, as at the end of an evaluation, and spins.
+    code = f"{COMPUTE}{SPIN.replace('60', '5')}\n{before}\ncompute(5) if rank else spin()"
+    assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0
+
+
+def test_s61_after_an_update_ranks_that_spin_hang(tmp_path: Path) -> None:
+    code = f"{SPIN}\n{UPDATE}\nspin()"
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
+    assert ended.code == 124
+    assert "Ranks 0-1 stand in spin" in ended.said
+
+
+def test_s61_after_an_update_a_thread_that_logs_does_not_hide_a_rank_that_spins(
+    tmp_path: Path,
+) -> None:
+    code = f"{UPDATE}\n" + LOGGER.format("loss 0.1") + f"{SPIN}\nspin()"
+    ended = Command.python(tmp_path, code, "--hang_timeout=0.8").run(env=NO_SPY)
+    assert ended.code == 124
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        # New memory, as a compiler takes it; bytes from a file that is in memory; another program.
+        "bytes(40_000_000)",
+        "os.read(zeros, 1 << 20)",
+        "subprocess.run(['sh', '-c', 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done'])",
+    ],
+)
+def test_s62_work_in_one_line_of_python_is_alive(tmp_path: Path, work: str) -> None:
+    code = f"""
+import subprocess
+zeros = os.open("/dev/zero", os.O_RDONLY)
+end = time.time() + 5
+while time.time() < end: {work}
+"""
+    assert Command.python(tmp_path, code, ALIVE).run(env=NO_SPY).code == 0
+
+
+def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is_busy(
+    tmp_path: Path,
+) -> None:
+    code = "import time; end = time.time() + 6\nwhile time.time() < end: pass"
+    script = f"if [ $R = 1 ]; then exec '{sys.executable}' -I -c '{code}'; else sleep 6; fi"
+    job = Command(tmp_path, script, ALIVE)
+    ended = job.run(env=NO_SPY)
+    assert ended.code == 0
+    assert ended.said.count("Ranks 0-1 cannot be watched from inside (no Python, or one that") == 1
+    (notice,) = [event for event in job.events() if event.get("what") == "unseen"]
+    assert notice["who"] == ["rank 0", "rank 1"]
+
+
 def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:
     # A grandchild computes; the ranks themselves only wait for it.
-    busy = "import time\nend = time.time() + 4\nwhile time.time() < end: pass"
+    busy = f"{COMPUTE}\ncompute(4)"
     script = f"if [ $R = 1 ]; then \"{sys.executable}\" -c '{busy}' & wait; else sleep 4; fi"
     assert Command(tmp_path, script, ALIVE).run().code == 0
 

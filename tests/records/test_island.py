@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import fleetrun
-from fleetrun.inject import after_update
 from fleetrun.inject import evidence as island
+from fleetrun.inject import heartbeats
 from fleetrun.inject.spec import StrategySpec
 from fleetrun.postmortem import stacks
 from fleetrun.records import names, strategyfiles, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
-from fleetrun.records.heartbeat import read_step
+from fleetrun.records.heartbeat import is_scripts, read_step
 from fleetrun.records.strategyfiles import FieldEvidence, GradientCounts, RankEvidence
 
 SITE = Path(fleetrun.__file__).parent / "inject" / "site"
@@ -102,5 +102,8 @@ def test_both_sides_have_the_same_words_and_schema() -> None:
 def test_the_step_of_a_heartbeat_is_read(tmp_path: Path) -> None:
     path = tmp_path / names.heartbeat("0")
     proof = island.Evidence(str(tmp_path / names.evidence("0")), StrategySpec({}, {}, {}))
-    after_update._HeartbeatFile(str(path), proof).beat(None, 12)
+    heartbeats.HeartbeatFile(str(path), proof.claim).beat(None, 12)
     assert read_step(str(path)) == 12
+    assert not is_scripts(str(path))
+    path.write_text("13\n")
+    assert is_scripts(str(path))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from plans import generation
 
@@ -17,7 +19,10 @@ from fleetrun.run.events import (
     SignalAll,
     Started,
 )
-from fleetrun.sources.hang import Comparison, DeepSample, IdleClock, Lag, Sample
+from fleetrun.sources.hang import Comparison, DeepSample, GpuLoad, IdleClock, Lag, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 QUIET = Sample("S", 1.0, 10, 0)
 IDLE = DeepSample({7: 1.0}, 0, is_in_disk_wait=False)
@@ -150,6 +155,82 @@ def test_with_heartbeats_a_checkpoint_is_life() -> None:
         for n in range(6)
     ]
     assert not watched(*looks).is_hung(25.0)
+
+
+def busy(
+    count: int,
+    *,
+    stacks: Callable[[int], dict[int, object]] = lambda _: {7: "spin"},
+    beat: int = 0,
+    pids: tuple[int, ...] = (7,),
+    more: Mapping[str, int] | None = None,
+) -> IdleClock:
+    """Return a clock after COUNT looks, one each five seconds, at a rank whose processors are busy.
+
+    MORE counts up at each look. Its processes PIDS use a processor each; STACKS are what a sample
+    at a look finds.
+    """
+    clock = IdleClock(20.0)
+    clock.restart(0.0)
+    for number in range(count):
+        at = number * 5.0
+        used = dict.fromkeys(pids, at)
+        sign = QUIET._replace(cpu_s=at, beat=beat, is_scripts=False, output=number * bool(beat))
+        if clock.look({0: sign}, at):
+            counts: dict[str, Any] = {name: number * one for name, one in (more or {}).items()}
+            depth = DeepSample(used, 0, is_in_disk_wait=False)
+            clock.look_closer({0: depth._replace(**counts)}, at)
+        if clock.wants_stacks(at):
+            clock.see_stacks(stacks(number), at)
+    return clock
+
+
+@pytest.mark.parametrize("beat", [0, 1])
+def test_s61_busy_processors_under_stacks_that_do_not_move_are_a_hang(beat: int) -> None:
+    # The first sample comes after a quarter of the timeout, the last one a timeout after that.
+    assert not busy(5, beat=beat).is_hung(20.0)
+    clock = busy(6, beat=beat)
+    assert clock.is_hung(25.0)
+    assert clock.is_still
+    assert clock.silent_s(25.0) == 20.0
+
+
+@pytest.mark.parametrize("more", [{"fetched": 70_000}, {"moved": 400_000}, {"faults": 1500}])
+def test_s62_work_under_stacks_that_do_not_move_is_life(more: dict[str, int]) -> None:
+    assert not busy(20, more=more).is_hung(95.0)
+    little = {name: value // 10 for name, value in more.items()}
+    assert busy(20, more=little).is_hung(95.0)
+
+
+def test_s62_a_stack_that_moves_is_life() -> None:
+    assert not busy(20, stacks=lambda number: {7: f"line {number}"}).is_hung(95.0)
+    # So is another process.
+    assert not busy(20, stacks=lambda number: {7: "spin", number: "new"}).is_hung(95.0)
+
+
+def test_s62_a_busy_process_without_a_stack_is_life() -> None:
+    assert not busy(20, pids=(7, 8)).is_hung(95.0)
+    assert not busy(20, more={"reaped_s": 2}).is_hung(95.0)
+    assert busy(20, pids=(7,), more={"reaped_s": 1}).is_hung(95.0)
+
+
+@pytest.mark.parametrize(
+    ("loads", "is_working"),
+    [
+        # A kernel of NCCL that waits, or none: no work.
+        ([GpuLoad(100, 0, 5), GpuLoad(100, 1, 5)], False),
+        ([GpuLoad(0, 0, 5), GpuLoad(0, 0, 5)], False),
+        # Kernels that begin and end, or use the memory; memory that is taken.
+        ([GpuLoad(0, 0, 5), GpuLoad(60, 0, 5)], True),
+        ([GpuLoad(100, 0, 5), GpuLoad(100, 30, 5)], True),
+        ([GpuLoad(0, 0, 5), GpuLoad(0, 0, 1 << 20)], True),
+    ],
+)
+def test_a_gpu_that_waits_in_a_kernel_does_not_work(loads: list[GpuLoad], is_working: bool) -> None:
+    clock = busy(6)
+    assert not clock.see_gpus({"GPU-a": loads[0]}, 25.0)
+    assert clock.see_gpus({"GPU-a": loads[1]}, 25.0) is is_working
+    assert clock.is_hung(25.0) is not is_working
 
 
 def test_what_happened_while_we_were_stopped_is_unknown() -> None:

@@ -65,7 +65,7 @@ class Job:
         self.asked.append(node)
         mine = {process: self.stacks[2 * node + process] for process in range(2)}
         went_on = self.went_on if node else None
-        self.hosts[node].collected(mine, went_on=went_on, by_steps=False, deadlocked=())
+        self.hosts[node].collected(mine, went_on=went_on, sign="life", deadlocked=())
 
 
 def plan(folder: Path, node_rank: int) -> LaunchPlan:

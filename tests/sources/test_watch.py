@@ -199,9 +199,10 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 
     def ask() -> IsolatedCall:
         asked.append(1)
-        load = 0 if len(asked) >= 3 else 50
+        # At last a kernel waits for others.
+        load = (100, 0) if len(asked) >= 3 else (50, 0)
         lib = FakeNvml(("GPU-a",), loads={"GPU-a": load})
-        return nvml.ask_whether_busy(("0",), lambda: lib)
+        return nvml.ask_loads(("0",), lambda: lib)
 
     here = watched(tmp_path, gpus=lambda _: ask)
     try:
@@ -215,7 +216,7 @@ def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_is_said_and_the_hang_declared(tmp_path: Path) -> None:
     here = watched(
         tmp_path,
-        gpus=lambda _: lambda: nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)),
+        gpus=lambda _: lambda: nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)),
         driver_s=0.3,
     )
     try:
@@ -234,7 +235,7 @@ def test_a_watch_that_ends_while_the_driver_hangs_leaves_no_child(
     asked: list[IsolatedCall] = []
 
     def ask() -> IsolatedCall:
-        asked.append(nvml.ask_whether_busy(("0",), lambda: FakeNvml(init=hang)))
+        asked.append(nvml.ask_loads(("0",), lambda: FakeNvml(init=hang)))
         return asked[0]
 
     here = watched(tmp_path, gpus=lambda _: ask)

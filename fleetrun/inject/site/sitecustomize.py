@@ -22,6 +22,8 @@ _STACKS = "fleetrun-stacks"
 _INJECT = "_fleetrun_inject"
 # The most characters of a message or stack: some exceptions quote a whole tensor.
 _MOST = 256 * 1024
+# Each asks for something that is done to Paddle.
+_FOR_PADDLE = ("FLEETRUN_STRATEGY_FILE", "FLEETRUN_PROFILE", "FLEETRUN_REPORT_UPDATES")
 # So long does a callback live that has swallowed an interrupt.
 _CALLBACK_S = 0.02
 
@@ -288,7 +290,10 @@ class _StrategyFinder:
                 if type(finder).__module__ == _INJECT + ".import_hooks":
                     return finder.find_spec(name, path, target)
         except Exception as error:
-            sys.stderr.write("fleetrun: the strategy cannot be applied: %r\n" % (error,))
+            what = "the strategy cannot be applied"
+            if not os.environ.get("FLEETRUN_STRATEGY_FILE"):
+                what = "updates cannot be watched, which --hang_timeout and --profile do without"
+            sys.stderr.write("fleetrun: %s: %r\n" % (what, error))
         return None
 
 
@@ -415,7 +420,7 @@ def _begin():
         signum = os.environ.get("FLEETRUN_STACK_SIGNAL")
         if signum:
             _show_stacks_on(int(signum))
-        if os.environ.get("FLEETRUN_STRATEGY_FILE") or os.environ.get("FLEETRUN_PROFILE"):
+        if any(map(os.environ.get, _FOR_PADDLE)):
             sys.meta_path.insert(0, _StrategyFinder())
     except Exception:  # training goes on without
         pass

@@ -46,6 +46,18 @@ def updates(program: Any) -> list[Any]:
     ]
 
 
+def has_updates(program: Any) -> bool:
+    """Whether PROGRAM, of the new representation (PIR) or the old one, changes parameters."""
+    ops = program.global_block().ops
+    if ops and hasattr(ops[0], "get_input_names"):
+        return any(
+            # Others may have no names of inputs, and raise; what changes its input ends so.
+            op.name().endswith("_") and {"param", "grad"} <= set(op.get_input_names())
+            for op in ops
+        )
+    return bool(updates(program))
+
+
 def written_by_forward(program: Any) -> set[str]:
     """Name the variables that operators of the forward compute; what they send is no such thing."""
     return {

@@ -1,0 +1,77 @@
+"""Reports updates to the rank's heartbeat file, also in a training without a strategy."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import updates
+from .static import program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class HeartbeatFile:
+    """Writes the number of updates to a file, at most once a second."""
+
+    _EVERY_S = 1.0
+
+    def __init__(self, path: str, claim: Callable[[], bool] = lambda: True) -> None:
+        self._path = path
+        # Whether this process is the one of its rank that trains.
+        self._claim = claim
+        self._next_at = 0.0
+
+    def beat(self, _source: Any, number: int) -> None:
+        """Write NUMBER if it is time; `update` tells it from what a script writes."""
+        now = time.monotonic()
+        if now < self._next_at or not self._claim():
+            return
+        self._next_at = now + self._EVERY_S
+        try:
+            with open(self._path, "w", encoding="utf-8") as file:
+                file.write(f"{number} update")
+        except OSError as error:
+            self._next_at = float("inf")
+            print(f"fleetrun: the heartbeat cannot be written: {error}", file=sys.stderr)
+
+
+def install(claim: Callable[[], bool] = lambda: True) -> None:
+    """Write a heartbeat after updates, if the launcher has given the rank a file for it."""
+    path = os.environ.get("FLEETRUN_HEARTBEAT")
+    if path:
+        updates.on_update(HeartbeatFile(path, claim).beat)
+
+
+def watch_programs(paddle: Any) -> None:
+    """Record the updates of static programs, of the new representation (PIR) or the old one."""
+    kind = paddle.static.Executor
+    run = kind.run
+    known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def trains(main: Any) -> bool:
+        try:
+            if main not in known:
+                known[main] = program.has_updates(main)
+            return known[main]
+        except Exception as error:
+            known[main] = False
+            print(f"fleetrun: updates of {type(main)} cannot be seen: {error!r}", file=sys.stderr)
+            return False
+
+    @functools.wraps(run)
+    def recorded(executor: Any, asked: Any = None, *args: Any, **options: Any) -> Any:
+        result = run(executor, asked, *args, **options)
+        if not paddle.in_dynamic_mode():
+            main = asked or options.get("program") or paddle.static.default_main_program()
+            main = getattr(main, "_program", None) or main
+            if trains(main):
+                updates.record(main)
+        return result
+
+    kind.run = recorded

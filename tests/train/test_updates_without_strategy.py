@@ -1,0 +1,98 @@
+"""Updates that are reported without a strategy, for --hang_timeout; on both Paddles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command
+from training import PYTHONS, SITE, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+DYNAMIC = """
+import paddle
+net = paddle.nn.Linear(4, 2)
+optimizer = paddle.optimizer.Adam(parameters=net.parameters())
+for _ in range(3):
+    net(paddle.ones([2, 4])).sum().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+"""
+STATIC = """
+import numpy
+import paddle
+from paddle import static
+paddle.enable_static()
+main, startup = static.Program(), static.Program()
+with static.program_guard(main, startup):
+    loss = paddle.nn.Linear(4, 2)(static.data("x", [None, 4])).mean()
+    paddle.optimizer.Adam().minimize(loss)
+test = static.Program()
+with static.program_guard(test, startup):
+    paddle.nn.Linear(4, 2)(static.data("x", [None, 4])).mean()
+executor = static.Executor()
+executor.run(startup)
+feed = {"x": numpy.ones([2, 4], "float32")}
+executor.run(test, feed=feed)
+"""
+RUN = "executor.run(main, feed=feed, fetch_list=[loss])\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "flag"),
+    [("3.3.1", "1"), ("3.3.1", "0"), ("2.6.2", "0")],
+    ids=["3.3.1 new representation", "3.3.1 old representation", "2.6.2"],
+)
+@pytest.mark.parametrize(
+    ("script", "beat"),
+    [(DYNAMIC, "1 update"), (STATIC + RUN, "1 update"), (STATIC, None)],
+    ids=["dynamic", "static", "a program that only tests"],
+)
+def test_each_update_is_a_heartbeat(
+    tmp_path: Path, version: str, flag: str, script: str, beat: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    done = run(
+        PYTHONS[version],
+        ["-W", "ignore", "train.py"],
+        tmp_path,
+        PYTHONPATH=str(SITE),
+        FLAGS_enable_pir_api=flag,
+        FLEETRUN_REPORT_UPDATES="1",
+        FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),
+    )
+    assert done.returncode == 0, done.stdout
+    assert "fleetrun" not in done.stdout
+    path = tmp_path / "beat"
+    assert (path.read_text() if path.exists() else None) == beat
+
+
+def test_s61_ranks_that_spin_after_an_update_hang_without_a_strategy(tmp_path: Path) -> None:
+    code = f"{DYNAMIC}\ndef spin():\n    while True: pass\nspin()"
+    job = Command.python(tmp_path, code, "--hang_timeout=4")
+    ended = job.run(env={"PATH": "/usr/bin:/bin"})
+    assert ended.code == 124
+    assert "Ranks 0-1 stand in spin" in ended.said
+    assert (tmp_path / "log" / "latest" / "heartbeat.0").read_text() == "1 update"
+
+
+def test_a_paddle_whose_updates_cannot_be_watched_is_a_remark(tmp_path: Path) -> None:
+    # What this package lacks is what is looked for.
+    package = tmp_path / "paddle"
+    package.mkdir()
+    (package / "__init__.py").write_text("from types import SimpleNamespace\nstatic = 1\n")
+    (tmp_path / "train.py").write_text("import paddle; print('trained')")
+    done = run(
+        PYTHONS["3.3.1"],
+        ["train.py"],
+        tmp_path,
+        PYTHONPATH=str(SITE),
+        FLEETRUN_REPORT_UPDATES="1",
+        FLEETRUN_HEARTBEAT=str(tmp_path / "beat"),
+    )
+    assert done.stdout.splitlines()[-1] == "trained"
+    assert "fleetrun: this paddle cannot be changed as" in done.stdout
