@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fleetrun import colors, engines, planner, probe
-from fleetrun.errors import UsageError
+from fleetrun.errors import FleetrunError, UsageError
 from fleetrun.plan import hosts, secrets
 from fleetrun.plan.visible import visible
 from fleetrun.records.folder import Folder
@@ -28,7 +28,9 @@ from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
 
+    from fleetrun.engines import SelectedEngine
     from fleetrun.model import LaunchPlan, Request, Roster, Task
     from fleetrun.postmortem.ending import Ending
     from fleetrun.run.background import Background
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
     from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
     from fleetrun.sources.hang_hosts import HangOfHosts
+
+    # Begins to gather; it is given what prints a line, and what hides secrets.
+    Begin: TypeAlias = Callable[
+        [Callable[[str], None], Callable[[str], str]], tuple[Gathering, Session | None]
+    ]
 
 
 def launch(  # noqa: C901 - one way, in order
@@ -65,20 +72,26 @@ def launch(  # noqa: C901 - one way, in order
         if isinstance(begun, int):
             return begun
         background = begun
-    facts = probe.read(request, environ, found.hosts)._replace(tasks=tasks)
-    if request.debug is not None:
-        from fleetrun.plan import debug  # only where a debugger is wanted
-
-        request = debug.at_terminal(request, facts)
-    share = planner.share(request, facts)
-    slots = planner.slots(request, facts, share)
-    # Before ports are held, each of which is an open file; a dry run opens none.
     is_real = request.dry_run is None
     is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # one is us
     count = (
         1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1] + request.spares)
     )
-    files = FileLimit(len(slots.slots), count) if is_real else None
+    try:
+        facts = probe.read(request, environ, found.hosts)._replace(tasks=tasks)
+        if request.debug is not None:
+            from fleetrun.plan import debug  # only where a debugger is wanted
+
+            request = debug.at_terminal(request, facts)
+        share = planner.share(request, facts)
+        slots = planner.slots(request, facts, share)
+        # Before ports are held, each of which is an open file; a dry run opens none.
+        files = FileLimit(len(slots.slots), count) if is_real else None
+    except FleetrunError as error:
+        if is_alone or not is_real:
+            raise
+        # The other hosts would wait for this one.
+        return _run(_told(error, request, environ, found), request, environ)
     engine = found.engine(facts.pid)
 
     def gather(attempt: int) -> Roster:
@@ -105,7 +118,7 @@ def launch(  # noqa: C901 - one way, in order
 
     try:
         if files is not None:
-            return _run(gathered, request, environ, files, background, alive or {})
+            return _run(gathered, request, environ, files=files, background=background, alive=alive)
         roster = engine.gather(request, facts, slots)
         plans = [
             planner.plan(request, facts, share, roster._replace(me=node))
@@ -116,6 +129,26 @@ def launch(  # noqa: C901 - one way, in order
         engine.close()
         if files is not None:
             files.restore()
+
+
+def _told(
+    fault: FleetrunError, request: Request, environ: Mapping[str, str], found: SelectedEngine
+) -> Begin:
+    """Return what joins the other hosts to tell them of a FAULT before this one is known."""
+
+    def begin(
+        say: Callable[[str], None], hide: Callable[[str], str]
+    ) -> tuple[Gathering, Session | None]:
+        from fleetrun.session import joining  # only with other hosts
+
+        try:
+            facts = probe.reach(request, environ, found.hosts)
+            session, gathering = joining.tell(request, facts, found, fault, say=say, hide=hide)
+        except FleetrunError:
+            raise fault from None
+        return gathering, session
+
+    return begin
 
 
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
@@ -130,15 +163,14 @@ def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:
     return put(text)
 
 
-def _run(  # noqa: PLR0917 - as launch has them
-    begin: Callable[
-        [Callable[[str], None], Callable[[str], str]], tuple[Gathering, Session | None]
-    ],
+def _run(
+    begin: Begin,
     request: Request,
     environ: Mapping[str, str],
-    files: FileLimit,
-    background: Background | None,
-    alive: Mapping[int, int],
+    *,
+    files: FileLimit | None = None,
+    background: Background | None = None,
+    alive: Mapping[int, int] | None = None,
 ) -> int:
     """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
     _restore(request)
@@ -159,7 +191,7 @@ def _run(  # noqa: PLR0917 - as launch has them
 
     def closing() -> str:
         is_shown = not request.quiet and request.log_level in {"debug", "info"}
-        return endings[0].line() if endings and is_shown else ""
+        return endings[-1].line() if endings and is_shown else ""
 
     def kill_at(at: float) -> None:
         supervisor.kill_at(at)
@@ -189,7 +221,7 @@ def _run(  # noqa: PLR0917 - as launch has them
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),
             console,
             times,
-            endings[0],
+            endings[-1],
             *_metrics(folder, request, messages),
             *_profile(plan, request, messages),
             *(_screen(folder, messages) if has_screen else ()),
@@ -207,7 +239,7 @@ def _run(  # noqa: PLR0917 - as launch has them
             ),
             *_proof(plan, request, messages, session),
             *_session(plan, session, request, messages, hide, folder, kill_at),
-            *_lost_tasks(alive, messages),
+            *_lost_tasks(alive or {}, messages),
         )
         return Equipment(sinks, sources, folder)
 
@@ -223,7 +255,7 @@ def _run(  # noqa: PLR0917 - as launch has them
         closing=closing,
     )
     outcome = supervisor.run()
-    ending = endings[0].ending if endings else None
+    ending = endings[-1].ending if endings else None
     # Only one host of the job notifies.
     if ending is not None and ending.plan.node_rank == 0 and (request.on_end or request.webhook):
         _notify_others(ending, request, messages, hide)

@@ -49,6 +49,12 @@ def slots(request: Request, facts: Facts, share: Share) -> Slots:
     return modes.BY_WORD[request.run_mode].rules.slots(request, share)
 
 
+def first_port(request: Request) -> int:
+    """Return the port from which hosts count that cannot ask each other, whatever is here."""
+    nothing = devices.Share("cpu", ((),), "gloo")
+    return modes.BY_WORD[request.run_mode].rules.slots(request, nothing).first_port
+
+
 def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> LaunchPlan:
     """Decide everything that the launcher on host ROSTER.me will do."""
     _check_free(request, roster)

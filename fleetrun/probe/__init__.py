@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fleetrun import modes
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Facts
 from fleetrun.plan import hosts
 from fleetrun.plan.visible import visible
@@ -59,14 +59,7 @@ def read(
     # Ranks may be given a path of their own.
     if request.script.form == "module" and "PYTHONPATH" not in dict(request.env):
         scripts.check_module(request.script.target, cwd)
-    facts = Facts(
-        environ=environ,
-        cwd=cwd,
-        hostname=os.uname().nodename,
-        python=sys.executable,
-        pid=os.getpid(),
-        started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
-        cpus=len(os.sched_getaffinity(0)),
+    facts = _identity(environ, cwd)._replace(
         device_counts=devices.assumed(assumed) if assumed else devices.by_files(root),
         program=scripts.find(request.script, cwd, environ),
         wrap_fault=request.wrap and scripts.wrap_fault(request.wrap, cwd, environ),
@@ -76,15 +69,7 @@ def read(
     facts = _with_paddle(request, facts)
     if not assumed:
         facts = _with_plugins(request, facts, say, plugins_timeout_s)
-    meeting = hosts.meets_at(request)
-    if not names and (request.host is not None or meeting is not None):
-        # The way to where the hosts meet is the way to all of them.
-        where = () if meeting is None else (meeting.host,)
-        names = where if request.host is None else (request.host, *where)
-    if request.network is not None or not all(map(hosts.is_loopback, names)):
-        from fleetrun.probe import addresses  # only where there may be other hosts
-
-        facts = addresses.with_network(facts, names, request, root)
+    facts = _with_network(request, facts, names, root)
     near: dict[str, int] = {}
     if inquiry is not None:
         survey = inquiry.result(say, timeout_s=timeout_s)
@@ -106,6 +91,46 @@ def read(
 
         facts = facts._replace(processors=processors.processors(root, near))
     return facts if request.debug is None else _with_debuggers(facts)
+
+
+def reach(request: Request, environ: Mapping[str, str], names: Sequence[str] = ()) -> Facts:
+    """Return what is needed of this host to meet the others of the job, and nothing else.
+
+    It is for a host with a fault, which it can tell them only there.
+    """
+    facts = _identity(environ, "/")
+    try:
+        return _with_network(request, facts, names)
+    except FleetrunError:
+        return _with_network(request._replace(network=None), facts, names)
+
+
+def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
+    """Return what this process knows of itself without looking."""
+    return Facts(
+        environ=environ,
+        cwd=cwd,
+        hostname=os.uname().nodename,
+        python=sys.executable,
+        pid=os.getpid(),
+        started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        cpus=len(os.sched_getaffinity(0)),
+        device_counts={},
+    )
+
+
+def _with_network(request: Request, facts: Facts, names: Sequence[str], root: str = "/") -> Facts:
+    """Complete FACTS with the way to the other hosts, where there may be any."""
+    meeting = hosts.meets_at(request)
+    if not names and (request.host is not None or meeting is not None):
+        # The way to where the hosts meet is the way to all of them.
+        where = () if meeting is None else (meeting.host,)
+        names = where if request.host is None else (request.host, *where)
+    if request.network is None and all(map(hosts.is_loopback, names)):
+        return facts
+    from fleetrun.probe import addresses  # only where there may be other hosts
+
+    return addresses.with_network(facts, names, request, root)
 
 
 def _with_debuggers(facts: Facts) -> Facts:

@@ -227,3 +227,11 @@ def shortened(size: int, left: int) -> bytes:
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
     """Return where an attempt's output goes."""
     return run_path(plan, log_name(spec.log, attempt))
+
+
+def unwritable(folder: str, why: str | None) -> str:
+    """Return the sentence that no log can be written to FOLDER."""
+    return (
+        f"The logs cannot be written to {folder} ({why}): make room or choose another folder with "
+        "--log_dir."
+    )

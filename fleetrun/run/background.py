@@ -31,6 +31,7 @@ class Background:
 
     def __init__(self, console: str, ready: int) -> None:
         self._console = console
+        self._kept: Folder | None = None
         self._ready = ready
 
     def sink(self, folder: Folder, say: Callable[[str], None]) -> Sink:
@@ -40,7 +41,14 @@ class Background:
     def keep(self, folder: Folder) -> None:
         """Move the console file into FOLDER; open descriptors stay valid."""
         os.rename(self._console, names.CONSOLE, dst_dir_fd=folder.fd)
-        self._console = os.path.join(folder.path, names.CONSOLE)
+        self._kept = folder
+
+    def take_back(self) -> None:
+        """Move the console file out of the folder in which it is kept."""
+        if self._kept is not None:
+            with suppress(OSError):
+                os.rename(names.CONSOLE, self._console, src_dir_fd=self._kept.fd)
+            self._kept = None
 
     def leave(self) -> None:
         """Let the foreground process exit."""
@@ -66,6 +74,10 @@ class _ForegroundExit(Sink):
             raise EnvironmentFault(
                 f"The console cannot be kept in {self._folder.path} ({error.strerror})."
             ) from None
+
+    def withdraw(self) -> None:
+        """Move it out again."""
+        self._background.take_back()
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - nothing to wait for
         """Print how to attach to the job, and let the foreground process exit."""

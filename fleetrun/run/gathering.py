@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.run.loop import LoopShare
@@ -24,8 +24,21 @@ TIMEOUT_S = 600.0
 _PROGRESS_S = 1.0
 
 
+class Stage(NamedTuple):
+    """How all that a plan needs is made ready before its start, and withdrawn where none comes.
+
+    `prepare` raises FleetrunError where the plan of an attempt cannot start on this host.
+    """
+
+    prepare: Callable[[LaunchPlan, int], None]
+    withdraw: Callable[[], None]
+
+
 class Gathering:
     """Plans each generation of a job; attempts are counted from 0."""
+
+    # Of the supervisor, for who has to know before others start that this host can.
+    stage = Stage(lambda *_: None, lambda: None)
 
     # The job ends when the plan is not there within this time.
     timeout_s = TIMEOUT_S

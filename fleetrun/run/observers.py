@@ -24,6 +24,9 @@ class _Observer:
     def prepare(self) -> None:
         """Prepare before anything starts; a FleetrunError means that nothing is started."""
 
+    def withdraw(self) -> None:
+        """Undo what was prepared: nothing is started."""
+
     def on_event(self, happening: Happening) -> None:
         """Handle what happened or was done, in order; Finished is the last."""
 
@@ -97,6 +100,11 @@ class Observers:
         """Prepare all; a FleetrunError means that nothing can be started."""
         for one in self._all:
             one.prepare()
+
+    def withdraw(self) -> None:
+        """Undo what was prepared, the last first."""
+        for one in reversed(self._all):
+            one.withdraw()
 
     def open(self, loop: Loop) -> None:
         """Open all, and notify them of what has happened so far."""

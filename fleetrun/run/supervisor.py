@@ -41,7 +41,7 @@ from fleetrun.run.events import (
     assert_never,
     signal_name,
 )
-from fleetrun.run.gathering import Round
+from fleetrun.run.gathering import Round, Stage
 from fleetrun.run.guard import Guard
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.run.observers import Observers
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
-    from fleetrun.run.observers import Equipment
+    from fleetrun.run.observers import Equipment, Sink, Source
     from fleetrun.run.terminal import Stdin
 
 # After this many seconds of waiting for ranks to end, print which ones.
@@ -92,6 +92,9 @@ class Supervisor:
         closing: Callable[[], str] = str,
     ) -> None:
         self._gathering = gathering
+        gathering.stage = Stage(self._prepare, self._withdraw)
+        # What is ready for its start.
+        self._prepared: LaunchPlan | None = None
         self._equip = equip
         self._hide = hide
         self._closing = closing
@@ -101,9 +104,9 @@ class Supervisor:
         self._settings: terminal.TerminalSettings | None = None
         # Signals that the terminal has also sent to the process that reads it.
         self._typed: set[int] = set()
-        self._observers = Observers((), (), say=say, declare=self._declare)
         self._is_over = False
         self._say = say
+        self._observers = self._new_observers((), ())
         self._show = show
         # What takes long; None: as all else.
         self._progress = progress or say
@@ -209,6 +212,9 @@ class Supervisor:
         if self._has_guard:
             self._guard.kill_at(at)
 
+    def _new_observers(self, sinks: Sequence[Sink], sources: Sequence[Source]) -> Observers:
+        return Observers(sinks, sources, say=self._say, declare=self._declare)
+
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:
@@ -229,15 +235,42 @@ class Supervisor:
         why = str(error) if isinstance(error, FleetrunError) else repr(error)
         return GatherFailed(attempt, why, code, time.monotonic())
 
-    def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
-        """Prepare a generation: everything that depends on its plan is made anew."""
-        if isinstance(planned, Exception):
-            return self._no_plan(attempt, planned)
+    def _prepare(self, planned: LaunchPlan, attempt: int) -> None:
+        """Make all that the ranks of a generation need; FleetrunError where that cannot be."""
+        if not self._has_plan:
+            self._withdraw()
         try:
             self._files.hold(len(planned.processes))
             self._stdin = self._choose_stdin(planned)
             if not self._has_plan:
                 self._set_up(planned)
+            worker.claim(planned, attempt, self._folder)
+        except OSError as error:
+            self._withdraw()
+            raise EnvironmentFault(names.unwritable(planned.run_dir, error.strerror)) from None
+        except FleetrunError:
+            self._withdraw()
+            raise
+        self._prepared = planned
+
+    def _withdraw(self) -> None:
+        """Leave nothing of what was prepared for a first generation that does not start."""
+        self._prepared = None
+        if self._has_plan:
+            return
+        self._observers.withdraw()
+        self._observers = self._new_observers((), ())
+        if self._has_guard:
+            self._has_guard = False
+            self._guard.dismiss()
+
+    def _gathered(self, attempt: int, planned: LaunchPlan | Exception) -> Gathered | GatherFailed:
+        """Take over what is prepared: everything that depends on a plan is made anew."""
+        if isinstance(planned, Exception):
+            return self._no_plan(attempt, planned)
+        try:
+            if planned is not self._prepared:
+                self._prepare(planned, attempt)
         except FleetrunError as error:
             return self._no_plan(attempt, error)
         self._plan, self._rules, self._has_plan = planned, planned.rules, True
@@ -251,9 +284,7 @@ class Supervisor:
     def _set_up(self, plan: LaunchPlan) -> None:
         """Make what all generations share: the observers, the run directory, the guard."""
         equipment = self._equip(plan)
-        self._observers = Observers(
-            equipment.sinks, equipment.sources, say=self._say, declare=self._declare
-        )
+        self._observers = self._new_observers(equipment.sinks, equipment.sources)
         self._observers.prepare()
         self._folder = equipment.folder
         _enter(plan.cwd)

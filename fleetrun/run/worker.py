@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fleetrun.model import ExitStatus, ProcessSpec
+from fleetrun.model import ExitStatus, LaunchPlan, ProcessSpec
 from fleetrun.plan.environment import STACK_SIGNAL
-from fleetrun.records import variables
-from fleetrun.records.folder import SHARED, Folder, closed
+from fleetrun.records import names, variables
+from fleetrun.records.folder import SHARED, Folder, closed, point, write_all
 from fleetrun.run import proc, terminal
 from fleetrun.run.children import Leftover, Order
 from fleetrun.run.guard import Guard
 
+# What a log is tried with: a traceback, or nothing of any use, fits.
+_TRIAL = b"\n" * 4096
 _NOT_FOUND = ExitStatus(code=127)
 _NOT_RUNNABLE = ExitStatus(code=126)
 # Of a first line that names an interpreter; the kernel reads less.
@@ -157,6 +159,30 @@ def is_starting(one: Worker, spec: ProcessSpec) -> bool:
     return is_itself and not proc.catches(one.pid, STACK_SIGNAL)
 
 
+def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
+    """Write the files of PLAN into FOLDER, and try each log of ATTEMPT.
+
+    OSError where one cannot be written, as on a disk that is full.
+    """
+    if attempt:
+        # It may have been removed since the first attempt.
+        folder.revive()
+    for path, text in plan.files.items():
+        folder.write(os.path.basename(path), text)
+    for path, target in plan.links.items():
+        point(os.path.basename(path), target, folder.fd)
+    for spec in plan.processes:
+        fd = folder.append(os.path.basename(names.log_path(plan, spec, attempt)), SHARED)
+        try:
+            size = os.fstat(fd).st_size
+            try:
+                write_all(fd, _TRIAL)
+            finally:
+                os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+
 def spawn(
     spec: ProcessSpec,
     *,
@@ -174,9 +200,6 @@ def spawn(
     The one that reads the terminal stays in the launcher's session.
     """
     try:
-        if attempt:
-            # It may have been removed since the first attempt.
-            folder.revive()
         log_fd = folder.append(os.path.basename(log), SHARED)
     except OSError as error:
         return SpawnRefusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")

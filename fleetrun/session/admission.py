@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fleetrun.session.seating import Host
     from fleetrun.session.state import Received, State, Step
 
+# The setting that tells which script a launcher runs.
+SCRIPT = "the script's digest"
 # Misconfigured hosts retry: the most refusals that are remembered, in all and for each address.
 _REMEMBERED, _EACH = 16, 3
 # What all of them say fits into one failure's text, which every member takes.
@@ -101,6 +103,15 @@ def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
     most, _ = counts.most_common(1)[0]
     dropped = next(one for one in known if one.address == most)
     return (*(one for one in known if one is not dropped), new)
+
+
+def is_of_this_job(state: State, join: Join) -> bool:
+    """Whether a launcher that is refused has come with the script of the job, so is no stranger."""
+    local = next((host for host in state.hosts.values() if host.is_local), None)
+    if local is None or state.phase != FORMING or state.generation:
+        return False
+    ours, theirs = (dict(offer.settings).get(SCRIPT) for offer in (local.offer, join.offer))
+    return bool(ours) and ours == theirs
 
 
 def is_awaited(state: State, address: str) -> bool:

@@ -82,12 +82,12 @@ def step(state: State, event: Event) -> Step:
 # Joining --------------------------------------------------------------------------------------
 
 
-def _join(state: State, event: Received) -> Step:
+def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for each case
     """Admit a launcher, or its new connection, or refuse it."""
     join = event.message
     assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
-    if known is not None:
+    if known is not None and join.failure is None:
         return _rejoin(state, event, join, known)
     if join.launcher in state.lost and _may_return(state, join):
         lost = dict(state.lost)
@@ -100,7 +100,10 @@ def _join(state: State, event: Received) -> Step:
     ended = None if state.phase != ENDED else state.verdict
     if ended is not None and ended.failure is not None and not admission.misfit(state, join):
         late = ended._replace(generation=join.generation)
+        state = state._replace(heard_end=state.heard_end | {join.launcher})
         return state, (Send((event.connection,), late), Close(event.connection))
+    if join.failure is not None and state.phase != ENDED:
+        return _troubled(state, event, join.failure)
     if why:
         return _refuse(state, event, why)
     host = Host(
@@ -113,6 +116,24 @@ def _join(state: State, event: Received) -> Step:
         event.at,
     )
     return _admit(state, event, host)
+
+
+def _troubled(state: State, event: Received, failure: Failure) -> Step:
+    """Go on without a launcher whose host cannot take part, or end the job with its FAILURE."""
+    join = event.message
+    assert isinstance(join, Join)
+    known = state.hosts.get(join.launcher)
+    is_awaited = state.phase == FORMING and (known is not None or not state.generation)
+    if is_awaited and (event.is_local or not state.terms.may_change):
+        ended = Verdict(state.generation, join.launcher, failure, is_final=True)
+        state, actions = _end(state, ended, event.at)
+        state = state._replace(heard_end=state.heard_end | {join.launcher})
+        return state, (*actions, Send((event.connection,), ended), Close(event.connection))
+    if known is not None:
+        state = without_host(state, known)
+    state, refused = admission.refuse(state, event, failure.what)
+    state, actions = _form(state, event.at)
+    return state, (*refused, *actions)
 
 
 def _may_return(state: State, join: Join) -> bool:
@@ -159,8 +180,8 @@ def _refuse(state: State, event: Received, why: str) -> Step:
     join = event.message
     assert isinstance(join, Join)
     state, actions = admission.refuse(state, event, why)
-    is_awaited = not state.terms.may_change and admission.is_awaited(state, event.address)
-    if not (is_awaited and admission.misfit(state, join)):
+    is_awaited = admission.is_awaited(state, event.address) or admission.is_of_this_job(state, join)
+    if state.terms.may_change or not (is_awaited and admission.misfit(state, join)):
         return state, actions
     state, more = _rendezvous_failed(state, admission.line(event, why), event.at)
     return state, (*actions, *more)
@@ -662,5 +683,11 @@ def _rendezvous_failed(state: State, what: str, at: float) -> Step:
 def _end(state: State, verdict: Verdict, at: float) -> Step:
     """Send the verdict of the job to all."""
     everybody = tuple(h.connection for h in state.hosts.values() if h.connection is not None)
-    state = state._replace(phase=ENDED, verdict=verdict, wake_at=at + state.terms.look_s)
+    connected = (host.launcher for host in state.hosts.values() if host.connection is not None)
+    state = state._replace(
+        phase=ENDED,
+        verdict=verdict,
+        heard_end=state.heard_end.union(connected),
+        wake_at=at + state.terms.look_s,
+    )
     return state, (Send(everybody, verdict),)

@@ -261,9 +261,9 @@ class Session:
 
     # What this launcher says --------------------------------------------------------------------
 
-    def offer(self, offer: Offer) -> None:
-        """Join the next generation."""
-        self._event(member.Offered(offer, time.monotonic()))
+    def offer(self, offer: Offer, failure: Failure | None = None) -> None:
+        """Join the next generation, or say by FAILURE why this host cannot."""
+        self._event(member.Offered(offer, time.monotonic(), failure))
 
     def planned(self, failure: Failure | None) -> None:
         """Answer `plan`."""
@@ -280,6 +280,12 @@ class Session:
     def stopped(self, failure: Failure | None) -> None:
         """Report that no rank runs here any more, and what failed here first."""
         self._event(member.RanksStopped(failure, time.monotonic()))
+
+    @property
+    def has_told_all(self) -> bool:
+        """Whether the coordinator is here, and as many as the job may have know how it ended."""
+        known = self._coordinator
+        return known is not None and len(known.heard_end) >= known.terms.most
 
     @property
     def is_connected(self) -> bool:

@@ -112,7 +112,9 @@ class ElectedSession(Session):
     def may_lead(self) -> bool:
         """Return whether nothing runs here, and this host has said what it brings along."""
         known = self._member
-        return known is not None and known.phase == member.JOINING and known.offer is not None
+        if known is None or known.offer is None or known.failure is not None:
+            return False
+        return known.phase == member.JOINING
 
     def listen(self, local: str) -> tuple[str, int]:
         """Listen where the other hosts call; LOCAL is our address on the way to etcd."""

@@ -13,6 +13,7 @@ from fleetrun.plan import hosts, use
 from fleetrun.plan.layout import SESSION_PORTS, TRAINER
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
+from fleetrun.session.admission import SCRIPT
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer
@@ -62,18 +63,16 @@ def join(
     GATHER holds what this host brings into an attempt; PLAN makes the plan of a whole roster.
     HIDE takes secrets out of what the other hosts are told.
     """
-    fault: FleetrunError | None = None
-    first: Roster | None = None
     try:
-        first = gather(0)
+        local = gather(0)
     except FleetrunError as error:
-        fault = error
-    place = _place(found, request, facts) if first is None else first.me
-    meeting = _meeting(request, facts, found, slots, place)
+        return tell(request, facts, found, error, say=say, hide=hide)
+    meeting = _meeting(request, facts, found, slots.first_port, local.me)
     launcher = os.urandom(_NAME_BYTES).hex()
-    bare = _bare(request, facts, slots, found, place)
+    bare = _named(request, facts, found, local.me)._replace(
+        settings=_settings(request, facts, slots, found), remarks=_remarks(request)
+    )
     session = _session(request, facts, meeting, launcher, bare, say)
-    local = first
     first_me: int | None = None
     run = planner.run_name(request, facts.started_utc, facts.pid)
     logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
@@ -82,9 +81,6 @@ def join(
         nonlocal local
         if attempt:
             local = gather(attempt)
-        if local is None:
-            assert fault is not None
-            raise fault
         mine = local.members[local.me]
         if not attempt:
             # Before anybody can look for it.
@@ -99,7 +95,6 @@ def join(
 
     def make(agreed: messages.RosterMessage) -> LaunchPlan:
         nonlocal first_me
-        assert local is not None  # else there was no offer
         roster = _roster(agreed, launcher, local)
         launchers = [one.launcher for one in agreed.entries]
         if agreed.terms.may_change:
@@ -113,7 +108,6 @@ def join(
     def ask_health() -> IsolatedCall:
         from fleetrun.session import health
 
-        assert local is not None
         groups = local.members[local.me].groups
         log_dir = os.path.join(facts.cwd, request.log_dir)
         return health.ask(log_dir, use.before(facts, groups))
@@ -140,6 +134,33 @@ def _about_token(meeting: Meeting, found: SelectedEngine, terms: Terms) -> tuple
     if found.hosts:
         return ()
     return (_OPEN if terms.may_change else _UNPROTECTED,)
+
+
+def tell(
+    request: Request,
+    facts: Facts,
+    found: SelectedEngine,
+    fault: FleetrunError,
+    *,
+    say: Callable[[str], None],
+    hide: Callable[[str], str],
+) -> tuple[Session, Rendezvous]:
+    """Return the session of the job, and what joins it only to say that this host has a FAULT."""
+    try:
+        place: int | None = _place(found, request, facts)
+    except FleetrunError:
+        place = None
+    meeting = _meeting(request, facts, found, planner.first_port(request), place)
+    bare = _named(request, facts, found, place)
+    session = _session(request, facts, meeting, os.urandom(_NAME_BYTES).hex(), bare, say)
+
+    def offer(_: int) -> Offer:
+        raise fault
+
+    def plan(_: messages.RosterMessage) -> LaunchPlan:
+        raise fault
+
+    return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, hide=hide, say=say)
 
 
 def _warm() -> IsolatedCall:
@@ -189,7 +210,7 @@ def _place(found: SelectedEngine, request: Request, facts: Facts) -> int:
 
 
 def _meeting(
-    request: Request, facts: Facts, found: SelectedEngine, slots: Slots, place: int
+    request: Request, facts: Facts, found: SelectedEngine, first_port: int, place: int | None
 ) -> Meeting:
     """Return where the launchers of the job meet, and whether that may be here."""
     point = hosts.meets_at(request) if not found.hosts else None
@@ -212,7 +233,7 @@ def _meeting(
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
-    first = slots.first_port if request.start_port is None else request.start_port
+    first = first_port if request.start_port is None else request.start_port
     ports = tuple(first + each for each in SESSION_PORTS)
     if terms.has_store:
         own = request.host or ("" if facts.network is None else facts.network.ip)
@@ -307,17 +328,31 @@ def _known_addresses(names: Sequence[str], facts: Facts) -> tuple[tuple[str, ...
     return tuple(map(of, names))
 
 
-def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, place: int) -> Offer:
-    """Return what is known of this host before it holds any port."""
+def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | None) -> Offer:
+    """Return who this host is, before it offers anything."""
+    is_listed = place is not None and bool(found.hosts)
+    return Offer(
+        host=found.hosts[place or 0] if is_listed else (request.host or ""),
+        hostname=facts.hostname,
+        pid=facts.pid,
+        ports=(),
+        groups=(),
+        rank=place if is_listed else request.rank,
+    )
+
+
+def _settings(
+    request: Request, facts: Facts, slots: Slots, found: SelectedEngine
+) -> tuple[tuple[str, str], ...]:
+    """Return what must be the same on all hosts."""
     strategy = "" if request.strategy is None else request.strategy.digest
-    mode = planner.mode(request)
     is_fixed = found.hosts and ":" not in request.nnodes
     nodes = str(len(found.hosts)) if is_fixed else request.nnodes
     settings = [
         ("--nnodes", nodes),
-        ("--run_mode", mode),
+        ("--run_mode", planner.mode(request)),
         ("the strategy", strategy),
-        ("the script's digest", _script(request, facts)),
+        (SCRIPT, _script(request, facts)),
         ("--gather_logs", request.gather_logs or ""),
     ]
     if _is_python(request):
@@ -331,17 +366,13 @@ def _bare(request: Request, facts: Facts, slots: Slots, found: SelectedEngine, p
         roles = [slot.role for slot in slots.slots]
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         settings.append(("what each host has", counted))
+    return tuple(settings)
+
+
+def _remarks(request: Request) -> tuple[tuple[str, str], ...]:
+    """Return what is worth a line where it is not the same on all hosts."""
     arguments = "\0".join(request.script.args)
-    return Offer(
-        host=found.hosts[place] if found.hosts else (request.host or ""),
-        hostname=facts.hostname,
-        pid=facts.pid,
-        ports=(),
-        groups=(),
-        rank=place if found.hosts else request.rank,
-        settings=tuple(settings),
-        remarks=(("the digest of the script's arguments", _digest(os.fsencode(arguments))),),
-    )
+    return (("the digest of the script's arguments", _digest(os.fsencode(arguments))),)
 
 
 def comparable(text: str) -> str:

@@ -77,10 +77,11 @@ class Heard(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """The host wants to take part in the next generation."""
+    """The host wants to take part in the next generation; with a FAILURE, to say why it cannot."""
 
     offer: Offer
     at: float
+    failure: Failure | None = None
 
 
 class Planned(NamedTuple):
@@ -252,8 +253,8 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0
             return _heard(state, message, at)
         case Elapsed(at=at):
             return _elapsed(state, at)
-        case Offered(offer=offer):
-            state = state._replace(phase=JOINING, offer=offer)
+        case Offered(offer=offer, failure=failure):
+            state = state._replace(phase=JOINING, offer=offer, failure=failure)
             return _say(state, _join(state, state.generation, offer))
         case Planned(failure=failure):
             return _planned(state, failure)
@@ -281,7 +282,8 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
 
 
 def _join(state: MemberState, generation: int, offer: Offer) -> Join:
-    return Join(PROTOCOL, state.launcher, generation, offer, state.session)
+    failure = state.failure if state.phase == JOINING else None
+    return Join(PROTOCOL, state.launcher, generation, offer, state.session, failure)
 
 
 # The connection -------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def _connected(state: MemberState, at: float) -> Step:
         said.append(Done(state.generation))
     if state.phase == STOPPED:
         said.append(Stopped(state.generation, state.failure))
-    elif state.failure is not None:
+    elif state.failure is not None and state.phase != JOINING:
         said.append(Failed(state.generation, state.failure))
     return state, tuple(map(SendToCoordinator, said))
 

@@ -100,6 +100,8 @@ class Join(NamedTuple):
     offer: Offer
     # That of the roster in which it has a place; empty: it has none yet.
     session: str = ""
+    # Why its host cannot take part: it has come to say so.
+    failure: Failure | None = None
 
 
 class Prepared(NamedTuple):

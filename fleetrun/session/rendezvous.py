@@ -36,8 +36,9 @@ HEALTH_S = 20.0
 # From a cold folder on a network Paddle takes minutes to import.
 _IMPORT_S = 600.0
 _HOOK = "the command of --elastic_pre_hook"
-# How long a host that cannot take part tries to report that to the coordinator.
-_REPORT_S, _LOOK_S = 3.0, 0.05
+# How long a host that cannot take part waits for the others, which may start seconds later, to say
+# so; the user hears of it before.
+_REPORT_S, _LOOK_S, _SAY_S = 10.0, 0.05, 1.0
 
 
 class Rendezvous(Gathering):
@@ -85,6 +86,8 @@ class Rendezvous(Gathering):
         self._has_stood_by = False
         self._attempt = 0
         self._fault: FleetrunError | None = None
+        # Whether it has joined only to say so.
+        self._is_telling = False
         self._planned: LaunchPlan | None = None
         self._is_over = True
         # Until when it waits; None: it stands by.
@@ -188,9 +191,22 @@ class Rendezvous(Gathering):
             offer = self._offer(self._attempt)
         except FleetrunError as error:
             # Report it, so that the others do not wait for this host.
-            self._fault, offer = error, self._bare
-            self._report(error, time.monotonic() + _REPORT_S)
-        self._session.offer(offer._replace(trouble=self._hide(trouble)[:_LONGEST]))
+            self._tell(error)
+        else:
+            self._session.offer(offer._replace(trouble=self._hide(trouble)[:_LONGEST]))
+
+    def _tell(self, fault: FleetrunError) -> None:
+        """Join to say that this host cannot take part because of FAULT."""
+        self._fault, self._is_telling = fault, True
+        now = time.monotonic()
+        self._waiting.alarm("say", now + _SAY_S, partial(self._say_fault, fault))
+        self._report(fault, now + _REPORT_S)
+        self._session.offer(self._bare, self._failure(fault))
+
+    def _say_fault(self, fault: FleetrunError) -> None:
+        """Say at once what keeps this host from taking part, while the others have to be told."""
+        if not self._is_over:
+            self._say(f"{fault} The other hosts are told, for up to {_REPORT_S - _SAY_S:g} s more.")
 
     def _wait(self, seconds: float) -> None:
         """Give up after so many SECONDS from now."""
@@ -199,7 +215,7 @@ class Rendezvous(Gathering):
 
     def progress(self, left_s: float) -> str:
         """Say for whom it waits, and up to when."""
-        if self._until is None:
+        if self._until is None or self._is_telling:
             return ""
         option, until = self._session.limit() or ("", self._until)
         left_s = max(0.0, min(until, self._until) - time.monotonic())
@@ -207,10 +223,9 @@ class Rendezvous(Gathering):
         return f"Waiting up to {left_s:.0f} s{by} for {self.missing()}."
 
     def _report(self, fault: FleetrunError, until: float) -> None:
-        """End with FAULT once it is reported to the coordinator, or that is not found."""
+        """End with FAULT once all have heard it here, or nobody has come; see conclude, too."""
         now = time.monotonic()
-        has_told = self._session.is_connected and not self._session.serves
-        if has_told or now >= until:
+        if self._session.has_told_all or now >= until:
             self._refuse(fault)
         else:
             self._waiting.alarm("report", now + _LOOK_S, partial(self._report, fault, until))
@@ -227,6 +242,7 @@ class Rendezvous(Gathering):
             return
         self._is_over = True
         self._abandon()
+        self.stage.withdraw()
         self._settle(has_begun=False)
         host = self._bare.named()
         # An elastic job that has begun goes on without this host.
@@ -265,9 +281,14 @@ class Rendezvous(Gathering):
             self._settled(has_begun=has_begun)
 
     def _refuse(self, error: FleetrunError) -> None:
+        self.stage.withdraw()
         self._settle(has_begun=False)
-        where = "" if isinstance(error, RendezvousError) else self._bare.named()
-        self._session.quit(Failure(where, self._shareable(error), error.exit_code))
+        failure = self._failure(error)
+        if isinstance(error, RendezvousError):
+            failure = failure._replace(host="")
+        # An elastic job goes on without a host that cannot take part.
+        is_departure = error is self._fault and self.may_change
+        self._session.quit(failure._replace(is_departure=is_departure))
 
         def reply() -> None:
             if not self._attempt and not self._is_over:
@@ -309,13 +330,22 @@ class Rendezvous(Gathering):
         if fault is None:
             try:
                 self._planned = self._make(roster)
+                # What cannot start here starts nowhere.
+                self.stage.prepare(self._planned, self._attempt)
             except FleetrunError as error:
                 fault = error
-        failure = None
-        if fault is not None:
-            why = self._shareable(fault)
-            failure = Failure(self._bare.named(), why, fault.exit_code, no_retry=why)
-        self._session.planned(failure)
+        if fault is None:
+            self._session.planned(None)
+            return
+        self._fault = fault
+        failure = self._failure(fault)
+        # An elastic job goes on without this host, which ends when the others have stopped.
+        is_departure = self.may_change and not self._session.serves
+        no_retry = "" if is_departure else failure.what
+        self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
+
+    def _failure(self, fault: FleetrunError) -> Failure:
+        return Failure(self._bare.named(), self._shareable(fault), fault.exit_code)
 
     def _shareable(self, error: FleetrunError) -> str:
         """Return ERROR for the other hosts, without secrets."""
@@ -350,19 +380,29 @@ class Rendezvous(Gathering):
 
     def conclude(self, verdict: Verdict) -> None:
         """Answer that there is no plan, or join the next generation."""
+        if self._is_telling and self._session.serves:
+            # See _report: the others are still to come.
+            return
         if not verdict.is_final and self._fault is None and not self._is_over:
             # A host was lost while all got ready: nothing has run, so this is no other attempt.
+            if verdict.failure is not None:
+                self._session.shown(f"{verdict.failure.host} stays out: {verdict.failure.what}")
             self._planned = None
+            self.stage.withdraw()
             self._begin_again()
             return
         failure = verdict.failure
         what = "the job is done" if failure is None else failure.what
         where = f" (on {failure.host})" if failure is not None and failure.host else ""
-        error = self._fault if self._fault is not None and failure is not None else None
-        if error is None or failure is None or failure.host != self._bare.named():
+        error = self._fault
+        if error is None or (verdict.is_final and verdict.launcher not in self._nobody_else):
             error = RendezvousError(_sentence(f"{what}{where}."))
             error.exit_code = failure.exit_code if failure is not None else self._unused()
         self._refuse(error)
+
+    @property
+    def _nobody_else(self) -> tuple[str, str]:
+        return "", self._session.launcher
 
     def _unused(self) -> int:
         """Return the exit code of a host of which the job had no need, or that came too late."""

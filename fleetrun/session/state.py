@@ -106,6 +106,8 @@ class State(NamedTuple):
     stop: Stop | None = None
     # Of the last generation that ended.
     verdict: Verdict | None = None
+    # Launchers that were told how the job ended.
+    heard_end: frozenset[str] = frozenset()
     # No generation begins before: a host that is cut off may still be training.
     not_before: float = 0.0
     # Lost launchers: their ranks may live no more, so they never come back to a job that may go on

@@ -56,6 +56,8 @@ class RunDirectory(Sink):
         self._run_dir = _join(plan.cwd, plan.run_dir)
         self._folder = folder or Folder(self._run_dir)
         self._log_fd = self._runs_fd = self._lock_fd = -1
+        # What `withdraw` removes again.
+        self._has_made_log = self._has_made_runs = self._is_made = False
         shared = plan.shared_logs
         # The run directory of all hosts with this log folder, where ours is only a part of it.
         self._whole = os.path.dirname(self._run_dir) if shared and shared.own else self._run_dir
@@ -72,24 +74,24 @@ class RunDirectory(Sink):
                 self._log_fd = enter(self._log_dir)
             except FileNotFoundError:
                 os.makedirs(self._log_dir, exist_ok=True)
+                self._has_made_log = True
                 self._log_fd = enter(self._log_dir)
             with suppress(FileExistsError):
                 os.mkdir(names.RUNS, dir_fd=self._log_fd)
+                self._has_made_runs = True
             self._runs_fd = enter(names.RUNS, self._log_fd)
             self._make()
+            self._is_made = self._plan.shared_logs is None
             self._lock_fd = self._folder.open(names.LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             # Not only the file systems that know no owners say the same of both.
             if os.fstat(self._lock_fd).st_uid != os.fstat(self._folder.fd).st_uid:
                 raise PermissionError(errno.EPERM, "another user has put his own folder there")
             lockfile.is_locked(self._lock_fd)
             os.write(self._lock_fd, lockfile.mark(os.getpid(), os.path.basename(self._run_dir)))
+            self._is_made = True
             self.has_links = _takes_links(self._folder)
-            self._write_files()
         except OSError as error:
-            raise EnvironmentFault(
-                f"The logs cannot be written to {self._run_dir} ({error.strerror}): make room or "
-                "choose another folder with --log_dir."
-            ) from None
+            raise EnvironmentFault(names.unwritable(self._run_dir, error.strerror)) from None
 
     def _make(self) -> None:
         """Make the run directory; that of all hosts, if it is one, may be there already."""
@@ -107,6 +109,33 @@ class RunDirectory(Sink):
             self._folder.make(whole)
         finally:
             os.close(whole)
+
+    def withdraw(self) -> None:
+        """Leave nothing of the launch, as of one that never was."""
+        with suppress(OSError):
+            if self._is_made:
+                self._empty()
+                os.rmdir(self._run_dir)
+            if self._whole != self._run_dir:
+                os.rmdir(self._whole)
+        with suppress(OSError):
+            if self._has_made_runs:
+                os.rmdir(names.RUNS, dir_fd=self._log_fd)
+            if self._has_made_log:
+                os.rmdir(self._log_dir)
+        for fd in (self._lock_fd, self._runs_fd, self._log_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._lock_fd = self._runs_fd = self._log_fd = -1
+
+    def _empty(self) -> None:
+        """Remove what is ours in the run directory, which other hosts may share."""
+        with os.scandir(self._folder.fd) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=self._folder.fd)
+                elif not names.is_node_folder(entry.name):
+                    remove(entry.name, self._folder.fd)
 
     def open(self, waiting: Waiting) -> None:
         """Give the launch its well-known names; the rest can wait."""
@@ -131,7 +160,6 @@ class RunDirectory(Sink):
         elif isinstance(happening, Gathered) and happening.attempt:
             # The same run with other ports, and maybe other ranks.
             self._plan = happening.plan
-            self._write_files()
             if self._plan.ranks:
                 self._write_endpoints()
             if self._is_first:
@@ -151,12 +179,6 @@ class RunDirectory(Sink):
         if chore in self._chores:
             self._chores.remove(chore)
             chore()
-
-    def _write_files(self) -> None:
-        for path, text in self._plan.files.items():
-            self._folder.write(os.path.basename(path), text)
-        for path, target in self._plan.links.items():
-            point(os.path.basename(path), target, self._folder.fd)
 
     def _write_endpoints(self) -> str:
         """Write endpoints.log, byte for byte as Paddle does: a blank, and no last newline."""

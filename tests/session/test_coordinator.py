@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, state
+from fleetrun.session.admission import SCRIPT
 from fleetrun.session.codec import Codec
 from fleetrun.session.jobrecord import HostStrikes, JobRecord
 from fleetrun.session.messages import (
@@ -80,14 +83,17 @@ class Session:
         name: str = "",
         rank: int | None = None,
         mode: str = "collective",
+        script: str = "",
         trouble: str = "",
+        failure: Failure | None = None,
     ) -> None:
         """Let a launcher join the generation."""
-        settings = (("--run_mode", mode),)
+        settings = (("--run_mode", mode), *(((SCRIPT, script),) if script else ()))
         offer = Offer(
             "", f"node-{number}", 7, (7000,), ((),), rank, settings=settings, trouble=trouble
         )
-        self.say(number, Join(PROTOCOL, name or f"launcher {number}", self.generation, offer))
+        name = name or f"launcher {number}"
+        self.say(number, Join(PROTOCOL, name, self.generation, offer, failure=failure))
 
     @property
     def generation(self) -> int:
@@ -522,6 +528,67 @@ def test_a_misfit_from_elsewhere_or_beside_a_host_that_is_there_ends_nothing() -
     one.join(9, rank=2, mode="rpc")
     one.join(2, name="a second one on node-2", rank=2, mode="rpc")
     assert one.state.phase == state.FORMING
+
+
+def test_a_misfit_with_the_script_of_the_job_ends_it_and_one_with_another_does_not() -> None:
+    one = Session(3)
+    one.join(0, script="ours")
+    one.join(2, script="theirs", mode="rpc")
+    assert isinstance(one.last(2), Refused)
+    assert one.state.phase == state.FORMING
+    one.join(3, script="ours", mode="rpc")
+    told = one.verdict(0).failure
+    assert told is not None
+    assert told.exit_code == 4
+    assert "10.0.0.3 (node-3) cannot take part: --run_mode is rpc there" in told.what
+
+
+NO_SCRIPT = Failure("node-2", "there is no script train.py", 3)
+
+
+@pytest.mark.parametrize("ill", [0, 2])
+def test_a_host_that_brings_its_trouble_ends_the_job_for_all(ill: int) -> None:
+    one = Session(3)
+    one.join(1)
+    one.join(ill, failure=NO_SCRIPT)
+    for number in (1, ill):
+        assert one.verdict(number).failure == NO_SCRIPT
+        assert one.verdict(number).is_final
+    assert len(one.state.heard_end) == 2
+    # Whoever comes later hears it, too.
+    one.join(3)
+    assert one.verdict(3).failure == NO_SCRIPT
+    assert len(one.state.heard_end) == 3
+
+
+def test_an_elastic_job_goes_on_without_a_host_that_brings_its_trouble() -> None:
+    one = Session(3, least=2)
+    one.join(0)
+    one.join(1)
+    one.join(2, failure=NO_SCRIPT)
+    assert isinstance(one.last(2), Refused)
+    one.wait(31.0, 0, 1)
+    (roster,) = [message for message in one.sent[1] if isinstance(message, RosterMessage)]
+    assert [entry.hostname for entry in roster.entries] == ["node-0", "node-1"]
+    assert roster.remarks == ("10.0.0.2 (node-2) cannot take part: there is no script train.py",)
+
+
+def test_a_host_that_can_no_longer_take_part_is_left_out_of_the_next_start() -> None:
+    one = Session(3, least=2, restarts=1)
+    one.run(0, 1, 2)
+    failed(one, 1, 0, 2)
+    one.join(0)
+    one.join(1, failure=Failure("node-1", "port 6070 is taken", 3))
+    one.join(2)
+    assert hosts_of(one, 0) == ["node-0", "node-2"]
+
+
+def test_one_more_host_with_trouble_than_the_job_has_places_ends_nothing() -> None:
+    one = Session(2)
+    one.run(0, 1)
+    one.join(2, failure=NO_SCRIPT)
+    assert isinstance(one.last(2), Refused)
+    assert one.state.phase == state.RUNNING
 
 
 def test_planning_has_a_time_of_its_own_after_the_last_host_came() -> None:

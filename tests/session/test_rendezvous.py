@@ -67,6 +67,9 @@ class Told:
         self.offers = 0
         self.troubles: list[str] = []
         self.said: list[str] = []
+        self.launcher = "this one"
+        self.serves = False
+        self.shown = self.said.append
 
     def open(self, waiting: object) -> None:
         """Open nothing."""
@@ -121,7 +124,7 @@ def test_a_secret_in_a_fault_is_not_told_to_the_others() -> None:
     gathering = rendezvous(told, plan)
     gathering.begin(0, loop, lambda _: None)
     gathering.plan(RosterMessage(0, 0, (), Terms(2, 2)))
-    gathering.conclude(Verdict(0, "", Failure("node-1", "failed", 3), is_final=True))
+    gathering.conclude(Verdict(0, "other", Failure("node-1", "failed", 3), is_final=True))
     loop.close()
     assert [failure and failure.what for failure in told.failures] == [
         "--env=DB_PASSWORD=*** is wrong",

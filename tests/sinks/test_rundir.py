@@ -14,6 +14,7 @@ import pytest
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import Endpoint, LaunchPlan, ProcessSpec, RankSpec, Rules, SharedLogs
+from fleetrun.records import names
 from fleetrun.run.events import Gathered, Started
 from fleetrun.sinks.rundir import RunDirectory
 
@@ -219,12 +220,34 @@ def test_the_log_of_a_host_that_came_later_is_found_by_the_jobs_own_count(tmp_pa
     made.close()
 
 
-def test_what_ranks_need_is_there_before_they_start(tmp_path: Path) -> None:
-    files, links = {"log/runs/1/list": "a,b"}, {"log/runs/1/lib.so": "/plug-ins/lib.so"}
-    made = plan(tmp_path, "1", files=files, links=links)
-    RunDirectory(made, keep=1, overwrite=False, say=refuse).prepare()
-    assert (tmp_path / "log/runs/1/list").read_text() == "a,b"
-    assert (tmp_path / "log/runs/1/lib.so").readlink() == Path("/plug-ins/lib.so")
+def test_nothing_is_left_of_a_launch_that_is_withdrawn(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        sink = RunDirectory(plan(tmp_path, name), keep=1, overwrite=False, say=refuse)
+        sink.prepare()
+        (tmp_path / f"log/runs/{name}/workerlog.0").touch()
+        sink.withdraw()
+        assert not (tmp_path / "log").exists()
+    begin(plan(tmp_path, "0"))
+    sink = RunDirectory(plan(tmp_path, "3"), keep=1, overwrite=False, say=refuse)
+    sink.prepare()
+    sink.withdraw()
+    assert os.listdir(tmp_path / "log/runs") == ["0"]
+
+
+def test_the_part_of_another_host_stays_where_ours_is_withdrawn(tmp_path: Path) -> None:
+    sink = RunDirectory(
+        plan(tmp_path, "1", shared_logs=SharedLogs("1", "marker", {})),
+        keep=1,
+        overwrite=False,
+        say=refuse,
+    )
+    sink.prepare()
+    theirs = tmp_path / "log/runs/1" / names.node_folder(1, 0)
+    theirs.mkdir()
+    (theirs / "workerlog.1").touch()
+    sink.withdraw()
+    assert os.listdir(tmp_path / "log/runs/1") == [theirs.name]
+    assert (theirs / "workerlog.1").exists()
 
 
 def test_the_folder_is_readable_for_others(tmp_path: Path) -> None:
@@ -251,12 +274,12 @@ def test_no_launch_takes_the_folder_of_another(tmp_path: Path) -> None:
 def test_what_is_told_of_a_launch_is_its_owners_and_the_rest_follows_the_umask(
     tmp_path: Path,
 ) -> None:
-    private = ("plan.json", "list", "lock")
+    private = ("plan.json", "lock")
     for umask, folder, log in ((0o022, 0o755, 0o644), (0o002, 0o775, 0o664), (0o077, 0o700, 0o600)):
         before = os.umask(umask)
         try:
             run = f"{umask:03o}"
-            launch(plan(tmp_path, run, files={f"log/runs/{run}/list": "a"}))
+            launch(plan(tmp_path, run))
         finally:
             os.umask(before)
         run_dir = tmp_path / "log/runs" / run

@@ -69,6 +69,12 @@ class Metrics(Sink):
                 f"--metrics_port={self._port} cannot be had ({error.strerror}): give another port."
             ) from None
 
+    def withdraw(self) -> None:
+        """Give the port back."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
     def open(self, waiting: Waiting) -> None:
         """Begin in a while."""
         self._waiting = waiting

@@ -1,0 +1,113 @@
+"""Faults of one host before the start: told on all at once, and nothing starts anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import sshd_hosts
+from waiting import LONG_S
+
+if TYPE_CHECKING:
+    from lab import Host, Network
+
+pytestmark = pytest.mark.multinode
+
+ROOT = Path(__file__).parents[2]
+IPS = ("--ips=10.88.0.1,10.88.0.2",)
+MASTER = ("--master=10.88.0.1:6170", "--nnodes=2")
+FULL = "the disk of its logs is full"
+# What a host's options are, what its shell does before, and what is said on all hosts.
+FAULTS = {
+    "no script": ((), "rm train.py", "There is no script train.py"),
+    "no gpu": (("--gpus=0",), ":", "--gpus=0"),
+    "no log folder": ((), "echo >log", "The logs cannot be written to"),
+    "full disk": (
+        (),
+        "mkdir log && mount -t tmpfs -o size=64k tmpfs log && ! head -c 60k </dev/zero >log/x",
+        "No space left on device",
+    ),
+    "few files": ((), "ulimit -n 28", "open files"),
+}
+
+
+def start(host: Host, *options: str, before: str = ":") -> subprocess.Popen[bytes]:
+    """Start a launcher with two ranks on HOST, after its shell has done what stands BEFORE."""
+    (host.folder / "train.py").write_text("open('up', 'w')\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    words = (sys.executable, "-m", "fleetrun", "--nproc_per_node=2", *options, "train.py")
+    return host.start("sh", "-c", f'{before}; exec "$@"', "sh", *words, env=env)
+
+
+def said(host: Host) -> str:
+    """Return what the launcher on HOST has said."""
+    return (host.folder / "output").read_text()
+
+
+@pytest.mark.parametrize("where", [IPS, MASTER])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_start_on_one_host_starts_on_none(
+    fault: str, place: int, where: tuple[str, ...], two_hosts: tuple[Host, Host]
+) -> None:
+    options, before, sentence = FAULTS[fault]
+    launchers = [
+        start(host, *where, "--max_restart=2", *options, before=before)
+        if host is two_hosts[place]
+        else start(host, *where, "--max_restart=2")
+        for host in two_hosts
+    ]
+    assert [one.wait(LONG_S) for one in launchers] == [3, 3]
+    for host in two_hosts:
+        assert sentence in said(host)
+        assert not (host.folder / "up").exists()
+        assert not list(host.folder.glob("log/runs/*"))
+    ill = two_hosts[place]
+    assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", said(two_hosts[1 - place]))
+
+
+@pytest.mark.skipif(not sshd_hosts.SSHD, reason="there is no sshd here")
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_same_holds_by_ssh(place: int, two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ssh = sshd_hosts.on_hosts(two_hosts, tmp_path / "keys", **shown)
+    _, before, sentence = FAULTS["full disk"]
+    two_hosts[place].run("sh", "-c", f"cd {tmp_path}; {before}", check=False)
+    (tmp_path / "train.py").write_text("open('up', 'w')\n")
+    hosts = "--hosts=10.88.0.1:2,10.88.0.2:2"
+    words = ("-m", "fleetrun", hosts, f"--ssh=ssh -F {ssh}", "--max_restart=2", "train.py")
+    done = subprocess.run(
+        two_hosts[0].command([sys.executable, *words], tmp_path),
+        env={**os.environ, **shown},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 3, done.stderr
+    assert sentence in done.stderr
+    assert "was lost" not in done.stderr
+    assert not (tmp_path / "up").exists()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
+    fault: str, four_hosts: Network
+) -> None:
+    options, before, sentence = FAULTS[fault]
+    *well, ill, _ = four_hosts.hosts
+    where = ("--master=10.88.0.1:6170", "--nnodes=2:3", "--elastic_timeout=5")
+    launchers = [start(host, *where) for host in well]
+    late = start(ill, *where, *options, before=before)
+    assert late.wait(LONG_S) == 3
+    assert [one.wait(LONG_S) for one in launchers] == [0, 0]
+    assert sentence in said(ill)
+    assert not (ill.folder / "up").exists()
+    for host in well:
+        assert (host.folder / "up").exists()
+        assert sentence in said(host)

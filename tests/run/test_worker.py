@@ -1,0 +1,56 @@
+"""What ranks need is there, and can be written, before any of them starts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+from plans import plan
+
+from fleetrun.records import names
+from fleetrun.records.folder import Folder
+from fleetrun.run import worker
+
+PLAN = plan()
+
+
+def claim(path: Path, attempt: int = 0) -> None:
+    """Claim what PLAN needs in the folder PATH."""
+    files, links = {f"{path}/list": "a,b"}, {f"{path}/lib.so": "/plug-ins/lib.so"}
+    made = PLAN._replace(run_dir=str(path), files=files, links=links)
+    worker.claim(made, attempt, Folder(str(path)))
+
+
+def test_the_files_of_a_plan_are_written_and_its_logs_are_there(tmp_path: Path) -> None:
+    claim(tmp_path)
+    claim(tmp_path, 1)
+    logs = [names.log_name(one.log, attempt) for one in PLAN.processes for attempt in (0, 1)]
+    assert sorted(os.listdir(tmp_path)) == sorted(["lib.so", "list", *logs])
+    assert (tmp_path / "lib.so").readlink() == Path("/plug-ins/lib.so")
+    assert (tmp_path / "list").read_text() == "a,b"
+    assert stat.S_IMODE((tmp_path / "list").stat().st_mode) == 0o600
+    for log in logs:
+        assert (tmp_path / log).read_bytes() == b""
+
+
+def test_what_a_log_has_stays(tmp_path: Path) -> None:
+    log = tmp_path / PLAN.processes[0].log
+    log.write_text("before")
+    claim(tmp_path)
+    assert log.read_text() == "before"
+
+
+def test_a_log_that_takes_no_words_is_an_error(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # As a disk that is full, or a quota.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            claim(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / PLAN.processes[0].log).read_bytes() == b""
