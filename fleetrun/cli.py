@@ -96,7 +96,12 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
 
         return text.show("screen", "auto", environ)
     from fleetrun import argv
+    from fleetrun.records.variables import EXEC_OPTIONS
 
+    if EXEC_OPTIONS in environ:
+        from fleetrun.records import entrance  # only below `fleetrun exec`
+
+        words = [*entrance.options(environ), *words]
     parsed = argv.split(words)
     if parsed.asks("help"):
         return _help(parsed, environ)

@@ -20,7 +20,8 @@ HOUSE = ROOT / "fleetrun"
 # From the ground up. A module may import from floors below its own and from its own; the longest
 # name that fits counts. A new room must be put on a floor here.
 FLOORS = (
-    ("fleetrun.errors",),
+    # The entrance runs in other programs' Pythons, and imports nothing.
+    ("fleetrun.errors", "fleetrun.entrance"),
     ("fleetrun.model", "fleetrun.records.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (

@@ -33,7 +33,7 @@ Exit codes: 0 all well, N that of the rank that failed first, 128+N its signal,
   124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
   5 --strategy_strict: something asked for is not in effect
 More: --help=all, or common, strategy, devices, hosts, job, servers, codes
-  fleetrun {commands}
+  {commands}
   eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
 """
 _WIDTH = 100

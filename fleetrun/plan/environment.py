@@ -12,9 +12,11 @@ from fleetrun.plan.layout import Layout
 from fleetrun.records import names
 from fleetrun.records.variables import (
     ERROR_FILE,
+    EXEC_OPTIONS,
     HEARTBEAT,
     JOB,
     PROFILE,
+    PYTHON,
     REPORT_UPDATES,
     RUN_DIR,
     STACK_SIGNAL_VARIABLE,
@@ -136,7 +138,7 @@ def variables(
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
     wanted = asked.get("PYTHONPATH")
     path = facts.environ.get("PYTHONPATH", None if wanted is None else str(wanted.value))
-    shared["PYTHONPATH"] = _with_island(chosen.get("PYTHONPATH", path))
+    shared["PYTHONPATH"] = with_island(chosen.get("PYTHONPATH", path))
     chosen.pop("PYTHONPATH", None)
     mine = [
         {
@@ -166,9 +168,10 @@ def variables(
     if share.backend != "xccl" and kinds.XCCL in facts.environ:
         # Paddle 2.6 would look for FLAGS_selected_* of that kind, and find device 0 for each rank.
         unset = tuple((*names, kinds.XCCL) for names in unset)
-    if TOKEN in facts.environ:
-        # With the token a process may join the job, or end it.
-        unset = tuple((*names, TOKEN) for names in unset)
+    # With the token a process may join the job, or end it.
+    own = tuple(name for name in (TOKEN, EXEC_OPTIONS, PYTHON) if name in facts.environ)
+    if own:
+        unset = tuple((*names, *own) for names in unset)
     came_to = {
         name: (mine[0] if mine else shared).get(name, facts.environ.get(name, "")) for name in asked
     }
@@ -256,10 +259,10 @@ def _files(spec: RankSpec, run_dir: str) -> dict[str, str]:
     }
 
 
-def _with_island(path: str | None) -> str:
+def with_island(path: str | None) -> str:
     """Return the PYTHONPATH of ranks: ours, which takes itself out again, before the user's.
 
-    >>> _with_island("a:").removeprefix(_ISLAND), _with_island(None) == _ISLAND
+    >>> with_island("a:").removeprefix(_ISLAND), with_island(None) == _ISLAND
     (':a:', True)
     """
     # A fleetrun that was started by another one inherits it.

@@ -13,7 +13,7 @@ from fleetrun.model import Facts
 from fleetrun.plan import hosts
 from fleetrun.plan.visible import visible
 from fleetrun.probe import devices, plugins, scripts
-from fleetrun.records.variables import ASSUME_DEVICES
+from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,7 +111,7 @@ def _identity(environ: Mapping[str, str], cwd: str) -> Facts:
         environ=environ,
         cwd=cwd,
         hostname=os.uname().nodename,
-        python=sys.executable,
+        python=environ.get(PYTHON) or sys.executable,
         pid=os.getpid(),
         started_utc=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
         cpus=len(os.sched_getaffinity(0)),

@@ -21,6 +21,9 @@ PROFILE = "FLEETRUN_PROFILE"
 REPORT_UPDATES = "FLEETRUN_REPORT_UPDATES"
 STEP_TIMES = "FLEETRUN_STEP_TIMES"
 STOP_AFTER = "FLEETRUN_STOP_AFTER"
+EXEC = "FLEETRUN_EXEC"
+EXEC_OPTIONS = "FLEETRUN_EXEC_OPTIONS"
+PYTHON = "FLEETRUN_PYTHON"
 COMPLETE = "_FLEETRUN_COMPLETE"
 # The prefix of variables that restore a secret argument of a command without a better name.
 SECRET = "FLEETRUN_"  # noqa: S105 - a name
@@ -58,6 +61,26 @@ TABLE = (
         "the launcher",
         "A secret that all launchers of a job on several hosts share; ranks do not get it.",
         is_public=True,
+    ),
+    Variable(
+        EXEC,
+        "`fleetrun exec`",
+        "Pythons below it",
+        "The Python that has fleetrun, which launches in place of Paddle's launcher; `off` leaves "
+        "Paddle's launcher alone.",
+        is_public=True,
+    ),
+    Variable(
+        EXEC_OPTIONS,
+        "`fleetrun exec`",
+        "the launcher",
+        "The options of `fleetrun exec`, as JSON: the defaults of launches; ranks do not get it.",
+    ),
+    Variable(
+        PYTHON,
+        "Pythons below `fleetrun exec`",
+        "the launcher",
+        "The Python of the ranks, where it is not the launcher's; ranks do not get it.",
     ),
     Variable(
         RUN_DIR,

@@ -25,7 +25,12 @@ OF_TESTS = {
 # How names begin that are made of a secret's place or option, and two that tests make so.
 BEGINNINGS = {variables.SECRET, variables.SECRET_ARGUMENT, "FLEETRUN_ARG_0", "FLEETRUN_1_KEY"}
 # May not import the table: the ranks, and what has to run under any Python.
-SPELL_IT_OUT = ("fleetrun/inject/", "fleetrun/cli.py", "fleetrun/records/variables.py")
+SPELL_IT_OUT = (
+    "fleetrun/entrance/",
+    "fleetrun/inject/",
+    "fleetrun/cli.py",
+    "fleetrun/records/variables.py",
+)
 
 
 def tracked() -> list[Path]:

@@ -1,5 +1,8 @@
 """Runs first in every Python of a rank: reports a fatal exception, and shows stacks on request.
 
+Below `fleetrun exec` it runs first in every Python, which then meets fleetrun and not Paddle's
+launcher.
+
 Python imports `sitecustomize` when it starts, and the launcher puts this folder first on the ranks'
 PYTHONPATH. The script must see no difference. A script may start an older Python, so the syntax
 stays plain, and nothing is imported before it is needed.
@@ -401,8 +404,23 @@ def _keep_interrupts():
         sys.path_importer_cache.setdefault(path, None)
 
 
+def _replace_launchers():
+    # type: () -> None
+    """Make this Python meet fleetrun where it would start Paddle's launcher."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.join(root, "entrance"))
+    import _fleetrun_entrance  # type: ignore[import-not-found]
+
+    _fleetrun_entrance.begin()
+
+
 def _begin():
     # type: () -> None
+    try:
+        if os.environ.get("FLEETRUN_EXEC"):
+            _replace_launchers()
+    except Exception:  # the command goes on without
+        pass
     try:
         _keep_interrupts()
     except Exception:  # training goes on without

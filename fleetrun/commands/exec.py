@@ -1,0 +1,110 @@
+"""`fleetrun exec`: runs a command whose launches by Paddle's launcher are launches by fleetrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from fleetrun.commands import parser
+from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.plan.environment import with_island
+from fleetrun.printing import put
+from fleetrun.records import entrance
+from fleetrun.records.variables import EXEC, EXEC_OPTIONS
+
+if TYPE_CHECKING:
+    from fleetrun.options import RawOption
+
+# Options that are not about a launch, or that only make sense where it is typed.
+_NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
+# What names files, which the command may start from another folder.
+_PATHS = ("config", "hostfile", "log_dir", "strategy")
+
+
+def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
+    """Become the command, or do what INSTALL or UNINSTALL asks for."""
+    if install or uninstall:
+        return _settle(launch, install=install, uninstall=uninstall)
+    words = launch.script[1:] if launch.script[:1] == ("--",) else launch.script
+    if not words:
+        raise UsageError(
+            "exec: give the command to run: `fleetrun exec [options] COMMAND [its arguments]`."
+        )
+    defaults = [_as_word(given) for given in launch.options]
+    program = shutil.which(words[0])
+    if program is None:
+        raise UsageError(
+            f"exec: {words[0]} is not a program that can be run: give one that is on the PATH, "
+            "or its path."
+        )
+    environ = dict(os.environ)
+    outer = entrance.options(environ)
+    environ[EXEC] = sys.executable
+    environ[EXEC_OPTIONS] = json.dumps([*outer, *defaults])
+    environ["PYTHONPATH"] = with_island(environ.get("PYTHONPATH"))
+    # Python ignores these two, and a program that is started so would, too.
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execve(program, words, environ)  # noqa: S606 - what the user asks for
+    except OSError as error:
+        raise EnvironmentFault(f"exec: {program} cannot be run ({error.strerror}).") from None
+
+
+def _as_word(given: RawOption) -> str:
+    """Return GIVEN as a word of a command line that means the same from every folder."""
+    option, raw = given.option, given.raw
+    if option.name in _NOT_HERE:
+        raise UsageError(f"exec: {given.typed} cannot be the default of launches; leave it out.")
+    given.value()
+    if option.name in _PATHS:
+        raw = ",".join(
+            os.path.abspath(part) if option.name != "strategy" or os.path.exists(part) else part
+            for part in ([raw] if option.name != "strategy" else raw.split(","))
+        )
+    return f"{option.flag}={raw}"
+
+
+def _settle(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
+    """Write or remove the .pth file of this environment."""
+    if install and uninstall:
+        raise UsageError("exec: --install and --uninstall contradict each other; give one.")
+    if launch.options or launch.script:
+        word = "--install" if install else "--uninstall"
+        raise UsageError(f"exec: {word} stands alone: it is about this environment, not a command.")
+    path = entrance.install() if install else entrance.uninstall()
+    if path is None:
+        return put("Nothing was installed in this environment.\n")
+    done = "Wrote" if install else "Removed"
+    meaning = (
+        "`python -m paddle.distributed.launch` of this environment is fleetrun now; "
+        "`fleetrun exec --uninstall` gives it back."
+        if install
+        else "`python -m paddle.distributed.launch` of this environment is Paddle's again."
+    )
+    return put(f"{done} {path}: {meaning}\n")
+
+
+command = parser.LaunchCommand(
+    "exec",
+    help="Run COMMAND. Wherever it starts Paddle's launcher (python -m paddle.distributed.launch, "
+    "Paddle's fleetrun, a call of launch()), fleetrun launches instead, with the launch options as "
+    "defaults. Exit code, signals and output are COMMAND's.",
+    options_metavar="[LAUNCH OPTIONS] COMMAND [ARGUMENTS]...",
+    callback=click.pass_obj(_exec),
+    params=[
+        parser.option(
+            "install",
+            "flag",
+            "Do so for all commands of this Python environment, for good, by one .pth file.",
+            bare="true",
+        ),
+        parser.option("uninstall", "flag", "Remove that file.", bare="true"),
+    ],
+)

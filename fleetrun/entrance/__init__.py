@@ -1,0 +1,1 @@
+"""What other programs' Pythons run when they start, so that launches below them are ours."""

@@ -1,0 +1,201 @@
+"""Makes this fleetrun what a program meets where it starts Paddle's launcher.
+
+Every Python below `fleetrun exec` loads this when it starts (`inject/site` does), and after
+`fleetrun exec --install` every Python of one environment (a .pth file does). It may be older than
+fleetrun's: the syntax stays plain, and nothing is imported before it is needed.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # For the type comments.
+    from collections.abc import Sequence  # noqa: F401
+    from importlib.machinery import ModuleSpec  # noqa: F401
+    from types import CodeType, ModuleType  # noqa: F401
+    from typing import Any, NoReturn  # noqa: F401
+
+# The Python that has fleetrun; `off` where Paddle's launcher is to be Paddle's.
+_SWITCH = "FLEETRUN_EXEC"
+_OFF = "off"
+# The Python of the ranks, where that is another one.
+_RANKS = "FLEETRUN_PYTHON"
+_NEW = "paddle.distributed.launch"
+_OLD = "paddle.distributed.fleet.launch"
+# What `python -m` or runpy runs, and what has a function `launch`.
+_MODULES = (_NEW, _NEW + ".__main__", _NEW + ".main", _OLD)
+# The options of Python that take a value, as one letter.
+_WITH_VALUE = "WXQ"
+
+
+def begin():
+    # type: () -> None
+    """Replace this process where it is Paddle's launcher; else wait for an import of it."""
+    # It is found by this module alone.
+    here = os.path.dirname(__file__)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    if os.environ.get(_SWITCH) == _OFF:
+        return
+    words = list(getattr(sys, "orig_argv", ())) or _command_line()
+    args = launcher_arguments(words)
+    if args is not None and sys.executable:
+        command = _command(args)
+        os.execve(command[0], command, _environment())  # noqa: S606 - what the command line asks for
+    # Both `fleetrun exec` and a .pth file may have been here.
+    if not any(isinstance(finder, _LauncherFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _LauncherFinder())
+
+
+def launcher_arguments(words):
+    # type: (Sequence[str]) -> list[str] | None
+    """Return the arguments of Paddle's launcher if WORDS, a command line of Python, start it."""
+    at = 1
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == "--check-hash-based-pycs":
+            at += 1
+        elif word[:2] == "--":
+            continue
+        elif word[:1] != "-" or word == "-":
+            return list(words[at:]) if _is_paddles_script(word) else None
+        else:
+            for place, letter in enumerate(word[1:], 2):
+                if letter == "c":
+                    return None
+                if letter == "m":
+                    name = word[place:]
+                    if not name:
+                        name, at = words[at] if at < len(words) else "", at + 1
+                    return list(words[at:]) if name in _MODULES else None
+                if letter in _WITH_VALUE:
+                    at += not word[place:]
+                    break
+    return None
+
+
+def _is_paddles_script(path):
+    # type: (str) -> bool
+    """Whether the file at PATH is the `fleetrun` that comes with Paddle, or its launcher itself."""
+    if path.endswith(("paddle/distributed/launch/main.py", "paddle/distributed/fleet/launch.py")):
+        return True
+    if os.path.basename(path) != "fleetrun":
+        return False
+    try:
+        with open(path, "rb") as file:
+            return b"paddle.distributed" in file.read(4096)
+    except OSError:
+        return False
+
+
+def _command_line():
+    # type: () -> list[str]
+    """Return how this process was started; a Python before 3.10 does not say."""
+    try:
+        with open("/proc/self/cmdline", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
+    except OSError:
+        return []
+
+
+def _command(args):
+    # type: (Sequence[str]) -> list[str]
+    """Return the command of a launch by this fleetrun."""
+    return [os.environ.get(_SWITCH) or sys.executable, "-m", "fleetrun", *args]
+
+
+def _environment():
+    # type: () -> dict[str, str]
+    """Return the environment of a launch: its ranks run in this Python."""
+    environ = dict(os.environ)
+    if environ.get(_SWITCH, sys.executable) != sys.executable:
+        environ[_RANKS] = sys.executable
+    return environ
+
+
+def launch():
+    # type: () -> NoReturn
+    """Launch what sys.argv says, and end as the launch does; Paddle's function ends so, too."""
+    import ctypes
+    import signal
+    import subprocess
+
+    libc = ctypes.CDLL(None)
+
+    def end_with_parent():
+        # type: () -> None
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+    child = subprocess.Popen(
+        _command(sys.argv[1:]),
+        env=_environment(),
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - it calls the C library alone
+    )
+
+    def forward(signum, _frame):
+        # type: (int, object) -> None
+        child.send_signal(signum)
+
+    kinds = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    previous = {}
+    try:
+        for kind in kinds:
+            signum = getattr(signal, kind)
+            previous[signum] = signal.signal(signum, forward)
+    except ValueError:
+        pass  # only the main thread may
+    code = child.wait()
+    for signum, handler in previous.items():
+        signal.signal(signum, handler)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+class _LauncherFinder:
+    """Lets Paddle's launcher be loaded by a loader of ours; finds nothing else."""
+
+    def find_spec(self, name, path=None, target=None):
+        # type: (str, Sequence[str] | None, ModuleType | None) -> ModuleSpec | None
+        """Return the module's own spec with our loader, for Paddle's launcher alone."""
+        if name not in _MODULES or name == _NEW:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _LauncherLoader(spec.loader)  # type: ignore[assignment]
+                return spec
+        return None
+
+
+class _LauncherLoader:
+    """Loads a module of Paddle's launcher with our `launch` in it."""
+
+    def __init__(self, loader):
+        # type: (Any) -> None
+        self._loader = loader
+
+    def __getattr__(self, name):
+        # type: (str) -> Any
+        """Return what the module's own loader has."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        # type: (ModuleSpec) -> ModuleType | None
+        """Create the module as its own loader does."""
+        return self._loader.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module):
+        # type: (Any) -> None
+        """Run the module, and replace its `launch`."""
+        self._loader.exec_module(module)
+        if hasattr(module, "launch"):
+            module.launch = launch
+
+    def get_code(self, name):
+        # type: (str) -> CodeType
+        """Return what runpy runs in place of the module: our launch."""
+        source = "import sys\nsys.modules[%r].launch()\n" % (__name__,)
+        return compile(source, "<%s>" % (name,), "exec")
