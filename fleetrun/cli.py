@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.argv import ParsedCommand
-    from fleetrun.configfile import Config
     from fleetrun.model import Layer, Request
     from fleetrun.replay import Replay
 
@@ -125,7 +124,9 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
         parsed, environ, config = again.parsed, again.environ, again.config
         restored, layers = again.restored, again.layers
     else:
-        config = _config(parsed)
+        from fleetrun import configfile
+
+        config = configfile.find(parsed, environ)
     _check_script(parsed)
     rows = detect.rows(environ)
     found: list[detect.Detected] = []
@@ -218,16 +219,6 @@ def _is_program(name: str) -> bool:
     """Whether NAME is a file here, or a program that a shell would find."""
     found = (f"{folder}/{name}" for folder in os.get_exec_path())
     return os.path.exists(name) or any(os.access(path, os.X_OK) for path in found)
-
-
-def _config(parsed: ParsedCommand) -> Config | None:
-    """Read the config file that was named, or the one in the current folder."""
-    from fleetrun import configfile
-
-    path = configfile.named(parsed)
-    if path is None and not os.path.exists(configfile.DEFAULT):
-        return None
-    return configfile.read(path or configfile.DEFAULT)
 
 
 def _text(path: str) -> str:

@@ -1,7 +1,8 @@
-"""The config file: options as `option: value` lines of YAML."""
+"""The config file: options as `option: value` lines of YAML; the user's own lies beneath it."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import argv, options, yamlfile
@@ -17,16 +18,44 @@ SUBMIT = "submit"
 
 
 class Config(NamedTuple):
-    """A config file: where it is, and what each of its lines says."""
+    """A config file: where it is, and what each of its lines says.
 
-    path: str
+    Where the user has one, too, BENEATH is its path; what only it says is among the settings.
+    """
+
+    path: str | None
     settings: tuple[RawOption, ...]
+    beneath: str | None = None
 
 
 def named(parsed: argv.ParsedCommand) -> str | None:
     """Return the file that --config names."""
     named = [given.raw for given in parsed.settings if given.option.name == "config" and given.raw]
     return named[-1] if named else None
+
+
+def find(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Config | None:
+    """Return what the file says that PARSED names, or the one here, over that of the user."""
+    path = named(parsed)
+    if path is None and os.path.exists(DEFAULT):
+        path = DEFAULT
+    own = of_user(environ)
+    above = None if path is None else read(path)
+    if own is None:
+        return above
+    chosen = () if above is None else above.settings
+    settled = {one.option.target for one in chosen if one.option.kind != "pairs"}
+    rest = [one for one in read(own).settings if one.option.target not in settled]
+    return Config(path, (*rest, *chosen), own)
+
+
+def of_user(environ: Mapping[str, str]) -> str | None:
+    """Return the user's own config file, if there is one."""
+    folder, home = environ.get("XDG_CONFIG_HOME", ""), environ.get("HOME", "")
+    if not folder.startswith("/"):
+        folder = f"{home}/.config" if home.startswith("/") else ""
+    path = f"{folder}/fleetrun/{DEFAULT}"
+    return path if folder and os.path.exists(path) else None
 
 
 def read(path: str) -> Config:

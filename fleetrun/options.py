@@ -295,7 +295,8 @@ TABLE: tuple[Option, ...] = (
         "config",
         "text",
         COMMON,
-        "Read options from this YAML file; without it, from ./fleetrun.yaml if that is there.",
+        "Read options from this YAML file; without it, from ./fleetrun.yaml if that is there. What "
+        "neither says may stand in ~/.config/fleetrun/fleetrun.yaml.",
         metavar="FILE",
         path="file",
         in_file=False,

@@ -59,6 +59,8 @@ _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Only such a job has a use for these.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
+# Not an option: the file that lies beneath that of --config.
+USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
 
 
@@ -844,9 +846,11 @@ def _pair_settings(name: str, pairs: Mapping[str, tuple[str, str]]) -> Iterable[
 
 
 def _config_setting(parsed: argv.ParsedCommand, config: Config | None) -> Iterable[Setting]:
-    """Yield the settings that say which config file was read, and why that one."""
-    if config is None:
+    """Yield the settings that say which config files were read, and why those."""
+    if config is None or config.path is None:
         yield Setting("config", "None", "default")
     else:
         source = "command line" if named(parsed) else "current folder"
         yield Setting("config", config.path, source)
+    if config is not None and config.beneath is not None:
+        yield Setting(USER_CONFIG, config.beneath, "this user")

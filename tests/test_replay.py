@@ -165,6 +165,17 @@ def test_what_the_config_file_said_is_kept(folder: Path) -> None:
     assert asked((f"--from-manifest={path}", f"--config={config}"), {})[0].grace_s == 1
 
 
+def test_what_the_users_own_file_said_is_kept(folder: Path) -> None:
+    own = folder / "fleetrun" / "fleetrun.yaml"
+    own.parent.mkdir()
+    own.write_text("grace: 7\nlog_keep: 3\n")
+    (folder / "fleetrun.yaml").write_text("log_keep: 4\n")
+    path = write(folder, ("train.py",), {"XDG_CONFIG_HOME": str(folder)})
+    own.unlink()
+    again, _ = asked((f"--from-manifest={path}",), {})
+    assert (again.grace_s, again.log_keep) == (7.0, 4)
+
+
 def test_the_folder_is_that_of_the_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(folder, ("train.py",), {})
     monkeypatch.chdir(folder / "elsewhere")

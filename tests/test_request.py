@@ -781,6 +781,41 @@ def test_the_config_file_is_among_the_settings(config_file: ConfigFile) -> None:
     assert setting(named, "config") == Setting("config", "fleetrun.yaml", "command line")
 
 
+def test_the_users_own_file_lies_beneath_that_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "home/.config/fleetrun/fleetrun.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("grace: 1\nlog_keep: 2\nssh: ssh -4\nenv: {A: own, B: own}\n")
+    environ = {"HOME": str(tmp_path / "home"), "PADDLE_LOG_LEVEL": "debug"}
+
+    def found(*words: str) -> Request:
+        parsed = argv.split([*words, "train.py"])
+        return request.resolve(parsed, environ, configfile.find(parsed, environ))
+
+    alone = found("--log_keep=4")
+    assert (alone.grace_s, alone.log_keep, alone.ssh) == (1.0, 4, "ssh -4")
+    assert setting(alone, "grace").source == f"{own}:1"
+    assert setting(alone, "config").source == "default"
+    assert setting(alone, "user_config") == Setting("user_config", str(own), "this user")
+
+    Path("fleetrun.yaml").write_text("grace: 3\nenv: {B: here}\n", encoding="utf-8")
+    both = found()
+    assert (both.grace_s, both.log_keep, both.env) == (3.0, 2, (("A", "own"), ("B", "here")))
+    assert setting(both, "config").value == "fleetrun.yaml"
+    assert setting(both, "env.A").source == f"{own}:4"
+    assert setting(found("--config=fleetrun.yaml"), "log_keep").value == "2"
+
+    environ["XDG_CONFIG_HOME"] = str(tmp_path)
+    assert configfile.of_user(environ) is None
+    environ["XDG_CONFIG_HOME"] = "relative"
+    assert configfile.of_user(environ) == str(own)
+    own.write_text("grace: x\n")
+    with pytest.raises(UsageError, match=re.escape(f"{own}:1: grace=x: give a number")):
+        found()
+
+
 def test_the_example_file_shows_every_option_and_can_be_used(config_file: ConfigFile) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
     assert configfile.read(str(EXAMPLE)).settings == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,11 +102,7 @@ def launch_option(name: str) -> click.Option:
 def launch_request(words: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Return the request of the launch of WORDS, with what the config file says."""
     parsed = argv.split(list(words))
-    path = configfile.named(parsed)
-    config = None
-    if path is not None or os.path.exists(configfile.DEFAULT):
-        config = configfile.read(path or configfile.DEFAULT)
-    return request.resolve(parsed, environ, config)
+    return request.resolve(parsed, environ, configfile.find(parsed, environ))
 
 
 class CommandGroup(click.Group):

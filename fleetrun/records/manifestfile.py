@@ -136,11 +136,17 @@ def _ranks(plan: LaunchPlan) -> list[dict[str, object]]:
 
 
 def _config(request: Request) -> dict[str, object] | None:
-    """Return the lines of the config file that took effect."""
-    path = next((one.value for one in request.settings if one.name == "config"), "None")
+    """Return the lines of the config file, and of the user's beneath it, that took effect."""
+    paths = [
+        one.value
+        for one in request.settings
+        if one.name in {"config", "user_config"} and one.source != "default"
+    ]
+    if not paths:
+        return None
     lines = []
     for setting in request.settings:
-        if not setting.source.startswith(f"{path}:"):
+        if not setting.source.startswith(tuple(f"{path}:" for path in paths)):
             continue
         option, dot, key = setting.name.partition(".")
         chosen = dict(request.env if option == "env" else request.nccl)
@@ -153,8 +159,7 @@ def _config(request: Request) -> dict[str, object] | None:
                 "variable": key if is_hidden else None,
             }
         )
-    sources = {one.source for one in request.settings if one.name == "config"}
-    return None if sources <= {"default"} else {"path": path, "lines": lines}
+    return {"path": paths[0], "lines": lines}
 
 
 def _strategies(request: Request) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun import argv, planner, replay
+from fleetrun import argv, configfile, planner, replay
 from fleetrun.errors import UsageError
 from fleetrun.modes import collective
 from fleetrun.plan import hostfile
@@ -13,9 +13,10 @@ from fleetrun.plan.hosts import is_loopback
 from fleetrun.plan.layout import SESSION_PORTS
 from fleetrun.probe import devices
 from fleetrun.records.variables import JOB, TOKEN
+from fleetrun.request import USER_CONFIG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fleetrun.model import Request
     from fleetrun.plan.hostfile import HostEntry
@@ -125,9 +126,9 @@ def arguments(
     """Return the arguments of the launcher on HOST, number ME of those at ADDRESSES."""
     given = argv.scan(request.typed)
     names = {one.option.name for one in given.settings}
-    found = (
-        [] if len(addresses) == 1 else [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
-    )
+    found = [*_of_user(request)]
+    if len(addresses) > 1:
+        found += [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
     if host.devices:
         found.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
@@ -139,3 +140,13 @@ def arguments(
     ]
     at = len(request.typed) if given.script_at is None else given.script_at
     return (*found, "--", *request.typed[at:])
+
+
+def _of_user(request: Request) -> Iterable[str]:
+    """Yield the options that count by the user's own file, which other hosts may lack."""
+    sources = {setting.source for setting in request.settings}
+    for setting in request.settings:
+        if setting.name == USER_CONFIG:
+            for one in configfile.read(setting.value).settings:
+                if one.source in sources and one.option.name not in _OURS:
+                    yield f"{one.option.flag}={one.raw}"

@@ -127,11 +127,21 @@ def plain(what: str, option: str, text: str) -> str:
 def site(named: str | None, command: click.Command) -> Mapping[str, str | list[str]]:
     """Return the settings for COMMAND in the file NAMED: `submit:`, its name, options as lines.
 
-    None is fleetrun.yaml, if it is there. Raises UsageError as file:line.
+    None is fleetrun.yaml, if it is there. What it lacks is taken from the user's own. Raises
+    UsageError as file:line.
     """
-    path = named or configfile.DEFAULT
-    if named is None and not os.path.exists(path):
-        return {}
+    here = configfile.DEFAULT if os.path.exists(configfile.DEFAULT) else None
+    paths = (configfile.of_user(os.environ), named or here)
+    return {
+        name: value
+        for path in paths
+        if path is not None
+        for name, value in _site(path, command).items()
+    }
+
+
+def _site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
+    """Return the settings for COMMAND in the file at PATH."""
     from yaml import MappingNode, ScalarNode, SequenceNode  # only with a file
 
     with yamlfile.loading(yamlfile.text_of(path, "this config file"), path) as loader:
