@@ -348,13 +348,14 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     count = len(ips) or count
     by_ssh = chosen["hosts"] if chosen["hosts"].value else chosen["hostfile"]
     if count > 1 and not ips and by_ssh.value:
-        raise UsageError(
-            nnodes.given.blame(
-                f"leave it out: {by_ssh.given.typed} says which hosts there are, and the job needs "
-                "all of them."
+        if least == count:
+            raise UsageError(
+                nnodes.given.blame(
+                    f"leave it out: {by_ssh.given.typed} says which hosts there are, and the job "
+                    "needs all of them; with MIN:MAX it needs MIN of them."
+                )
             )
-        )
-    if count > 1 and not ips and not is_cloud:
+    elif count > 1 and not ips and not is_cloud:
         has_address = any(chosen[name].value for name in ("host", "network"))
         _check_meeting(master, nnodes.given, has_address=has_address)
     if master.given.source == "command line" and count == 1:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
+from fleetrun.records.names import listed
 from fleetrun.remote import protocol, sshjob
 from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
@@ -22,7 +23,7 @@ from fleetrun.run.descriptors import FileLimit
 from fleetrun.run.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from types import FrameType
 
     from fleetrun.model import Request
@@ -101,6 +102,9 @@ class Head:
         records: HeadRun | None = None,
     ) -> None:
         self._remotes = remotes
+        # Those that are not fit for an elastic job, which begins without them.
+        self._left_out: list[SshConnection] = []
+        self._least = sshjob.least(request, len(remotes))
         self._request = request
         self._asked = asked
         self._closing_s = closing_s
@@ -134,7 +138,7 @@ class Head:
             self._connect()
             self._go_if_all_answered()
             self._beat()
-            while self._unstarted or any(one.code is None for one in self._remotes):
+            while self._unstarted or any(one.code is None for one in self._all()):
                 self._loop.turn()
             if self._logs is not None and self._is_going and (said := self._logs.finish()):
                 self._say(said)
@@ -142,7 +146,7 @@ class Head:
             if self._records is not None:
                 self._records.end(self._code or 0, self._signum)
         finally:
-            for one in self._remotes:
+            for one in self._all():
                 one.close()
             self._loop.close()
             for number, handler in previous.items():
@@ -231,8 +235,11 @@ class Head:
         skews = {one.host.name: one.skew_s for one in self._remotes}
         gpus = sshjob.gpus_wanted(self._request, [one.host for one in self._remotes])
         found = protocol.faults(answers, skews, gpus)
-        if found or self._is_looking:
-            self._refuse_or_go(found)
+        if found and not self._can_do_without(found):
+            self._refuse(found)
+            return
+        if self._is_looking:
+            self._go_if_all_reached()
             return
         places = [
             protocol.HostEndpoint(one.host.name, _address(one), one.answer.port)
@@ -253,21 +260,55 @@ class Head:
         """Say go when each host reaches all others; name those that do not, and end."""
         if self._is_going or any(one.unreached is None for one in self._remotes):
             return
-        if self._code is None:
-            self._refuse_or_go(
-                [(one.host.name, why) for one in self._remotes for _, why in one.unreached or ()]
-            )
-
-    def _refuse_or_go(self, found: Sequence[tuple[str, str]]) -> None:
-        if not found:
-            self._go()
+        if self._code is not None:
             return
+        apart = sshjob.apart(
+            {one.host.name: [name for name, _ in one.unreached or ()] for one in self._remotes}
+        )
+        found = [(one.host.name, why) for one in self._remotes for _, why in one.unreached or ()]
+        if found and not self._can_do_without(found, apart):
+            self._refuse(found)
+        else:
+            self._go()
+
+    def _can_do_without(
+        self, found: Sequence[tuple[str, str]], names: Collection[str] | None = None
+    ) -> bool:
+        """Leave out the hosts NAMES, by default those that are FOUND not fit, if enough are left.
+
+        The first one has the session, so that it has to be there.
+        """
+        unfit = {name for name, _ in found} if names is None else names
+        left = [one for one in self._remotes if one.host.name not in unfit]
+        if self._remotes[0] not in left or len(left) < self._least:
+            return False
+        self._list(found)
+        out = [one for one in self._remotes if one not in left]
+        self._left_out += out
+        self._remotes = left
+        self._say(
+            f"The job begins without {listed([one.host.name for one in out])}: "
+            f"{self._least} of its hosts are enough."
+        )
+        for one in out:
+            self._loop.alarm(one, None, _no_call)
+            one.hang_up()
+        return True
+
+    def _refuse(self, found: Sequence[tuple[str, str]]) -> None:
         self._code = EnvironmentFault.exit_code
+        self._list(found)
+        self._say("Nothing was started.")
+        self._hang_up()
+
+    def _list(self, found: Sequence[tuple[str, str]]) -> None:
+        """Print what is FOUND, in columns."""
         width = max(len(name) for name, _ in found)
         for name, sentence in found:
             self._say(f"{name:{width}}  {sentence}")
-        self._say("Nothing was started.")
-        self._hang_up()
+
+    def _all(self) -> tuple[SshConnection, ...]:
+        return (*self._remotes, *self._left_out)
 
     def _go(self) -> None:
         addresses = [_address(one) for one in self._remotes]
@@ -319,9 +360,20 @@ class Head:
         if one.answer is None:
             self._connecting -= 1
             self._connect()
+        if one in self._left_out:
+            return
         if not self._is_going:
             self._go_if_all_answered()
-        elif one.code and self._code is None:
+        elif self._is_elastic and one is not self._remotes[0]:
+            # Whether the job goes on without it the launchers agree, and the first one's says.
+            if status < 0 or one.code == SSH_FAULT:
+                self._say(f"The connection to {one.host.name} was lost: {one.why()}")
+        else:
+            self._judge(one, status)
+
+    def _judge(self, one: SshConnection, status: int) -> None:
+        """Take STATUS, with which ssh to ONE has ended, for the job's end unless that is known."""
+        if one.code and self._code is None:
             self._code = one.code
             self._is_of_launcher = status >= 0 and one.code != SSH_FAULT
             if status < 0:
@@ -337,8 +389,15 @@ class Head:
             else:
                 # The launchers notify each other, and stop their ranks with grace.
                 self._hang_up_later()
+        elif self._is_elastic and not one.code:
+            # The job is done; a host that was cut off from the first one may not know.
+            self._hang_up_later()
         elif one.code and one is self._remotes[0] and self._is_of_launcher and status >= 0:
             self._code = self._code if self._code in _OWN_FAULTS else one.code
+
+    @property
+    def _is_elastic(self) -> bool:
+        return self._least < len(self._remotes)
 
     def _interrupted(self, fd: int) -> None:
         """Pass on what was asked of the head: the first time to stop, then to kill."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fleetrun import argv, configfile, planner, replay
 from fleetrun.errors import UsageError
 from fleetrun.modes import collective
-from fleetrun.plan import hostfile
+from fleetrun.plan import hostfile, origin
 from fleetrun.plan.environment import is_identity
-from fleetrun.plan.hosts import is_loopback
+from fleetrun.plan.hosts import bounds, is_loopback
 from fleetrun.plan.layout import SESSION_PORTS
 from fleetrun.probe import devices
 from fleetrun.records.variables import JOB, TOKEN
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from fleetrun.remote.protocol import Inquiry
 
 # Options that are the head's own; the rest is for each launcher.
-_OURS = ("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship", "detach")
+_OURS = (
+    *("hosts", "hostfile", "include", "exclude", "ssh", "ssh_fanout", "ship", "detach"),
+    *("nnodes", "np"),
+)
 # Options that each launcher is given by the head.
 _GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
@@ -60,7 +63,20 @@ def listed(request: Request) -> tuple[HostEntry, ...]:
             raise UsageError(f"--hostfile={request.hostfile} cannot be read ({why}).") from None
     else:
         found = hostfile.parse(request.hosts or "")
-    return hostfile.chosen(found, request.include, request.exclude)
+    hosts = hostfile.chosen(found, request.include, request.exclude)
+    least, most = bounds(request.nnodes)
+    if not least <= len(hosts) <= most and request.nnodes != "1":
+        raise UsageError(
+            f"{origin.option(request, 'nnodes')}: {option} names {len(hosts)} "
+            f"host{'s' * (len(hosts) > 1)}, no fewer than the first number and no more than the "
+            "second may be."
+        )
+    return hosts
+
+
+def least(request: Request, hosts: int) -> int:
+    """Return with how many of HOSTS the job of REQUEST may begin, and goes on."""
+    return hosts if request.nnodes == "1" else bounds(request.nnodes)[0]
 
 
 def as_listed(request: Request) -> Request:
@@ -69,10 +85,10 @@ def as_listed(request: Request) -> Request:
     if len({(host.slots, host.devices) for host in hosts}) > 1:
         raise UsageError("--dry-run shows only hosts that all have the same slots.")
     names = tuple(host.name for host in hosts)
-    asked = request.nproc_per_node
+    asked, needed = request.nproc_per_node, least(request, len(names))
     return request._replace(
         ips=names if len(names) > 1 else (),
-        nnodes=str(len(names)),
+        nnodes=f"{needed}:{len(names)}" if needed < len(names) else str(len(names)),
         nproc_per_node=hosts[0].slots if asked is None and not hosts[0].devices else asked,
         devices=",".join(map(str, hosts[0].devices)) or request.devices,
     )
@@ -129,6 +145,9 @@ def arguments(
     found = [*_of_user(request)]
     if len(addresses) > 1:
         found += [f"--ips={','.join(addresses)}", f"--host={addresses[me]}"]
+        needed = least(request, len(addresses))
+        if needed < len(addresses):
+            found.append(f"--nnodes={needed}:{len(addresses)}")
     if host.devices:
         found.append(f"--devices={','.join(map(str, host.devices))}")
     elif host.slots is not None and "nproc_per_node" not in names:
@@ -150,3 +169,20 @@ def _of_user(request: Request) -> Iterable[str]:
             for one in configfile.read(setting.value).settings:
                 if one.source in sources and one.option.name not in _OURS:
                     yield f"{one.option.flag}={one.raw}"
+
+
+def apart(unreached: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return whom to leave out, so that all others reach each other; UNREACHED is by each.
+
+    >>> apart({"a": ["c"], "b": ["c"], "c": ["a", "b"]}), apart({"a": [], "b": []})
+    ({'c'}, set())
+    """
+    pairs = {(one, other) for one, others in unreached.items() for other in others}
+    found: set[str] = set()
+    while pairs:
+        complaints = [name for pair in pairs for name in pair]
+        # Of two that only do not reach each other the later one.
+        worst = max(reversed(list(unreached)), key=complaints.count)
+        found.add(worst)
+        pairs = {pair for pair in pairs if worst not in pair}
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from commandline import ROOT, Command
+from commandline import ROOT, Command, fleetrun
 from ports import free
 from sshd import HOSTS, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
@@ -82,6 +82,53 @@ def test_the_first_failure_ends_the_job_everywhere_with_its_code(tmp_path: Path)
     assert "[127.0.0.2] fleetrun: rank 1 exited with 7." in ended.said
     assert "[127.0.0.1] fleetrun: Rank 1 exited with 7 on 127.0.0.2" in ended.said
     assert (tmp_path / "asked.0").exists()
+
+
+WORLD = (
+    "echo $FLEETRUN_RUN_DIR > up.$R.of.$PADDLE_TRAINERS_NUM; until [ -e go ]; do sleep 0.1; done"
+)
+
+
+def test_an_elastic_job_begins_without_a_host_that_is_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    hosts = "127.0.0.1,nowhere,127.0.0.2"
+    command = by_ssh(tmp_path, WORLD, "--nnodes=2:3", "--elastic_timeout=0.2", hosts=hosts)
+    ended = command.run()
+    assert ended.code == 0, ended.said
+    assert {path.name for path in tmp_path.glob("up.*")} == {"up.0.of.2", "up.1.of.2"}
+    assert "nowhere  ssh: " in ended.said
+    assert "The job begins without nowhere: 2 of its hosts are enough." in ended.said
+
+
+@pytest.mark.parametrize("hosts", ["nowhere,127.0.0.1,127.0.0.2", "127.0.0.1,nowhere,nowhere2"])
+def test_an_elastic_job_needs_its_first_host_and_enough_of_the_others(
+    tmp_path: Path, hosts: str
+) -> None:
+    command = by_ssh(tmp_path, "touch up", "--nnodes=2:3", hosts=hosts)
+    config = tmp_path / "ssh" / "ssh_config"
+    config.write_text(config.read_text().replace("Host nowhere", "Host nowhere nowhere2"))
+    ended = command.run()
+    assert ended.code == 3
+    assert "Nothing was started." in ended.said
+    assert not (tmp_path / "up").exists()
+
+
+def test_an_elastic_job_goes_on_without_a_lost_host(tmp_path: Path) -> None:
+    hosts = "127.0.0.1,127.0.0.2,127.0.0.3"
+    options = ("--nnodes=2:3", "--elastic_timeout=0.2", "--heartbeat_timeout=4")
+    command = by_ssh(tmp_path, WORLD, *options, hosts=hosts)
+    process = command.start()
+    command.wait_for("up.0.of.3", "up.1.of.3", "up.2.of.3")
+    # Its run directory may not be written at once.
+    run = tmp_path / "up.2.of.3"
+    until(lambda: run.read_text().endswith("\n"))
+    launcher = Path(run.read_text().strip(), "lock").read_text().split()[1]
+    os.kill(int(launcher), signal.SIGKILL)
+    command.wait_for("up.0.of.2", "up.1.of.2")
+    (tmp_path / "go").touch()
+    ended = command.finish(process)
+    assert ended.code == 0, ended.said
+    assert "fleetrun was lost on 127.0.0.3" in ended.said
 
 
 def test_hosts_may_have_different_numbers_of_ranks(tmp_path: Path) -> None:
@@ -488,7 +535,9 @@ def test_the_address_is_the_one_that_ssh_has_reached() -> None:
         (("--hostfile=/nowhere/f",), "--hostfile=/nowhere/f cannot be read (No such file"),
         (("--include=localhost:0,1",), "for devices of this host write --gpus=0,1"),
         (("--hosts=a", "--ips=b,c"), "--ips and --hosts both say which hosts there are: leave"),
-        (("--hosts=a,b", "--nnodes=1:2"), "--nnodes=1:2: leave it out: --hosts says which hosts"),
+        (("--hosts=a,b", "--nnodes=2"), "--nnodes=2: leave it out: --hosts says which hosts"),
+        (("--hosts=a,b", "--nnodes=3:4"), "--nnodes=3:4: --hosts names 2 hosts, no fewer than"),
+        (("--hosts=a,b,c", "--nnodes=1:2"), "--nnodes=1:2: --hosts names 3 hosts, no fewer than"),
         (("--hosts=a,b", "--rank=1", "--dry-run"), "--rank and --hosts both say"),
         (("--hosts=a", "--ssh=ssh 'x"), "a quotation mark in it has no other"),
         (("--hosts=a", "--ssh=nosuchssh"), "--ssh=nosuchssh: there is no such program here"),
@@ -510,6 +559,14 @@ def test_a_host_without_ssh_is_told_what_to_install(
     assert cli.main(["--hosts=a,b", "t.py"], environ={}) == 3
     assert "There is no ssh here" in (said := capsys.readouterr().err)
     assert "apt-get install openssh-client" in said
+
+
+def test_a_dry_run_shows_an_elastic_job(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    words = shlex.split("--dry-run=json --hosts=a,b,c --nnodes=2:3 --nproc_per_node=1 t.py")
+    done = fleetrun(*words, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert '"2:3"' in done.stdout
 
 
 def test_a_dry_run_shows_the_hosts_without_asking_them(tmp_path: Path) -> None:
