@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import devices
 import ports
-from waiting import TRAINING_S
-from warming import WARM, warm
+from waiting import TRAINING_S, until
+from warming import WARM
 
 from fleetrun.strategy import document
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).parent / "train" / "models"
@@ -27,6 +29,8 @@ PYTHONS = {
         os.environ.get("FLEETRUN_TEST_PADDLE26", ROOT / ".venv-paddle2.6" / "bin" / "python")
     ),
 }
+# How long others may take to see that a rank has failed.
+_AFTERWARDS_S = 30.0
 
 
 def told(asked: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def run(
         cwd=folder,
         env={
             **environ,
-            **warm(python),
+            **devices.variables(python),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             **more,
@@ -74,7 +78,8 @@ def alone(
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
-            **warm(PYTHONS[version]),
+            **devices.variables(PYTHONS[version]),
+            **devices.of_rank(0),
             "PYTHONPATH": f"{SITE}:{WARM}",
             "FLEETRUN_STRATEGY_FILE": str(folder / "strategy.json"),
             "FLEETRUN_STRATEGY_EVIDENCE": str(folder / "proof.json"),
@@ -105,18 +110,7 @@ def train(
     The steps PROFILE are recorded. The strategy is told that the ranks are on so many HOSTS.
     """
     folder.mkdir()
-    master, *ends = (f"127.0.0.1:{port}" for port in ports.free(1 + nranks))
-    environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
-    environ |= {
-        "PADDLE_MASTER": master,
-        "PADDLE_TRAINERS_NUM": str(nranks),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
-        "PADDLE_DISTRI_BACKEND": "gloo",
-        **warm(python),
-        "PYTHONPATH": f"{SITE}:{WARM}",
-        "OMP_NUM_THREADS": "1",
-        "OUTPUT": str(folder / "report"),
-    }
+    variables = {"OUTPUT": str(folder / "report")}
     if strategy is not None:
         asked = {
             "strategy": strategy,
@@ -128,33 +122,75 @@ def train(
             },
         }
         (folder / "strategy.json").write_text(json.dumps(told(asked)))
-        environ["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
-    ranks = [
-        subprocess.Popen(
-            [python, MODELS / model],
-            env={
-                **environ,
-                "PADDLE_TRAINER_ID": str(rank),
-                "PADDLE_CURRENT_ENDPOINT": end,
-                "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
-                "FLEETRUN_PROFILE": profile and f"{profile}:{folder}/trace.{rank}.json",
-            },
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, end in enumerate(ends)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=TRAINING_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    codes = [rank.returncode for rank in ranks]
+        variables["FLEETRUN_STRATEGY_FILE"] = str(folder / "strategy.json")
+
+    def of_rank(rank: int) -> dict[str, str]:
+        return {
+            "FLEETRUN_STRATEGY_EVIDENCE": str(folder / f"strategy.{rank}.json"),
+            "FLEETRUN_PROFILE": profile and f"{profile}:{folder}/trace.{rank}.json",
+        }
+
+    started = start(python, [MODELS / model], folder, nranks, of_rank, **variables)
+    codes, outputs = ends(started, folder)
     if any(codes) and strategy is None and attempts > 1:
         # What nothing of ours is in: seen to die without a word once in some hundred starts.
         return train(python, model, folder / "again", None, attempts - 1, nranks=nranks)
     assert codes == [0] * nranks, f"{codes}\n{outputs}"
     return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(nranks)]
+
+
+def start(
+    python: Path,
+    argv: Sequence[str | Path],
+    folder: Path,
+    nranks: int,
+    of_rank: Callable[[int], dict[str, str]] = lambda _: {},
+    **variables: str,
+) -> list[subprocess.Popen[bytes]]:
+    """Start NRANKS ranks of ARGV without a launcher; OF_RANK are the variables of one alone."""
+    master, *endpoints = (f"127.0.0.1:{port}" for port in ports.free(1 + nranks))
+    environ = {name: value for name, value in os.environ.items() if name[:9] != "FLEETRUN_"}
+    environ |= {
+        "PADDLE_MASTER": master,
+        "PADDLE_TRAINERS_NUM": str(nranks),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        **devices.variables(python),
+        "PYTHONPATH": f"{SITE}:{WARM}",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    ranks = []
+    for rank, endpoint in enumerate(endpoints):
+        own = {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
+        own |= {**devices.of_rank(rank), **of_rank(rank)}
+        with (folder / f"output.{rank}").open("w") as output:
+            ranks.append(
+                subprocess.Popen(
+                    [python, *argv],
+                    env={**environ, **own},
+                    cwd=folder,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return ranks
+
+
+def ends(ranks: list[subprocess.Popen[bytes]], folder: Path) -> tuple[list[int], list[str]]:
+    """Wait for RANKS; return their exit codes and what they have said in FOLDER.
+
+    Those who wait for one that has failed are killed.
+    """
+    try:
+        until(
+            lambda: all(one.poll() == 0 for one in ranks) or any(one.poll() for one in ranks),
+            TRAINING_S,
+        )
+        with suppress(AssertionError):
+            until(lambda: None not in [one.poll() for one in ranks], _AFTERWARDS_S)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    said = [(folder / f"output.{rank}").read_text() for rank in range(len(ranks))]
+    return [rank.wait() for rank in ranks], said

@@ -16,19 +16,22 @@ from waiting import TRAINING_S, until
 WARM = Path(__file__).parent / "warm"
 
 
-def warm(python: Path) -> dict[str, str]:
-    """Return the variables with which ranks that PYTHON runs start warm."""
-    return {"PYTHONPATH": str(WARM), "TEST_WARM_SOCKET": _server(python)}
+def warm(python: Path, **loading: str) -> dict[str, str]:
+    """Return the variables with which ranks that PYTHON runs start warm.
+
+    LOADING are variables that count when Paddle is loaded, besides its flags.
+    """
+    return {"PYTHONPATH": str(WARM), "TEST_WARM_SOCKET": _server(python, **loading), **loading}
 
 
 _one_at_a_time = threading.Lock()
 servers: list[subprocess.Popen[bytes]] = []
 
 
-def _server(python: Path) -> str:
+def _server(python: Path, **loading: str) -> str:
     # Some tests launch from several threads.
     with _one_at_a_time:
-        return _started(python)
+        return _started(python, tuple(sorted(loading.items())))
 
 
 @cache
@@ -43,10 +46,10 @@ def _folder() -> Path:
 
 
 @cache
-def _started(python: Path) -> str:
+def _started(python: Path, loading: tuple[tuple[str, str], ...]) -> str:
     """Start the server of PYTHON's Paddle, if nobody has; it ends with the last who asked."""
     # The path of a socket has at most 107 characters.
-    folder = _folder() / f"{crc32(bytes(python)):08x}"
+    folder = _folder() / f"{crc32(repr((python, loading)).encode()):08x}"
     folder.mkdir(exist_ok=True)
     path, users = folder / "socket", folder / "users"
     with (folder / "lock").open("w") as lock:
@@ -56,11 +59,11 @@ def _started(python: Path) -> str:
         # Both ends, which waits for nobody. It is open as long as this process lives.
         os.open(users, os.O_RDWR)
         if not path.exists():
-            _start(python, path, users)
+            _start(python, path, users, dict(loading))
     return str(path)
 
 
-def _start(python: Path, path: Path, users: Path) -> None:
+def _start(python: Path, path: Path, users: Path, loading: dict[str, str]) -> None:
     with users.open("rb") as stdin:
         server = subprocess.Popen(
             [python, WARM / "server.py", path],
@@ -72,7 +75,8 @@ def _start(python: Path, path: Path, users: Path) -> None:
                 for name, value in os.environ.items()
                 # What some test has set counts for its own ranks only.
                 if not name.startswith(("PYTHONPATH", "PADDLE_", "FLAGS_", "FLEETRUN_"))
-            },
+            }
+            | loading,
         )
     # It outlives us where others use it, and removes its folder.
     servers.append(server)

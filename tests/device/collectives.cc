@@ -1,0 +1,444 @@
+// Collectives between processes, over TCP: each rank of a communicator is connected with each other.
+//
+// As with NCCL nobody compares what the ranks do: if they differ, the sums are wrong or they wait.
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "device.h"
+#include "paddle/phi/common/bfloat16.h"
+#include "paddle/phi/common/float16.h"
+
+namespace {
+
+using device::Number;
+using device::Text;
+constexpr long kConnectSeconds = 60;
+
+}  // namespace
+
+struct C_CCLComm_st {
+  size_t rank, ranks;
+  std::string name;  // the same on all ranks
+  std::vector<int> sockets;
+};
+
+namespace {
+
+// Bytes that go to a peer, or come from it.
+struct Transfer {
+  C_CCLComm comm;
+  size_t peer;
+  char* memory;
+  size_t size;
+  bool is_sent;
+};
+
+[[noreturn]] void Lose(size_t peer) {
+  if (Text("LOSS") == "hang") device::Hang();
+  device::Die("peer " + std::to_string(peer) + " is lost");
+}
+
+// Do all TRANSFERS at the same time, but those of one direction over one socket one after the other.
+void Exchange(std::vector<Transfer> transfers) {
+  for (;;) {
+    std::vector<pollfd> waiting;
+    std::vector<Transfer*> first;
+    for (Transfer& transfer : transfers) {
+      if (!transfer.size) continue;
+      int socket = transfer.comm->sockets[transfer.peer];
+      short event = transfer.is_sent ? POLLOUT : POLLIN;
+      bool has_turn = true;
+      for (const pollfd& other : waiting)
+        if (other.fd == socket && other.events == event) has_turn = false;
+      if (!has_turn) continue;
+      first.push_back(&transfer);
+      waiting.push_back({socket, event, 0});
+    }
+    if (first.empty()) return;
+    if (poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    for (size_t at = 0; at < first.size(); ++at) {
+      if (!waiting[at].revents) continue;
+      Transfer& transfer = *first[at];
+      ssize_t done = transfer.is_sent
+                         ? send(waiting[at].fd, transfer.memory, transfer.size, MSG_DONTWAIT | MSG_NOSIGNAL)
+                         : recv(waiting[at].fd, transfer.memory, transfer.size, MSG_DONTWAIT);
+      if (done < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+      if (done <= 0) Lose(transfer.peer);
+      transfer.memory += done, transfer.size -= done;
+    }
+  }
+}
+
+// ---- communicators ------------------------------------------------------------------------------
+
+struct Address {
+  char host[64];
+  uint16_t port;
+};
+struct Id {  // what rank 0 gives to the others through Paddle's store
+  Address address;
+  uint64_t cookie;
+};
+struct Hello {  // what a rank says when it connects
+  uint64_t cookie;
+  uint32_t rank;
+  uint16_t port;
+};
+
+int Listen(uint16_t* port) {
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), length) ||
+      listen(listener, SOMAXCONN) || getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length))
+    device::Die("cannot listen");
+  *port = ntohs(address.sin_port);
+  return listener;
+}
+int WithoutDelay(int connection) {
+  int yes = 1;
+  setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  return connection;
+}
+int Connect(const Address& address) {
+  for (double end = device::Now() + kConnectSeconds; device::Now() < end; usleep(20000)) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_family = AF_INET, hints.ai_socktype = SOCK_STREAM;
+    if (getaddrinfo(address.host, std::to_string(address.port).c_str(), &hints, &found)) continue;
+    int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int failure = connect(connection, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    if (!failure) return WithoutDelay(connection);
+    close(connection);
+  }
+  device::Die(std::string("cannot connect to ") + address.host + ":" + std::to_string(address.port));
+}
+bool Send(int connection, const void* data, size_t size) {
+  return send(connection, data, size, MSG_NOSIGNAL) == static_cast<ssize_t>(size);
+}
+bool Receive(int connection, void* data, size_t size) {
+  return recv(connection, data, size, MSG_WAITALL) == static_cast<ssize_t>(size);
+}
+// Accept the next rank that knows COOKIE.
+Hello Accept(int listener, uint64_t cookie, C_CCLComm comm, Address* address) {
+  for (;;) {
+    sockaddr_in from{};
+    socklen_t length = sizeof from;
+    int connection = accept4(listener, reinterpret_cast<sockaddr*>(&from), &length, SOCK_CLOEXEC);
+    Hello hello;
+    if (connection < 0) continue;
+    if (Receive(connection, &hello, sizeof hello) && hello.cookie == cookie && hello.rank < comm->ranks) {
+      comm->sockets[hello.rank] = WithoutDelay(connection);
+      inet_ntop(AF_INET, &from.sin_addr, address->host, sizeof address->host);
+      address->port = hello.port;
+      return hello;
+    }
+    close(connection);
+  }
+}
+
+auto& listeners_mutex = *new std::mutex;
+auto& listeners = *new std::map<uint64_t, int>;  // of the ids that were made here, by their cookies
+
+C_Status IdSize(size_t* size) { return *size = sizeof(Id), C_SUCCESS; }
+C_Status NewId(C_CCLRootId* root) {
+  Id id{};
+  int listener = Listen(&id.address.port);
+  const char* endpoint = getenv("PADDLE_CURRENT_ENDPOINT");
+  std::string host = endpoint && *endpoint ? endpoint : "127.0.0.1";
+  snprintf(id.address.host, sizeof id.address.host, "%s", host.substr(0, host.rfind(':')).c_str());
+  id.cookie = std::random_device()() * 4294967296 + std::random_device()();
+  memcpy(root->data, &id, sizeof id);
+  std::lock_guard<std::mutex> lock(listeners_mutex);
+  listeners[id.cookie] = listener;
+  return C_SUCCESS;
+}
+C_Status Join(size_t ranks, C_CCLRootId* root, size_t rank, C_CCLComm* result) {
+  Id id;
+  memcpy(&id, root->data, sizeof id);
+  auto* comm = *result = new C_CCLComm_st{rank, ranks, std::to_string(id.cookie), {}};
+  comm->sockets.assign(ranks, -1);
+  std::vector<Address> table(ranks);
+  Hello hello{id.cookie, static_cast<uint32_t>(rank), 0};
+  int listener;
+  if (rank == 0) {
+    std::lock_guard<std::mutex> lock(listeners_mutex);
+    listener = listeners.at(id.cookie);
+    listeners.erase(id.cookie);
+  } else {
+    listener = Listen(&hello.port);
+  }
+  auto greet = [&](size_t peer, const Address& address) {
+    comm->sockets[peer] = Connect(address);
+    if (!Send(comm->sockets[peer], &hello, sizeof hello)) Lose(peer);
+  };
+  if (rank == 0) {
+    for (size_t met = 1; met < ranks; ++met) {
+      Address address;
+      table[Accept(listener, id.cookie, comm, &address).rank] = address;
+    }
+    for (size_t peer = 1; peer < ranks; ++peer)
+      if (!Send(comm->sockets[peer], table.data(), sizeof(Address) * ranks)) Lose(peer);
+  } else {
+    greet(0, id.address);
+    if (!Receive(comm->sockets[0], table.data(), sizeof(Address) * ranks)) Lose(0);
+    for (size_t peer = 1; peer < rank; ++peer) greet(peer, table[peer]);
+    Address address;
+    for (size_t met = rank + 1; met < ranks; ++met) Accept(listener, id.cookie, comm, &address);
+  }
+  close(listener);
+  return C_SUCCESS;
+}
+C_Status Leave(C_CCLComm comm) {
+  for (int connection : comm->sockets)
+    if (connection >= 0) close(connection);
+  return delete comm, C_SUCCESS;
+}
+C_Status NameOf(C_CCLComm comm, char* name) { return strcpy(name, comm->name.c_str()), C_SUCCESS; }
+
+// ---- what a collective has in common with the others --------------------------------------------
+
+struct Call {
+  const char* operation;
+  size_t bytes;
+  C_CCLComm comm;
+  C_Stream stream;
+  char* result;  // null: none
+};
+
+void Testify(const Call& call, int order, double issued, double begin, long kernels) {
+  static const std::string folder = Text("WITNESS");
+  if (folder.empty()) return;
+  static auto& mutex = *new std::mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  static FILE* file = fopen((folder + "/" + std::to_string(device::Rank()) + ".jsonl").c_str(), "a");
+  if (!file) device::Die("no witness in " + folder);
+  fprintf(file,
+          "{\"rank\": %d, \"group\": \"%s\", \"ranks\": %zu, \"operation\": \"%s\", \"bytes\": %zu, "
+          "\"order\": %d, \"stream\": %d, \"issued\": %.6f, \"begin\": %.6f, \"end\": %.6f, \"kernels\": %ld}\n",
+          device::Rank(), call.comm->name.c_str(), call.comm->ranks, call.operation, call.bytes, order,
+          call.stream->number, issued, begin, device::Now(), device::kernels_run - kernels);
+  fflush(file);
+}
+
+// Run BODY on the stream, late by chance, with the fault that is ordered, before a witness.
+C_Status Collective(const Call& call, device::Job body) {
+  static std::atomic<int> calls{0};
+  int order = ++calls;
+  char name[16] = "";
+  int at = 0, rank = 0;
+  sscanf(Text("FAULT").c_str(), "%15[a-z]@%d:%d", name, &at, &rank);
+  std::string fault = order == at && rank == device::Rank() ? name : "";
+  if (fault == "error") return C_FAILED;
+  call.stream->Push([call, body = std::move(body), order, fault, issued = device::Now()] {
+    if (fault == "die") raise(SIGKILL);
+    if (fault == "hang") device::Hang();
+    if (fault == "late") sleep(1);
+    call.stream->Dawdle(Number("DELAY_US"));
+    double begin = device::Now();
+    long kernels = device::kernels_run;
+    body();
+    if (fault == "wrong" && call.result) call.result[call.bytes - 1] ^= 1;
+    Testify(call, order, issued, begin, kernels);
+  });
+  return C_SUCCESS;
+}
+
+// ---- numbers ------------------------------------------------------------------------------------
+
+size_t Width(C_DataType type) {
+  switch (type) {
+    case UINT16: case INT16: case FLOAT16: case BFLOAT16: return 2;
+    case UINT32: case INT32: case FLOAT32: return 4;
+    case UINT64: case INT64: case FLOAT64: case COMPLEX64: return 8;
+    case COMPLEX128: return 16;
+    default: return 1;
+  }
+}
+
+// RESULT is what the PARTS, one of each rank, come to; it may be one of them.
+template <typename T, typename Wide = T>
+void ReduceAs(const std::vector<const char*>& parts, char* result, size_t count, C_CCLReduceOp how) {
+  auto value = [&](size_t rank, size_t at) {
+    return static_cast<Wide>(reinterpret_cast<const T*>(parts[rank])[at]);
+  };
+  for (size_t at = 0; at < count; ++at) {
+    Wide all = value(0, at);
+    for (size_t rank = 1; rank < parts.size(); ++rank) {
+      Wide next = value(rank, at);
+      all = how == MAX ? std::max(all, next) : how == MIN ? std::min(all, next) : how == PRODUCT ? all * next : all + next;
+    }
+    if (how == AVG) all = all / static_cast<Wide>(parts.size());
+    reinterpret_cast<T*>(result)[at] = static_cast<T>(all);
+  }
+}
+void Reduced(const std::vector<const char*>& parts, char* result, size_t count, C_DataType type, C_CCLReduceOp how) {
+  switch (type) {
+    case FLOAT32: return ReduceAs<float>(parts, result, count, how);
+    case FLOAT64: return ReduceAs<double>(parts, result, count, how);
+    case FLOAT16: return ReduceAs<phi::dtype::float16, float>(parts, result, count, how);
+    case BFLOAT16: return ReduceAs<phi::dtype::bfloat16, float>(parts, result, count, how);
+    case INT8: return ReduceAs<int8_t, int>(parts, result, count, how);
+    case BOOL: case UINT8: return ReduceAs<uint8_t, int>(parts, result, count, how);
+    case INT16: return ReduceAs<int16_t, int>(parts, result, count, how);
+    case INT32: return ReduceAs<int32_t>(parts, result, count, how);
+    case INT64: return ReduceAs<int64_t>(parts, result, count, how);
+    default: device::Die("cannot reduce type " + std::to_string(type));
+  }
+}
+
+// ---- collectives --------------------------------------------------------------------------------
+
+using Parts = std::vector<std::string>;  // of the ranks
+char* Start(const void* memory) { return static_cast<char*>(const_cast<void*>(memory)); }
+
+// Send each peer its SIZE bytes, `OUT + peer * STRIDE`, and return what all of them have sent here.
+Parts Gather(C_CCLComm comm, char* out, size_t size, size_t stride) {
+  Parts parts(comm->ranks, std::string(size, 0));
+  std::vector<Transfer> transfers;
+  for (size_t peer = 0; peer < comm->ranks; ++peer) {
+    if (peer == comm->rank) {
+      parts[peer].assign(out + peer * stride, size);
+      continue;
+    }
+    transfers.push_back({comm, peer, out + peer * stride, size, true});
+    transfers.push_back({comm, peer, parts[peer].data(), size, false});
+  }
+  Exchange(transfers);
+  return parts;
+}
+std::vector<const char*> Views(const Parts& parts) {
+  std::vector<const char*> views;
+  for (const std::string& part : parts) views.push_back(part.data());
+  return views;
+}
+
+C_Status AllReduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
+                   C_Stream stream) {
+  size_t size = count * Width(type);
+  return Collective({"all_reduce", size, comm, stream, Start(to)}, [=] {
+    Reduced(Views(Gather(comm, Start(from), size, 0)), Start(to), count, type, how);
+  });
+}
+C_Status ReduceScatter(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
+                       C_Stream stream) {
+  size_t size = count * Width(type);
+  return Collective({"reduce_scatter", size * comm->ranks, comm, stream, nullptr}, [=] {
+    Reduced(Views(Gather(comm, Start(from), size, size)), Start(to), count, type, how);
+  });
+}
+C_Status AllGather(void* from, void* to, size_t count, C_DataType type, C_CCLComm comm, C_Stream stream) {
+  size_t size = count * Width(type);
+  return Collective({"all_gather", size, comm, stream, nullptr}, [=] {
+    Parts parts = Gather(comm, Start(from), size, 0);
+    for (size_t rank = 0; rank < comm->ranks; ++rank) memcpy(Start(to) + rank * size, parts[rank].data(), size);
+  });
+}
+C_Status Reduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm comm,
+                C_Stream stream) {
+  size_t size = count * Width(type);
+  return Collective({"reduce", size, comm, stream, nullptr}, [=] {
+    if (comm->rank != root) return Exchange({{comm, root, Start(from), size, true}});
+    Parts parts(comm->ranks, std::string(Start(from), size));
+    std::vector<Transfer> transfers;
+    for (size_t peer = 0; peer < comm->ranks; ++peer)
+      if (peer != root) transfers.push_back({comm, peer, parts[peer].data(), size, false});
+    Exchange(transfers);
+    Reduced(Views(parts), Start(to), count, type, how);
+  });
+}
+C_Status Broadcast(void* memory, size_t count, C_DataType type, size_t root, C_CCLComm comm, C_Stream stream) {
+  size_t size = count * Width(type);
+  return Collective({"broadcast", size, comm, stream, Start(memory)}, [=] {
+    if (comm->rank != root) return Exchange({{comm, root, Start(memory), size, false}});
+    std::vector<Transfer> transfers;
+    for (size_t peer = 0; peer < comm->ranks; ++peer)
+      if (peer != root) transfers.push_back({comm, peer, Start(memory), size, true});
+    Exchange(transfers);
+  });
+}
+C_Status AllToAll(const void** from, const size_t* from_counts, const C_DataType* from_types, void** to,
+                  const size_t* to_counts, const C_DataType* to_types, size_t rank, size_t ranks, C_CCLComm comm,
+                  C_Stream stream) {
+  std::vector<Transfer> transfers;
+  size_t bytes = 0;
+  for (size_t peer = 0; peer < ranks; ++peer) {
+    transfers.push_back({comm, peer, Start(from[peer]), from_counts[peer] * Width(from_types[peer]), true});
+    transfers.push_back({comm, peer, Start(to[peer]), to_counts[peer] * Width(to_types[peer]), false});
+    bytes += transfers[2 * peer].size;
+  }
+  return Collective({"all_to_all", bytes, comm, stream, nullptr}, [=]() mutable {
+    memmove(transfers[2 * rank + 1].memory, transfers[2 * rank].memory, transfers[2 * rank].size);
+    transfers.erase(transfers.begin() + 2 * rank, transfers.begin() + 2 * rank + 2);
+    Exchange(transfers);
+  });
+}
+
+// What was sent and received since the group has begun goes at the same time, whatever the communicator.
+struct Pending {
+  C_Stream stream;
+  Transfer transfer;
+};
+thread_local int group_depth = 0;
+thread_local std::vector<Pending> pending;
+
+C_Status Flush() {
+  std::map<C_Stream, std::vector<Transfer>> all;
+  for (const Pending& one : pending) all[one.stream].push_back(one.transfer);
+  pending.clear();
+  for (auto& [stream, transfers] : all) {
+    const char* operation = transfers.size() > 1 ? "send_recv" : transfers[0].is_sent ? "send" : "recv";
+    size_t bytes = 0;
+    for (const Transfer& transfer : transfers) bytes += transfer.size;
+    C_Status status = Collective({operation, bytes, transfers[0].comm, stream, nullptr},
+                                 [transfers = transfers] { Exchange(transfers); });
+    if (status != C_SUCCESS) return status;
+  }
+  return C_SUCCESS;
+}
+C_Status BeginGroup() { return ++group_depth, C_SUCCESS; }
+C_Status EndGroup() { return --group_depth ? C_SUCCESS : Flush(); }
+C_Status Add(const Pending& one) {
+  pending.push_back(one);
+  return group_depth ? C_SUCCESS : Flush();
+}
+C_Status SendTo(void* memory, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
+  return Add({stream, {comm, peer, Start(memory), count * Width(type), true}});
+}
+C_Status ReceiveFrom(void* memory, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
+  return Add({stream, {comm, peer, Start(memory), count * Width(type), false}});
+}
+
+// Paddle 2.6 asks no communicator for its name.
+template <typename Table>
+auto AddName(Table* table, int) -> decltype(static_cast<void>(table->xccl_get_comm_name)) {
+  table->xccl_get_comm_name = NameOf;
+}
+template <typename Table>
+void AddName(Table*, long) {}
+
+}  // namespace
+
+void device::AddCollectives(C_DeviceInterface* table) {
+  AddName(table, 0);
+  table->xccl_get_unique_id_size = IdSize, table->xccl_get_unique_id = NewId;
+  table->xccl_comm_init_rank = Join, table->xccl_destroy_comm = Leave;
+  table->xccl_all_reduce = AllReduce, table->xccl_reduce_scatter = ReduceScatter;
+  table->xccl_all_gather = AllGather, table->xccl_reduce = Reduce;
+  table->xccl_broadcast = Broadcast, table->xccl_all_to_all = AllToAll;
+  table->xccl_send = SendTo, table->xccl_recv = ReceiveFrom;
+  table->xccl_group_start = BeginGroup, table->xccl_group_end = EndGroup;
+}

@@ -1,0 +1,63 @@
+// What the parts of the device under test share: its settings, and its streams, which are threads.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+
+#include "paddle/phi/backends/device_ext.h"
+
+namespace device {
+
+// The variable TESTDEVICE_NAME, if it is set and not empty.
+std::string Text(const char* name, const char* otherwise = "");
+long Number(const char* name, long otherwise = 0);
+// The rank of this process, and seconds of the clock that Python calls time.monotonic.
+int Rank();
+double Now();
+[[noreturn]] void Hang();
+[[noreturn]] void Die(const std::string& why);
+
+// A kernel has run: the witness of a collective tells how many did while it ran.
+extern std::atomic<long> kernels_run;
+
+using Job = std::function<void()>;
+
+}  // namespace device
+
+// Jobs, one after the other, in a thread that begins with the first, for the process may be forked.
+struct C_Stream_st {
+  explicit C_Stream_st(int number);
+  void Push(device::Job job);
+  // Wait until all that was pushed has run; nothing if this is the stream's own thread.
+  void Drain();
+  bool IsIdle();
+  // Wait for a time that is drawn: at most UP_TO_US microseconds.
+  void Dawdle(long up_to_us);
+
+  const int number;
+
+ private:
+  void Run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<device::Job> jobs_;
+  bool has_thread_ = false;
+  std::mt19937 random_;
+};
+
+namespace device {
+
+// The stream of the device on which kernels run: the first; null if there is none yet.
+C_Stream ComputeStream(int index);
+
+void AddCollectives(C_DeviceInterface* table);
+void AddKernels(const std::string& kind);  // of kernels.cc, where it is built in
+
+}  // namespace device

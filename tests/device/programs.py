@@ -1,0 +1,152 @@
+"""What ranks do in the tests of the device: `programs.py NAME`; each reports what it has seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import distributed as dist
+from paddle.version import full_version
+
+rank, world = (int(os.environ[f"PADDLE_TRAINER{name}"]) for name in ("_ID", "S_NUM"))
+
+
+def tensor(*values: float) -> Any:
+    return paddle.to_tensor(np.array(values, dtype="float32"))
+
+
+def collectives() -> dict[str, Any]:
+    """Do each collective once; rank r begins with [r + 1, r + 2]."""
+    dist.init_parallel_env()
+    found: dict[str, Any] = {"place": str(tensor(0).place)}
+
+    def own() -> Any:
+        return tensor(rank + 1, rank + 2)
+
+    for name, how in (("sum", "SUM"), ("max", "MAX"), ("min", "MIN"), ("product", "PROD")):
+        value = own()
+        dist.all_reduce(value, op=getattr(dist.ReduceOp, how))
+        found[name] = value.tolist()
+    value = own()
+    dist.broadcast(value, 1)
+    found["broadcast"] = value.tolist()
+    value = own()
+    dist.reduce(value, 1)
+    found["reduce"] = value.tolist() if rank == 1 else None
+    parts: list[Any] = []
+    dist.all_gather(parts, own())
+    found["all_gather"] = [part.tolist() for part in parts]
+    value = paddle.zeros([2])
+    dist.reduce_scatter(value, [own() * (peer + 1) for peer in range(world)])
+    found["reduce_scatter"] = value.tolist()
+    parts = []
+    dist.alltoall(
+        out_tensor_list=parts, in_tensor_list=[own() * (peer + 1) for peer in range(world)]
+    )
+    found["all_to_all"] = [part.tolist() for part in parts]
+    # Each sends to the next, and receives from the last.
+    value = paddle.zeros([2])
+    sent = dist.isend(own(), (rank + 1) % world)
+    received = dist.irecv(value, (rank - 1) % world)
+    assert sent is not None
+    assert received is not None
+    sent.wait()
+    received.wait()
+    found["ring"] = value.tolist()
+    objects: list[Any] = []
+    dist.all_gather_object(objects, {"rank": rank})
+    found["objects"] = objects
+    # Paddle 2.6 has no such sums on plug-ins.
+    halves = own().astype("float32" if full_version < "3" else "bfloat16")
+    dist.all_reduce(halves)
+    found["halves"] = halves.astype("float32").tolist()
+    return found
+
+
+def training() -> dict[str, Any]:
+    """Train a convolution and linear layers by what Paddle has for it, with Adam."""
+    dist.init_parallel_env()
+    paddle.seed(5)
+    net = paddle.nn.Sequential(
+        *(paddle.nn.Conv2D(1, 4, 3), paddle.nn.BatchNorm2D(4), paddle.nn.ReLU()),
+        *(paddle.nn.Flatten(), paddle.nn.Linear(64, 32), paddle.nn.LayerNorm(32)),
+        *(paddle.nn.GELU(), paddle.nn.Linear(32, 4)),
+    )
+    # Statistics of a batch are those of one rank.
+    net[1].eval()
+    model = paddle.DataParallel(net) if world > 1 else net
+    optimizer = paddle.optimizer.Adam(0.01, parameters=net.parameters())
+    numbers = np.random.RandomState(3)
+    for _ in range(6):
+        images = numbers.randn(12, 1, 6, 6).astype("float32")
+        labels = numbers.randint(0, 4, 12)
+        images, labels = (np.split(every, world)[rank] for every in (images, labels))
+        guess = model(paddle.to_tensor(images))
+        loss = paddle.nn.functional.cross_entropy(guess, paddle.to_tensor(labels))
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+    return {
+        "place": str(net[0].weight.place),
+        "weights": [value for each in net.parameters() for value in each.numpy().ravel().tolist()],
+    }
+
+
+def ahead() -> dict[str, Any]:
+    """Give the device more to do than it can have done; look before and after it is waited for."""
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    value = paddle.ones([4, 4])
+    event = paddle.device.Event()
+    for _ in range(100):
+        value = value @ value / 4
+    event.record()
+    early = event.query()
+    return {"early": early, "value": value.sum().item(), "late": event.query()}
+
+
+def unordered() -> dict[str, Any]:
+    """Add 1 to a sum of all ranks: when it is there, and without waiting for it."""
+    dist.init_parallel_env()
+    found = {}
+    for name in ("waited", "not waited"):
+        value = paddle.full([1000], rank + 1.0)
+        task = dist.all_reduce(value, sync_op=False)
+        if name == "waited":
+            task.wait()
+        more = value + 1
+        task.wait()
+        paddle.device.synchronize()
+        found[name] = more[0].item()
+    return found
+
+
+def memory() -> dict[str, Any]:
+    """Take more memory than there is, and some."""
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    raised = ""
+    try:
+        paddle.full([1 << 23], 7.0)
+    except OSError as error:
+        raised = str(error)
+    return {"raised": raised, "empty": paddle.empty([4]).numpy().tolist()}
+
+
+def sums() -> dict[str, Any]:
+    """Sum five times."""
+    dist.init_parallel_env()
+    found = []
+    for number in range(5):
+        value = tensor(rank + number)
+        dist.all_reduce(value)
+        found.append(value.item())
+    return {"sums": found}
+
+
+if __name__ == "__main__":
+    report = globals()[sys.argv[1]]()
+    Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report), encoding="utf-8")

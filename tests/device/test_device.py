@@ -1,0 +1,120 @@
+"""The device under test by itself: Paddle computes on it, and its ranks add up what they have."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import devices
+import pytest
+from training import PYTHONS, ends, start
+
+pytestmark = pytest.mark.train
+
+PROGRAMS = Path(__file__).parent / "programs.py"
+# Everything is late, by what is drawn.
+LATE = {"kernel_us": 500, "delay_us": 3000}
+
+
+def run(
+    folder: Path, program: str, nranks: int, version: str = "3.3.1"
+) -> tuple[list[int], list[str], list[dict[str, Any]]]:
+    """Return the codes of NRANKS ranks of PROGRAM, what they said, and what they have reported."""
+    folder.mkdir(exist_ok=True)
+    report = str(folder / "report")
+    ranks = start(PYTHONS[version], [PROGRAMS, program], folder, nranks, OUTPUT=report)
+    codes, outputs = ends(ranks, folder)
+    files = [folder / f"report.{rank}" for rank in range(nranks)]
+    return codes, outputs, [json.loads(one.read_text()) for one in files if one.exists()]
+
+
+def reports(folder: Path, program: str, nranks: int, version: str = "3.3.1") -> list[Any]:
+    """Return what NRANKS ranks of PROGRAM report, which all end well."""
+    codes, outputs, found = run(folder, program, nranks, version)
+    assert codes == [0] * nranks, outputs
+    return found
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_collectives_of_three_late_ranks_are_right_and_witnessed(
+    version: str, tmp_path: Path
+) -> None:
+    with devices.on("mlu", **LATE, witness=tmp_path):
+        ranks = reports(tmp_path, "collectives", 3, version)
+    for rank, found in enumerate(ranks):
+        assert found["place"] == f"Place(mlu:{rank})"
+        assert found["sum"] == [6, 9]
+        assert found["max"] == [3, 4]
+        assert found["min"] == [1, 2]
+        assert found["product"] == [6, 24]
+        assert found["broadcast"] == [2, 3]
+        assert found["reduce"] == ([6, 9] if rank == 1 else None)
+        assert found["all_gather"] == [[1, 2], [2, 3], [3, 4]]
+        assert found["reduce_scatter"] == [6 * (rank + 1), 9 * (rank + 1)]
+        assert found["all_to_all"] == [[n * (rank + 1), (n + 1) * (rank + 1)] for n in (1, 2, 3)]
+        assert found["ring"] == [(rank - 1) % 3 + 1, (rank - 1) % 3 + 2]
+        assert found["objects"] == [{"rank": number} for number in range(3)]
+        assert found["halves"] == [6, 9]
+        seen = devices.witnessed(tmp_path, rank)
+        assert [one.order for one in seen] == list(range(1, len(seen) + 1))
+        assert [(one.operation, one.bytes) for one in seen][:9] == [
+            *[("all_reduce", 8)] * 4,
+            *(("broadcast", 8), ("reduce", 8), ("all_gather", 8)),
+            *(("reduce_scatter", 24), ("all_to_all", 24)),
+        ]
+        assert {"send", "recv"} <= {one.operation for one in seen}
+        assert all(one.issued <= one.begin <= one.end for one in seen)
+        assert {(one.rank, one.ranks) for one in seen} == {(rank, 3)}
+
+
+def test_training_by_paddle_alone_is_as_on_the_cpu(tmp_path: Path) -> None:
+    (cpu,) = reports(tmp_path / "cpu", "training", 1)
+    with devices.on("npu", **LATE):
+        for nranks in (1, 2, 3):
+            for found in reports(tmp_path / str(nranks), "training", nranks):
+                assert found["place"].startswith("Place(npu:")
+                assert found["weights"] == pytest.approx(cpu["weights"], abs=1e-5)
+
+
+def test_the_host_is_ahead_of_the_device(tmp_path: Path) -> None:
+    with devices.on("npu", kernel_us=2000):
+        (found,) = reports(tmp_path, "ahead", 1)
+    assert found == {"early": False, "value": 16, "late": True}
+
+
+def test_who_does_not_wait_for_a_collective_misses_it(tmp_path: Path) -> None:
+    # Both begin late, so the kernel is first.
+    with devices.on("npu", delay_us=200_000):
+        ranks = reports(tmp_path, "unordered", 2)
+    assert [found["waited"] for found in ranks] == [4, 4]
+    assert [found["not waited"] for found in ranks] == [2, 3]
+
+
+def test_memory_is_limited_and_new_memory_is_garbage(tmp_path: Path) -> None:
+    with devices.on("npu", memory_mb=16):
+        (found,) = reports(tmp_path, "memory", 1)
+    assert "CustomDevice error, the error code is : 2" in found["raised"]
+    assert all(math.isnan(value) for value in found["empty"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "codes"),
+    [
+        ("error@3:1", [-signal.SIGABRT, 1]),
+        ("die@3:1", [-signal.SIGABRT, -signal.SIGKILL]),
+        ("late@3:1", [0, 0]),
+        ("wrong@3:1", [0, 0]),
+    ],
+)
+def test_the_third_collective_of_a_rank_fails_as_ordered(
+    fault: str, codes: list[int], tmp_path: Path
+) -> None:
+    with devices.on("npu", fault=fault):
+        ended, outputs, found = run(tmp_path, "sums", 2)
+    assert ended == codes, outputs
+    if codes == [0, 0]:
+        assert found[0]["sums"] == [1, 3, 5, 7, 9]
+        assert (found[1] == found[0]) == fault.startswith("late")

@@ -1,0 +1,149 @@
+"""The device under test: built from device/*.cc, and the variables with which ranks run on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import pytest
+from warming import warm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parents[1]
+SOURCES = Path(__file__).parent / "device"
+# Kernels are those of one Paddle, and their stubs those of one architecture.
+_WITH_KERNELS = ("3.3.1", "x86_64")
+_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-pthread")
+
+
+class Device(NamedTuple):
+    """What ranks of tests run on: a kind ("": the CPU), settings as in the head of runtime.cc."""
+
+    kind: str = ""
+    settings: Mapping[str, object] = MappingProxyType({})
+
+
+_used = [Device()]
+
+
+@contextlib.contextmanager
+def on(kind: str, **settings: object) -> Iterator[None]:
+    """Let ranks that are launched run on devices of KIND."""
+    _used.append(Device(kind, settings))
+    try:
+        yield
+    finally:
+        _used.pop()
+
+
+def variables(python: Path) -> dict[str, str]:
+    """Return the variables with which ranks that PYTHON runs are on the device, and start warm."""
+    kind, settings = _used[-1]
+    if not kind:
+        return warm(python)
+    loading = {
+        "CUSTOM_DEVICE_ROOT": str(library(python).parent),
+        "TESTDEVICE_KIND": kind,
+        # Paddle tells on each import what it has loaded.
+        "GLOG_minloglevel": "1",
+    }
+    return {
+        **warm(python, **loading),
+        "PADDLE_DISTRI_BACKEND": "xccl",
+        "PADDLE_XCCL_BACKEND": kind,
+        **{f"TESTDEVICE_{name.upper()}": str(value) for name, value in settings.items()},
+    }
+
+
+def of_rank(rank: int) -> dict[str, str]:
+    """Return the variables that only RANK has."""
+    kind = _used[-1].kind
+    return {f"FLAGS_selected_{kind}s": str(rank)} if kind else {}
+
+
+class Collective(NamedTuple):
+    """What the device of one rank saw of a collective; `kernels` ran while it did."""
+
+    rank: int
+    group: str
+    ranks: int
+    operation: str
+    bytes: int
+    order: int
+    stream: int
+    issued: float
+    begin: float
+    end: float
+    kernels: int
+
+
+def witnessed(folder: Path, rank: int) -> list[Collective]:
+    """Return what RANK's device has written to FOLDER, the setting `witness`, in its order."""
+    lines = (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+    return sorted((Collective(**json.loads(line)) for line in lines), key=lambda one: one.order)
+
+
+@cache
+def library(python: Path) -> Path:
+    """Build the device for PYTHON's Paddle, unless it is there; return its library."""
+    (paddle,) = python.parent.parent.glob("lib/python3*/site-packages/paddle")
+    text = (paddle / "version" / "__init__.py").read_text(encoding="utf-8")
+    version = re.findall(r"full_version\s*=\s*'([\d.]+)'", text)[0]
+    sources = sorted(SOURCES.glob("*.cc"))
+    if (version, platform.machine()) != _WITH_KERNELS:
+        sources = [path for path in sources if path.stem != "kernels"]
+    made_of = [
+        str(paddle),
+        *_FLAGS,
+        *(path.read_text() for path in [SOURCES / "device.h", *sources]),
+    ]
+    folder = ROOT / "build" / "device" / f"{version}-{crc32(repr(made_of).encode()):08x}"
+    built = folder / "libtestdevice.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            _build(built, paddle, sources)
+    return built
+
+
+def _build(built: Path, paddle: Path, sources: list[Path]) -> None:
+    if shutil.which("g++") is None:
+        missing = "no g++ is here, which builds the device under test"
+        if shutil.which("apt-get") and not os.geteuid():
+            pytest.fail(f"{missing}: apt-get install g++")
+        pytest.skip(missing)
+    flags = [*_FLAGS, "-w", f"-I{paddle}/include", f"-I{paddle}/include/third_party"]
+    libraries: list[str] = []
+    if any(path.stem == "kernels" for path in sources):
+        flags += ["-DWITH_KERNELS", "-DPADDLE_WITH_CUSTOM_DEVICE"]
+        places = (paddle / "libs", paddle / "base")
+        libraries = [f"-L{place}" for place in places]
+        libraries += [f"-Wl,-rpath,{place}" for place in places]
+        libraries += ["-lphi_core", "-lphi", "-lcommon"]
+    objects = [built.with_name(f"{path.stem}.o") for path in sources]
+    compilers = [
+        subprocess.Popen(["g++", *flags, "-c", path, "-o", made])
+        for path, made in zip(sources, objects, strict=True)
+    ]
+    assert [one.wait() for one in compilers] == [0] * len(sources)
+    new = built.with_suffix(".new")
+    # Paddle closes the library at its end, when threads of streams may still be in it.
+    argv: list[Any] = ["g++", "-shared", "-pthread", *objects, "-o", new, *libraries]
+    subprocess.run([*argv, "-Wl,-z,nodelete"], check=True)
+    for path in objects:
+        path.unlink()
+    new.rename(built)
