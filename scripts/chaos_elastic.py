@@ -12,7 +12,7 @@ import signal
 import time
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import etcds  # pyright: ignore[reportMissingImports] - it is in tests
 from chaos_hosts import HEARTBEAT_TIMEOUT_S, KILL, TERM, Fault, HostsJob
@@ -59,6 +59,8 @@ class ElasticJob(HostsJob):
     script = RANK
     # Hosts are waited for longer than elsewhere: a slow one is another fault here, and no delay.
     least_heartbeat_s = 2 * HEARTBEAT_TIMEOUT_S
+    # Without one, who is late has no place in a job that has begun.
+    variables: ClassVar = {"FLEETRUN_TOKEN": "known to this chaos alone"}
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random

@@ -32,7 +32,7 @@ import lab  # pyright: ignore[reportMissingImports] - it is in tests
 from waiting import patient  # pyright: ignore[reportMissingImports] - as above
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     Strike = Callable[["HostsJob"], Sequence[int]]
 
@@ -84,6 +84,7 @@ class HostsJob:
     script = RANK
     least_heartbeat_s = HEARTBEAT_TIMEOUT_S
     ready_within_s = TIMEOUT_S
+    variables: Mapping[str, str] = {}
 
     def __init__(
         self, network: lab.Network, folder: Path, fault: Fault, draw: random.Random
@@ -139,7 +140,7 @@ class HostsJob:
         command += [*more, "sh", str(self.folder / "rank.sh")]
         command += [str(self.folder), " ".join(map(str, self.deaf))]
         env = {k: v for k, v in os.environ.items() if not k.startswith(_PREFIXES)}
-        env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **self.variables}
         return host.start(*command, env=env)
 
     def words(self) -> list[str]:

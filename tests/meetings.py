@@ -18,23 +18,33 @@ if TYPE_CHECKING:
 class Meeting:
     """Launchers of one job, each with one rank and a folder to itself."""
 
-    def __init__(self, folder: Path, script: str, *options: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        *options: str,
+        token: str = "known to this test alone",  # noqa: S107 - as it says
+    ) -> None:
         self.folder = folder
+        self._env = {"FLEETRUN_TOKEN": token} if token else {}
         self.script = script
         self.port = ports.free(1)[0]
         self.options = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1", *options)
         self.commands: list[Command] = []
         self.launchers: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
-        """Start one more launcher; the first one serves, once somebody can call it."""
+    def start(self, *more: str, host: int | None = None) -> subprocess.Popen[bytes]:
+        """Start one more launcher; the first one serves, once somebody can call it.
+
+        It has a folder of its own, or that of an earlier one, HOST.
+        """
         number = len(self.launchers)
-        own = self.folder / f"host{number}"
-        own.mkdir(parents=True)
+        own = self.folder / f"host{number if host is None else host}"
+        own.mkdir(parents=True, exist_ok=True)
         command = Command(own, self.script, *self.options, *more, ranks=1)
         command.argv.remove("--quiet")
         with (own / "said").open("wb") as said:
-            self.launchers.append(command.start(stdout=said, stderr=said))
+            self.launchers.append(command.start(env=self._env, stdout=said, stderr=said))
         self.commands.append(command)
         if not number:
             until(self._is_served)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from waiting import LONG_S
 
 from fleetrun.run.loop import Loop
-from fleetrun.session.codec import Codec
+from fleetrun.session.codec import Codec, Lines
 
 
 class Part(NamedTuple):
@@ -27,6 +27,7 @@ class Hello(NamedTuple):
     pair: tuple[str, int] = ("", 0)
     parts: tuple[Part, ...] = ()
     is_final: bool = False
+    lines: Lines = ""
 
 
 class End(NamedTuple):

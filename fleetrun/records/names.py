@@ -89,6 +89,11 @@ def marker(launcher: str) -> str:
     return f".host-{launcher}"
 
 
+def host_secret(hostname: str) -> str:
+    """Name the file in the log folder by which a launcher that follows a killed one is known."""
+    return f".secret-{hostname.replace('/', '-')}"
+
+
 def is_marker(name: str) -> bool:
     """Whether NAME is one of `marker`."""
     return _MARKER.fullmatch(name) is not None

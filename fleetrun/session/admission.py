@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.records.variables import TOKEN
 from fleetrun.session import seating
+from fleetrun.session.authentication import fingerprint
 from fleetrun.session.messages import PROTOCOL, Join, Refused
 from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
 
@@ -14,60 +16,124 @@ if TYPE_CHECKING:
     from fleetrun.session.seating import Host
     from fleetrun.session.state import Received, State, Step
 
-# The setting that tells which script a launcher runs.
-SCRIPT = "the script's digest"
 # Misconfigured hosts retry: the most refusals that are remembered, in all and for each address.
 _REMEMBERED, _EACH = 16, 3
 # What all of them say fits into one failure's text, which every member takes.
 _LONGEST_REFUSAL = 700
 
 
-def is_stale(state: State, join: Join) -> bool:
-    """Whether a launcher has a place in another job of this name, which was here before.
+class Objection(NamedTuple):
+    """Why a launcher cannot take part: what those hear who do, and what the launcher hears."""
 
-    Its own coordinator was lost, and its ranks may still run.
-    """
-    return bool(join.session) and join.session != state.session
-
-
-def objection(state: State, event: Received, join: Join) -> str:
-    """Return why a launcher cannot take part; nothing if it can."""
-    if join.launcher in state.lost:
-        return "it was silent for too long, and counts as lost"
-    if state.phase == ENDED:
-        return "the job has ended"
-    return "; ".join(misfit(state, join)) or _no_place(state, event, join.offer)
+    why: str
+    # The same, where that is no secret.
+    told: str = ""
 
 
-def misfit(state: State, join: Join) -> list[str]:
-    """Return the settings of a launcher that differ and must not."""
+OVER = Objection("the job has ended")
+_IMPOSTOR = Objection("its name is that of another launcher")
+_STALE = Objection("it belongs to another job of this name, whose coordinator was lost")
+_LOST = Objection("it was silent for too long, and counts as lost")
+_STRANGER = Objection(
+    f"the job has begun, and without {TOKEN} it takes back only hosts that have taken part: "
+    "set the same on every host"
+)
+
+
+def is_impostor(state: State, event: Received, join: Join) -> bool:
+    """Whether a launcher has the name of one that is known, and does not know its secret."""
+    host = state.hosts.get(join.launcher) or state.lost.get(join.launcher)
+    if host is None or event.is_local:
+        return False
+    known = fingerprint(join.secret)
+    if host.secret:
+        return known != host.secret
+    return not (state.has_token or known in state.admitted)
+
+
+def _is_stranger(state: State, event: Received, join: Join) -> bool:
+    """Whether a launcher comes to a job that has begun, with nothing that proves who it is."""
+    if state.has_token or event.is_local or not _has_begun(state):
+        return False
+    return fingerprint(join.secret) not in state.admitted
+
+
+def _has_begun(state: State) -> bool:
+    """Whether there has been a roster."""
+    return state.generation > 0 or bool(state.admitted)
+
+
+def doubt(state: State, event: Received, join: Join) -> Objection | None:
+    """Return why a launcher is not believed to be of this job; None if it is."""
+    if is_impostor(state, event, join):
+        return _IMPOSTOR
+    if _is_stranger(state, event, join):
+        return _STRANGER
+    if join.session and join.session != state.session:
+        # Its own coordinator was lost, and its ranks may still run.
+        return _STALE
+    return _LOST if join.launcher in state.lost else None
+
+
+def objection(state: State, event: Received, join: Join) -> Objection | None:
+    """Return why a launcher of this job cannot take part; None if it can."""
+    if state.phase == ENDED and not _has_begun(state):
+        # The host of the coordinator may lack the script, which was what has ended it.
+        return OVER
+    found = unlike(state, event, join)
+    if found is not None:
+        return found
+    return OVER if state.phase == ENDED else _no_place(state, event, join.offer)
+
+
+def unlike(state: State, event: Received, join: Join) -> Objection | None:
+    """Return in what a launcher differs that must be alike; None: in nothing."""
+    found = misfit(state, event, join)
+    if not found:
+        return None
+    told = f"{seating.listed(list(found))} {'differs' if len(found) == 1 else 'differ'}"
+    told += " from the job's: see the console of the coordinator"
+    return _for_hosts(state, "; ".join(found.values()), told)
+
+
+def misfit(state: State, event: Received, join: Join) -> dict[str, str]:
+    """Return the settings of a launcher that differ and must not, each with what it is for us."""
     local = next((host for host in state.hosts.values() if host.is_local), None)
     where = "the coordinator" if local is None else local.offer.hostname
     if join.protocol != PROTOCOL:
-        return [f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"]
-    return [] if local is None else seating.differences(local.offer, join.offer, where=where)
+        version = "the version of fleetrun"
+        line = f"its fleetrun speaks protocol {join.protocol}, and that of {where} {PROTOCOL}"
+        return {version: line}
+    found = {} if local is None else seating.differences(local.offer, join.offer, where=where)
+    if event.has_same_script is False:
+        found = {"the script": f"the script is another one there than on {where}", **found}
+    return found
 
 
-def _no_place(state: State, event: Received, offer: Offer) -> str:
-    """Return why there is no place for a launcher; nothing if there is one."""
+def _no_place(state: State, event: Received, offer: Offer) -> Objection | None:
+    """Return why there is no place for a launcher; None if there is one."""
     terms, rank = state.terms, offer.rank
     hosts = terms.most + terms.spares
     if rank is not None and rank >= hosts:
-        return f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}"
+        return Objection(f"its rank is {rank}, and the job has {hosts} hosts, 0 to {hosts - 1}")
     holder = holder_of(state, rank)
     if holder is not None:
         # Two want the same place, or one was started again.
-        return "" if holder.connection is None or not state.generation else _taken(holder)
+        if holder.connection is None or not state.generation:
+            return None
+        who = f"{holder.name}, pid {holder.offer.pid}"
+        return _for_hosts(state, f"it has the same rank as {who}: {rank}", f"rank {rank} is taken")
     is_closed = state.phase != FORMING and not terms.may_change
     if is_closed or (not event.is_local and state.hosts.tally.connected >= hosts):
-        here = [host for host in state.hosts.values() if host.connection is not None]
-        return f"all hosts of the job are there: {seating.listed([host.name for host in here])}"
-    return ""
+        here = [host.name for host in state.hosts.values() if host.connection is not None]
+        full = "all hosts of the job are there"
+        return _for_hosts(state, f"{full}: {seating.listed(here)}", full)
+    return None
 
 
-def _taken(holder: Host) -> str:
-    rank, name = holder.offer.rank, f"{holder.name}, pid {holder.offer.pid}"
-    return f"it has the same rank as {name}: {rank}; give each host a rank of its own"
+def _for_hosts(state: State, why: str, told: str) -> Objection:
+    """Return an objection of which only who has proved to know a token hears all."""
+    return Objection(why, "" if state.has_token else told)
 
 
 def holder_of(state: State, rank: int | None) -> Host | None:
@@ -77,12 +143,12 @@ def holder_of(state: State, rank: int | None) -> Host | None:
     return next((one for one in state.hosts.values() if one.offer.rank == rank), None)
 
 
-def refuse(state: State, event: Received, why: str) -> Step:
+def refuse(state: State, event: Received, found: Objection) -> Step:
     """Refuse a launcher, and remember that for the others."""
     if state.phase != ENDED:
-        new = Refusal(event.address, line(event, why))
+        new = Refusal(event.address, line(event, found.why))
         state = state._replace(refused=_remember(state.refused, new))
-    refused = Refused(why[:_LONGEST_REFUSAL])
+    refused = Refused((found.told or found.why)[:_LONGEST_REFUSAL])
     return state, (Send((event.connection,), refused), Close(event.connection))
 
 
@@ -105,13 +171,11 @@ def _remember(known: tuple[Refusal, ...], new: Refusal) -> tuple[Refusal, ...]:
     return (*(one for one in known if one is not dropped), new)
 
 
-def is_of_this_job(state: State, join: Join) -> bool:
+def is_of_this_job(state: State, event: Received) -> bool:
     """Whether a launcher that is refused has come with the script of the job, so is no stranger."""
-    local = next((host for host in state.hosts.values() if host.is_local), None)
-    if local is None or state.phase != FORMING or state.generation:
-        return False
-    ours, theirs = (dict(offer.settings).get(SCRIPT) for offer in (local.offer, join.offer))
-    return bool(ours) and ours == theirs
+    is_first = state.phase == FORMING and not state.generation
+    has_local = any(one.is_local for one in state.hosts.values())
+    return is_first and has_local and event.has_same_script is True
 
 
 def is_awaited(state: State, address: str) -> bool:

@@ -1,13 +1,14 @@
 """Authentication: both ends of a connection prove that they know the key of the job.
 
     caller  -> listener   nonce of the caller
-    caller  <- listener   nonce of the listener, and its proof
-    caller  -> listener   proof of the caller
+    caller  <- listener   nonce of the listener, its proof of the key and of the script
+    caller  -> listener   proofs of the caller
 
 A proof is an HMAC over both nonces and the role, so that none fits another connection or the
-other end. Each later frame has an HMAC by a key of this connection over its direction, its number
-and its payload (the SHA-256 of a long one), so that whoever passes the handshake on can neither
-add to what is said nor repeat it.
+other end. That of the script is over its digest, too, which nobody sends: who has another script
+is connected, and is told so, but learns nothing of it. Each later frame has an HMAC by a key of
+this connection over its direction, its number and its payload (the SHA-256 of a long one), so that
+whoever passes the handshake on can neither add to what is said nor repeat it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # What both ends must speak alike before anything else can be understood.
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 # More than any frame of the handshake has.
 LONGEST_HANDSHAKE = 512
 _NONCE_BYTES = 16
@@ -50,14 +51,21 @@ def _hmac(key: bytes, text: bytes) -> bytes:
     return hmac.digest(key, text, "sha256")
 
 
+def fingerprint(secret: str) -> str:
+    """Return what is kept of SECRET: enough to know it again, and not to say it."""
+    return _hmac(b"fleetrun host", secret.encode())[:MAC_BYTES].hex()
+
+
 class Key:
     """The key of the job JOB_ID: derived from TOKEN, or without one from the name alone.
 
-    Without a token it keeps jobs apart, but anyone who knows the name can connect.
+    Without a token it keeps jobs apart, but anyone who knows the name can connect. SCRIPT is what
+    tells the job's script from others.
     """
 
-    def __init__(self, job_id: str, token: str | None = None) -> None:
+    def __init__(self, job_id: str, token: str | None = None, script: str = "") -> None:
         self.has_token = bool(token)
+        self.script = os.fsencode(script)
         self.secret = _hmac(os.fsencode(token or ""), b"fleetrun session\0" + job_id.encode())
 
 
@@ -106,6 +114,8 @@ class Handshake:
         self._nonces = b""
         # The seals of outgoing and of incoming frames.
         self.seals: tuple[Seal, Seal] | None = None
+        # Whether the other end has proved that its script is ours.
+        self.has_same_script = False
 
     def begin(self) -> bytes | None:
         """Return the first frame, if this end sends it."""
@@ -140,14 +150,14 @@ class Handshake:
         except AuthenticationError as refused:
             raise AuthenticationError(str(refused), answer=dump(self._introduction())) from None
         self._nonces = nonce + self._nonce
-        return dump({**self._introduction(), "proof": self._proof(_LISTENER).hex()})
+        return dump({**self._introduction(), **self._proofs(_LISTENER)})
 
     def _read_listener(self, values: Mapping[str, object]) -> bytes:
         nonce = self._read_introduction(values)
         self._nonces = self._nonce + nonce
         self._check_proof(values, _LISTENER)
         self._agree()
-        return dump({"proof": self._proof(_CALLER).hex()})
+        return dump(self._proofs(_CALLER))
 
     def _read_introduction(self, values: Mapping[str, object]) -> bytes:
         version, has_token = values.get("fleetrun"), values.get("token")
@@ -173,9 +183,18 @@ class Handshake:
                 "another token or another --job_id" if self._key.has_token else "another --job_id"
             )
             raise AuthenticationError(f"its fleetrun has {other}")
+        script = _bytes(values.get("script"), 32)
+        self.has_same_script = hmac.compare_digest(script, self._script_proof(role))
+
+    def _proofs(self, role: str) -> dict[str, object]:
+        return {"proof": self._proof(role).hex(), "script": self._script_proof(role).hex()}
 
     def _proof(self, role: str) -> bytes:
         return _hmac(self._key.secret, b"proof\0" + role.encode() + b"\0" + self._nonces)
+
+    def _script_proof(self, role: str) -> bytes:
+        key = _hmac(self._key.secret, b"script\0" + role.encode() + b"\0" + self._nonces)
+        return _hmac(key, self._key.script)
 
     def _agree(self) -> None:
         key = _hmac(self._key.secret, b"frames\0" + self._nonces)

@@ -11,7 +11,9 @@ from contextlib import suppress
 from functools import cache
 from math import isfinite
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
+
+from fleetrun.plan.visible import visible, visible_lines
 
 if TYPE_CHECKING:
     from json import JSONDecoder, JSONEncoder
@@ -27,11 +29,21 @@ _LARGEST = 1 << 63
 _MOST_DIGITS = 20
 # One without an end goes to the end: each byte is looked at once, whatever is sent.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+# What acts on a terminal or changes the order of what is read. The Pythons of two hosts may know
+# different characters as printable, so the others pass.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BRACKET = re.compile(rb"[\[\]{}]")
 _WORD = "is"
 # A payload from here on is worth being compressed; then it begins as no JSON does.
 _LONG = 1 << 16
 _PACKED = b"\0"
+
+# So long a text may become by escapes.
+_ESCAPED = 8 * 1024
+
+# The annotation of a text of several lines; any other has one. Neither holds what a terminal would
+# act on: such characters are escaped when a message is written, and refused when it is read.
+Lines: TypeAlias = Annotated[str, "lines"]
 
 
 class Malformed(ValueError):
@@ -239,13 +251,21 @@ def _unpacked(packed: bytes, most: int) -> bytes:
 
 def _plain_fields(message: tuple[object, ...]) -> dict[str, object]:
     names: tuple[str, ...] = getattr(message, "_fields")  # noqa: B009 - a NamedTuple has it
-    return {name: _plain(value) for name, value in zip(names, message, strict=True)}
+    kinds = type(message).__annotations__
+    return {
+        name: _plain(value, has_lines=kinds[name] is Lines)
+        for name, value in zip(names, message, strict=True)
+    }
 
 
-def _plain(value: object) -> object:
+def _plain(value: object, *, has_lines: bool = False) -> object:
     if isinstance(value, tuple):
         return _plain_fields(value) if hasattr(value, "_fields") else [_plain(one) for one in value]
-    return value
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    # Escapes make it longer, and there are limits.
+    shown = visible_lines(value) if has_lines else visible(value)
+    return shown[: max(len(value), _ESCAPED)]
 
 
 def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR0911 - one line for each kind of value
@@ -256,8 +276,8 @@ def _typed(kind: Any, value: object, where: str) -> Any:  # noqa: ANN401, PLR091
         return float(value)
     if kind in {bool, int, float, NoneType} and type(value) is kind:
         return value
-    if kind is str and type(value) is str:
-        return _text(value, where)
+    if kind in {str, Lines} and type(value) is str:
+        return _text(value, where, has_lines=kind is Lines)
     origin, arguments = _shape(kind)
     if origin in {Union, UnionType}:
         return _one_of(arguments, value, where)
@@ -300,7 +320,7 @@ def _record(kind: Any, values: Mapping[str, object], where: str) -> object:  # n
     return record
 
 
-def _text(text: str, where: str) -> str:
+def _text(text: str, where: str, *, has_lines: bool) -> str:
     if len(text) > LONGEST_TEXT:
         raise Malformed(f"{where} is longer than {LONGEST_TEXT} characters")
     try:
@@ -308,4 +328,6 @@ def _text(text: str, where: str) -> str:
     except UnicodeEncodeError:
         # JSON can write half of a character, which nothing here could print.
         raise Malformed(f"{where} is no text") from None
+    if _CONTROL.search(text.replace("\n", "") if has_lines else text):
+        raise Malformed(f"{where} holds control characters")
     return text

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed
 from fleetrun.session import admission, seating
+from fleetrun.session.authentication import fingerprint
 from fleetrun.session.hosttable import table
 from fleetrun.session.messages import (
     LOST,
+    PROTOCOL,
     Acknowledged,
     Done,
     Entry,
@@ -54,6 +56,7 @@ from fleetrun.session.state import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleetrun.session.admission import Objection
     from fleetrun.session.messages import FromCoordinator
     from fleetrun.session.state import Action, Event, State, Step
     from fleetrun.session.terms import Terms
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
 _REMARK_S, _REMARKS_PER_S = 1.0, 1000
 # Of more hosts than that, who is missing is not counted anew for each that joins.
 _MANY = 100
-_STALE = "it belongs to another job of this name, whose coordinator was lost"
 
 
 def step(state: State, event: Event) -> Step:
@@ -87,25 +89,26 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
     join = event.message
     assert isinstance(join, Join)
     known = state.hosts.get(join.launcher)
-    if known is not None and join.failure is None:
+    if known is not None and join.failure is None and not admission.doubt(state, event, join):
         return _rejoin(state, event, join, known)
-    if join.launcher in state.lost and _may_return(state, join):
+    if _may_return(state, event, join):
         lost = dict(state.lost)
         is_seated = join.launcher in state.seated
         back = lost.pop(join.launcher)._replace(connection=None, is_seated=is_seated)
         return _rejoin(state._replace(lost=lost), event, join, back)
-    if admission.is_stale(state, join):
-        return admission.refuse(state, event, _STALE)
-    why = admission.objection(state, event, join)
-    ended = None if state.phase != ENDED else state.verdict
-    if ended is not None and ended.failure is not None and not admission.misfit(state, join):
+    doubt = admission.doubt(state, event, join)
+    if doubt is not None:
+        return admission.refuse(state, event, doubt)
+    objection = admission.objection(state, event, join)
+    ended = state.verdict if objection == admission.OVER else None
+    if ended is not None and ended.failure is not None:
         late = ended._replace(generation=join.generation)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
         return state, (Send((event.connection,), late), Close(event.connection))
     if join.failure is not None and state.phase != ENDED:
         return _troubled(state, event, join.failure)
-    if why:
-        return _refuse(state, event, why)
+    if objection is not None:
+        return _refuse(state, event, objection)
     host = Host(
         join.launcher,
         join.offer,
@@ -114,6 +117,7 @@ def _join(state: State, event: Received) -> Step:  # noqa: PLR0911 - one for eac
         event.connection,
         event.at,
         event.at,
+        fingerprint(join.secret),
     )
     return _admit(state, event, host)
 
@@ -131,13 +135,15 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
         return state, (*actions, Send((event.connection,), ended), Close(event.connection))
     if known is not None:
         state = without_host(state, known)
-    state, refused = admission.refuse(state, event, failure.what)
+    state, refused = admission.refuse(state, event, admission.Objection(failure.what))
     state, actions = _form(state, event.at)
     return state, (*refused, *actions)
 
 
-def _may_return(state: State, join: Join) -> bool:
+def _may_return(state: State, event: Received, join: Join) -> bool:
     """Whether a launcher that counted as lost, and was only slow, is told how the job ends."""
+    if join.launcher not in state.lost or admission.is_impostor(state, event, join):
+        return False
     is_current = join.generation == state.generation
     return state.phase == STOPPING and is_current and not state.terms.may_change
 
@@ -157,6 +163,9 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     strikes = state.strikes.get(_where(host), 0)
     host = host._replace(strikes=strikes)
     state = with_host(state, host)._replace(own=state.own or ("" if event.is_local else event.own))
+    if event.is_local:
+        state, parted = _part(state, event)
+        lost = (*lost, *parted)
     state, actions = _form(state, event.at)
     if state.phase == FORMING:
         if len(state.hosts) <= _MANY or event.at >= state.missing_at + _REMARK_S:
@@ -170,20 +179,35 @@ def _admit(state: State, event: Received, host: Host) -> Step:
     return state, (*lost, *actions)
 
 
+def _part(state: State, event: Received) -> Step:
+    """Refuse those who came before the coordinator's own launcher, and do not fit to it."""
+    actions: list[Action] = []
+    for host in [one for one in state.hosts.values() if not one.is_local and one.offer.ports]:
+        join = Join(PROTOCOL, host.launcher, state.generation, host.offer)
+        early = Received(host.connection or 0, join, event.at, host.address)
+        objection = admission.unlike(state, early, join)
+        if objection is not None:
+            state, refused = admission.refuse(without_host(state, host), early, objection)
+            actions += refused if host.connection is not None else ()
+    return state, tuple(actions)
+
+
 def _where(host: Host) -> tuple[str, str]:
     """Return what names a host beyond the life of its launcher."""
     return host.address, host.offer.hostname
 
 
-def _refuse(state: State, event: Received, why: str) -> Step:
+def _refuse(state: State, event: Received, objection: Objection) -> Step:
     """Refuse a launcher, and end the job if no other can take its place."""
     join = event.message
     assert isinstance(join, Join)
-    state, actions = admission.refuse(state, event, why)
-    is_awaited = admission.is_awaited(state, event.address) or admission.is_of_this_job(state, join)
-    if state.terms.may_change or not (is_awaited and admission.misfit(state, join)):
+    state, actions = admission.refuse(state, event, objection)
+    is_awaited = admission.is_awaited(state, event.address) or (
+        admission.is_of_this_job(state, event)
+    )
+    if state.terms.may_change or not (is_awaited and admission.misfit(state, event, join)):
         return state, actions
-    state, more = _rendezvous_failed(state, admission.line(event, why), event.at)
+    state, more = _rendezvous_failed(state, admission.line(event, objection.why), event.at)
     return state, (*actions, *more)
 
 
@@ -208,6 +232,7 @@ def _rejoin(state: State, event: Received, join: Join, host: Host) -> Step:
         connection=event.connection,
         # Of those who were there before this coordinator was, it is not known.
         address=host.address or event.address,
+        secret=host.secret or fingerprint(join.secret),
         heard_at=event.at,
         broken_at=None,
         is_redialing=False,
@@ -279,6 +304,7 @@ def _form(state: State, at: float) -> Step:
         roster=roster,
         seated=tuple(host.launcher for host in chosen),
         left_out=frozenset(out),
+        admitted=state.admitted.union(host.secret for host in hosts.values()),
         deadline=at + terms.prepare_s,
         timeout_s=terms.prepare_s,
     )

@@ -82,6 +82,10 @@ class Meeting(NamedTuple):
     ports: tuple[int, ...]
     job_id: str
     token: str | None = None
+    # What tells the job's script from others, which each end of a connection proves to have; and
+    # what only the launchers of this host know.
+    script: str = ""
+    secret: str = ""
     addresses: tuple[str, ...] = ()
     # Whether another launcher of the job may have been faster, on this very host.
     may_be_second: bool = False
@@ -104,7 +108,7 @@ class Session:
         self._say = say
         self._relay = Relay()
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
-        self._key = Key(meeting.job_id, meeting.token)
+        self._key = Key(meeting.job_id, meeting.token, meeting.script)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._targets: Sequence[Target] = ()
@@ -124,6 +128,8 @@ class Session:
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
         # When the coordinator was heard last.
         self.heard_at = time.monotonic()
+        # Called when it ends.
+        self.closed: Callable[[], None] = nothing
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
@@ -156,10 +162,17 @@ class Session:
             self._listener = self._listen(meeting.addresses)
         is_local = self._listener is not None
         self._member = member.begin(
-            meeting.terms, self.launcher, meeting.host, now, is_local=is_local
+            meeting.terms,
+            self.launcher,
+            meeting.host,
+            now,
+            is_local=is_local,
+            secret=meeting.secret,
         )
         if self._listener is not None:
-            self._coordinator = state.begin(meeting.terms, now, self.launcher)
+            self._coordinator = state.begin(
+                meeting.terms, now, self.launcher, has_token=self._key.has_token
+            )
             self._listener.open(self._relay)
             self._do(partial(self._feed, member.Connected(now)))
             self._set_alarms()
@@ -242,6 +255,8 @@ class Session:
 
     def close(self) -> None:
         """End all connections."""
+        if not self._is_closed:
+            self.closed()
         self._is_closed = True
         for what in ("member", "coordinator"):
             self._relay.alarm((id(self), what), None, nothing)
@@ -364,7 +379,14 @@ class Session:
             if host is not None and host.is_seated:
                 self._todo_later(type(message), host.order, message)
             return
-        received = state.Received(number, message, now, caller.address, caller.local_address)
+        received = state.Received(
+            number,
+            message,
+            now,
+            caller.address,
+            caller.local_address,
+            has_same_script=caller.has_same_script and (bool(self._key.script) or None),
+        )
         self._do(partial(self._feed_coordinator, received))
 
     def _caller_lost(self, number: int) -> None:
@@ -387,7 +409,7 @@ class Session:
             return
         connection.heard = self._hear
         connection.lost = self._lose
-        self._event(member.Connected(time.monotonic()))
+        self._event(member.Connected(time.monotonic(), connection.has_same_script))
 
     def _hear(self, message: tuple[object, ...]) -> None:
         self.heard_at = time.monotonic()

@@ -74,7 +74,14 @@ class ElectedSession(Session):
         """Find the coordinator, or become it."""
         self._relay.move(waiting)
         now = time.monotonic()
-        self._member = member.begin(self.terms, self.launcher, "", now, is_local=False)
+        self._member = member.begin(
+            self.terms,
+            self.launcher,
+            "",
+            now,
+            is_local=False,
+            secret=self._meeting.secret,
+        )
         self._election.seek()
 
     @property
@@ -140,10 +147,11 @@ class ElectedSession(Session):
         if leader is None or self._listener is None or self._member is None or self._is_closed:
             return
         self._hang_up()
+        has_token = self._key.has_token
         begun = (
-            state.begin(self.terms, now, leader.job)
+            state.begin(self.terms, now, leader.job, has_token=has_token)
             if job is None
-            else state.resume(now, job, self.launcher, lost_at)
+            else state.resume(now, job, self.launcher, lost_at, has_token=has_token)
         )
         generation = max(begun.generation, self._member.generation)
         self._coordinator = begun._replace(generation=generation)

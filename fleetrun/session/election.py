@@ -312,11 +312,15 @@ class Election:
         restarts: int,
         entries: tuple[RosterEntry, ...],
         strikes: tuple[HostStrikes, ...] = (),
+        admitted: tuple[str, ...] = (),
     ) -> JobRecord:
-        """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none."""
+        """Return the record of a roster of ENTRIES, with the STRIKES of hosts that are none.
+
+        ADMITTED is by what those who have taken part are known again.
+        """
         assert self.leader is not None
-        job, terms = self.leader.job, self.terms.told
-        return JobRecord(job, generation, restarts, self._launcher, entries, terms, strikes)
+        job, own, terms = self.leader.job, self._launcher, self.terms.told
+        return JobRecord(job, generation, restarts, own, entries, terms, strikes, admitted)
 
     def leave(self, *, is_final: bool) -> None:
         """Coordinate no more; IS_FINAL: the job has ended. Nothing runs any more in either case."""

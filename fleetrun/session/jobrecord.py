@@ -4,19 +4,18 @@
 from typing import NamedTuple
 
 from fleetrun.session.codec import Codec, Malformed
+from fleetrun.session.messages import is_name
 from fleetrun.session.terms import Terms
 
 _LAST_PORT = 65535
-# A name of DNS has 253 characters at most.
-_LONGEST_NAME = 255
 
 
 def _check(*counts: int, names: tuple[str, ...]) -> None:
-    """Raise ValueError for negative COUNTS, and for NAMES that nobody can print."""
+    """Raise ValueError for negative COUNTS, and for NAMES that are none."""
     if min(counts) < 0:
         raise ValueError(counts)
     for name in names:
-        if len(name) > _LONGEST_NAME or not name.isprintable():
+        if not is_name(name):
             raise ValueError(name[:80])
 
 
@@ -75,10 +74,12 @@ class JobRecord(NamedTuple):
     entries: tuple[RosterEntry, ...]
     terms: Terms
     strikes: tuple[HostStrikes, ...] = ()
+    # By what those who have taken part are known again.
+    admitted: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have written it."""
-        _check(self.generation, self.restarts, names=(self.job, self.coordinator))
+        _check(self.generation, self.restarts, names=(self.job, self.coordinator, *self.admitted))
         if not self.entries:
             raise ValueError(self.entries)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun import planner
@@ -13,10 +15,9 @@ from fleetrun.plan import hosts, use
 from fleetrun.plan.layout import SESSION_PORTS, TRAINER
 from fleetrun.probe import paddles
 from fleetrun.records.variables import TOKEN
-from fleetrun.session.admission import SCRIPT
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
-from fleetrun.session.messages import Offer
+from fleetrun.session.messages import Offer, is_name
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.sharing import LogFolder
 from fleetrun.session.terms import Terms
@@ -40,9 +41,9 @@ _SHORT = (
     f"{TOKEN} has fewer than {_LEAST_TOKEN} characters, which can be found by trying: make one "
     "with `openssl rand -hex 32`, the same on every host."
 )
-_OPEN = f"{TOKEN} is not set: whoever knows --job_id and runs the same script can take part."
-# Of a digest, enough to tell two apart.
+# Of a digest that is shown, enough to tell two apart.
 _DIGITS = 12
+_TOKEN_BYTES = 32
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _NAME_BYTES = 8
 
@@ -67,15 +68,17 @@ def join(
         local = gather(0)
     except FleetrunError as error:
         return tell(request, facts, found, error, say=say, hide=hide)
-    meeting = _meeting(request, facts, found, slots.first_port, local.me)
     launcher = os.urandom(_NAME_BYTES).hex()
+    run = planner.run_name(request, facts.started_utc, facts.pid)
+    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
+    meeting = _meeting(request, facts, found, slots.first_port, local.me)
+    meeting = meeting._replace(secret=logs.secret(facts.hostname))
     bare = _named(request, facts, found, local.me)._replace(
-        settings=_settings(request, facts, slots, found), remarks=_remarks(request)
+        settings=_settings(request, slots, found), remarks=_remarks(request)
     )
     session = _session(request, facts, meeting, launcher, bare, say)
     first_me: int | None = None
-    run = planner.run_name(request, facts.started_utc, facts.pid)
-    logs = LogFolder(os.path.join(facts.cwd, request.log_dir), launcher, run)
+    _note_token(meeting, say)
 
     def offer(attempt: int) -> Offer:
         nonlocal local
@@ -102,7 +105,7 @@ def join(
             roster = roster._replace(first_me=first_me)
         attempts = [one.attempt for one in agreed.entries]
         roster = roster._replace(shared_logs=logs.look(launchers, agreed.generation, attempts))
-        notes = (*roster.notes, *_about_token(meeting, found, agreed.terms))
+        notes = (*roster.notes, *_about_token(meeting, found))
         return plan(roster._replace(notes=notes))
 
     def ask_health() -> IsolatedCall:
@@ -122,18 +125,39 @@ def join(
         health=ask_health,
         warm=_warm if _is_python(request) else None,
         hook=_hook(request, facts, meeting.terms),
-        settled=lambda *, has_begun: logs.settle() if has_begun else logs.withdraw(),
+        settled=partial(_settle, logs, has_token=meeting.token is not None),
     )
+    session.closed = logs.forget
     return session, rendezvous
 
 
-def _about_token(meeting: Meeting, found: SelectedEngine, terms: Terms) -> tuple[str, ...]:
+def _about_token(meeting: Meeting, found: SelectedEngine) -> tuple[str, ...]:
     """Return what there is to say about the token of the job, or that it has none."""
     if meeting.token is not None:
         return (_SHORT,) if len(meeting.token) < _LEAST_TOKEN else ()
-    if found.hosts:
-        return ()
-    return (_OPEN if terms.may_change else _UNPROTECTED,)
+    return () if found.hosts else (_UNPROTECTED,)
+
+
+def _note_token(meeting: Meeting, say: Callable[[str], None]) -> None:
+    """Say so where hosts may come late, which without a token they cannot."""
+    if meeting.token is not None or not meeting.terms.may_change:
+        return
+    # One that is to be pasted is for who looks on, and for no log.
+    fresh = os.urandom(_TOKEN_BYTES).hex() if os.isatty(2) else "..., the same on each"
+    say(
+        f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
+        f"on every host: export {TOKEN}={fresh}"
+    )
+
+
+def _settle(logs: LogFolder, *, has_token: bool, has_begun: bool) -> None:
+    """Leave in the log folder only what is needed from here on."""
+    if not has_begun:
+        logs.withdraw()
+        return
+    logs.settle()
+    if not has_token:
+        logs.remember()
 
 
 def tell(
@@ -271,6 +295,7 @@ def _session(  # noqa: PLR0917 - as join has them
     say: Callable[[str], None],
 ) -> Session:
     """Return the session, which etcd keeps if it shall."""
+    meeting = meeting._replace(script=_script(request, facts))
     if not meeting.terms.has_store:
         return Session(meeting, launcher, host=bare.named(), say=say)
     from fleetrun.session.elected import ElectedSession  # only with etcd
@@ -333,7 +358,7 @@ def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | N
     is_listed = place is not None and bool(found.hosts)
     return Offer(
         host=found.hosts[place or 0] if is_listed else (request.host or ""),
-        hostname=facts.hostname,
+        hostname=_plain(facts.hostname),
         pid=facts.pid,
         ports=(),
         groups=(),
@@ -341,9 +366,7 @@ def _named(request: Request, facts: Facts, found: SelectedEngine, place: int | N
     )
 
 
-def _settings(
-    request: Request, facts: Facts, slots: Slots, found: SelectedEngine
-) -> tuple[tuple[str, str], ...]:
+def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tuple[str, str], ...]:
     """Return what must be the same on all hosts."""
     strategy = "" if request.strategy is None else request.strategy.digest
     is_fixed = found.hosts and ":" not in request.nnodes
@@ -352,7 +375,6 @@ def _settings(
         ("--nnodes", nodes),
         ("--run_mode", planner.mode(request)),
         ("the strategy", strategy),
-        (SCRIPT, _script(request, facts)),
         ("--gather_logs", request.gather_logs or ""),
     ]
     if _is_python(request):
@@ -375,6 +397,15 @@ def _remarks(request: Request) -> tuple[tuple[str, str], ...]:
     return (("the digest of the script's arguments", _digest(os.fsencode(arguments))),)
 
 
+def _plain(hostname: str) -> str:
+    """Return HOSTNAME as other hosts take it: the kernel allows any bytes in one.
+
+    >>> _plain("node-1.local"), _plain("my machine")
+    ('node-1.local', 'my-machine')
+    """
+    return hostname if is_name(hostname) else re.sub(r"[^\w.:-]|^-", "-", hostname)[:64].lstrip("-")
+
+
 def comparable(text: str) -> str:
     """Return TEXT, or a digest of one so long that no message may have it."""
     return text if len(text) <= LONGEST_TEXT // 2 else _digest(os.fsencode(text))
@@ -393,12 +424,12 @@ def _script(request: Request, facts: Facts) -> str:
         return ""
     try:
         with open(path, "rb") as file:
-            return _digest(file.read())
+            return _digest(file.read(), digits=None)
     except OSError:
         return request.script.target
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: bytes, digits: int | None = _DIGITS) -> str:
     import hashlib  # only for several hosts
 
-    return hashlib.sha256(data).hexdigest()[:_DIGITS]
+    return hashlib.sha256(data).hexdigest()[:digits]

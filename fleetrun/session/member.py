@@ -51,9 +51,10 @@ IDLE, JOINING, PLANNING, READY, RUNNING, STOPPING, STOPPED, ENDED = (
 
 
 class Connected(NamedTuple):
-    """There is a connection to the coordinator."""
+    """There is a connection to the coordinator, which may have another script."""
 
     at: float
+    has_same_script: bool = True
 
 
 class Disconnected(NamedTuple):
@@ -201,8 +202,11 @@ class MemberState(NamedTuple):
     generation: int = 0
     # That of the last roster.
     session: str = ""
+    # What only launchers of this host know.
+    secret: str = ""
     offer: Offer | None = None
     is_connected: bool = False
+    has_same_script: bool = True
     # When the connection broke, while there is no other.
     broken_at: float | None = None
     # When the last heartbeat was sent that was acknowledged, and those that were not, with times.
@@ -229,10 +233,11 @@ Step: TypeAlias = tuple[MemberState, tuple[Action, ...]]
 
 
 def begin(
-    terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool
+    terms: Terms, launcher: str, coordinator: str, at: float, *, is_local: bool, secret: str = ""
 ) -> MemberState:
     """Return the state of a launcher that has no connection yet."""
-    return MemberState(terms, launcher, coordinator, is_local, at + terms.heartbeat_s, alive_at=at)
+    wake_at = at + terms.heartbeat_s
+    return MemberState(terms, launcher, coordinator, is_local, wake_at, secret=secret, alive_at=at)
 
 
 def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0912 - one for each event
@@ -243,14 +248,21 @@ def step(state: MemberState, event: Event) -> Step:  # noqa: C901, PLR0911, PLR0
     if late_s > state.terms.heartbeat_timeout_s / 2:
         state = state._replace(stood_still_s=max(late_s, state.stood_still_s))
     match event:
-        case Connected(at=at):
-            return _connected(state, at)
+        case Connected(at=at, has_same_script=has_same_script):
+            return _connected(state._replace(has_same_script=has_same_script), at)
         case Disconnected(at=at):
             return _disconnected(state, at)
         case Gone(at=at, why=why):
             return _gone(state, at, why)
         case Heard(message=message, at=at):
-            return _heard(state, message, at)
+            is_end = isinstance(message, Refused) or (
+                isinstance(message, Verdict) and message.failure is not None and message.is_final
+            )
+            if state.has_same_script or is_end or state.failure is not None:
+                return _heard(state, message, at)
+            # Whatever calls itself the coordinator has not proved that this is its job. A host that
+            # lacks the script may coordinate it, but only to its end.
+            return _refused(state, "its script is another one than here")
         case Elapsed(at=at):
             return _elapsed(state, at)
         case Offered(offer=offer, failure=failure):
@@ -283,7 +295,8 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
 
 def _join(state: MemberState, generation: int, offer: Offer) -> Join:
     failure = state.failure if state.phase == JOINING else None
-    return Join(PROTOCOL, state.launcher, generation, offer, state.session, failure)
+    own = state.session, state.secret
+    return Join(PROTOCOL, state.launcher, generation, offer, *own, failure)
 
 
 # The connection -------------------------------------------------------------------------------

@@ -5,21 +5,49 @@ was lost with a connection is sent again, and one that arrives twice changes not
 """
 
 # No `from __future__ import annotations`: the codec checks every field by its annotation.
+import re
 from typing import NamedTuple, TypeAlias
 
 from fleetrun.model import Device
+from fleetrun.session.codec import Lines
 from fleetrun.session.terms import Terms
 
 # Goes up when launchers of two versions could misunderstand each other.
-PROTOCOL = 7
+PROTOCOL = 8
 # The exit code of a job that was ended because a launcher was lost.
 LOST = 1
 _LAST_PORT = 65535
 _LAST_CODE = 255
 # For the last lines of a rank, not for its log.
 _LONGEST_TEXT = 16 * 1024
-# A name of DNS has 253 characters at most.
-_LONGEST_NAME = 255
+# Of a host (a name of DNS has 253 characters at most), a launcher, a job: it becomes a part of
+# addresses, of variables of ranks and of file names.
+_NAME = re.compile(r"(?!-)[\w.:-]{0,255}", re.ASCII)
+_KIND = re.compile(r"\w{1,40}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """Whether TEXT can be the name of a host or a launcher, or is empty.
+
+    >>> is_name("node-1.cluster"), is_name("fd00::1"), is_name("10.0.0.1,10.0.0.7"), is_name("../x")
+    (True, True, False, False)
+    """
+    return _NAME.fullmatch(text) is not None
+
+
+def _check_names(*texts: str) -> None:
+    for text in texts:
+        if not is_name(text):
+            raise ValueError(f"{text[:80]!r}, which is no name")
+
+
+def _check_ports(ports: tuple[int, ...], groups: tuple[tuple[Device, ...], ...]) -> None:
+    if not all(1 <= port <= _LAST_PORT for port in ports):
+        raise ValueError(ports)
+    if len(ports) < len(groups):
+        raise ValueError(f"{len(groups)} groups of devices, and {len(ports)} ports")
+    if not all(_KIND.fullmatch(device.kind) for group in groups for device in group):
+        raise ValueError("a kind of devices that is none")
 
 
 def _limit(*texts: str) -> None:
@@ -54,12 +82,10 @@ class Offer(NamedTuple):
     def check(self) -> None:
         """Raise ValueError where no launcher can have said it."""
         ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
-        if not all(1 <= port <= _LAST_PORT for port in ports):
-            raise ValueError(ports)
+        _check_ports(ports, self.groups)
         if len(self.ports) != len(self.groups) or min(self.rank or 0, self.attempt) < 0:
             raise ValueError(self.rank)
-        if max(len(self.host), len(self.hostname)) > _LONGEST_NAME:
-            raise ValueError(self.hostname[:80])
+        _check_names(self.host, self.hostname)
         _limit(self.trouble)
 
     def named(self, address: str = "") -> str:
@@ -75,7 +101,7 @@ class Failure(NamedTuple):
     host: str
     what: str
     exit_code: int
-    words: str = ""
+    words: Lines = ""
     # Whether it looks like the loss of a peer.
     is_victim: bool = False
     # Why no other attempt can help; empty: one may.
@@ -100,8 +126,14 @@ class Join(NamedTuple):
     offer: Offer
     # That of the roster in which it has a place; empty: it has none yet.
     session: str = ""
+    # What only launchers of this host know: without a token, by it they come back.
+    secret: str = ""
     # Why its host cannot take part: it has come to say so.
     failure: Failure | None = None
+
+    def check(self) -> None:
+        """Raise ValueError where no launcher can have said it."""
+        _check_names(self.launcher, self.session, self.secret)
 
 
 class Prepared(NamedTuple):
@@ -177,6 +209,12 @@ class Entry(NamedTuple):
     groups: tuple[tuple[Device, ...], ...]
     master_port: int | None = None
     attempt: int = 0
+
+    def check(self) -> None:
+        """Raise ValueError where no coordinator can have said it."""
+        ports = (*self.ports, *(() if self.master_port is None else (self.master_port,)))
+        _check_ports(ports, self.groups)
+        _check_names(self.launcher, self.host, self.hostname)
 
 
 class RosterMessage(NamedTuple):

@@ -29,6 +29,8 @@ class Host(NamedTuple):
     connection: int | None
     heard_at: float
     joined_at: float
+    # By which it proves who it is; empty: another coordinator has admitted it.
+    secret: str = ""
     broken_at: float | None = None
     # How often the job has failed because of it.
     strikes: int = 0
@@ -153,25 +155,28 @@ def _here(hosts: Sequence[Host]) -> str:
     return f"{names} {'are' if len(hosts) > 1 else 'is'} here"
 
 
-def differences(first: Offer, second: Offer, *, where: str) -> list[str]:
-    """Return in what two hosts differ that must not differ; WHERE is the host of FIRST."""
+def differences(first: Offer, second: Offer, *, where: str) -> dict[str, str]:
+    """Return in what two hosts differ that must not differ, each with a line that has both values.
+
+    WHERE is the host of FIRST.
+    """
     return _differences(dict(first.settings), dict(second.settings), where)
 
 
 def remarks(first: Offer, second: Offer, *, where: str) -> list[str]:
     """Return in what two hosts differ that is worth a remark."""
-    return _differences(dict(first.remarks), dict(second.remarks), where)
+    return list(_differences(dict(first.remarks), dict(second.remarks), where).values())
 
 
-def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> list[str]:
-    found = []
+def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str) -> dict[str, str]:
+    found = {}
     for name in dict.fromkeys((*first, *second)):
         here, there = first.get(name, ""), second.get(name, "")
         # Bounds are among the terms, which the coordinator sets; two numbers are two jobs.
         is_settled = name == "--nnodes" and ":" in here + there
         if first.get(name) != second.get(name) and not is_settled:
             shown = _shown(there, here) or "none", _shown(here, there) or "none"
-            found.append(f"{name} is {shown[0]} there and {shown[1]} on {where}")
+            found[name] = f"{name} is {shown[0]} there and {shown[1]} on {where}"
     return found
 
 

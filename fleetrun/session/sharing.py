@@ -2,6 +2,9 @@
 
 Each launcher puts a file into its log folder before it joins, under a name that nobody can guess.
 Whoever then finds the first host's file in its own folder has the same folder.
+
+There it also keeps, while a job without a token runs, by what this host is known in the job: if its
+launcher is killed and started again, it is taken back.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.model import SharedLogs
 from fleetrun.records import names
-from fleetrun.records.folder import SHARED, enter
+from fleetrun.records.folder import PRIVATE, SHARED, enter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 # What the planner makes of a job's name, its time and its process; never a path.
 _RUN_NAME = re.compile(r"\w[\w.-]{1,200}")
 _LONGEST = 1000
+_SECRET = re.compile(r"[0-9a-f]{32}")
+_SECRET_BYTES = 16
 
 
 class LogFolder:
@@ -36,6 +41,7 @@ class LogFolder:
         # Of the run that is shared, and of the host that is the first in it; empty: none.
         self._shared = self._first = ""
         self._own = ""
+        self._secret = self._secret_file = ""
         # The folders of those who share it, by launcher; only the first host needs them.
         self._folders: dict[str, str] = {}
 
@@ -55,6 +61,39 @@ class LogFolder:
                     os.close(fd)
             finally:
                 os.close(folder)
+
+    def secret(self, hostname: str) -> str:
+        """Return what a launcher of HOSTNAME has kept here that was killed, else something new."""
+        self._secret_file = names.host_secret(hostname)
+        with suppress(OSError):
+            folder = enter(self._path)
+            try:
+                found = _status(self._secret_file, folder)
+                if found.st_uid == os.geteuid() and found.st_nlink == 1:
+                    self._secret = _text(self._secret_file, folder)
+            finally:
+                os.close(folder)
+        if not _SECRET.fullmatch(self._secret):
+            self._secret = os.urandom(_SECRET_BYTES).hex()
+        return self._secret
+
+    def remember(self) -> None:
+        """Keep the secret for a launcher that follows this one."""
+        with suppress(OSError):
+            folder = enter(self._path)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                fd = os.open(self._secret_file, flags, PRIVATE, dir_fd=folder)
+                try:
+                    os.write(fd, self._secret.encode())
+                finally:
+                    os.close(fd)
+            finally:
+                os.close(folder)
+
+    def forget(self) -> None:
+        """Keep the secret no longer: the job has ended, or this launcher's part in it."""
+        self._remove(self._secret_file)
 
     def look(
         self, launchers: Sequence[str], generation: int, attempts: Sequence[int] = ()
@@ -116,20 +155,20 @@ class LogFolder:
     def settle(self) -> None:
         """Remove our file, which all have seen; the first host's is there for newcomers."""
         if not self._folders:
-            self._remove()
+            self._remove(names.marker(self._launcher))
 
     def withdraw(self) -> None:
         """Leave nothing: the job does not start."""
-        self._remove()
+        self._remove(names.marker(self._launcher))
         if self._has_made_folder:
             with suppress(OSError):
                 os.rmdir(self._path)
 
-    def _remove(self) -> None:
+    def _remove(self, name: str) -> None:
         with suppress(OSError):
             folder = enter(self._path)
             try:
-                os.unlink(names.marker(self._launcher), dir_fd=folder)
+                os.unlink(name, dir_fd=folder)
             finally:
                 os.close(folder)
 

@@ -35,6 +35,9 @@ class Received(NamedTuple):
     own: str = ""
     # It is from the launcher in which the coordinator is.
     is_local: bool = False
+    # Whether its launcher has proved that its script is that of the job; None: it has none that
+    # must be the same.
+    has_same_script: bool | None = None
 
 
 class Broken(NamedTuple):
@@ -70,7 +73,7 @@ class Report(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """Who called from where and cannot take part, as a line for the others."""
+    """Who called from where and cannot take part, as a line for those who do."""
 
     address: str
     line: str
@@ -113,6 +116,10 @@ class State(NamedTuple):
     # Lost launchers: their ranks may live no more, so they never come back to a job that may go on
     # without them.
     lost: Mapping[str, Host] = {}
+    # Whether all have proved that they know a token; else, the secrets of the hosts that have taken
+    # part: once the job has begun, nobody else does.
+    has_token: bool = True
+    admitted: frozenset[str] = frozenset()
     refused: tuple[Refusal, ...] = ()
     # Our own address, as the others see it.
     own: str = ""
@@ -138,7 +145,7 @@ class State(NamedTuple):
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def begin(terms: Terms, at: float, session: str = "") -> State:
+def begin(terms: Terms, at: float, session: str = "", *, has_token: bool = True) -> State:
     """Return the state of SESSION, of which nobody is known yet."""
     return State(
         terms,
@@ -149,10 +156,13 @@ def begin(terms: Terms, at: float, session: str = "") -> State:
         looked_at=at,
         told_at=at,
         session=session,
+        has_token=has_token,
     )
 
 
-def resume(at: float, record: JobRecord, launcher: str, lost_at: float) -> State:
+def resume(
+    at: float, record: JobRecord, launcher: str, lost_at: float, *, has_token: bool = True
+) -> State:
     """Return the state in which LAUNCHER follows the coordinator that wrote RECORD.
 
     The job keeps its terms. LOST_AT is when that one was known to be lost: its own ranks have ended
@@ -170,7 +180,8 @@ def resume(at: float, record: JobRecord, launcher: str, lost_at: float) -> State
         LOST,
         is_departure=terms.may_change,
     )
-    state = begin(terms, at, record.job)._replace(
+    state = begin(terms, at, record.job, has_token=has_token)._replace(
+        admitted=frozenset(record.admitted),
         generation=record.generation + 1,
         restarts=record.restarts + (not terms.may_change),
         # For those who have not given the last generation up yet.
@@ -199,8 +210,8 @@ def resume(at: float, record: JobRecord, launcher: str, lost_at: float) -> State
 
 def recorded(
     state: State, roster: RosterMessage
-) -> tuple[tuple[RosterEntry, ...], tuple[HostStrikes, ...]]:
-    """Return what of ROSTER, and of the hosts that failed before, another coordinator must know."""
+) -> tuple[tuple[RosterEntry, ...], tuple[HostStrikes, ...], tuple[str, ...]]:
+    """Return what of ROSTER, and of hosts that were there before, another coordinator must know."""
     from fleetrun.session.jobrecord import HostStrikes, RosterEntry  # only with etcd
 
     entries = []
@@ -208,7 +219,8 @@ def recorded(
         host = state.hosts.get(one.launcher)
         strikes = 0 if host is None else host.strikes
         entries.append(RosterEntry(one.launcher, one.host, one.hostname, strikes))
-    return tuple(entries), tuple(HostStrikes(*who, count) for who, count in state.strikes.items())
+    counts = tuple(HostStrikes(*who, count) for who, count in state.strikes.items())
+    return tuple(entries), counts, () if state.has_token else tuple(sorted(state.admitted))
 
 
 def caller(state: State, connection: int) -> Host | None:

@@ -57,6 +57,8 @@ class Terms(NamedTuple):
         numbers = (self.max_restarts, self.spares, *(getattr(self, name) for name in _SECONDS))
         if not 1 <= self.least <= self.most or not all(map(isfinite, numbers)) or min(numbers) < 0:
             raise ValueError(self)
+        if self.names or self.addresses:
+            raise ValueError("the hosts of the job, which nobody is told here")
 
     @property
     def told(self) -> "Terms":

@@ -12,8 +12,8 @@ from wire import CODEC, End, Hello, Part
 from fleetrun.session.codec import LONGEST_TEXT, Frames, Malformed, dump, frame, load
 
 numbers = st.integers(-(2**63), 2**63 - 1)
-# No half characters: those become an escape, see below.
-texts = st.text(st.characters(codec="utf-8"), max_size=50)
+# No half characters and none that acts on a terminal: those become an escape, see below.
+texts = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=50)
 parts = st.builds(Part, name=texts, weight=st.floats(allow_nan=False, allow_infinity=False))
 hellos = st.builds(
     Hello,
@@ -23,6 +23,7 @@ hellos = st.builds(
     pair=st.tuples(texts, numbers),
     parts=st.lists(parts, max_size=5).map(tuple),
     is_final=st.booleans(),
+    lines=texts,
 )
 messages = hellos | st.builds(End, code=st.integers(0, 255))
 anything = st.recursive(
@@ -132,8 +133,28 @@ def test_brackets_within_text_are_no_depth() -> None:
     assert CODEC.read(CODEC.write(message)) == message
 
 
+@given(st.text(st.characters(codec="utf-8"), max_size=50))
+def test_a_text_is_written_so_that_no_terminal_acts_on_it(text: str) -> None:
+    said = CODEC.read(CODEC.write(Hello(text, lines=text)))
+    assert said.host.isprintable()
+    assert said.lines.replace("\n", "").isprintable()
+    assert (said.host == text) == text.isprintable()
+
+
+@pytest.mark.parametrize("odd", ["\x1b[2J", "a\r\nb", "\x00", "\x9b1m", "\u202eabc", "a\nb"])
+def test_a_text_that_acts_on_a_terminal_is_malformed(odd: str) -> None:
+    written = CODEC.write(Hello("here", lines="there"))
+    for place in (b"here", b"there"):
+        payload = written.replace(place, json.dumps(odd)[1:-1].encode())
+        if place == b"there" and odd == "a\nb":
+            assert CODEC.read(payload).lines == odd
+            continue
+        with pytest.raises(Malformed, match="control characters"):
+            CODEC.read(payload)
+
+
 def test_half_a_character_can_be_written_and_never_read() -> None:
-    assert CODEC.read(CODEC.write(Hello("n\udc80"))) == Hello("n\\udc80")
+    assert CODEC.read(CODEC.write(Hello("n\udc80"))) == Hello("n\\x80")
     with pytest.raises(Malformed, match="no text"):
         CODEC.read(CODEC.write(Hello("here")).replace(b"here", b"\\udc80"))
 

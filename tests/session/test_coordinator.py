@@ -6,7 +6,6 @@ import pytest
 
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, state
-from fleetrun.session.admission import SCRIPT
 from fleetrun.session.codec import Codec
 from fleetrun.session.jobrecord import HostStrikes, JobRecord
 from fleetrun.session.messages import (
@@ -69,12 +68,12 @@ class Session:
                 for connection in action.connections:
                     self.sent.setdefault(connection, []).append(action.message)
 
-    def say(self, number: int, message: FromMember) -> None:
+    def say(self, number: int, message: FromMember, *, has_same_script: bool | None = None) -> None:
         """Let the launcher at connection NUMBER say something."""
         self.now += 0.001
         address = f"10.0.0.{number}"
         received = Received(number, message, self.now, address, "10.0.0.1", is_local=number == 0)
-        self.feed(received)
+        self.feed(received._replace(has_same_script=has_same_script))
 
     def join(
         self,
@@ -83,17 +82,18 @@ class Session:
         name: str = "",
         rank: int | None = None,
         mode: str = "collective",
-        script: str = "",
+        has_same_script: bool | None = None,
         trouble: str = "",
         failure: Failure | None = None,
     ) -> None:
         """Let a launcher join the generation."""
-        settings = (("--run_mode", mode), *(((SCRIPT, script),) if script else ()))
+        settings = (("--run_mode", mode),)
         offer = Offer(
             "", f"node-{number}", 7, (7000,), ((),), rank, settings=settings, trouble=trouble
         )
         name = name or f"launcher {number}"
-        self.say(number, Join(PROTOCOL, name, self.generation, offer, failure=failure))
+        join = Join(PROTOCOL, name, self.generation, offer, failure=failure)
+        self.say(number, join, has_same_script=has_same_script)
 
     @property
     def generation(self) -> int:
@@ -532,11 +532,11 @@ def test_a_misfit_from_elsewhere_or_beside_a_host_that_is_there_ends_nothing() -
 
 def test_a_misfit_with_the_script_of_the_job_ends_it_and_one_with_another_does_not() -> None:
     one = Session(3)
-    one.join(0, script="ours")
-    one.join(2, script="theirs", mode="rpc")
+    one.join(0)
+    one.join(2, has_same_script=False, mode="rpc")
     assert isinstance(one.last(2), Refused)
     assert one.state.phase == state.FORMING
-    one.join(3, script="ours", mode="rpc")
+    one.join(3, has_same_script=True, mode="rpc")
     told = one.verdict(0).failure
     assert told is not None
     assert told.exit_code == 4
@@ -788,7 +788,7 @@ def test_another_coordinator_knows_of_which_hosts_the_job_has_failed() -> None:
     failed(one, 1, 0, 2)
     one.run(0, 1, 2)
     assert one.state.roster is not None
-    entries, strikes = state.recorded(one.state, one.state.roster)
+    entries, strikes, _ = state.recorded(one.state, one.state.roster)
     assert [entry.strikes for entry in entries] == [0, 1, 0]
     assert strikes == ()
     # The first host is lost; the third one coordinates the job now.

@@ -11,7 +11,7 @@ from fleetrun.session import jobrecord
 from fleetrun.session.jobrecord import HostStrikes, JobRecord, LeaderRecord, RosterEntry
 from fleetrun.session.terms import Terms
 
-NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+NAMES = st.text("abcXYZ012._:-", max_size=20).filter(lambda name: not name.startswith("-"))
 NUMBERS = st.integers(0, 10**6)
 LEADERS = st.builds(LeaderRecord, NAMES, NAMES, st.integers(1, 65535), NAMES, NUMBERS)
 ENTRIES = st.lists(st.builds(RosterEntry, NAMES, NAMES, NAMES, NUMBERS), min_size=1, max_size=4)
@@ -21,12 +21,15 @@ TERMS = st.builds(
     Terms,
     st.just(1),
     st.integers(1, 9),
+    names=st.just(()),
+    addresses=st.just(()),
     max_restarts=NUMBERS,
     spares=NUMBERS,
     **{name: SECONDS for name in Terms._fields if name.endswith("_s")},
 )
+KNOWN = st.lists(NAMES, max_size=3).map(tuple)
 RECORDS = st.builds(
-    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), TERMS, STRIKES.map(tuple)
+    JobRecord, NAMES, NUMBERS, NUMBERS, NAMES, ENTRIES.map(tuple), TERMS, STRIKES.map(tuple), KNOWN
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -60,8 +63,10 @@ def test_numbers_out_of_range_are_neither() -> None:
         record._replace(generation=-1),
         record._replace(entries=(entry._replace(strikes=-1),)),
         record._replace(entries=(entry._replace(host="\x1b"),)),
+        record._replace(admitted=("a/b",)),
         record._replace(strikes=(count._replace(strikes=-1),)),
         record._replace(terms=Terms(2, 1)),
+        record._replace(terms=Terms(1, 2, names=("a", "b"))),
         record._replace(terms=Terms(1, 2, heartbeat_timeout_s=-1.0)),
     ):
         assert jobrecord.read_record(jobrecord.write(other)) is None

@@ -1,0 +1,649 @@
+"""What strangers try at a job's coordinator, which listens on a real socket: none of it helps them.
+
+Each test is an attack that the page on strangers names (docs/many-hosts.md). The stranger reaches
+the port, knows --job_id, and has a fleetrun of its own, which says whatever it likes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+import ports
+import pytest
+from wire import turn_until
+
+from fleetrun.model import Device
+from fleetrun.run.loop import Loop
+from fleetrun.session import exchange, messages
+from fleetrun.session.authentication import Key
+from fleetrun.session.codec import Codec, frame
+from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.driver import Meeting, Session
+from fleetrun.session.listener import Listener
+from fleetrun.session.messages import (
+    PROTOCOL,
+    Entry,
+    Failed,
+    Failure,
+    Heartbeat,
+    Join,
+    Missing,
+    Offer,
+    Refused,
+    RosterMessage,
+    Stopped,
+    Verdict,
+)
+from fleetrun.session.terms import Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.session.connection import Connection
+
+HERE = "127.0.0.1"
+SCRIPT = "0f" * 32
+TOKEN = "a token"  # noqa: S105 - of tests
+CODEC = Codec({**messages.MESSAGES, **exchange.MESSAGES})
+SETTINGS = (("--run_mode", "collective"), ("the strategy", "5f3c5f3c"))
+
+
+class Handler:
+    """A launcher's ranks, which are none: keeps what the session decides."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.rosters: list[RosterMessage] = []
+        self.runs = 0
+        self.verdicts: list[Verdict] = []
+
+    def obey(self) -> None:
+        """Go by the terms of the job."""
+
+    def plan(self, roster: RosterMessage) -> None:
+        """Have a plan at once."""
+        self.rosters.append(roster)
+        self.session.planned(None)
+
+    def run(self) -> None:
+        """Start."""
+        self.runs += 1
+
+    def stop(self, failure: Failure) -> None:
+        """Stop."""
+        self.session.stopped(None)
+
+    def stand_by(self) -> None:
+        """Wait."""
+
+    def kill(self) -> None:
+        """Kill nothing."""
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Keep the verdict."""
+        self.verdicts.append(verdict)
+
+
+class Launched(NamedTuple):
+    """A launcher of the job, and what it says on its console."""
+
+    session: Session
+    handler: Handler
+    said: list[str]
+
+
+class Stranger:
+    """Whoever calls the coordinator with KEY, and what comes back."""
+
+    def __init__(self, loop: Loop, port: int, key: Key) -> None:
+        self.loop = loop
+        self.heard: list[tuple[object, ...]] = []
+        self.lost: list[str] = []
+        self.links: list[Connection] = []
+        self._dialer = Dialer(
+            (Target(HERE, port),), key=key, codec=CODEC, waiting=loop, opened=self._opened
+        )
+        self._dialer.begin()
+
+    def _opened(self, link: Connection) -> None:
+        link.heard = self.heard.append
+        link.lost = self.lost.append
+        self.links.append(link)
+
+    def say(self, *said: tuple[object, ...]) -> Stranger:
+        """Say something, as soon as there is a connection."""
+        turn_until(self.loop, lambda: self.links or self.trouble)
+        assert self.links, self.trouble
+        for message in said:
+            self.links[0].send(message)
+        return self
+
+    def say_raw(self, payload: bytes) -> None:
+        """Say PAYLOAD, sealed as a message of the connection."""
+        turn_until(self.loop, lambda: self.links)
+        sealing = self.links[0]._sealing
+        assert sealing is not None
+        self.links[0]._push(frame(sealing.put(payload)))
+
+    @property
+    def trouble(self) -> str:
+        """Return why there is no connection."""
+        return self._dialer.trouble
+
+    def answer(self) -> tuple[object, ...]:
+        """Return the first answer."""
+        turn_until(self.loop, lambda: self.heard or self.lost)
+        return self.heard[0] if self.heard else ()
+
+    def refusal(self) -> str:
+        """Return why it was refused, which is all that it hears."""
+        found = self.answer()
+        assert isinstance(found, Refused), (found, self.lost)
+        turn_until(self.loop, lambda: self.lost)
+        assert len(self.heard) == 1
+        return found.why
+
+    def close(self) -> None:
+        """End it."""
+        self._dialer.close()
+        for link in self.links:
+            link.close()
+
+
+class Job:
+    """A job of two hosts at a port, with all who call there."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.port = ports.free(1)[0]
+        self.launched: list[Launched] = []
+        self.strangers: list[Stranger] = []
+        self.token: str | None = None
+        self.terms = Terms(2, 2, rdzv_timeout_s=60.0, max_restarts=9)
+
+    def launch(self, script: str = SCRIPT, secret: str = "") -> Launched:
+        """Let a launcher of the user's own begin; the first one coordinates."""
+        number = len(self.launched)
+        meeting = Meeting(
+            self.terms,
+            HERE,
+            (self.port,),
+            "default",
+            self.token,
+            script,
+            secret or f"{number:032x}",
+            addresses=() if number else (HERE,),
+        )
+        said: list[str] = []
+        session = Session(meeting, f"launcher-{number}", host=f"node-{number}", say=said.append)
+        session.handler = handler = Handler(session)
+        session.open(self.loop)
+        self.launched.append(Launched(session, handler, said))
+        return self.launched[-1]
+
+    def join(self, number: int, settings: tuple[tuple[str, str], ...] = SETTINGS) -> None:
+        """Let launcher NUMBER join."""
+        self.launched[number].session.offer(offer(number, settings))
+
+    def begin(self) -> None:
+        """Let both launchers join, and the job begin."""
+        for number in range(2):
+            self.launch()
+            self.join(number)
+        turn_until(self.loop, lambda: all(one.handler.runs for one in self.launched))
+
+    def stranger(self, script: str = "", token: str | None = None) -> Stranger:
+        """Let somebody call who knows the name of the job, and what is given."""
+        made = Stranger(self.loop, self.port, Key("default", token, script))
+        self.strangers.append(made)
+        return made
+
+    def said(self) -> str:
+        """Return what the console of the coordinator says."""
+        return "\n".join(self.launched[0].said)
+
+    def is_well(self) -> bool:
+        """Whether the second host is still heard, and its job runs."""
+        session = self.launched[1].session
+        before = session.heard_at
+        session._send_own(Heartbeat(10**6))
+        turn_until(self.loop, lambda: session.heard_at > before)
+        return not any(one.handler.verdicts for one in self.launched)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """Return a job whose launchers and strangers are gone after the test."""
+    made = Job()
+    yield made
+    for stranger in made.strangers:
+        stranger.close()
+    for one in made.launched:
+        one.session.close()
+    made.loop.close()
+
+
+def offer(
+    number: int = 1, settings: tuple[tuple[str, str], ...] = SETTINGS, **more: object
+) -> Offer:
+    """Return what a host brings along."""
+    found = Offer("", f"node-{number}", 7, (7000 + number,), ((),), settings=settings)
+    return found._replace(**more)  # type: ignore[arg-type]
+
+
+def a_join(brings: Offer | None = None, launcher: str = "stranger", secret: str = "5" * 32) -> Join:
+    """Return what somebody says who wants to take part."""
+    return Join(PROTOCOL, launcher, 0, brings or offer(), secret=secret)
+
+
+# Who wants to learn what a job expects ----------------------------------------------------------
+
+
+def test_who_has_another_script_learns_only_that(job: Job) -> None:
+    job.launch()
+    job.join(0)
+    stranger = job.stranger("another").say(a_join(offer(settings=(("--run_mode", "ps"),))))
+    why = stranger.refusal()
+    assert "the script" in why
+    assert "--run_mode" in why
+    assert "the strategy" in why
+    for secret in (SCRIPT, SCRIPT[:12], "collective", "5f3c5f3c", "node-0"):
+        assert secret not in why
+    # The user of the coordinator sees both.
+    turn_until(job.loop, job.said)
+    assert "the script is another one there" in job.said()
+    assert "--run_mode is ps there and collective on node-0" in job.said()
+
+
+def test_who_says_the_script_it_was_told_of_has_not_proved_it(job: Job) -> None:
+    job.launch()
+    job.join(0)
+    for told in ("", "the script", SCRIPT[:12]):
+        settings = (*SETTINGS, ("the script's digest", told))
+        why = job.stranger(told).say(a_join(offer(settings=settings))).refusal()
+        assert "the script" in why
+
+
+def test_the_second_try_is_no_better_than_the_first(job: Job) -> None:
+    job.launch()
+    job.join(0)
+    guess = offer(settings=())
+    for _ in range(3):
+        stranger = job.stranger("another").say(a_join(guess))
+        heard = json.dumps(stranger.refusal())
+        # Whatever it hears it says next time.
+        guess = offer(settings=tuple((name, heard) for name, _ in SETTINGS))
+    assert not job.launched[0].handler.rosters
+
+
+def test_who_has_proved_to_know_the_token_is_told_both_values(job: Job) -> None:
+    job.token = TOKEN
+    job.launch()
+    job.join(0)
+    stranger = job.stranger(SCRIPT, TOKEN).say(a_join(offer(settings=(("--run_mode", "ps"),))))
+    why = stranger.refusal()
+    assert "--run_mode is ps there and collective on node-0" in why
+
+
+@pytest.mark.parametrize("token", [None, "another"])
+def test_who_does_not_know_the_token_is_not_even_heard(job: Job, token: str | None) -> None:
+    job.token = TOKEN
+    job.launch()
+    job.join(0)
+    stranger = job.stranger(SCRIPT, token)
+    turn_until(job.loop, lambda: stranger.trouble)
+    assert "token" in stranger.trouble
+    assert not stranger.links
+
+
+def test_a_host_that_comes_before_the_coordinators_own_must_be_alike_too(job: Job) -> None:
+    job.launch()
+    early = job.stranger(SCRIPT).say(a_join(offer(settings=(("--run_mode", "ps"),))))
+    assert isinstance(early.answer(), Missing)
+    job.join(0)
+    turn_until(job.loop, lambda: len(early.heard) > 1)
+    refused = early.heard[1]
+    assert isinstance(refused, Refused)
+    assert "collective" not in refused.why
+    assert not job.launched[0].handler.rosters
+
+
+# Who comes to a job that has begun --------------------------------------------------------------
+
+
+def test_a_stranger_gets_no_place_in_a_job_that_has_begun(job: Job) -> None:
+    job.terms = Terms(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
+    job.begin()
+    # It has the script and all options.
+    why = job.stranger(SCRIPT).say(a_join()).refusal()
+    assert "FLEETRUN_TOKEN" in why
+    assert "node-" not in why
+    assert job.is_well()
+
+
+def test_with_a_token_a_job_that_has_begun_takes_newcomers(job: Job) -> None:
+    job.token = TOKEN
+    job.terms = Terms(2, 3, elastic_timeout_s=0.0, rdzv_timeout_s=60.0)
+    job.begin()
+    newcomer = job.stranger(SCRIPT, TOKEN).say(a_join(offer(2)))
+    assert isinstance(newcomer.answer(), Missing)
+
+
+def test_a_host_that_has_taken_part_comes_back_and_a_stranger_in_its_place_does_not(
+    job: Job,
+) -> None:
+    job.terms = Terms(1, 2, elastic_timeout_s=60.0, rdzv_timeout_s=60.0, heartbeat_timeout_s=1.0)
+    job.begin()
+    job.launched[1].session.close()
+    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
+    why = job.stranger(SCRIPT).say(a_join()).refusal()
+    assert "FLEETRUN_TOKEN" in why
+    again = job.launch(secret=f"{1:032x}")
+    job.join(2)
+    turn_until(job.loop, lambda: again.session._missing is not None or again.handler.rosters)
+    assert not again.handler.verdicts
+
+
+def test_who_takes_the_name_of_another_launcher_does_not_get_its_place(job: Job) -> None:
+    job.begin()
+    for launcher in ("launcher-1", "launcher-0"):
+        why = job.stranger(SCRIPT).say(a_join(launcher=launcher)).refusal()
+        assert "another launcher" in why
+    assert job.is_well()
+
+
+def test_who_was_refused_cannot_end_the_job_all_the_same(job: Job) -> None:
+    job.begin()
+    failure = Failure("node-1", "rank 1 exited with 1", 1)
+    stranger = job.stranger(SCRIPT).say(a_join(), Failed(0, failure), Stopped(0, failure))
+    stranger.refusal()
+    assert job.is_well()
+
+
+def test_a_stranger_with_a_fault_of_its_own_does_not_end_a_job_that_has_begun(job: Job) -> None:
+    job.begin()
+    fault = Failure("node-7", "there is no script", 3)
+    for launcher in ("stranger", "launcher-1"):
+        brings = a_join(launcher=launcher)._replace(failure=fault)
+        job.stranger(SCRIPT).say(brings).refusal()
+    assert job.is_well()
+
+
+def test_a_stranger_does_not_hear_how_a_job_has_ended(job: Job) -> None:
+    job.terms = job.terms._replace(max_restarts=0)
+    job.begin()
+    words = "KeyError: 'the last words of a rank'"
+    job.launched[1].session.failed(Failure("node-1", "rank 1 exited with 1", 1, words))
+    job.launched[1].session.stopped(None)
+    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
+    stranger = job.stranger(SCRIPT).say(a_join())
+    assert "last words" not in repr(stranger.answer())
+    assert not isinstance(stranger.answer(), Verdict)
+
+
+# Who says what no launcher says -----------------------------------------------------------------
+
+BAD_NAMES = (
+    "10.88.0.1,10.88.0.7",
+    "node-1\r\nPADDLE_TRAINER_ID=0",
+    "\x1b[2Jnode-1",
+    "node 1",
+    "-oProxyCommand=sh",
+    "../../etc/passwd",
+    "a" * 300,
+    "\u202enode",
+)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("field", ["host", "hostname", "launcher", "session", "secret"])
+def test_a_name_that_is_none_reaches_nobody(job: Job, field: str, name: str) -> None:
+    job.launch()
+    job.join(0)
+    stranger = job.stranger(SCRIPT)
+    values = json.loads(CODEC.write(a_join()))
+    place = values["offer"] if field in values["offer"] else values
+    place[field] = name
+    stranger.say_raw(json.dumps(values).encode())
+    turn_until(job.loop, lambda: stranger.lost)
+    assert not stranger.heard
+    # The job has a place for somebody else, and begins without a trace of it.
+    job.launch()
+    job.join(1)
+    turn_until(job.loop, lambda: job.launched[0].handler.runs)
+    (roster,) = job.launched[0].handler.rosters
+    assert {entry.host for entry in roster.entries} == {HERE}
+    assert all(line.isprintable() for line in job.launched[0].said)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ports", [0]),
+        ("ports", [70000]),
+        ("ports", [1, 2]),
+        ("rank", -1),
+        ("master_port", 0),
+        ("groups", [[["gpu,0=x", "0", 0]]]),
+        ("settings", [["--run_mode", "a\x1b[31m"]]),
+        ("trouble", "a\nfleetrun: all is well"),
+    ],
+)
+def test_an_offer_that_no_host_makes_reaches_nobody(job: Job, field: str, value: object) -> None:
+    job.launch()
+    job.join(0)
+    stranger = job.stranger(SCRIPT)
+    values = json.loads(CODEC.write(a_join()))
+    if field == "groups":
+        device = Device("gpu", "0", 0)
+        values = json.loads(CODEC.write(a_join(offer(groups=((device,),)))))
+        value = [[{**values["offer"]["groups"][0][0], "kind": "gpu,0=x"}]]
+    values["offer"][field] = value
+    stranger.say_raw(json.dumps(values).encode())
+    turn_until(job.loop, lambda: stranger.lost)
+    assert not stranger.heard
+
+
+def test_what_a_rank_printed_reaches_no_other_terminal_as_it_was(job: Job) -> None:
+    job.terms = job.terms._replace(max_restarts=0)
+    job.begin()
+    words = "\x1b]0;owned\x07first\r\nsecond \x9b31m"
+    failure = Failure("node-1", "rank 1 said \x1b[2J", 1, words, no_retry="a\nb")
+    job.launched[1].session.failed(failure)
+    job.launched[1].session.stopped(failure)
+    turn_until(job.loop, lambda: job.launched[0].handler.verdicts)
+    (verdict,) = job.launched[0].handler.verdicts
+    told = verdict.failure
+    assert told is not None
+    assert all(text.isprintable() for text in (told.what, told.no_retry, *told.words.split("\n")))
+    assert "first" in told.words.split("\n")[0]
+    assert "second" in told.words.split("\n")[1]
+
+
+def test_a_message_of_a_launcher_with_control_characters_ends_its_connection(job: Job) -> None:
+    job.begin()
+    failure = json.loads(CODEC.write(Failed(0, Failure("node-1", "x", 1))))
+    failure["failure"]["what"] = "a\x1b[2J"
+    link = job.launched[1].session._connection
+    assert link is not None
+    sealing = link._sealing
+    assert sealing is not None
+    link._push(frame(sealing.put(json.dumps(failure).encode())))
+    # It comes back by itself, and the job goes on.
+    turn_until(job.loop, lambda: job.launched[1].session._connection not in {None, link})
+    assert job.is_well()
+
+
+# Who pretends to be the coordinator -------------------------------------------------------------
+
+
+class FalseCoordinator:
+    """Listens where a coordinator should, knows the name of the job, and sends a roster of its own.
+
+    Its script is SCRIPT.
+    """
+
+    def __init__(self, job: Job, script: str) -> None:
+        self.heard: list[tuple[object, ...]] = []
+        self.links: list[Connection] = []
+        self.listener = Listener(
+            (HERE,),
+            (job.port,),
+            key=Key("default", job.token, script),
+            codec=CODEC,
+            opened=self._opened,
+            refused=lambda _address, _why: None,
+        )
+        self.listener.prepare()
+        self.listener.open(job.loop)
+
+    def _opened(self, link: Connection) -> None:
+        self.links.append(link)
+        link.heard = lambda message: self._answer(link, message)
+
+    def _answer(self, link: Connection, message: tuple[object, ...]) -> None:
+        self.heard.append(message)
+        if isinstance(message, Join):
+            entry = Entry(message.launcher, "10.88.0.66", "elsewhere", (6070,), ((),))
+            link.send(RosterMessage(0, 0, (entry,), Terms(1, 1)))
+            link.send(Verdict(0, "", None, is_final=True))
+
+    def close(self) -> None:
+        """End it."""
+        self.listener.close()
+        for link in self.links:
+            link.close()
+
+
+def test_who_pretends_to_be_the_coordinator_does_not_choose_the_endpoints(job: Job) -> None:
+    false = FalseCoordinator(job, script="another")
+    try:
+        member = Meeting(job.terms, HERE, (job.port,), "default", None, SCRIPT, "5" * 32)
+        said: list[str] = []
+        session = Session(member, "launcher-1", host="node-1", say=said.append)
+        session.handler = handler = Handler(session)
+        session.open(job.loop)
+        job.launched.append(Launched(session, handler, said))
+        job.join(0)
+        turn_until(job.loop, lambda: handler.verdicts)
+        (verdict,) = handler.verdicts
+        assert not handler.rosters
+        assert verdict.failure is not None
+        assert "script is another one" in verdict.failure.what
+        # Nor did it learn the digest.
+        assert SCRIPT[:12] not in repr(false.heard)
+    finally:
+        false.close()
+
+
+# Who listens, and says again what it has heard --------------------------------------------------
+
+
+def recorded(job: Job) -> bytes:
+    """Return what a launcher sends to the coordinator, from the first byte on."""
+    taken: list[bytes] = []
+    proxy = socket.create_server((HERE, 0))
+    proxy.settimeout(0)
+    port = proxy.getsockname()[1]
+    caller = Stranger(job.loop, port, Key("default", job.token, SCRIPT))
+    ends: list[socket.socket] = []
+
+    def relay() -> bool:
+        if not ends:
+            try:
+                taker, _ = proxy.accept()
+            except BlockingIOError:
+                return False
+            there = socket.create_connection((HERE, job.port))
+            for end in (taker, there):
+                end.settimeout(0)
+                ends.append(end)
+        for source, sink in ((ends[0], ends[1]), (ends[1], ends[0])):
+            try:
+                piece = source.recv(1 << 16)
+            except BlockingIOError:
+                continue
+            if source is ends[0]:
+                taken.append(piece)
+            sink.sendall(piece)
+        return bool(caller.links)
+
+    turn_until(job.loop, relay)
+    caller.links[0].send(a_join())
+    turn_until(job.loop, lambda: relay() and caller.heard)
+    caller.close()
+    for end in (*ends, proxy):
+        end.close()
+    return b"".join(taken)
+
+
+def test_a_connection_that_is_played_again_is_none(job: Job) -> None:
+    job.token = TOKEN
+    job.launch()
+    job.join(0)
+    once = recorded(job)
+    before = job.said()
+    with socket.create_connection((HERE, job.port)) as again:
+        again.sendall(once)
+        again.settimeout(0)
+        got = bytearray()
+
+        def is_over() -> bool:
+            try:
+                piece = again.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            got.extend(piece)
+            return not piece
+
+        turn_until(job.loop, is_over)
+    assert b"missing" not in got
+    assert "another token" in job.said().removeprefix(before)
+
+
+# Who sends much, or nothing ---------------------------------------------------------------------
+
+
+def test_a_job_begins_while_strangers_flood_its_port(job: Job) -> None:
+    job.launch()
+    flood = []
+    for number in range(200):
+        link = socket.create_connection((HERE, job.port))
+        if number % 2:
+            link.sendall(os.urandom(600))
+        flood.append(link)
+    try:
+        job.join(0)
+        job.launch()
+        job.join(1)
+        turn_until(job.loop, lambda: all(one.handler.runs for one in job.launched))
+        assert len(job.launched[0].said) <= 2
+    finally:
+        for link in flood:
+            link.close()
+
+
+def test_an_address_that_is_not_of_the_job_is_hung_up_on(job: Job) -> None:
+    meeting = Meeting(
+        job.terms,
+        HERE,
+        (job.port,),
+        "default",
+        script=SCRIPT,
+        addresses=(HERE,),
+        allowed=frozenset({"127.0.0.2"}),
+    )
+    said: list[str] = []
+    session = Session(meeting, "launcher-0", host="node-0", say=said.append)
+    session.handler = Handler(session)
+    session.open(job.loop)
+    job.launched.append(Launched(session, session.handler, said))
+    stranger = job.stranger(SCRIPT)
+    turn_until(job.loop, lambda: said)
+    assert "not among the addresses" in said[0]
+    assert not stranger.links
