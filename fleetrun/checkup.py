@@ -11,13 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import engines, modes, planner, probe
-from fleetrun.doctor import findings, gpus, machine, network, peers, software, transfers
+from fleetrun.doctor import (
+    findings,
+    gpus,
+    machine,
+    network,
+    peers,
+    proofs,
+    software,
+    transfers,
+)
 from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan import hosts, secrets
+from fleetrun.plan import devices, hosts, secrets
 from fleetrun.plan.visible import visible
 from fleetrun.probe import tcp
+from fleetrun.probe.health import gpu_proof as proof_reader
 from fleetrun.probe.health import gpus as gpu_reader
 from fleetrun.probe.health import machine as machine_reader
 from fleetrun.probe.health import network as network_reader
@@ -27,7 +37,7 @@ from fleetrun.probe.health import software as software_reader
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fleetrun.doctor.facts import Gpus, Software
+    from fleetrun.doctor.facts import CudaStart, GpuProof, Gpus, Software
     from fleetrun.doctor.findings import Finding
     from fleetrun.model import Request, Roster
 
@@ -85,10 +95,23 @@ def examine(
     )._replace(has_peers=len(members) > 1)
     here = machine_reader.read(request.log_dir)
     feature = modes.BY_WORD[request.run_mode].feature
+    proof = _proof(request, environ, programs, job, start=cards.cuda_start, say=say)
+    is_alike = len({gpu.name for gpu in cards.gpus}) == 1
+    is_proven = is_alike and proof is not None and not proof.failure and not proof.trouble
     found = [
         *job.findings,
         *gpus.judge(cards),
-        *software.judge(programs, cards, feature=None if feature is None else feature.name),
+        *software.judge(
+            programs,
+            cards,
+            feature=None if feature is None else feature.name,
+            is_proven=is_proven,
+        ),
+        *(
+            proofs.judge(proof, programs.build, programs.python)
+            if proof is not None and programs.build is not None
+            else ()
+        ),
         *machine.judge(here, ranks=job.ranks, has_peers=len(members) > 1, has_rdma=bool(net.rdma)),
         *network.judge(net),
     ]
@@ -105,6 +128,34 @@ def examine(
         measured = _allreduce(request, job, environ)
         found += transfers.judge(measured, cards)
     return Checkup(tuple(found), measured)
+
+
+def _proof(
+    request: Request,
+    environ: Mapping[str, str],
+    programs: Software,
+    job: _JobChecks,
+    *,
+    start: CudaStart | None,
+    say: Callable[[str], None] | None,
+) -> GpuProof | None:
+    """Let Paddle compute on the job's first GPUs, two at most; None where it has none to use."""
+    if not job.gpus or programs.build is None or not programs.build.cuda:
+        return None
+    if start is None or start.trouble or start.code:
+        return None
+    if say is not None:
+        say("Trying Paddle on the GPUs, which takes some seconds.")
+    # Of several instances (MIG) CUDA shows a process one.
+    gpus = job.gpus[: 1 if any(gpu.startswith("MIG-") for gpu in job.gpus) else 2]
+    mine = {
+        devices.ORDER: devices.DRIVERS_ORDER,
+        **environ,
+        **dict(request.env),
+        **_nccl(request),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+    }
+    return proof_reader.read(programs.python, [str(number) for number in range(len(gpus))], mine)
 
 
 def remark(environ: Mapping[str, str]) -> Callable[[str], None] | None:

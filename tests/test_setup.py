@@ -86,9 +86,20 @@ def python():
             sys.exit(code.split("'")[1] not in machine["installed"])
         case ["-c", code] if "m.distributions()" in code and venv:
             print(*[f"{v} ({k})" for k, v in machine["installed"].items() if k[:3] == "pad"])
-        case ["-c", code] if "set_device" in code and venv:
+        case ["fleetrun/inject/compute_check.py", "--say", *gpus] if venv:
+            if gpus != [["0"], ["0", "1"]][machine["gpus"] > 1]:
+                unknown()
+            lacking = [l for l, p in machine["lacks"].items() if p not in machine["packages"]]
+            for library in lacking:
+                print("lacks", library, machine["lacks"][library])
+            if lacking or machine["packages"] and not machine["linked"]:
+                sys.exit("failed convolution on gpu:0 ended with 1: RuntimeError: no library")
             if machine["installed"]["paddlepaddle-gpu"] not in machine["computes"]:
-                sys.exit("Traceback\nOSError: libcudnn.so.8: cannot open shared object file")
+                sys.exit("failed product on gpu:0 ended with 1: no kernel image is available")
+        case ["fleetrun/inject/compute_check.py", "--link"] if venv:
+            log("link")
+            machine["linked"] = True
+            save()
         case ["-m", "pip", *asked] if venv:
             pip(*asked)
         case _:
@@ -122,6 +133,8 @@ def pip(verb, *asked):
             'mkdir -p log; for i in 0 1; do echo test accuracy 0.9 >log/workerlog.$i; done\n'
             'echo "ran with $* mask ${CUDA_VISIBLE_DEVICES-none}"\n')
         fleetrun.chmod(0o755)
+    elif verb == "install" and set(asked[1:]) <= set(machine["lacks"].values()):
+        machine["packages"] += asked[1:]
     elif verb == "install" and asked[1].startswith("paddlepaddle"):
         name, _, version = asked[1].partition("==")
         if name == "paddlepaddle-gpu" and version not in offered:
@@ -159,6 +172,10 @@ BARE: dict[str, Any] = {
     "capability": "8.0",
     "indexes": {"default": ["2.6.2", "2.6.1"]},
     "computes": ["3.3.1", "2.6.2"],
+    # Libraries that Paddle wants, with the packages that bring them; what is installed and linked.
+    "lacks": {},
+    "packages": [],
+    "linked": False,
     "installed": {},
 }
 ALL_BUILDS: dict[str, list[str]] = {
@@ -322,8 +339,28 @@ def test_a_mirror_that_has_the_wanted_build_is_taken_before_an_older_one(machine
 def test_the_cpu_build_is_the_last_resort_and_is_said_last(machine: Make) -> None:
     ended = machine(**{**GPUS, "indexes": BARE["indexes"], "computes": []}).run("setup")
     assert ended.code == 0, ended.said
-    assert "does not compute on this GPU: OSError: libcudnn.so.8" in ended.said
+    assert "does not compute on this GPU: failed product on gpu:0 ended with 1: no ke" in ended.said
     assert ended.installed()[-1] == "pip install -q paddlepaddle==3.3.1 setuptools"
+    assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
+
+
+LACKS = {"libcudnn.so": "nvidia-cudnn-cu11<9", "libnccl.so": "nvidia-nccl-cu11"}
+
+
+def test_libraries_that_the_build_does_not_bring_are_installed_and_linked(machine: Make) -> None:
+    ended = machine(**{**GPUS, "indexes": BARE["indexes"], "lacks": LACKS}).run("setup")
+    assert ended.code == 0, ended.said
+    assert "it wants libcudnn.so libnccl.so, which it does not bring: installing" in ended.said
+    assert "pip install -q nvidia-cudnn-cu11<9 nvidia-nccl-cu11" in ended.ran
+    assert "link" in ended.ran
+    assert "Paddle 2.6.2 (paddlepaddle-gpu)" in ended.said
+
+
+def test_a_library_that_no_package_brings_ends_the_try(machine: Make) -> None:
+    lacks = {"libothers.so": ""}
+    ended = machine(**{**GPUS, "indexes": BARE["indexes"], "lacks": lacks}).run("setup")
+    assert ended.code == 0, ended.said
+    assert "Paddle wants libothers.so, which no package brings." in ended.said
     assert "THIS IS THE CPU BUILD" in ended.said.splitlines()[-1]
 
 

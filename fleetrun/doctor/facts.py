@@ -85,6 +85,8 @@ class Build(NamedTuple):
     cuda: str = ""
     cudnn: str = ""
     nccl: str = ""
+    # Of its kernels: as sm_90 (machine code) or compute_90 (PTX, which the driver compiles).
+    kernels: tuple[str, ...] = ()
     # Parts that some builds lack -> whether this one has them; one nobody could tell is absent.
     parts: Mapping[str, bool] = {}
 
@@ -150,10 +152,53 @@ class Xid(NamedTuple):
     text: str
 
 
+class CudaStart(NamedTuple):
+    """How CUDA's driver library starts, in a child: the code of cuInit (0: well), and its name.
+
+    `trouble` is why it has no code: it cannot be loaded, it crashed, or it hangs.
+    """
+
+    # Whether /dev/nvidia-uvm is there, which CUDA needs and NVML does not.
+    has_uvm: bool
+    code: int = 0
+    name: str = ""
+    # How many it shows without a mask.
+    gpus: int = 0
+    trouble: str = ""
+
+
+class GpuFailure(NamedTuple):
+    """What a proof failed at: the device, the step, how it ended, and its last words."""
+
+    device: str
+    step: str
+    how: str
+    words: str
+    # What is known of such words; empty: nothing.
+    meaning: str = ""
+
+
+class GpuProof(NamedTuple):
+    """What Paddle did on devices: the libraries that it could not load, and what failed first.
+
+    `trouble` is why there was no proof.
+    """
+
+    devices: tuple[str, ...]
+    # Each with the package of pip that brings it; empty: none.
+    libraries: tuple[tuple[str, str], ...] = ()
+    failure: GpuFailure | None = None
+    trouble: str = ""
+    # The program that made it; it can link libraries, too.
+    program: str = ""
+
+
 class Gpus(NamedTuple):
     """What NVIDIA's driver says; `trouble` is why it says nothing, `is_stuck` that it never may."""
 
     has_driver: bool
+    # Whether there is a device file to ask it by: a container without GPUs has none.
+    has_files: bool = True
     gpus: tuple[Gpu, ...] = ()
     # Indexes of those that may not be opened or do not work, and why.
     barred: tuple[tuple[int, str], ...] = ()
@@ -168,6 +213,8 @@ class Gpus(NamedTuple):
     log_refusal: str = ""
     trouble: str = ""
     is_stuck: bool = False
+    # None: it was not started.
+    cuda_start: CudaStart | None = None
 
 
 class Interface(NamedTuple):

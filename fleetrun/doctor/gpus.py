@@ -9,7 +9,7 @@ from fleetrun.doctor.findings import Finding, error, ok, size, warning
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fleetrun.doctor.facts import Gpu, Gpus, Xid
+    from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, Xid
 
 # Bits of NVML's clocks event reasons (nvml.h) that mean trouble; a power cap is none.
 _THROTTLES = {
@@ -21,6 +21,46 @@ _THROTTLES = {
 # Errors (NVIDIA's list of Xids) after which a GPU has to be reset or replaced; others, such as 13
 # and 31, are mostly a program's fault.
 _GRAVE_XIDS = {48, 62, 64, 74, 79, 92, 95, 119, 120, 140}
+_RELOAD = "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; nvidia-smi  # or a reboot"
+_LIBRARY = (
+    "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ...  # a container; on "
+    "the machine itself: install the driver's libraries again"
+)
+_UVM = "sudo nvidia-modprobe -u -c=0  # or modprobe nvidia_uvm; a container: docker run --gpus all"
+# What NVML says where it does not start, what that means, and what mends it.
+_NVML = (
+    (
+        "river/library version mismatch",
+        "after an upgrade the loaded driver and its library differ; CUDA does not start then",
+        _RELOAD,
+    ),
+    ("LibraryNotFound", "its library, libnvidia-ml.so.1, is not here", _LIBRARY),
+    ("DriverNotLoaded", "no rank can use a GPU", "sudo modprobe nvidia && nvidia-smi"),
+    (
+        "NVMLError_Unknown",
+        "a container loses its GPUs when systemd reloads the host's control groups",
+        "docker restart CONTAINER  # and docker run --device=/dev/nvidiactl ... to keep them",
+    ),
+)
+# Codes of cuInit (cuda.h), what each means, and what mends it.
+_STARTS = {
+    100: (
+        "it sees no GPU",
+        "ls -l /dev/nvidia*; env | grep -E 'CUDA|NVIDIA'  # a container: docker run --gpus all",
+    ),
+    802: (
+        "the switches between the GPUs are not set up",
+        "sudo systemctl enable --now nvidia-fabricmanager  # of exactly the driver's version",
+    ),
+    803: (
+        "the loaded driver and libcuda.so.1 are of different versions",
+        f"ldconfig -p | grep libcuda  # an old or a container's own one; else {_RELOAD}",
+    ),
+    804: (
+        "a libcuda.so.1 for newer data-centre GPUs (cuda-compat) is found first",
+        "ldconfig -p | grep libcuda; echo $LD_LIBRARY_PATH  # take the folder compat out",
+    ),
+}
 # What a driver keeps to itself.
 _OWN_SHARE = 0.05
 
@@ -30,8 +70,19 @@ def judge(found: Gpus) -> Iterator[Finding]:
     if not found.has_driver:
         yield ok("GPUs", "no NVIDIA driver: ranks run on the CPU")
         return
+    if not found.has_files:
+        yield warning(
+            "GPUs",
+            f"the machine has NVIDIA's driver {found.driver}".rstrip()
+            + ", and here are none of its device files",
+            "ranks run on the CPU",
+            "docker run --gpus all ...  # a container; on the machine itself: sudo nvidia-smi",
+        )
+        return
     if found.trouble:
         yield _silent(found)
+        if found.cuda_start is not None:
+            yield from _cuda(found.cuda_start, found)
         yield from _log(found)
         return
     for index, why in found.lost:
@@ -57,8 +108,37 @@ def judge(found: Gpus) -> Iterator[Finding]:
         )
     for gpu in found.gpus:
         yield from _gpu(gpu)
+    if found.gpus and found.cuda_start is not None:
+        yield from _cuda(found.cuda_start, found)
     yield from _topology(found)
     yield from _log(found)
+
+
+def _cuda(start: CudaStart, found: Gpus) -> Iterator[Finding]:
+    """Yield whether CUDA starts, and has the GPUs that NVML has."""
+    check, means = "CUDA", "no rank can use a GPU"
+    if start.trouble:
+        fix = _LIBRARY if "libcuda" in start.trouble else "nvidia-smi; sudo dmesg | tail"
+        yield error(check, f"it does not start: {start.trouble}", means, fix)
+        return
+    if start.code:
+        why, fix = _STARTS.get(start.code, ("", "nvidia-smi; sudo dmesg | tail"))
+        if not start.has_uvm:
+            why, fix = "/dev/nvidia-uvm, which it needs, is missing", _UVM
+        seen = f"cuInit ends with {start.code}{f', {start.name}' if start.name else ''}"
+        yield error(check, f"{seen}{f': {why}' if why else ''}", means, fix)
+        return
+    # Of instances (MIG) CUDA shows one, and then no whole GPU.
+    wanted = 1 if any(gpu.is_mig for gpu in found.gpus) else len(found.gpus)
+    if start.gpus < wanted:
+        yield error(
+            check,
+            f"it shows {start.gpus} of the {len(found.gpus)} GPUs that NVML shows",
+            "ranks of the others end at once",
+            "ls -l /dev/nvidia*; nvidia-smi -q | grep -i -A2 'compute mode'; sudo dmesg | tail",
+        )
+    else:
+        yield ok(check, f"it starts, with {start.gpus} GPU{'s' * (start.gpus != 1)}")
 
 
 def _silent(found: Gpus) -> Finding:
@@ -69,12 +149,15 @@ def _silent(found: Gpus) -> Finding:
             "whatever uses a GPU here hangs, and cannot be killed",
             "dmesg | tail; nvidia-smi  # often only a reboot helps",
         )
-    return error(
-        "NVIDIA driver",
-        f"NVML does not work: {found.trouble}",
-        "after an upgrade the loaded driver and its library differ; CUDA does not start then",
-        "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; nvidia-smi  # or a reboot",
+    means, fix = next(
+        (each for mark, *each in _NVML if mark in found.trouble),
+        ("health, use and order of the GPUs are not known", "nvidia-smi; sudo dmesg | tail"),
     )
+    start = found.cuda_start
+    # Ranks need CUDA, not NVML.
+    is_usable = start is not None and not start.code and not start.trouble and start.gpus > 0
+    finding = warning if is_usable else error
+    return finding("NVIDIA driver", f"NVML does not work: {found.trouble}", means, fix)
 
 
 def _gpu(gpu: Gpu) -> Iterator[Finding]:

@@ -62,6 +62,36 @@ KNOWN_FAILURES = (
         "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
     ),
     KnownFailure(
+        "gpu-library",
+        ("The third-party dynamic library (",),
+        "A library of NVIDIA's that this Paddle wants and does not bring is missing; the text "
+        "before names it. `fleetrun doctor` says the line that installs it.",
+    ),
+    KnownFailure(
+        "gpu-switches",
+        ("CUDA error(802)", "cudaErrorSystemNotReady", "CUDA_ERROR_SYSTEM_NOT_READY"),
+        "CUDA cannot start as the switches between the GPUs are not set up: start "
+        "nvidia-fabricmanager, of exactly the driver's version.",
+    ),
+    KnownFailure(
+        "gpu-mismatch",
+        ("CUDA error(803)", "cudaErrorSystemDriverMismatch", "SYSTEM_DRIVER_MISMATCH"),
+        "The loaded NVIDIA driver and libcuda.so.1 are of different versions: reboot after an "
+        "upgrade; in a container, take out a libcuda of its own (ldconfig -p | grep libcuda).",
+    ),
+    KnownFailure(
+        "gpu-compat",
+        ("CUDA error(804)", "cudaErrorCompatNotSupportedOnDevice", "COMPAT_NOT_SUPPORTED"),
+        "A libcuda.so.1 for newer data-centre GPUs (cuda-compat) is found first: take its folder "
+        "out of LD_LIBRARY_PATH.",
+    ),
+    KnownFailure(
+        "gpu-undetected",
+        ("Cannot use GPU because there is no GPU detected",),
+        "This rank was given a GPU, and CUDA shows it none: `fleetrun doctor` starts CUDA and says "
+        "what it lacks; a mask (CUDA_VISIBLE_DEVICES) of the script's own hides GPUs, too.",
+    ),
+    KnownFailure(
         "gpu-driver",
         (
             "CUDA driver version is insufficient",
@@ -215,6 +245,10 @@ NOT_RETRYABLE = frozenset(
         "syntax",
         "gpu-id",
         "gpu-driver",
+        "gpu-library",
+        "gpu-mismatch",
+        "gpu-compat",
+        "gpu-undetected",
         "system-library",
         "cpu-build",
     }

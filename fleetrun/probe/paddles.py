@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from typing import TYPE_CHECKING
 
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import BinaryIO
 
     from fleetrun.model import Script
 
@@ -17,6 +19,11 @@ _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
 _HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
+# Where builds for GPUs have their kernels; a CPU's have none.
+_KERNELS = ("libs/libphi_gpu.so", "libs/libphi.so", "base/libpaddle.so")
+# How a container of kernels begins, how many of thousands are looked at, and the kind of a part
+# that is PTX.
+_CONTAINER, _MOST_CONTAINERS, _PTX = 0xBA55ED50, 200, 1
 # One section header of an ELF file for 64 bits.
 _HEADER_BYTES = 64
 
@@ -78,30 +85,81 @@ def imports_paddle(script: Script, cwd: str) -> bool:
         return False
 
 
-def _constants(path: str) -> bytes | None:
-    """Return the constants of the shared library at PATH; None where it is of another kind."""
-    import struct
+def kernels(root: str) -> tuple[str, ...]:
+    """Return what the kernels of the Paddle in the folder ROOT are made for; nothing: unknown.
 
+    sm_90 is machine code, compute_90 is PTX, which a driver compiles for newer GPUs.
+    """
+    for library in _KERNELS:
+        found = _kernels(os.path.join(root, library))
+        if found:
+            return found
+    return ()
+
+
+def _kernels(path: str) -> tuple[str, ...]:
+    """Return what most of the first containers of kernels in the library at PATH have.
+
+    A few are of other makers, such as NCCL, and are made for more GPUs.
+    """
+    counts: dict[str, int] = {}
+    containers = 0
     try:
         with open(path, "rb") as file:
-            head = file.read(_HEADER_BYTES)
-            if head[:6] != b"\x7fELF\x02\x01":
-                return None
-            (at,) = struct.unpack_from("<Q", head, 40)
-            size, count, names = struct.unpack_from("<HHH", head, 58)
-            file.seek(at)
-            table = file.read(size * count)
-            sections = [
-                struct.unpack_from("<I", table, size * i)
-                + struct.unpack_from("<QQ", table, size * i + 24)
-                for i in range(count)
-            ]
-            file.seek(sections[names][1])
-            texts = file.read(sections[names][2])
-            for name, start, length in sections:
-                if texts[name:].startswith(b".rodata\0"):
-                    file.seek(start)
-                    return file.read(length)
-    except (OSError, struct.error, IndexError):
+            start, length = _section(file, b".nv_fatbin")
+            at = start
+            while at < start + length and containers < _MOST_CONTAINERS:
+                # NVIDIA's fatbinary.h: magic number, version, bytes of this header and of the rest.
+                magic, _, header, size = struct.unpack("<IHHQ", _read(file, at, 16))
+                if magic != _CONTAINER:
+                    break
+                containers += 1
+                names = set()
+                inner, at = at + header, at + header + size
+                while inner < at:
+                    # Of each part: kind, bytes of its header and of the rest; the GPU at byte 28.
+                    kind, header, size, gpu = struct.unpack("<H2xIQ12xI", _read(file, inner, 32))
+                    names.add(f"{'compute' if kind == _PTX else 'sm'}_{gpu}")
+                    inner += header + size
+                for name in names:
+                    counts[name] = counts.get(name, 0) + 1
+    except (OSError, struct.error, KeyError):
+        return ()
+    usual = (name for name, count in counts.items() if 2 * count > containers)
+    return tuple(sorted(usual, key=lambda name: (name[0] != "s", int(name.partition("_")[2]))))
+
+
+def _constants(path: str) -> bytes | None:
+    """Return the constants of the shared library at PATH; None where it is of another kind."""
+    try:
+        with open(path, "rb") as file:
+            return _read(file, *_section(file, b".rodata"))
+    except (OSError, struct.error, KeyError):
         return None
-    return None
+
+
+def _section(file: BinaryIO, wanted: bytes) -> tuple[int, int]:
+    """Return where in FILE, an ELF library for 64 bits, a section begins, and how long it is.
+
+    KeyError if there is no such section, struct.error if it is no such file.
+    """
+    head = _read(file, 0, _HEADER_BYTES)
+    if head[:6] != b"\x7fELF\x02\x01":
+        raise KeyError(wanted)
+    (at,) = struct.unpack_from("<Q", head, 40)
+    size, count, names = struct.unpack_from("<HHH", head, 58)
+    table = _read(file, at, size * count)
+    sections = [
+        struct.unpack_from("<I", table, size * i) + struct.unpack_from("<QQ", table, size * i + 24)
+        for i in range(count)
+    ]
+    texts = _read(file, *sections[names][1:]) if names < count else b""
+    for name, start, length in sections:
+        if texts[name:].startswith(wanted + b"\0"):
+            return start, length
+    raise KeyError(wanted)
+
+
+def _read(file: BinaryIO, at: int, length: int) -> bytes:
+    file.seek(at)
+    return file.read(length)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fleetrun.doctor import gpus
-from fleetrun.doctor.facts import Gpu, Gpus, User, Xid
+from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
 
 GIB = 1 << 30
@@ -110,6 +110,77 @@ def test_a_driver_that_does_not_answer_is_an_error(is_stuck: bool, said: str) ->
     found = judged(Gpus(has_driver=True, trouble="silence", is_stuck=is_stuck))
     assert found[0].level == ERROR
     assert said in found[0].seen
+
+
+STARTED = CudaStart(has_uvm=True, gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("start", "seen", "fix"),
+    [
+        (
+            STARTED._replace(code=802, name="CUDA_ERROR_X"),
+            "802, CUDA_ERROR_X: the switches",
+            "fabric",
+        ),
+        (STARTED._replace(code=803), "ends with 803: the loaded driver", "ldconfig -p"),
+        (STARTED._replace(code=804), "cuda-compat", "LD_LIBRARY_PATH"),
+        (STARTED._replace(code=100), "it sees no GPU", "--gpus all"),
+        (STARTED._replace(code=999, name="CUDA_ERROR_UNKNOWN"), "999, CUDA_ERROR_UNKNOWN", "dmesg"),
+        (STARTED._replace(code=999, has_uvm=False), "/dev/nvidia-uvm, which it", "nvidia-modprobe"),
+        (STARTED._replace(trouble="libcuda.so.1: cannot open"), "libcuda.so.1", "compute,utility"),
+        (STARTED._replace(trouble="cuInit has not answered"), "has not answered", "dmesg"),
+        (STARTED._replace(gpus=1), "shows 1 of the 2 GPUs", "compute mode"),
+    ],
+)
+def test_cuda_that_does_not_start_where_nvml_does_is_an_error(
+    start: CudaStart, seen: str, fix: str
+) -> None:
+    (found,) = [one for one in judged(WELL._replace(cuda_start=start)) if one.level != OK]
+    assert (found.check, found.level) == ("CUDA", ERROR)
+    assert seen in found.seen
+    assert fix in found.fix
+
+
+def test_cuda_that_starts_is_said() -> None:
+    found = judged(WELL._replace(cuda_start=STARTED))
+    assert {one.level for one in found} == {OK}
+    assert "it starts, with 2 GPUs" in [one.seen for one in found]
+    # Of instances it shows one.
+    divided = WELL._replace(gpus=(GPU._replace(is_mig=True, instances=1), OTHER))
+    found = judged(divided._replace(cuda_start=STARTED._replace(gpus=1)))
+    assert {one.level for one in found} == {OK}
+
+
+def test_a_container_without_gpus_is_told_how_to_get_them_and_may_go_on() -> None:
+    (found,) = judged(Gpus(has_driver=True, has_files=False, driver="550.54.14"))
+    assert found.level == WARNING
+    assert found.seen.startswith("the machine has NVIDIA's driver 550.54.14, and here are none")
+    assert found.fix.startswith("docker run --gpus all")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "fix"),
+    [
+        ("NVMLError_LibRmVersionMismatch: Driver/library version mismatch", "rmmod"),
+        ("NVMLError_LibraryNotFound: NVML Shared Library Not Found", "compute,utility"),
+        ("NVMLError_DriverNotLoaded: Driver Not Loaded", "modprobe nvidia"),
+        ("NVMLError_Unknown: Unknown Error", "docker restart"),
+        ("NVMLError_NoPermission: Insufficient Permissions", "nvidia-smi"),
+    ],
+)
+def test_only_what_an_upgrade_has_left_is_mended_by_loading_the_driver_again(
+    trouble: str, fix: str
+) -> None:
+    found = judged(Gpus(has_driver=True, trouble=trouble))[0]
+    assert found.level == ERROR
+    assert fix in found.fix
+    assert ("rmmod" in found.fix) is (fix == "rmmod")
+
+
+def test_nvml_alone_keeps_no_job_from_its_gpus() -> None:
+    silent = Gpus(has_driver=True, trouble="NVMLError_LibraryNotFound: no", cuda_start=STARTED)
+    assert [one.level for one in judged(silent)] == [WARNING, OK, OK]
 
 
 def test_the_same_error_many_times_is_one_finding() -> None:

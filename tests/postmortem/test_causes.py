@@ -38,6 +38,44 @@ TEXTS = (
             "since PaddlePaddle is not compiled with CUDA"
         ),
     ),
+    # As the GPU build of Paddle 2.6.2 says it without the library, and without a GPU.
+    (
+        "gpu-library",
+        (
+            "RuntimeError: (PreconditionNotMet) The third-party dynamic library (libnccl.so) that "
+            "Paddle depends on is not configured correctly. (error code is libnccl.so: cannot open "
+            "shared object file: No such file or directory)"
+        ),
+    ),
+    (
+        "gpu-undetected",
+        (
+            "E1123 02:58:06.986593 14572 place.cc:333] Cannot use GPU because there is no GPU "
+            "detected on your machine."
+        ),
+    ),
+    # By reading: these need machines that are set up wrongly.
+    (
+        "gpu-switches",
+        (
+            "OSError: (External) CUDA error(802), system not yet initialized. \n  [Hint: "
+            "'cudaErrorSystemNotReady'.]"
+        ),
+    ),
+    (
+        "gpu-mismatch",
+        (
+            "OSError: (External) CUDA error(803), system has unsupported display driver / cuda "
+            "driver combination. \n  [Hint: 'cudaErrorSystemDriverMismatch'.]"
+        ),
+    ),
+    (
+        "gpu-compat",
+        (
+            "OSError: (External) CUDA error(804), forward compatibility was attempted on non "
+            "supported HW."
+        ),
+    ),
     ("gpu-driver", "ImportError: libcuda.so.1: cannot open shared object file: No such file"),
     (
         "shared-memory",

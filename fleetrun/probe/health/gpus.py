@@ -8,8 +8,9 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from fleetrun.doctor.facts import Gpu, Gpus, User, Xid
+from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.probe import files
+from fleetrun.probe.health import cuda
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 # The driver may have to load first, which takes seconds where nothing keeps it loaded.
 TIMEOUT_S = 20.0
-_DRIVER = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
+_FILES = ("dev/nvidiactl", "dev/dxg")
+# A container without GPUs shows it, too.
+_DRIVER = "proc/driver/nvidia/version"
+_VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)?\b")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)(.*)")
 _MOST_LOG = 1 << 22
 _MOST_NVLINKS = 18
@@ -61,10 +65,15 @@ def library() -> Library:
 
 
 def read(
-    nvml: Callable[[], Library] = library, *, root: str = "/", timeout_s: float = TIMEOUT_S
+    nvml: Callable[[], Library] = library,
+    *,
+    start_cuda: Callable[[], CudaStart] = cuda.read,
+    root: str = "/",
+    timeout_s: float = TIMEOUT_S,
 ) -> Gpus:
     """Return what is known of NVIDIA's GPUs; a driver without an answer is left behind."""
-    if not any(os.path.exists(os.path.join(root, path)) for path in _DRIVER):
+    has_files = any(os.path.exists(os.path.join(root, path)) for path in _FILES)
+    if not has_files and not os.path.exists(os.path.join(root, _DRIVER)):
         return Gpus(has_driver=False)
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
@@ -76,6 +85,10 @@ def read(
     if answer is None:
         why = f"it has not answered within {timeout_s:g} s ({question.abandon()})"
         return seen._replace(trouble=why, is_stuck=True)
+    if answer.trouble and not has_files:
+        version = _VERSION.search(files.text(os.path.join(root, _DRIVER)))
+        return Gpus(has_driver=True, has_files=False, driver=version[0] if version else "")
+    seen = seen._replace(cuda_start=start_cuda())
     if answer.trouble:
         return seen._replace(trouble=answer.trouble)
     plain = _Plain(*cast("tuple[Any, ...]", answer.value))

@@ -78,6 +78,9 @@ def _build(path: Iterable[str]) -> Build | None:
             cuda=_without_false(reported.get("cuda_version", "")),
             cudnn=_without_false(reported.get("cudnn_version", "")),
             nccl=_without_false(reported.get("nccl_version", "")),
+            kernels=paddles.kernels(root)
+            if _without_false(reported.get("cuda_version", ""))
+            else (),
             parts=parts,
         )
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
 
-from fleetrun.doctor.facts import Xid
+from fleetrun.doctor.facts import CudaStart, Xid
 from fleetrun.probe.health import gpus
 
 if TYPE_CHECKING:
@@ -140,6 +140,35 @@ def test_a_library_that_does_not_fit_says_why(root: Path) -> None:
     found = gpus.read(lambda: FakeNvml(broken=True), root=str(root))
     assert "version mismatch" in found.trouble
     assert not found.is_stuck
+
+
+def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
+    folder = tmp_path / "proc" / "driver" / "nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n"
+    )
+
+    def missing() -> gpus.Library:
+        message = "NVML Shared Library Not Found"
+        raise FakeNvmlError(message)
+
+    found = gpus.read(missing, root=str(tmp_path))
+    assert (found.has_driver, found.has_files, found.driver) == (True, False, "550.54.14")
+    assert found.trouble == ""
+
+
+def test_cuda_is_started_where_nvml_answers_or_fails_but_not_where_it_hangs(root: Path) -> None:
+    start = CudaStart(has_uvm=True, gpus=1)
+    for lib in (FakeNvml(("GPU-a",)), FakeNvml(broken=True)):
+        found = gpus.read(lambda lib=lib: lib, start_cuda=lambda: start, root=str(root))  # type: ignore[misc]
+        assert found.cuda_start == start
+
+    def never() -> CudaStart:
+        raise AssertionError
+
+    found = gpus.read(lambda: FakeNvml(init=hang), start_cuda=never, root=str(root), timeout_s=0.2)
+    assert found.cuda_start is None
 
 
 def test_a_driver_that_hangs_is_left_behind(root: Path) -> None:

@@ -1,0 +1,64 @@
+"""What it means that Paddle did, or could not do, on GPUs what training does; pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun.doctor.findings import Finding, error, ok, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.doctor.facts import Build, GpuProof
+
+_CHECK = "Paddle on the GPUs"
+# What ends without a library.
+_ENDS = {
+    "libnccl": "training on several GPUs ends at its start",
+    "libcudnn": "the first convolution ends the job",
+}
+_SUM = "sum of the ranks"
+
+
+def judge(proof: GpuProof, build: Build, python: str) -> Iterator[Finding]:
+    """Yield what PROOF says of BUILD, the Paddle of PYTHON."""
+    if proof.trouble:
+        yield warning(
+            _CHECK,
+            f"it could not be tried: {proof.trouble}",
+            "whether training works shows at its start",
+            f"{python} {proof.program}",
+        )
+        return
+    for library, package in proof.libraries:
+        yield _library(library, package, build, f"{python} {proof.program}")
+    failure = proof.failure
+    if failure is None:
+        if not proof.libraries:
+            what = "a product, a convolution"
+            what += f" and a sum of {len(proof.devices)} ranks" if proof.devices[1:] else ""
+            yield ok(_CHECK, f"{what} on {', '.join(proof.devices)}")
+        return
+    if any(library in failure.words for library, _ in proof.libraries):
+        return
+    last = failure.words.strip().splitlines()[-1:] or ["it said nothing"]
+    means = failure.meaning or "training ends there, too"
+    fix = f"{python} {proof.program}  # shows its words"
+    if failure.step == _SUM:
+        means = failure.meaning or "training on several GPUs does not work"
+        fix = "--nccl P2P_DISABLE=1  # does it work then? And --nccl DEBUG=INFO says more"
+    yield error(_CHECK, f"{failure.step} on {failure.device} {failure.how}: {last[0]}", means, fix)
+
+
+def _library(library: str, package: str, build: Build, command: str) -> Finding:
+    """Say that LIBRARY is missing, with the line that installs it and links it under its name."""
+    python = command.partition(" ")[0]
+    fix = f"find / -name '{library}*' 2>/dev/null  # put its folder into LD_LIBRARY_PATH"
+    if package:
+        fix = f"{python} -m pip install '{package}' && {command} --link"
+    return error(
+        "Paddle's libraries",
+        f"Paddle {build.version} wants {library}, which is not found here",
+        _ENDS.get(library.partition(".so")[0], "what needs it ends the job"),
+        fix,
+    )

@@ -1,0 +1,62 @@
+"""What it means that Paddle could, or could not, compute on GPUs."""
+
+from __future__ import annotations
+
+from fleetrun.doctor import proofs
+from fleetrun.doctor.facts import Build, GpuFailure, GpuProof
+from fleetrun.doctor.findings import ERROR, OK, WARNING, Finding
+
+BUILD = Build("2.6.2", "/env/paddle", cuda="11.8", cudnn="8.6.0")
+PROOF = GpuProof(("gpu:0", "gpu:1"), program="/f/compute_check.py")
+FAILURE = GpuFailure("gpu:1", "convolution", "ended with 255", "words\nthe last word")
+
+
+def judged(proof: GpuProof, build: Build = BUILD) -> list[Finding]:
+    return list(proofs.judge(proof, build, "/env/bin/python"))
+
+
+def test_what_was_computed_is_said() -> None:
+    (found,) = judged(PROOF)
+    assert found.level == OK
+    assert found.seen == "a product, a convolution and a sum of 2 ranks on gpu:0, gpu:1"
+    (found,) = judged(PROOF._replace(devices=("gpu:0",)))
+    assert found.seen == "a product, a convolution on gpu:0"
+
+
+def test_each_library_that_is_missing_has_the_line_that_brings_it() -> None:
+    nccl, cudnn, other = judged(
+        PROOF._replace(
+            libraries=(
+                ("libnccl.so", "nvidia-nccl-cu11"),
+                ("libcudnn.so", "nvidia-cudnn-cu11<9"),
+                ("libflash.so", ""),
+            ),
+            # Who failed by it is no other finding.
+            failure=FAILURE._replace(words="library (libcudnn.so) that Paddle depends on"),
+        )
+    )
+    assert {one.level for one in (nccl, cudnn, other)} == {ERROR}
+    link = "/env/bin/python /f/compute_check.py --link"
+    assert nccl.fix == f"/env/bin/python -m pip install 'nvidia-nccl-cu11' && {link}"
+    assert cudnn.fix == f"/env/bin/python -m pip install 'nvidia-cudnn-cu11<9' && {link}"
+    assert nccl.seen == "Paddle 2.6.2 wants libnccl.so, which is not found here"
+    assert "find / -name 'libflash.so*'" in other.fix
+
+
+def test_a_step_that_fails_is_an_error_with_the_last_words() -> None:
+    (found,) = judged(PROOF._replace(failure=FAILURE))
+    assert (found.check, found.level) == ("Paddle on the GPUs", ERROR)
+    assert found.seen == "convolution on gpu:1 ended with 255: the last word"
+    (found,) = judged(PROOF._replace(failure=FAILURE._replace(words="", meaning="It is old.")))
+    assert found.seen.endswith("ended with 255: it said nothing")
+    assert found.means == "It is old."
+
+
+def test_a_sum_that_fails_asks_for_another_way_of_nccl() -> None:
+    (found,) = judged(PROOF._replace(failure=FAILURE._replace(step="sum of the ranks")))
+    assert found.fix.startswith("--nccl P2P_DISABLE=1")
+
+
+def test_what_could_not_be_tried_is_a_warning() -> None:
+    (found,) = judged(PROOF._replace(trouble="no process can be started"))
+    assert found.level == WARNING

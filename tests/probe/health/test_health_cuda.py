@@ -1,0 +1,61 @@
+"""How CUDA's driver library starts: in a child, which may crash or hang."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any
+
+from nvmls import FakeCuda, hang
+
+from fleetrun.probe.health import cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pytest
+
+
+def crash() -> int:
+    """End as a library that touches memory that is not its own."""
+    os.kill(os.getpid(), 11)
+    raise AssertionError
+
+
+def read(init: Callable[[], int] = lambda: 0, **options: Any) -> Any:
+    return cuda.read(lambda: FakeCuda(init), root="/nowhere", **options)
+
+
+def test_gpus_are_counted_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = read()
+    assert (found.code, found.gpus, found.trouble) == (0, 2, "")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_an_error_has_its_number_and_name() -> None:
+    found = read(lambda: 803)
+    assert (found.code, found.name) == (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
+
+
+def test_a_library_that_crashes_or_hangs_is_told_and_left() -> None:
+    assert read(crash).trouble == "the process that asks it was killed by SIGSEGV"
+
+    def stay() -> int:
+        hang()
+        return 0
+
+    assert read(stay, timeout_s=0.2).trouble.startswith("cuInit has not answered within 0.2 s")
+
+
+def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
+    found = cuda.read(lambda: ctypes.CDLL("libcuda-of-nobody.so.1"), root=str(tmp_path))
+    assert found.trouble.startswith("libcuda-of-nobody.so.1: cannot open")
+    assert not found.has_uvm
+
+
+def test_the_device_file_that_only_cuda_needs_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia-uvm").touch()
+    assert cuda.read(FakeCuda, root=str(tmp_path)).has_uvm
