@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun import engines, modes, planner, probe
 from fleetrun.doctor import (
+    accelerators,
     findings,
     gpus,
     machine,
@@ -24,7 +25,7 @@ from fleetrun.doctor import (
 from fleetrun.doctor.facts import HostDescription, Transfer, Transfers
 from fleetrun.engines.ports import HeldPorts
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan import devices, hosts, secrets
+from fleetrun.plan import devices, hosts, kinds, secrets
 from fleetrun.plan.visible import visible
 from fleetrun.probe import tcp
 from fleetrun.probe.health import gpu_proof as proof_reader
@@ -60,8 +61,9 @@ class _JobChecks(NamedTuple):
 
     roster: Roster | None = None
     ranks: int = 1
-    # The GPUs that its ranks here have, as the user knows them.
-    gpus: tuple[str, ...] = ()
+    # The kind of devices that its ranks here have, and those, as the user knows them.
+    kind: str = "cpu"
+    devices: tuple[str, ...] = ()
     peer_interface: str | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -100,7 +102,7 @@ def examine(
     is_proven = is_alike and proof is not None and not proof.failure and not proof.trouble
     found = [
         *job.findings,
-        *gpus.judge(cards),
+        *gpus.judge(cards, has_others=job.kind not in {"cpu", "gpu"}),
         *software.judge(
             programs,
             cards,
@@ -140,14 +142,14 @@ def _proof(
     say: Callable[[str], None] | None,
 ) -> GpuProof | None:
     """Let Paddle compute on the job's first GPUs, two at most; None where it has none to use."""
-    if not job.gpus or programs.build is None or not programs.build.cuda:
+    if job.kind != "gpu" or not job.devices or programs.build is None or not programs.build.cuda:
         return None
     if start is None or start.trouble or start.code:
         return None
     if say is not None:
         say("Trying Paddle on the GPUs, which takes some seconds.")
     # Of several instances (MIG) CUDA shows a process one.
-    gpus = job.gpus[: 1 if any(gpu.startswith("MIG-") for gpu in job.gpus) else 2]
+    gpus = job.devices[: 1 if any(gpu.startswith("MIG-") for gpu in job.devices) else 2]
     mine = {
         devices.ORDER: devices.DRIVERS_ORDER,
         **environ,
@@ -211,14 +213,14 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
         means = "a launch of this command line ends with that sentence"
         return _JobChecks(findings=(findings.error("job", words, means, "fleetrun --dry-run ..."),))
     ranks = [process.rank for process in plan.processes if process.rank is not None]
-    devices = [device for rank in ranks for device in rank.devices]
     several = f" on {len(roster.members)} hosts" if len(roster.members) > 1 else ""
     count = f"{len(plan.ranks)} process{'es' * (len(plan.ranks) > 1)}"
     seen = f"{count}{several}, {len(plan.processes)} here"
     return _JobChecks(
         roster=roster,
         ranks=len(plan.processes),
-        gpus=tuple(device.id for device in devices if device.kind == "gpu"),
+        kind=share.kind,
+        devices=tuple(device.id for rank in ranks for device in rank.devices),
         peer_interface=facts.peer_interface,
         findings=(
             findings.ok("job", seen),
@@ -226,6 +228,7 @@ def _job(request: Request, environ: Mapping[str, str], cards: Gpus) -> _JobCheck
                 findings.warning("job", note, "it changes what the job uses", "fleetrun --dry-run")
                 for note in facts.notes
             ),
+            *accelerators.judge(facts.paddle_counts, facts.absent),
         ),
     )
 
@@ -272,38 +275,37 @@ def _card(hostname: str, programs: Software, cards: Gpus) -> HostDescription:
 def _allreduce(request: Request, job: _JobChecks, environ: Mapping[str, str]) -> Transfers:
     """Let two ranks here, or one on each of the hosts, sum numbers; return what they measured."""
     ranks = 2 if job.roster is None else max(len(job.roster.members), 2)
-    backend = "nccl" if job.gpus else "gloo"
+    backend = kinds.backends(job.kind)[0]
     if job.roster is None:
         return Transfers(backend, ranks, trouble="the job cannot be planned; see above")
     with tempfile.TemporaryDirectory(prefix="fleetrun-doctor-") as folder:
         out = Path(folder) / "measured.json"
         checker = Path(__file__).parent / "inject" / "allreduce_check.py"
         words = [
-            *_launch_options(request, job.roster, job.gpus),
+            *_launch_options(request, job.roster, job),
             f"--log_dir={folder}/log",
             "--banner=none",
             str(checker),
             str(out),
         ]
         variables = dict(environ)
-        if len(job.gpus) == 1 and len(job.roster.members) == 1:
-            # NCCL connects no two ranks on one GPU.
-            variables["CUDA_VISIBLE_DEVICES"] = ""
         return _measured(words, variables, out, Transfers(backend, ranks))
 
 
-def _launch_options(request: Request, roster: Roster, gpus: Sequence[str]) -> Sequence[str]:
-    """Return the options with which the ranks that are measured are launched."""
+def _launch_options(request: Request, roster: Roster, job: _JobChecks) -> Sequence[str]:
+    """Return the options with which the ranks that are measured are launched, as JOB's would be."""
     words = [f"--env={name}={value}" for name, value in request.env]
     words += [f"--nccl={name}={value}" for name, value in request.nccl]
     if len(roster.members) > 1:
         words.append(f"--ips={','.join(each.host for each in roster.members)}")
         words.append(f"--start_port={min(roster.members[roster.me].ports)}")
         words.append(f"--host={roster.members[roster.me].host}")
-        return [*words, f"--gpus={gpus[0]}" if gpus else "--nproc_per_node=1"]
-    if len(gpus) > 1:
-        return [*words, f"--gpus={','.join(gpus[:2])}"]
-    return [*words, "--nproc_per_node=2"]
+        words.append("--nproc_per_node=1")
+        return [*words, f"--{job.kind}s={job.devices[0]}"] if job.devices else words
+    if len(job.devices) > 1:
+        return [*words, f"--{job.kind}s={','.join(job.devices[:2])}"]
+    # NCCL connects no two ranks on one GPU.
+    return [*words, "--nproc_per_node=2", "--device_kind=cpu"]
 
 
 def _measured(

@@ -65,10 +65,10 @@ _STARTS = {
 _OWN_SHARE = 0.05
 
 
-def judge(found: Gpus) -> Iterator[Finding]:
-    """Yield what FOUND means."""
+def judge(found: Gpus, *, has_others: bool = False) -> Iterator[Finding]:
+    """Yield what FOUND means on a host that HAS_OTHERS, devices of another kind."""
     if not found.has_driver:
-        yield ok("GPUs", "no NVIDIA driver: ranks run on the CPU")
+        yield ok("GPUs", f"no NVIDIA driver{'' if has_others else ': ranks run on the CPU'}")
         return
     if not found.has_files:
         yield warning(

@@ -69,7 +69,7 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
         groups: tuple[tuple[Device, ...], ...] = (chosen,)
     else:
         groups = _groups(request, chosen, processes, kind)
-    notes = (*of_kind, *notes, *_idle(chosen, groups, kind))
+    notes = (*of_kind, *notes, *_idle(chosen, groups, kind), *_unseen(request, kind))
     backend = _backend(request, kind)
     if backend == "gloo":
         notes = (
@@ -102,6 +102,14 @@ def _instances(
         )
         return (said, nccl)
     return (said,)
+
+
+def _unseen(request: Request, kind: str) -> tuple[str, ...]:
+    """Return that nobody can tell whether devices of KIND compute, where hangs are looked for."""
+    if kind == "gpu" or not request.hang_timeout_s:
+        return ()
+    said = f"ranks that only wait for theirs count as hung after {request.hang_timeout_s:g} s"
+    return (f"Whether {label(kind)}s compute is not known: {said} (--hang_timeout).",)
 
 
 def is_drivers_order(request: Request, environ: Mapping[str, str]) -> bool:

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.plan.kinds import label
 from fleetrun.postmortem import causes, kernelfacts, lastlines
 from fleetrun.records import names, reportfile, variables
 from fleetrun.records.errorfile import ErrorReport, read_error
@@ -16,7 +17,7 @@ from fleetrun.run.events import Exited, signal_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fleetrun.model import LaunchPlan
+    from fleetrun.model import LaunchPlan, RankSpec
     from fleetrun.postmortem.causes import KnownFailure
     from fleetrun.postmortem.kernelfacts import Baseline
     from fleetrun.records.folder import Folder
@@ -173,9 +174,13 @@ def _slow_end(outcome: Outcome, culprit: Exited, failed_at: float) -> list[str]:
 
 def _devices(plan: LaunchPlan, exited: Exited) -> str:
     rank = plan.processes[exited.process].rank
-    devices = () if rank is None else rank.devices
-    ids = ", ".join(device.id for device in devices)
-    return f"{devices[0].kind.upper()} {ids}" if devices else ""
+    return "" if rank is None else devices_of(rank)
+
+
+def devices_of(rank: RankSpec) -> str:
+    """Name the devices of RANK; nothing: it has none."""
+    ids = ", ".join(device.id for device in rank.devices)
+    return f"{label(rank.devices[0].kind)} {ids}" if ids else ""
 
 
 def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victim, ...]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from fleetrun.plan.visible import visible
 from fleetrun.postmortem import causes
-from fleetrun.records.names import listed
+from fleetrun.postmortem.investigation import devices_of
+from fleetrun.records.names import listed, spec_label
 from fleetrun.run.events import (
     Exited,
     GatherFailed,
@@ -19,9 +20,10 @@ from fleetrun.run.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
+    from fleetrun.model import RankSpec
     from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
     from fleetrun.run.children import Leftover
     from fleetrun.run.events import Outcome
@@ -50,9 +52,16 @@ _FORK = (
 
 
 def verdict(
-    outcome: Outcome, findings: Investigation, labels: Sequence[str], shown: AbstractSet[int]
+    outcome: Outcome,
+    findings: Investigation,
+    labels: Sequence[str],
+    shown: AbstractSet[int],
+    ranks: Sequence[RankSpec] = (),
 ) -> str:
-    """Return the report; the output of the processes in SHOWN is on the console already."""
+    """Return the report; the output of the processes in SHOWN is on the console already.
+
+    RANKS are those of all hosts.
+    """
     lines = []
     match outcome.cause:
         case Exited(process=process) if findings.culprit is not None:
@@ -61,7 +70,7 @@ def verdict(
         case Exited() as culprit:
             lines.append(f"{culprit.describe()}.")
         case Hung() as hang:
-            lines += _hang(hang)
+            lines += _hang(hang, {spec_label(rank): devices_of(rank) for rank in ranks})
         case Refuted(faults=faults):
             lines += _refuted(faults)
         case PeerFailed() as elsewhere:
@@ -132,14 +141,16 @@ def _attempts(outcome: Outcome, labels: Sequence[str], said: Sequence[str]) -> l
     return lines
 
 
-def _hang(hang: Hung) -> list[str]:
-    """Return where the ranks stand, those that stand elsewhere than the rest first."""
+def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
+    """Return where the ranks stand, with their DEVICES; those elsewhere than the rest first."""
     missed = _MISSED.get(hang.sign, _MISSED["life"])
     lines = [f"The job hung: for {hang.seconds:.0f} s {missed}."]
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
-        lines.append(f"    {_sentence(listed(who))} {stand} in {where}{alone}.")
+        device = devices.get(who[0], "") if len(who) == 1 else ""
+        on = f" ({device})" if device else ""
+        lines.append(f"    {_sentence(listed(who))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
     lines += [

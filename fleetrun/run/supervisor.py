@@ -195,7 +195,9 @@ class Supervisor:
             findings = self._investigate(self._outcome)
             from fleetrun.postmortem import report  # only after a failure
 
-            self._show(report.verdict(self._outcome, findings, self._labels, frozenset(shown)))
+            ranks = self._plan.ranks if self._has_plan else ()
+            told = report.verdict(self._outcome, findings, self._labels, frozenset(shown), ranks)
+            self._show(told)
             for index in self._outcome.stuck:
                 self._say_where_it_stands(index)
             self._deliver()

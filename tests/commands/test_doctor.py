@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import ports
 import pytest
 from commandline import Command, fleetrun
+from fake_paddles import fake_paddle, plugins
 from lab import is_root
 from waiting import LONG_S, TRAINING_S, until
 
@@ -119,6 +120,24 @@ def test_a_port_that_is_taken_is_an_error_with_its_holder(tmp_path: Path) -> Non
         (found,) = findings(run(tmp_path, "--json", f"--start_port={port}"), "port")
     assert found["level"] == "error"
     assert f"{port} is taken by pid {os.getpid()}" in found["seen"]
+
+
+def test_devices_of_a_plugin_are_found_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    paths = f"{fake_paddle(tmp_path)}:{ROOT}"
+    env = {"PYTHONPATH": paths, "CUSTOM_DEVICE_ROOT": plugins(tmp_path, "foo 2", "mlu 0")}
+    done = run(tmp_path, "--json", env=env)
+    assert findings(done, "job")[0]["seen"] == "2 processes, 2 here"
+    assert findings(done, "FOOs")[0]["seen"].startswith("2 of Paddle's kind foo")
+    (found,) = findings(done, "MLUs")
+    assert (found["level"], found["mend"][:22]) == ("warning", "ls /dev/cambricon_dev*")
+    (gpus,) = findings(done, "GPUs")
+    assert "CPU" not in gpus["seen"]
+    done = run(tmp_path, "--json", "--npus=0", env=env)
+    (found,) = findings(done, "job")
+    assert (found["level"], "no plug-in for NPUs (it has FOOs, MLUs)" in found["seen"]) == (
+        "error",
+        True,
+    )
 
 
 def test_two_fleetruns_on_path_are_a_warning_and_paddles_first_an_error(tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def test_gpus_that_are_well_have_nothing_to_mend() -> None:
 
 
 def test_without_a_driver_there_is_nothing_to_judge() -> None:
-    assert [one.level for one in judged(Gpus(has_driver=False))] == [OK]
+    without = Gpus(has_driver=False)
+    (found,) = judged(without)
+    assert (found.level, found.seen) == (OK, "no NVIDIA driver: ranks run on the CPU")
+    assert [one.seen for one in gpus.judge(without, has_others=True)] == ["no NVIDIA driver"]
 
 
 def test_a_driver_that_tells_next_to_nothing_is_no_fault() -> None:

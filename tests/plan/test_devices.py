@@ -595,6 +595,15 @@ def test_an_option_for_a_kind_that_nobody_knows_is_a_slip(
     assert str(caught.value) == f"no such option: --{kind}s{ending}"
 
 
+def test_hangs_are_looked_for_without_the_devices_of_a_plugin_and_that_is_said() -> None:
+    (note,) = share(a_request(hang_timeout_s=60.0), plugged(mlu=2)).notes
+    assert note == (
+        "Whether MLUs compute is not known: ranks that only wait for theirs count as hung after "
+        "60 s (--hang_timeout)."
+    )
+    assert share(a_request(hang_timeout_s=60.0), some_facts(2)).notes == ()
+
+
 def test_which_devices_of_a_plugin_are_free_is_not_known() -> None:
     with pytest.raises(UsageError, match="which MLUs are free is not known; name them"):
         share(a_request(devices="free", device_kind="mlu"), plugged(mlu=2))

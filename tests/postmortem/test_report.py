@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.model import ExitStatus
+from fleetrun.model import Device, Endpoint, ExitStatus, RankSpec
 from fleetrun.postmortem import causes, lastlines, report
 from fleetrun.postmortem.investigation import Culprit, Investigation, Victim
-from fleetrun.run.events import Exited, Outcome
+from fleetrun.run.events import Exited, Hung, Outcome
 
 CHAIN = """\
 Traceback (most recent call last):
@@ -138,6 +138,19 @@ def test_what_is_on_the_screen_is_not_said_again() -> None:
 def test_without_findings_the_verdict_is_still_there() -> None:
     outcome = Outcome(exited(2, 5.0))
     assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."
+
+
+def test_a_hung_job_names_the_device_of_a_rank_that_stands_alone() -> None:
+    where = ((("rank 1",), "wait (net.py:7)"), (("rank 0", "rank 2"), "step (train.py:9)"))
+    hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks")
+    endpoint = Endpoint("h", 1)
+    ranks = [
+        RankSpec("TRAINER", n, n, 0, (Device("mlu", f"{n + 4}", n),), endpoint) for n in (0, 1)
+    ]
+    told = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
+    assert "Rank 1 (MLU 5) stands in wait (net.py:7), elsewhere than the rest.\n" in told
+    assert "Ranks 0, 2 stand in step (train.py:9)." in told
+    assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
 
 
 def test_why_there_is_no_other_attempt_is_said_once() -> None:

@@ -1,0 +1,51 @@
+"""What the devices of Paddle's plug-ins mean, and signs of some that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetrun.doctor import accelerators
+from fleetrun.doctor.findings import OK, WARNING
+
+
+def test_a_plain_host_has_nothing_to_say() -> None:
+    assert list(accelerators.judge({}, {})) == []
+    # What keeps GPUs away is said with the GPUs.
+    assert list(accelerators.judge({}, {"gpu": "GPU 0 may not be opened"})) == []
+
+
+def test_each_kind_that_paddle_has_is_named() -> None:
+    found = list(accelerators.judge({"mlu": 4, "foo": 1}, {}))
+    assert [(one.check, one.level) for one in found] == [("MLUs", OK), ("FOOs", OK)]
+    assert found[0].seen == "4 of Paddle's kind mlu; ranks talk to each other by xccl"
+
+
+@pytest.mark.parametrize(
+    ("kind", "counts", "check", "fix"),
+    [
+        # A driver without its plug-in.
+        ("npu", {}, "NPUs", "pip install paddle-custom-npu  # of Paddle's own version"),
+        ("musa", {}, "MUSAs", "pip install the plug-in for MUSAs  # of Paddle's own version"),
+        # A plug-in without its device.
+        (
+            "npu",
+            {"npu": 0},
+            "NPUs",
+            "ls /dev/davinci*  # are they there, may this user open them, ",
+        ),
+        ("foo", {"foo": 0}, "FOOs", "look at the vendor's driver  # are they there, may this user"),
+        # Plug-ins of another Paddle.
+        (
+            "plug-in",
+            {},
+            "plug-ins",
+            "install the plug-in for this Paddle's version, or unset CUSTOM",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_with_what_mends_it(
+    kind: str, counts: dict[str, int], check: str, fix: str
+) -> None:
+    (found,) = accelerators.judge(counts, {kind: "why"})
+    assert (found.check, found.level, found.seen) == (check, WARNING, "why")
+    assert found.fix.startswith(fix)

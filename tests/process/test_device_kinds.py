@@ -1,0 +1,129 @@
+"""Launches on devices of Paddle's plug-ins, which a fake Paddle counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import ROOT, Command
+from fake_paddles import fake_paddle, plugins
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from commandline import Ended
+
+NAMES = "CUSTOM_DEVICE_ROOT PADDLE_DISTRI_BACKEND PADDLE_XCCL_BACKEND"
+# Each rank prints the variables that say what it trains on.
+SCRIPT = f"""
+for name in sorted(os.environ):
+    if name.startswith("FLAGS_selected_") or name in {NAMES.split()}:
+        print(f"{{rank}}: {{name}}={{os.environ[name]}}", flush=True)
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Make the environment of a host whose Paddle has four MLUs."""
+    return {
+        "PYTHONPATH": f"{fake_paddle(tmp_path)}:{ROOT}",
+        "CUSTOM_DEVICE_ROOT": plugins(tmp_path, "mlu 4 MLU_VISIBLE_DEVICES"),
+    }
+
+
+def launched(folder: Path, env: dict[str, str], *options: str) -> Ended:
+    """Run ranks that print what they train on, without a number of processes."""
+    job = Command.python(folder, SCRIPT, "--tee=all", *options)
+    job.argv = [word for word in job.argv if word not in {"--nproc_per_node=2", "--quiet"}]
+    return job.finish(job.start(env=env))
+
+
+def printed(ended: Ended, rank: int) -> dict[str, str]:
+    """Return the variables that RANK has printed."""
+    lines = [line.partition(f"{rank}: ")[2] for line in ended.out.decode().splitlines()]
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_every_device_of_a_plugin_gets_a_rank(tmp_path: Path, env: dict[str, str]) -> None:
+    foreign = {"FLAGS_selected_npus": "7", "FLAGS_selected_mlus": "3"}
+    ended = launched(tmp_path, env | foreign)
+    assert ended.code == 0
+    assert "devices mlu 0-3; backend xccl" in ended.said
+    for rank in range(4):
+        assert printed(ended, rank) == {
+            "CUSTOM_DEVICE_ROOT": env["CUSTOM_DEVICE_ROOT"],
+            "FLAGS_selected_accelerators": str(rank),
+            "FLAGS_selected_mlus": str(rank),
+            "PADDLE_DISTRI_BACKEND": "xccl",
+            "PADDLE_XCCL_BACKEND": "mlu",
+        }
+
+
+@pytest.mark.parametrize(
+    ("options", "extra", "selected"),
+    [
+        (["--mlus", "0,2"], {}, ["0", "2"]),
+        (["--gpus", "1,3"], {"PADDLE_XCCL_BACKEND": "mlu"}, ["1", "3"]),
+        (["--devices=1", "--ips=127.0.0.1"], {"PADDLE_XCCL_BACKEND": "mlu"}, ["1"]),
+        (["--mlus=7"], {"MLU_VISIBLE_DEVICES": "5,7"}, ["1"]),
+    ],
+)
+def test_devices_are_named_as_with_paddles_launcher(
+    tmp_path: Path,
+    env: dict[str, str],
+    options: list[str],
+    extra: dict[str, str],
+    selected: list[str],
+) -> None:
+    ended = launched(tmp_path, env | extra, *options)
+    assert ended.code == 0
+    found = [printed(ended, rank)["FLAGS_selected_mlus"] for rank in range(len(selected))]
+    assert found == selected
+
+
+def test_ranks_on_the_cpu_load_no_plugin(tmp_path: Path, env: dict[str, str]) -> None:
+    ended = launched(tmp_path, env, "--device_kind=cpu")
+    assert "devices none (CPU); backend gloo" in ended.said
+    assert printed(ended, 0) == {"CUSTOM_DEVICE_ROOT": "", "PADDLE_DISTRI_BACKEND": "gloo"}
+
+
+def test_a_kind_that_is_not_paddles_first_has_a_folder_of_its_own(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    library = os.path.join(env["CUSTOM_DEVICE_ROOT"], "lib-npu.so")
+    with open(library, "w", encoding="utf-8") as file:
+        file.write("npu 1")
+    ended = launched(tmp_path, env, "--device_kind=npu")
+    found = printed(ended, 0)
+    assert found["FLAGS_selected_npus"] == "0"
+    folder = found["CUSTOM_DEVICE_ROOT"]
+    assert [name for name in os.listdir(folder) if name.endswith(".so")] == ["lib-npu.so"]
+    assert os.path.realpath(os.path.join(folder, "lib-npu.so")) == os.path.realpath(library)
+
+
+def test_a_host_without_the_device_that_is_asked_for_starts_nothing(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    ended = launched(tmp_path, env | {"PADDLE_XCCL_BACKEND": "sdaa"}, "--devices=0,1")
+    assert ended.code == 3
+    assert "has no plug-in for SDAAs (it has MLUs); leave" in ended.said
+
+
+def test_a_failure_names_the_device(tmp_path: Path, env: dict[str, str]) -> None:
+    code = "sys.exit(7 if rank == 1 else 0)"
+    job = Command.python(tmp_path, code, "--mlus=1,3")
+    ended = job.finish(job.start(env=env))
+    assert ended.code == 7
+    assert "(MLU 3), pid" in ended.said
+    (run,) = (tmp_path / "log/runs").iterdir()
+    assert json.loads((run / "report.json").read_text())["culprit"]["devices"] == "MLU 3"
+
+
+def test_a_dry_run_plans_on_any_kind_that_is_assumed(tmp_path: Path) -> None:
+    env = {"FLEETRUN_ASSUME_DEVICES": "foo:8", "PATH": os.environ["PATH"]}
+    job = Command.python(tmp_path, SCRIPT, "--dry-run", ranks=8)
+    ended = job.finish(job.start(env=env))
+    assert ended.code == 0
+    assert b"FLAGS_selected_foos" in ended.out
