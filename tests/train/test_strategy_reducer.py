@@ -109,6 +109,25 @@ def test_paddles_reducer_averages_what_is_plain_where_only_bytes_are_asked_for(
     assert "as built: Paddle's own reducer" in knob["evidence"]
 
 
+@pytest.mark.parametrize("version", PYTHONS)
+def test_odd_backwards_are_averaged_right_or_refused_where_paddles_reducer_has_them(
+    version: str, tmp_path: Path
+) -> None:
+    # After update 4 nothing is compared before update 8.
+    asked = {"fuse_grad_size_in_MB": 0.0003}
+    ranks = train(
+        PYTHONS[version], "odd_backwards.py", tmp_path / "ours", asked, check_ranks="auto"
+    )
+    for models, stopped in ranks:
+        for way, model in models.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), way
+            assert model["weights"] == ranks[0][0][way]["weights"], way
+            assert model["seen"] == [True, True, False, True, False, False, False, True], way
+        # As fleetrun's own reducer says.
+        assert "had a gradient on every rank at first and has none now" in stopped["left_out"]
+        assert "a recomputed layer that is used twice" in stopped["twice"]
+
+
 # The first of these are Paddle's reducer, until a model is cast.
 _ASKED = [{"fuse_grad_size_in_MB": 0.0003}, {"fuse_grad_size_in_num": 3}]
 

@@ -5,18 +5,22 @@ backward. And Paddle's is wrong, or waits for ever, where a gradient is strided,
 rank, or computed in several goes, which nobody knows before. So ours averages the first backwards
 and looks at them. Paddle's gets the next ones if all was plain on all ranks. Ours has those after
 which ranks are compared, looks again, and takes back what is not plain any more.
+
+In between, matrices are made contiguous before Paddle's sees them, and a list tells which gradients
+a backward has computed. What it has left out (it raised, or a layer was not used) this rank sends
+as zeros: the other ranks wait for it, and Paddle's reducer is unusable as long as it waits itself.
 """
 
 from __future__ import annotations
 
-import functools
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import settings
 from ..paddle_api import tensors
 from . import backward
-from .reducer import Reducer, weakly
+from .reducer import Reducer, missing_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +33,7 @@ _LOOKS = 2
 # took 1.15 times as long with gradients of 2 KB, 1.08 with 8 KB, 0.78 with 33 KB and 131 KB (two
 # CPU ranks, Paddle 3.3.1). On devices copies cost little, and Python as much as ever.
 _SMALL = 16 * 1024
+_is_frozen = operator.attrgetter("stop_gradient")
 # What Paddle's reducer can do, too. Whatever else of communication is asked for, it cannot.
 _BYTES = frozenset(("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "last_comm_group_size_MB"))
 
@@ -54,52 +59,18 @@ def suffices(asked: Iterable[str]) -> bool:
     )
 
 
-class Look:
-    """Looks at what the next backward does to the gradients of PARAMETERS; `end` ends that.
+def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
+    """Whether a backward has computed each gradient of PARAMETERS once, dense and row by row.
 
-    FOLLOWS_FORWARD: there was no other backward since the last forward.
+    COMPUTED has the id of a parameter for each gradient that it has computed.
     """
-
-    def __init__(self, parameters: Sequence[Any], *, follows_forward: bool) -> None:
-        self._parameters = parameters
-        self._follows_forward = follows_forward
-        self._counts = [0] * len(parameters)
-        self._nested = backward.nested_count()
-        # Neither the address nor the in-place version of a gradient tells that it was added to.
-        self._hooks = [
-            parameter.register_hook(functools.partial(_count, self._counts, place))
-            for place, parameter in enumerate(parameters)
-        ]
-
-    def end(self) -> None:
-        """Count no more."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
-    def has_gradients(self) -> bool:
-        """Whether the backward has computed any of the gradients."""
-        return any(self._counts)
-
-    def is_plain(self) -> bool:
-        """Whether it has computed each of them, once, densely and in row-major order."""
-        return (
-            self._follows_forward
-            and all(count == 1 for count in self._counts)
-            and backward.nested_count() == self._nested
-            and all(
-                not gradient.is_selected_rows()
-                and gradient.is_contiguous()
-                and gradient.dtype == parameter.dtype
-                for gradient, parameter in zip(
-                    tensors.gradients(self._parameters), self._parameters
-                )
-            )
-        )
-
-
-def _count(counts: list[int], place: int, _gradient: Any) -> None:
-    counts[place] += 1
+    # Neither the address nor the in-place version of a gradient tells that it was added to.
+    return sorted(computed) == sorted(map(id, parameters)) and all(
+        not gradient.is_selected_rows()
+        and gradient.is_contiguous()
+        and gradient.dtype == parameter.dtype
+        for gradient, parameter in zip(tensors.gradients(parameters), parameters)
+    )
 
 
 class PaddlesReducer:
@@ -115,6 +86,8 @@ class PaddlesReducer:
         self._limits = most, last
         self._init_reducer = init_reducer
         self._made: Any = None
+        # What makes gradients contiguous.
+        self._hooks: list[Any] = []
         # The bytes of each bucket, in the order in which they are sent; as built.
         self.bucket_bytes: list[int] = []
 
@@ -144,11 +117,38 @@ class PaddlesReducer:
         for each in trained:
             # Their hooks in C++ refer to it without holding it, and they may outlive the model.
             weakref.finalize(each, _let_go, self._made).atexit = False
+        # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
+        contiguous = tensors.tensor_class().contiguous
+        self._hooks = [each.register_hook(contiguous) for each in trained if each.ndim > 1]
         return True
+
+    def retire(self) -> None:
+        """Leave all that is to come to another reducer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Let it average the backward of OUTPUTS."""
         self._made.prepare_for_backward(outputs)
+
+    def complete(self, parameters: Sequence[Any]) -> None:
+        """Let it average PARAMETERS, too, to whose gradients its backward has added nothing."""
+        import paddle
+
+        before = tensors.gradients(parameters)
+        frozen = [each for each in parameters if each.stop_gradient]
+        for each in frozen:
+            each.stop_gradient = False
+        with backward.unobserved(), paddle.enable_grad():
+            # It goes by its own hooks, which only a backward calls.
+            zeros = [(each * 0).sum().astype("float32") for each in parameters]
+            paddle.autograd.backward([paddle.add_n(zeros)])
+        for each in frozen:
+            each.stop_gradient = True
+        for each, gradient in zip(parameters, before):
+            if gradient is None:
+                each.clear_gradient(False)
 
 
 def _let_go(_reducer: Any) -> None:
@@ -158,19 +158,18 @@ def _let_go(_reducer: Any) -> None:
 class SparingReducer(Reducer):
     """Averages the first backwards and those that are checked, and lets PADDLES have the others.
 
-    It hears of no gradient, and sends all buckets when a backward has ended, unless PADDLES has
-    turned out not to do: from then on it is as any other. OPTIONS are those of a `Reducer`.
+    It sends all buckets when a backward has ended, unless PADDLES has turned out not to do: from
+    then on it is as any other. OPTIONS are those of a `Reducer`.
     """
 
     def __init__(self, *args: Any, paddles: PaddlesReducer, **options: Any) -> None:
         self._paddles: PaddlesReducer | None = paddles
-        self._look: Look | None = None
         # Whether Paddle's has the backward of the last forward; and the one that runs.
         self._is_paddles_turn = self._runs_paddles = False
-        # The backward that runs has come to this model: it may be that of another one.
-        self._is_reached = False
-        # The last backward that was looked at.
-        self._is_plain = False
+        # Whether the backward that runs is the first one since the last forward.
+        self._follows_forward = False
+        # Whether the last backward of ours was plain, and all of Paddle's since the one before.
+        self._is_plain = self._were_plain = True
         super().__init__(*args, **options)
 
     @property
@@ -181,10 +180,6 @@ class SparingReducer(Reducer):
     @property
     def _reuses_memory(self) -> bool:
         return self._paddles is None and super()._reuses_memory
-
-    def _watch(self, parameter: Any) -> None:
-        if self._paddles is None:
-            super()._watch(parameter)
 
     def _expect_last(self, parameter: Any) -> None:
         if self._paddles is None:
@@ -198,15 +193,17 @@ class SparingReducer(Reducer):
                 self.bytes_as_built is not None
                 and self.backwards >= _LOOKS
                 and not self._check.is_due(self.backwards)
+                # Paddle's believes the first graph that it sees.
+                and not any(map(_is_frozen, self.parameters))
             )
-
-    def _note_reached(self) -> None:
-        self._is_reached = True
 
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Let Paddle's reducer have the backward of OUTPUTS, if it is its turn."""
         if self._is_paddles_turn and self._paddles is not None:
-            self._paddles.prepare_for_backward(outputs)
+            # Of outputs without gradients, too: that nothing is used.
+            self._is_paddles_turn = not all(each.stop_gradient for each in outputs)
+            if self._is_paddles_turn:
+                self._paddles.prepare_for_backward(outputs)
 
     def share_parameters(self) -> None:
         """Prepare for another model that has some of the same parameters."""
@@ -228,38 +225,81 @@ class SparingReducer(Reducer):
         if self._is_paddles_turn and self._is_armed:
             if self._is_awaited:
                 self._runs_paddles = True
-                self._is_reached = False
+                self._arrivals.clear()
+                self._nested = backward.nested_count()
                 return
             # Paddle's has averaged the only backward of a forward that it averages.
             self._take_back()
-        was_awaited = self._is_awaited
+        self._follows_forward = self._is_awaited
         super().begin()
-        if self._paddles is not None and self._is_active:
-            self._look = Look(self.parameters, follows_forward=was_awaited)
 
     def finish(self) -> None:
         """Send everything and wait for it, unless Paddle's reducer has."""
-        look, self._look = self._look, None
         if self._runs_paddles:
             self._runs_paddles = False
-            if self._is_reached:
-                self._is_awaited = False
-                self.backwards += 1
-        elif look is None:
+            self._finish_paddles()
+        elif self._paddles is None or not self._is_active:
             super().finish()
         else:
-            look.end()
-            if look.has_gradients():
+            computed = self._arrivals.take()
+            if computed:
                 self._is_active = self._is_awaited = False
-                self._is_plain = look.is_plain()
+                self._is_plain = (
+                    self._were_plain
+                    and self._follows_forward
+                    and backward.nested_count() == self._nested
+                    and is_plain(self.parameters, computed)
+                )
+                self._were_plain = True
                 self.flush()
 
+    def _finish_paddles(self) -> None:
+        """See that Paddle's reducer has averaged everything in a backward that has ended.
+
+        Raises RuntimeError if the backward has left a gradient out.
+        """
+        computed = self._arrivals.take()
+        if not computed:
+            # It was that of another model.
+            return
+        self._is_awaited = False
+        self.backwards += 1
+        if backward.nested_count() != self._nested:
+            self._were_plain = False
+        # All of them are there once, or Paddle's would have raised.
+        if len(computed) == len(self.parameters):
+            return
+        missing = self._complete(computed)
+        self._take_back()
+        trained = [each for each in missing if not each.stop_gradient]
+        if trained:
+            raise missing_gradient(trained[0])
+
+    def _complete(self, computed: Sequence[int]) -> list[Any]:
+        """Let Paddle's reducer end a backward that has only COMPUTED these; return the others."""
+        missing = [each for each in self.parameters if id(each) not in set(computed)]
+        if self._paddles is not None and missing:
+            self._paddles.complete(missing)
+        return missing
+
     def abandon(self) -> None:
-        """Drop the works under way."""
-        self._runs_paddles = False
-        if self._look is not None:
-            self._look.end()
-            self._look = None
+        """Drop the works under way.
+
+        Raises RuntimeError if Paddle's reducer could not do what this one does.
+        """
+        if self._runs_paddles:
+            self._runs_paddles = False
+            computed = self._arrivals.take()
+            if len(computed) > len(set(computed)):
+                message = (
+                    "fleetrun: a parameter got a second gradient in one backward, of a recomputed"
+                    " layer that is used twice, which Paddle's own reducer cannot average:"
+                    " --strategy=recommended keeps fleetrun's."
+                )
+                raise RuntimeError(message)
+            if computed:
+                self._is_awaited = False
+                self._complete(computed)
         super().abandon()
 
     def _conclude(self) -> None:
@@ -269,7 +309,6 @@ class SparingReducer(Reducer):
         is_made = self.bytes_as_built is not None
         if self._is_plain and not is_made:
             is_made = self._paddles.make([each for each in self._all if tensors.is_trained(each)])
-            tensors.on_gradient(self.parameters[0], weakly(self._note_reached))
         # All ranks or none.
         if self._communicators[0].sum_integers([self._is_plain and is_made])[0] < self._nranks:
             self._take_back()
@@ -278,6 +317,7 @@ class SparingReducer(Reducer):
         """Average all backwards from now on."""
         if self._paddles is None:
             return
+        self._paddles.retire()
         self._paddles = None
         self._is_paddles_turn = False
         self._arrange()

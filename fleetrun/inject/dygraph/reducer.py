@@ -76,6 +76,14 @@ def weakly(method: Callable[[], None]) -> Callable[..., None]:
     return hook
 
 
+def missing_gradient(parameter: Any) -> RuntimeError:
+    """Return the error of a backward that has left out PARAMETER for the first time."""
+    return RuntimeError(
+        f"fleetrun: the parameter {parameter.name} had a gradient on every rank at first"
+        " and has none now: build DataParallel with find_unused_parameters=True."
+    )
+
+
 class Reducer:
     """Takes the place of Paddle's own reducer in one `paddle.DataParallel`.
 
@@ -480,11 +488,7 @@ class Reducer:
         if parameter.stop_gradient:
             return
         if usage is None:
-            message = (
-                f"fleetrun: the parameter {parameter.name} had a gradient on every rank at first"
-                " and has none now: build DataParallel with find_unused_parameters=True."
-            )
-            raise RuntimeError(message)
+            raise missing_gradient(parameter)
         if usage[id(parameter)]:
             tensors.set_gradient(parameter, gradient)
 

@@ -1,0 +1,111 @@
+"""Trains models some of whose later backwards are odd, while Paddle's own reducer has them.
+
+Reports the weights beside those of one process with the batches of all ranks, and whether Python
+was asked for an allreduce in each update; and what stopped those that cannot be trained.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import paddle
+from counting import Meter  # type: ignore[import-not-found, unused-ignore]
+from paddle import nn
+from paddle.distributed.fleet.utils import recompute
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LATE, UPDATES = 5, 8
+paddle.distributed.init_parallel_env()
+
+
+class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Two layers and a matrix between them, which can be used in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 6), nn.Linear(6, 4)
+        self.weight = self.create_parameter([6, 6])
+
+    def middle(self, x: Any, way: str = "") -> Any:
+        """Multiply by the matrix; by its transpose, its gradient is strided."""
+        return (self.weight.T @ x.T).T if way == "strided" else x @ self.weight
+
+    def forward(self, x: Any, way: str = "") -> Any:
+        x = paddle.tanh(self.first(x))
+        if way == "raised":
+            x.register_hook(_raise)
+        if way == "twice":
+            x = recompute(self.middle, x)
+            return self.last(recompute(self.middle, x))
+        return self.last(x if way == "left_out" else self.middle(x, way))
+
+
+class BadGradientError(Exception):
+    """What a script raises in a backward and catches again."""
+
+
+def _raise(_gradient: Any) -> None:
+    raise BadGradientError
+
+
+def fail(out: Any) -> None:
+    """Run a backward of OUT that raises, as a script does that goes on with its next batch."""
+    try:
+        (out**2).mean().backward()
+    except Exception as error:
+        if "BadGradientError" not in repr(error):
+            raise
+
+
+def train(way: str, net: Any, model: Any, ranks: list[int], *, is_odd: Callable[[], bool]) -> Any:
+    """Train; return the weights, and which updates had an allreduce."""
+    optimizer = paddle.optimizer.Momentum(0.1, parameters=net.parameters())
+    drawn, meter = batches(ranks, 4, 8), Meter()
+    for update in range(1, UPDATES + 1):
+        odd = way if update >= LATE and is_odd() else ""
+        batch = next(drawn)
+        if odd == "raised":
+            fail(model(batch, odd))
+            optimizer.clear_grad()
+            odd = ""
+        if way == "frozen":
+            # As the other model of a GAN does for a while.
+            for each in net.parameters():
+                each.stop_gradient = True
+            model(batch)
+            batch.stop_gradient = False
+            (model(batch) ** 2).mean().backward()
+            for each in net.parameters():
+                each.stop_gradient = False
+        with meter.running():
+            (model(batch.detach(), odd) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.clear_grad(set_to_zero=update % 2 == 0)
+    return weights(net), [bool(count) for count in meter.allreduces]
+
+
+def trained(way: str, *, is_odd: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+    """Train by all ranks, and alone."""
+    net, alone = twins(Net)
+    found, seen = train(way, net, paddle.DataParallel(net), [rank], is_odd=is_odd)
+    expected, _ = train(way, alone, alone, [0, 1], is_odd=is_odd)
+    return {"weights": found, "seen": seen, "alone": expected}
+
+
+report: dict[str, Any] = {way: trained(way) for way in ("strided", "raised", "frozen")}
+report["strided here"] = trained("strided", is_odd=lambda: rank == 1)
+
+
+def why_not(way: str) -> str:
+    """Say what stops the training."""
+    try:
+        trained(way)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+write([report, {way: why_not(way) for way in ("left_out", "twice")}])
