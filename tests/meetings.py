@@ -26,7 +26,7 @@ class Meeting:
         token: str = "known to this test alone",  # noqa: S107 - as it says
     ) -> None:
         self.folder = folder
-        self._env = {"FLEETRUN_TOKEN": token} if token else {}
+        self.env = {"FLEETRUN_TOKEN": token} if token else {}
         self.script = script
         self.port = ports.free(1)[0]
         self.options = (f"--master=127.0.0.1:{self.port}", "--host=127.0.0.1", *options)
@@ -44,7 +44,7 @@ class Meeting:
         command = Command(own, self.script, *self.options, *more, ranks=1)
         command.argv.remove("--quiet")
         with (own / "said").open("wb") as said:
-            self.launchers.append(command.start(env=self._env, stdout=said, stderr=said))
+            self.launchers.append(command.start(env=self.env, stdout=said, stderr=said))
         self.commands.append(command)
         if not number:
             until(self._is_served)

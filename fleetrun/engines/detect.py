@@ -43,6 +43,8 @@ class ClusterRow(NamedTuple):
     local: tuple[str, ...] = ()
     # What all tasks of a run have in common and no other run has.
     run: tuple[str, ...] = ()
+    # What all tasks of a run have, and nobody else can know: the job's token.
+    token: tuple[str, ...] = ()
     # Where it starts one process only.
     is_alone: bool = False
     # And where fleetrun starts the others itself (remote/steps.py).
@@ -69,6 +71,8 @@ TABLE = (
         rank=("OMPI_COMM_WORLD_RANK",),
         local=("OMPI_COMM_WORLD_LOCAL_RANK",),
         run=("PMIX_NAMESPACE",),
+        # Of mpirun 4, 128 bits of chance (orte/util/pre_condition_transports.c).
+        token=("OMPI_MCA_orte_precondition_transports",),
         spread="mpirun -N 1 fleetrun ...",
     ),
     ClusterRow(
@@ -179,7 +183,7 @@ VARIABLES = frozenset(
         row.marks,
         tuple(name for name, _ in row.hosts),
         *(row.nnodes, row.node, row.tasks, row.tasks_here, row.tasks_each, row.rank, row.local),
-        *(row.run, row.job, row.step),
+        *(row.run, row.token, row.job, row.step),
     )
     for name in names
 )
@@ -223,6 +227,8 @@ class Detected(NamedTuple):
     local: int | None = None
     run: str = ""
     own: tuple[str, ...] = ()
+    # What nobody else knows, where the job has more hosts than this one.
+    token: str = ""
     # How to start one on each host, and whether fleetrun does it.
     spread: str = ""
     can_spread: bool = False
@@ -342,6 +348,9 @@ def _with_launchers(found: Detected, row: ClusterRow, environ: Mapping[str, str]
         found = found._replace(nnodes=total // found.here, nnodes_from=tasks)
     local = _first(environ, row.local)
     if local is not None:
+        token = _first(environ, row.token)
+        if token is not None and found.here is not None and found.here < total:
+            found = found._replace(token=token.value)
         own = (*row.rank, *row.local)
         run = "/".join(environ.get(name, "") for name in row.run)
         found = found._replace(local=_number(local), run=run, own=own)

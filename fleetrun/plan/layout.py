@@ -12,7 +12,21 @@ SERVER, TRAINER, HETER, COORDINATOR = "PSERVER", "TRAINER", "HETER_TRAINER", "CO
 
 LAST_PORT = 65535
 # Where launchers of several hosts meet, counted from the first port: ranks of no host have these.
-SESSION_PORTS = range(96, 100)
+_SESSION_PORTS = range(96, 100)
+
+
+def session_ports(first: int) -> tuple[int, ...]:
+    """Return at which ports launchers of several hosts may meet that count from FIRST.
+
+    >>> session_ports(6070)
+    (6166, 6167, 6168, 6169)
+    """
+    if first + _SESSION_PORTS[-1] > LAST_PORT:
+        raise UsageError(
+            f"--start_port={first}: launchers of several hosts meet at START+{_SESSION_PORTS[0]} "
+            f"to START+{_SESSION_PORTS[-1]}; give {LAST_PORT - _SESSION_PORTS[-1]} at most."
+        )
+    return tuple(first + one for one in _SESSION_PORTS)
 
 
 class ModeHosts(NamedTuple):
@@ -77,7 +91,7 @@ def ports(
         port = slot.port
         if port is None and first is not None:
             port = first + offset
-            while (slot.host, port) in taken or (several and port - first in SESSION_PORTS):
+            while (slot.host, port) in taken or (several and port - first in _SESSION_PORTS):
                 port += 1
             if not 1 <= port <= LAST_PORT:
                 raise UsageError(

@@ -5,6 +5,8 @@ together, and the pages of docs/ to what users may set or read.
 """
 
 # No `from __future__ import annotations` here, for the reason given in model.py.
+import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 ASSUME_DEVICES = "FLEETRUN_ASSUME_DEVICES"
@@ -12,6 +14,7 @@ STRATEGY = "FLEETRUN_STRATEGY"
 RUN_DIR = "FLEETRUN_RUN_DIR"
 JOB = "FLEETRUN_JOB"
 TOKEN = "FLEETRUN_TOKEN"  # noqa: S105 - a name
+_TOKEN_BYTES = 32
 HEARTBEAT = "FLEETRUN_HEARTBEAT"
 ERROR_FILE = "FLEETRUN_ERROR_FILE"
 STACK_SIGNAL_VARIABLE = "FLEETRUN_STACK_SIGNAL"
@@ -28,6 +31,16 @@ COMPLETE = "_FLEETRUN_COMPLETE"
 # The prefix of variables that restore a secret argument of a command without a better name.
 SECRET = "FLEETRUN_"  # noqa: S105 - a name
 SECRET_ARGUMENT = "FLEETRUN_ARG_"  # noqa: S105 - see above
+
+
+def new_token() -> str:
+    """Return a token that nobody knows yet."""
+    return os.urandom(_TOKEN_BYTES).hex()
+
+
+def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return ENVIRON, with a token of this job's own where it has none."""
+    return environ if environ.get(TOKEN) else {**environ, TOKEN: new_token()}
 
 
 class Variable(NamedTuple):

@@ -15,6 +15,7 @@ from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.names import listed
+from fleetrun.records.variables import with_token
 from fleetrun.remote import protocol, sshjob
 from fleetrun.remote.fetched import FetchedLogs
 from fleetrun.remote.outlets import Outlets
@@ -52,9 +53,9 @@ def launch(request: Request, environ: Mapping[str, str]) -> int:
     shipment = b""
     if request.ship:
         request, shipment = _shipped(request)
-    asked = protocol.Inquiry(
-        current_folder(), request.script.form, request.script.target, sshjob.forwarded(environ)
-    )
+    # What nobody has to set: ssh takes it to the hosts unseen.
+    sent = sshjob.forwarded(with_token(environ))
+    asked = protocol.Inquiry(current_folder(), request.script.form, request.script.target, sent)
     if request.gather_logs:
         wanted = (request.log_dir, request.gather_logs, os.urandom(16).hex())
         asked = asked._replace(logs=wanted)

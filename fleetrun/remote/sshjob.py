@@ -10,7 +10,7 @@ from fleetrun.modes import collective
 from fleetrun.plan import hostfile, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hosts import bounds, is_loopback
-from fleetrun.plan.layout import SESSION_PORTS
+from fleetrun.plan.layout import session_ports
 from fleetrun.probe import devices
 from fleetrun.records.variables import JOB, TOKEN
 from fleetrun.request import USER_CONFIG
@@ -31,7 +31,7 @@ _OURS = (
 _GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", TOKEN)
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE")
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:
@@ -102,7 +102,7 @@ def with_ports(asked: Inquiry, request: Request, host: HostEntry) -> Inquiry:
     if planner.mode(request) != "collective":
         return asked
     first = collective.FIRST_PORT if request.start_port is None else request.start_port
-    reach_ports = tuple(first + one for one in SESSION_PORTS)
+    reach_ports = session_ports(first)
     count = host.slots if host.slots is not None else request.nproc_per_node
     if is_loopback(host.name) or not isinstance(count, int):
         return asked._replace(reach_ports=reach_ports)
@@ -133,6 +133,8 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if (name.startswith(_SENT) and not is_identity(name) and replay.is_remembered(name))
         or (name in _SENT_TOO and JOB not in environ)
+        # A rank has none; what it starts on other hosts has one of its own.
+        or name == TOKEN
     }
 
 

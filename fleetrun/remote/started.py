@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.engines import detect
 from fleetrun.errors import UsageError
+from fleetrun.records.variables import TOKEN
 from fleetrun.run import libc
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int
     if found.engine in detect.MPIS:
         # Its daemons may be killed, and tell nobody: mpirun's own children would go on.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if found.token and not environ.get(TOKEN):
+        environ = {**environ, TOKEN: found.token}
     if detect.has_tasks(found):
         return _with_tasks(request, environ, found)
     from fleetrun.job import launch as start

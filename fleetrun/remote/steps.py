@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault
+from fleetrun.records.variables import with_token
 from fleetrun.run import libc
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def run(words: Sequence[str], found: Detected) -> int:
     try:
         process = subprocess.Popen(
             command(words, found.nnodes or 1, name),
-            env={key: value for key, value in os.environ.items() if key not in _OTHERS},
+            # Slurm takes the environment to the hosts unseen, and so the job's own token.
+            env={k: v for k, v in with_token(os.environ).items() if k not in _OTHERS},
             stdin=subprocess.DEVNULL,
             # Ctrl-C is for us: srun would ask for another one within a second.
             start_new_session=True,

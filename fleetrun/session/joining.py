@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleetrun import planner
+from fleetrun.engines import detect
 from fleetrun.errors import FleetrunError
 from fleetrun.model import Endpoint, Member, Roster
 from fleetrun.plan import hosts, use
-from fleetrun.plan.layout import SESSION_PORTS, TRAINER
+from fleetrun.plan.layout import TRAINER, session_ports
 from fleetrun.probe import paddles
-from fleetrun.records.variables import TOKEN
+from fleetrun.records.variables import TOKEN, new_token
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer, is_name
@@ -43,7 +44,6 @@ _SHORT = (
 )
 # Of a digest that is shown, enough to tell two apart.
 _DIGITS = 12
-_TOKEN_BYTES = 32
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _NAME_BYTES = 8
 
@@ -78,7 +78,7 @@ def join(
     )
     session = _session(request, facts, meeting, launcher, bare, say)
     first_me: int | None = None
-    _note_token(meeting, say)
+    _note_token(meeting, facts, say)
 
     def offer(attempt: int) -> Offer:
         nonlocal local
@@ -138,12 +138,14 @@ def _about_token(meeting: Meeting, found: SelectedEngine) -> tuple[str, ...]:
     return () if found.hosts else (_UNPROTECTED,)
 
 
-def _note_token(meeting: Meeting, say: Callable[[str], None]) -> None:
+def _note_token(meeting: Meeting, facts: Facts, say: Callable[[str], None]) -> None:
     """Say so where hosts may come late, which without a token they cannot."""
-    if meeting.token is not None or not meeting.terms.may_change:
+    is_started = detect.rows(facts.environ)
+    if meeting.token is not None or is_started or not meeting.terms.may_change:
+        # Where an engine starts the hosts, none comes late.
         return
     # One that is to be pasted is for who looks on, and for no log.
-    fresh = os.urandom(_TOKEN_BYTES).hex() if os.isatty(2) else "..., the same on each"
+    fresh = new_token() if os.isatty(2) else "..., the same on each"
     say(
         f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
         f"on every host: export {TOKEN}={fresh}"
@@ -258,10 +260,10 @@ def _meeting(
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
     first = first_port if request.start_port is None else request.start_port
-    ports = tuple(first + each for each in SESSION_PORTS)
     if terms.has_store:
         own = request.host or ("" if facts.network is None else facts.network.ip)
         addresses = (_address(own, facts),) if own else ()
+        ports = session_ports(first)
         return Meeting(terms, own, ports, request.job_id, token, addresses=addresses)
     if point is not None:
         is_ours = hosts.is_own(point.host, facts)
@@ -278,7 +280,7 @@ def _meeting(
     return Meeting(
         terms,
         host,
-        ports,
+        session_ports(first),
         request.job_id,
         token,
         addresses=(_address(host, facts),) if place == 0 else (),

@@ -72,6 +72,15 @@ def test_an_mpi_counts_hosts_without_naming_them(environ: dict[str, str], engine
     assert detect.unspread(found) is None
 
 
+def test_only_tasks_of_several_hosts_have_what_no_stranger_knows() -> None:
+    known = {**MPI, "OMPI_MCA_orte_precondition_transports": "0123456789abcdef-0123456789abcdef"}
+    assert read(known).token == known["OMPI_MCA_orte_precondition_transports"]
+    # Each of two mpiruns with one task is a world of its own, and the hosts may meet all the same.
+    alone = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
+    assert not read({**known, **alone}).token
+    assert not read(MPI).token
+
+
 def test_an_mpi_with_as_many_tasks_on_each_host_counts_the_hosts() -> None:
     found = read({**MPI, "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
     assert (found.nnodes, found.node, found.here) == (2, None, 4)

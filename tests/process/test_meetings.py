@@ -28,6 +28,30 @@ def test_ctrl_z_does_not_stop_a_launcher_for_which_others_wait(tmp_path: Path) -
     assert job.ends() == [0, 0]
 
 
+@pytest.mark.parametrize("is_stranger", [False, True])
+def test_hosts_that_one_mpirun_has_started_know_each_other_by_it(
+    tmp_path: Path, *, is_stranger: bool
+) -> None:
+    seen = '[ -z "$FLEETRUN_TOKEN" ] && touch "../no_token.$R"'
+    job = Meeting(tmp_path, seen, "--rdzv_timeout=5" if is_stranger else "--color=never", token="")
+    for rank in range(2):
+        # As mpirun of Open MPI 4 sets them.
+        job.env |= {
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_MCA_orte_precondition_transports": f"{rank * is_stranger:016x}-{7:016x}",
+        }
+        job.start()
+    assert job.ends() == ([4, 4] if is_stranger else [0, 0])
+    if is_stranger:
+        assert "another token" in job.said(0) + job.said(1)
+        return
+    assert "FLEETRUN_TOKEN" not in job.said(0) + job.said(1)
+    assert len([*tmp_path.glob("no_token.*")]) == 2
+
+
 def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:
     job = Meeting(tmp_path, "exec sleep 1000", "--nnodes=2", "--hang_timeout=0.3", "--grace=1")
     job.start()

@@ -56,6 +56,35 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
     assert endpoints == HOSTS.split(",")
 
 
+def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:
+    # What calls the coordinator without a token is told that there is one.
+    call = (
+        "import socket, sys; from fleetrun.session import authentication, codec; "
+        "line = socket.create_connection(('127.0.0.1', int(sys.argv[1]) + 96)); "
+        "line.sendall(codec.frame(authentication.Handshake(authentication.Key('default'), "
+        "is_caller=True).begin())); print(line.recv(999))"
+    )
+    command = by_ssh(
+        tmp_path,
+        '[ $R = 1 ] || $PYTHON -c "$CALL" $START >answer; echo "${FLEETRUN_TOKEN-none}" >rank.$R',
+    )
+    (start,) = [word for word in command.argv if word.startswith("--start_port=")]
+    told = {"PYTHON": sys.executable, "CALL": call, "START": start.partition("=")[2]}
+    command.argv[-1:-1] = [f"--env={name}={value}" for name, value in told.items()]
+    ended = command.run()
+    assert ended.code == 0, ended.said
+    assert '"token":true' in (tmp_path / "answer").read_text()
+    assert (tmp_path / "rank.0").read_text() == (tmp_path / "rank.1").read_text() == "none\n"
+    assert "was refused: its fleetrun has no token (FLEETRUN_TOKEN)" in ended.said
+
+
+def test_a_first_port_that_leaves_none_to_meet_at_is_refused(tmp_path: Path) -> None:
+    for hosts in ("--hosts=127.0.0.1,127.0.0.2", "--ips=127.0.0.1,127.0.0.2"):
+        ended = Command(tmp_path, "exit 0", hosts, "--start_port=65500").run()
+        assert ended.code == 2
+        assert "--start_port=65500: launchers of several hosts meet at START+96" in ended.said
+
+
 @pytest.mark.parametrize("more", ["", ":/nowhere"])
 def test_the_launcher_has_a_python_of_its_own_only_where_modules_are_elsewhere(
     tmp_path: Path, more: str

@@ -49,6 +49,21 @@ def test_the_code_of_the_step_is_that_of_the_launch(tmp_path: Path) -> None:
     assert said.endswith(f"--env=A=b c {command.argv[-1]}\n")
 
 
+def test_the_launchers_of_a_step_share_a_token_that_ranks_do_not_get(tmp_path: Path) -> None:
+    command, env = in_allocation(tmp_path, 'echo "${FLEETRUN_TOKEN-none}" > rank')
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(f'{srun.read_text().splitlines()[0]}\necho "$FLEETRUN_TOKEN" > token{SRUN}')
+    tokens = []
+    for given in ({}, {}, {"FLEETRUN_TOKEN": "one of the user's own"}):
+        ended = command.finish(command.start(env={**env, **given}))
+        assert ended.code == 0, ended.said
+        tokens.append((tmp_path / "token").read_text().strip())
+        assert tokens[-1] not in (tmp_path / "srun").read_text()
+        assert (tmp_path / "rank").read_text() == "none\n"
+    assert [len(token) for token in tokens] == [64, 64, len("one of the user's own")]
+    assert tokens[0] != tokens[1]
+
+
 def test_asked_to_stop_it_asks_the_launchers_by_the_step(tmp_path: Path) -> None:
     command, env = in_allocation(
         tmp_path, "trap 'touch asked; exit 0' TERM; touch up; sleep 99 & wait"

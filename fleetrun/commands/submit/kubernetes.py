@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ from fleetrun.commands import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
-from fleetrun.records.variables import TOKEN
+from fleetrun.records.variables import TOKEN, new_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -260,7 +259,7 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
         image=common.plain(WHAT, "image", str(fields["image"])),
         nodes=common.number(fields["nodes"]) or 1,
         words=parsed.words,
-        token=secrets.token_urlsafe(32),
+        token=new_token(),
         gpus=common.number(fields["gpus"]) or 0,
         cpus=_text(fields, "cpus"),
         memory=_text(fields, "memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from fleetrun.commands import parser
 from fleetrun.commands.submit import common
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.printing import put
+from fleetrun.records.variables import with_token
 
 WHAT = "submit slurm"
 # As sbatch(1) has it for --signal: a name or number, and seconds before the end of the job.
@@ -118,7 +120,9 @@ def submit(text: str) -> int:
             f"{WHAT}: there is no sbatch on this host; go to one where Slurm is, or take "
             "--dry-run's script there."
         )
-    return subprocess.run(["sbatch"], input=text, text=True, check=False).returncode  # noqa: S607 - the user's own
+    # The environment is handed on to the launchers, unseen; the script is not.
+    env = with_token(os.environ)
+    return subprocess.run(["sbatch"], input=text, text=True, check=False, env=env).returncode  # noqa: S607 - the user's own
 
 
 def _run(words: tuple[str, ...], *, dry_run: bool, **fields: object) -> int:

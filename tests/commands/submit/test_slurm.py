@@ -126,9 +126,12 @@ def test_a_dry_run_prints_and_a_submission_hands_in_the_same(
     words = ["submit", "slurm", "--nodes=2", "--gpus=4", "--", "train.py"]
     assert cli.main([*words[:4], "--dry-run", *words[4:]], environ={}) == 0
     printed = capsys.readouterr().out
-    fake(tmp_path, "sbatch", f'/bin/cat >{tmp_path}/script; echo "Submitted batch job 7"; exit 6')
+    keep = f"/bin/cat >{tmp_path}/script; echo $FLEETRUN_TOKEN >{tmp_path}/token"
+    fake(tmp_path, "sbatch", f'{keep}; echo "Submitted batch job 7"; exit 6')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(words, environ={}) == 6
+    # Its hosts know each other by what nobody sees in the script or among the words.
+    assert len((tmp_path / "token").read_text().strip()) == 64
     assert (tmp_path / "script").read_text() == printed
     assert f"cd {tmp_path} || exit\n" in printed
     assert (
