@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from fleetrun.engines import SelectedEngine
-    from fleetrun.model import LaunchPlan, Request, Roster, Task
+    from fleetrun.model import Endpoint, LaunchPlan, Request, Roster, Task
     from fleetrun.postmortem.ending import Ending
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
@@ -196,6 +196,9 @@ def _run(
     def kill_at(at: float) -> None:
         supervisor.kill_at(at)
 
+    # Servers of other hosts that will never listen.
+    gone: set[Endpoint] = set()
+
     def equip(plan: LaunchPlan) -> Equipment:
         endings.append(EndingSink(plan))
         # One for all: whoever writes into it means the folder that was made.
@@ -238,7 +241,7 @@ def _run(
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages, session),
-            *_session(plan, session, request, messages, hide, folder, kill_at),
+            *_session(plan, session, request, messages, hide, folder, kill_at, gone),
             *_lost_tasks(alive or {}, messages),
         )
         return Equipment(sinks, sources, folder)
@@ -253,6 +256,7 @@ def _run(
         hide=hide,
         stdin=stdin,
         closing=closing,
+        gone=gone,
     )
     outcome = supervisor.run()
     ending = endings[-1].ending if endings else None
@@ -380,6 +384,7 @@ def _session(  # noqa: PLR0917 - as _run has them
     hide: Callable[[str], str],
     folder: Folder,
     kill_at: Callable[[float], None],
+    gone: set[Endpoint],
 ) -> tuple[Source, ...]:
     """Return what agrees with the launchers of the other hosts, if there are any."""
     if session is None:
@@ -389,7 +394,8 @@ def _session(  # noqa: PLR0917 - as _run has them
 
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
-    return (JobSession(plan, session, say=say, hide=hide, end=end, kill_at=kill_at),)
+    source = JobSession(plan, session, say=say, hide=hide, end=end, kill_at=kill_at, gone=gone)
+    return (source,)
 
 
 def _lost_tasks(alive: Mapping[int, int], messages: Messages) -> tuple[Source, ...]:

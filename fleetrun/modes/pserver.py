@@ -163,8 +163,8 @@ def _placed(slots: Slots, roster: Roster) -> list[tuple[int, Slot, Endpoint, tup
     free = [iter(zip(one.ports, one.groups, strict=True)) for one in roster.members]
     nodes = {member.host: node_rank for node_rank, member in enumerate(roster.members)}
     order = [(nodes[slot.host], slot) for slot in slots.slots if slot.host is not None]
-    # By numbers, each host has all slots.
-    each = order or [(node_rank, slot) for node_rank in nodes.values() for slot in slots.slots]
+    # By numbers, each host has all slots; several launchers may be at one address.
+    each = order or [(node_rank, slot) for node_rank in range(len(free)) for slot in slots.slots]
     found: list[tuple[int, Slot, Endpoint, tuple[Device, ...]]] = []
     for node_rank, slot in each:
         port, devices = next(free[node_rank])

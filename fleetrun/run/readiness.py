@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fleetrun.records.names import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.run.loop import Loop
@@ -24,7 +24,8 @@ _REMARK_S = 1.0
 class Readiness:
     """Calls READY with a process and its attempt once the endpoints that it awaits listen.
 
-    IS_ALIVE says whether a process of the plan runs; one that has ended is not waited for.
+    IS_ALIVE says whether a process of the plan runs; one that has ended is not waited for, nor are
+    those that are GONE on other hosts.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Readiness:
         progress: Callable[[str], None],
         *,
         is_alive: Callable[[int], bool],
+        gone: Container[Endpoint] = frozenset(),
         ready: Callable[[int, int], None],
     ) -> None:
         self._loop = loop
         self._say = say
         self._progress = progress
         self._is_alive = is_alive
+        self._gone = gone
         self._ready = ready
         self._ports: PortWait | None = None
         # The attempt, and the groups of endpoints that already listen in it.
@@ -67,7 +70,7 @@ class Readiness:
             self._ready(process, attempt)
 
         def is_gone(endpoint: Endpoint) -> bool:
-            return endpoint in own and not self._is_alive(own[endpoint])
+            return endpoint in self._gone or (endpoint in own and not self._is_alive(own[endpoint]))
 
         def remark() -> None:
             self._progress(f"Waiting up to {timeout_s:.0f} s for {self._silent(plan)} to listen.")

@@ -49,10 +49,10 @@ from fleetrun.run.readiness import Readiness
 from fleetrun.run.signals import Signals, TerminalSignals, defaults_for_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
     from collections.abc import Set as AbstractSet
 
-    from fleetrun.model import LaunchPlan
+    from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
@@ -90,6 +90,7 @@ class Supervisor:
         hide: Callable[[str], str] = str,
         stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
         closing: Callable[[], str] = str,
+        gone: Container[Endpoint] = frozenset(),
     ) -> None:
         self._gathering = gathering
         gathering.stage = Stage(self._prepare, self._withdraw)
@@ -98,6 +99,8 @@ class Supervisor:
         self._equip = equip
         self._hide = hide
         self._closing = closing
+        # Of other hosts: what will never listen.
+        self._gone = gone
         self._files = files or descriptors.FileLimit(0)
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
@@ -149,6 +152,7 @@ class Supervisor:
             self._say,
             self._progress,
             is_alive=self._workers.__contains__,
+            gone=self._gone,
             ready=self._is_ready,
         )
         try:

@@ -93,10 +93,17 @@ class PackedEvidence(NamedTuple):
     packed: str
 
 
-FromMember: TypeAlias = LogPart | SilentHost | Stacks | PackedEvidence
-FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks
-FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence)
-FROM_COORDINATOR = (SendLog, Dismissed, WantStacks)
+class ServerEnded(NamedTuple):
+    """A process that others may await has ended well, so it will never listen."""
+
+    generation: int
+    process: int
+
+
+FromMember: TypeAlias = LogPart | SilentHost | Stacks | PackedEvidence | ServerEnded
+FromCoordinator: TypeAlias = SendLog | Dismissed | WantStacks | ServerEnded
+FROM_MEMBER = (LogPart, SilentHost, Stacks, PackedEvidence, ServerEnded)
+FROM_COORDINATOR = (SendLog, Dismissed, WantStacks, ServerEnded)
 MESSAGES: dict[str, type] = {
     "send log": SendLog,
     "log part": LogPart,
@@ -105,4 +112,5 @@ MESSAGES: dict[str, type] = {
     "want stacks": WantStacks,
     "stacks": Stacks,
     "evidence": PackedEvidence,
+    "server ended": ServerEnded,
 }

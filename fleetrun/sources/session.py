@@ -22,12 +22,13 @@ from fleetrun.run.events import (
 )
 from fleetrun.run.observers import Source
 from fleetrun.run.policy import FORWARDED, SESSION, TERM
+from fleetrun.session.exchange import ServerEnded
 from fleetrun.session.messages import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetrun.model import LaunchPlan
+    from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.run.events import Cause, Declared, Happening
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
@@ -58,8 +59,13 @@ class JobSession(Source):
         hide: Callable[[str], str],
         end: SessionEnd,
         kill_at: Callable[[float], None],
+        gone: set[Endpoint],
     ) -> None:
         self._session = session
+        # What was said of servers, maybe before the generation is known here.
+        self._ended: set[ServerEnded] = set()
+        self._gone = gone
+        session.hearers[ServerEnded] = self._note_ended
         # Before any rank starts.
         session.guard(kill_at)
         self._end = end
@@ -72,6 +78,9 @@ class JobSession(Source):
     def _take(self, plan: LaunchPlan) -> None:
         self._plan = plan
         self._owed = {i for i, spec in enumerate(plan.processes) if spec.essential}
+        self._gone.clear()
+        for message in self._ended:
+            self._forget(message)
 
     # As a source --------------------------------------------------------------------------------
 
@@ -99,6 +108,11 @@ class JobSession(Source):
             case Exited(status=status, process=process) if not status.exit_code:
                 self._owed.discard(process)
                 self._look()
+                spec = self._plan.processes[process]
+                if not spec.essential and spec.rank is not None:
+                    # Trainers of other hosts may be waiting for it.
+                    place = self._plan.ranks.index(spec.rank)
+                    self._session.to_coordinator(ServerEnded(self._plan.generation, place))
             case Exited() | Hung() | Refuted() | SourceFailed():
                 if not isinstance(happening, SourceFailed) or happening.is_required:
                     self._session.failed(self._failure(happening, ""))
@@ -135,6 +149,19 @@ class JobSession(Source):
         """End all connections."""
         self._end.close()
         self._session.close()
+
+    def _note_ended(self, _: int, message: ServerEnded) -> None:
+        """Take note that a server of some host has ended, and pass it on."""
+        self._ended.add(message)
+        self._forget(message)
+        for node_rank in self._session.connected():
+            self._session.to_member(node_rank, message)
+
+    def _forget(self, ended: ServerEnded) -> None:
+        """Let nobody here wait for a server that has ENDED."""
+        ranks = self._plan.ranks
+        if ended.generation == self._plan.generation and 0 <= ended.process < len(ranks):
+            self._gone.add(ranks[ended.process].endpoint)
 
     # What goes out ------------------------------------------------------------------------------
 

@@ -173,6 +173,12 @@ def test_hosts_that_an_engine_gathers_have_the_same_slots_each() -> None:
     assert str(found.ranks.meeting) == "a:7005"
 
 
+def test_launchers_at_one_address_each_have_all_slots() -> None:
+    found = placed(job(server_num=1, trainer_num=2), hosts=("127.0.0.1", "127.0.0.1"))
+    for role, count in ((SERVER, 1), (TRAINER, 2)):
+        assert [one.node_rank for one in found.of(role)] == [0] * count + [1] * count
+
+
 def test_trainers_are_waited_for_and_the_others_are_not() -> None:
     found = placed(job(server_num=1, trainer_num=1, heter_worker_num="1", coordinator_num=1))
     assert {spec.role for spec in found.ranks.ranks if pserver.is_essential(spec)} == {TRAINER}

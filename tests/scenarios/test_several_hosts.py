@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from typing import TYPE_CHECKING
 
@@ -158,6 +159,29 @@ def test_s40_who_is_missing_is_said_on_every_host(tmp_path: Path) -> None:
     assert codes(ended) == [4, 4]
     assert all("1 host of 3 (" in one.said for one in ended)
     assert not list(tmp_path.glob("host*/up"))
+
+
+def test_launchers_at_one_address_may_have_servers(tmp_path: Path) -> None:
+    serve = (
+        "import os, socket, time; "
+        "server = socket.create_server(('', int(os.environ['PADDLE_PORT']))); time.sleep(600)"
+    )
+    script = f'[ $TRAINING_ROLE = TRAINER ] || exec {sys.executable} -S -c "{serve}"; touch up'
+    rows = [("--server_num=1", "--trainer_num=1")] * 2
+    job = by_master(tmp_path, script, rows)
+    for command in job.commands:
+        command.argv.remove("--nproc_per_node=1")
+    assert codes(job.start().finish()) == [0, 0]
+    assert len(list(tmp_path.glob("host*/up"))) == 2
+
+
+def test_nobody_waits_for_a_server_of_another_host_that_has_ended(tmp_path: Path) -> None:
+    rows = [("--server_num=1", "--trainer_num=1")] * 2
+    job = by_master(tmp_path, "[ $TRAINING_ROLE = PSERVER ] || touch up", rows)
+    for command in job.commands:
+        command.argv.remove("--nproc_per_node=1")
+    assert codes(job.start().finish()) == [0, 0]
+    assert len(list(tmp_path.glob("host*/up"))) == 2
 
 
 def test_s39_a_master_that_never_comes_is_named_with_its_port(tmp_path: Path) -> None:
