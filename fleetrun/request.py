@@ -18,6 +18,7 @@ from fleetrun.plan.hosts import (
     meeting_point,
     store_endpoints,
 )
+from fleetrun.records.variables import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,13 @@ _IDENTITY = (
 # Only a rank has these, so where they are, the next ones describe the job that we are part of.
 _RANK_MARKS = ("PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK")
 _JOB_OF_RANK = ("PADDLE_NNODES", "PADDLE_MASTER", "PADDLE_RANK")
+# Paddle takes the hosts of a job from these, the first before the second, where it finds them; but
+# ranks have them too, and servers are placed by others.
+_ENDPOINTS = ("DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ENDPOINTS")
+_NO_ENDPOINTS = (
+    *("PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", "PADDLE_GLOBAL_RANK", JOB),
+    *("TRAINING_ROLE", "PADDLE_PSERVERS_IP_PORT_LIST"),
+)
 # Only with a strategy there is a use for these.
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Only such a job has a use for these.
@@ -104,6 +112,7 @@ def resolve(
     chosen["master"] = _meeting_point(chosen["master"])
     chosen["host"] = _own_host(chosen["host"], notes)
     _take_detected(chosen, detect, environ, notes)
+    _take_endpoints(chosen, environ, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
     chosen["device_kind"], kind = _device_kind(chosen, env, notes)
@@ -305,6 +314,37 @@ def _take_detected(
     is_dry = chosen["dry_run"].value is not None
     for given in cluster.detected_options(said, detect(), notes, is_dry=is_dry):
         chosen[given.option.target] = ResolvedOption(given.value(), given)
+
+
+def _take_endpoints(
+    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
+) -> None:
+    """Use the hosts of the endpoints in ENVIRON, as Paddle does; those of a rank are its job's."""
+    name = next((name for name in _ENDPOINTS if environ.get(name, "").strip()), None)
+    others = any(environ.get(mark) for mark in _NO_ENDPOINTS) or in_paddlecloud(environ)
+    said = any(chosen[one].value for one in ("ips", "hosts", "hostfile", "servers", "trainers"))
+    meeting, nnodes = chosen["master"].given, chosen["nnodes"].given
+    is_met = bool(chosen["master"].value) and not meeting.source.startswith("$")
+    is_alone = nnodes.source != "default" and nnodes.raw.strip() == "1"
+    if name is None or others or said or is_met or is_alone:
+        return
+    ports: dict[str, list[str]] = {}
+    for piece in environ[name].split(","):
+        host, colon, port = piece.strip().rpartition(":")
+        ports.setdefault(host if colon else port, []).append(port if colon else "")
+    if len(ports) < 2:  # one is us
+        return
+    taken = [("ips", ",".join(ports))]
+    first = next(iter(ports.values()))[0]
+    if first.isdecimal() and chosen["start_port"].given.source == "default":
+        listed = [str(int(first) + place) for place in range(max(map(len, ports.values())))]
+        if all(own == listed[: len(own)] for own in ports.values()):
+            taken.append(("start_port", first))
+    for target, raw in taken:
+        option = options.find(target)
+        given = RawOption(option, raw, option.flag, f"${name}")
+        chosen[option.target] = ResolvedOption(given.value(), given)
+    notes.append(f"${name} names the hosts of the job: {', '.join(ports)}.")
 
 
 # -- single options ----------------------------------------------------------------------------

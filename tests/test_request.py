@@ -367,6 +367,48 @@ def test_hosts_stand_by_only_where_they_meet() -> None:
         assert (found.spares, "--spares has no effect" in found.notes[-1]) == (0, True)
 
 
+ENDPOINTS = "10.0.0.1:6170,10.0.0.1:6171,10.0.0.2:6170,10.0.0.2:6171"
+
+
+@pytest.mark.parametrize("name", ["PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"])
+def test_endpoints_in_the_environment_name_the_hosts(name: str) -> None:
+    for words in ((), ("--nnodes=2",)):
+        found = asked(*words, environ={name: ENDPOINTS, "PADDLE_TRAINERS_NUM": "2"})
+        assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")
+        assert found.start_port == 6170
+        assert found.notes == (f"${name} names the hosts of the job: 10.0.0.1, 10.0.0.2.",)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        ((), {"PADDLE_LOCAL_RANK": "0"}),
+        ((), {"PADDLE_RANK_IN_NODE": "0"}),
+        ((), {"FLEETRUN_JOB": "outer"}),
+        (("--nnodes=1",), {}),
+        ((), {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.1:6171"}),
+    ],
+)
+def test_what_a_rank_has_or_one_host_is_no_job_on_several(
+    words: tuple[str, ...], environ: dict[str, str]
+) -> None:
+    found = asked(*words, environ={"PADDLE_TRAINER_ENDPOINTS": ENDPOINTS, **environ})
+    assert (found.ips, found.nnodes) == ((), "1")
+
+
+def test_what_is_typed_of_hosts_wins_over_endpoints() -> None:
+    environ = {"PADDLE_TRAINER_ENDPOINTS": ENDPOINTS}
+    assert asked("--ips=a,b,c", environ=environ).ips == ("a", "b", "c")
+    found = asked("--master=a:7000", "--nnodes=3", environ=environ)
+    assert (found.ips, found.nnodes, found.master) == ((), "3", "a:7000")
+    for words in (("--nnodes=3",), ("--nnodes=3:4",)):
+        with pytest.raises(UsageError, match="names 2 hosts"):
+            asked(*words, environ=environ)
+    odd = {"PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,10.0.0.2:6180"}
+    assert asked(environ=odd).start_port is None
+    assert asked(environ={"PADDLE_TRAINER_ENDPOINTS": "n1,n2"}).ips == ("n1", "n2")
+
+
 def test_listed_hosts_are_counted() -> None:
     found = asked("--ips=10.0.0.1, 10.0.0.2")
     assert (found.ips, found.nnodes) == (("10.0.0.1", "10.0.0.2"), "2")

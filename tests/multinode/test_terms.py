@@ -22,10 +22,10 @@ ROOT = Path(__file__).parents[2]
 MASTER = ("--master=10.88.0.1:6170", "--grace=1")
 
 
-def start(host: Host, script: str, *options: str) -> subprocess.Popen[bytes]:
+def start(host: Host, script: str, *options: str, **variables: str) -> subprocess.Popen[bytes]:
     """Start a launcher with one rank, which runs the shell's SCRIPT, on HOST."""
     (host.folder / "rank.sh").write_text(script)
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **variables}
     words = ("-m", "fleetrun", "--nproc_per_node=1", *options, "sh", "rank.sh")
     return host.start(sys.executable, *words, env=env)
 
@@ -78,3 +78,13 @@ def test_a_job_starts_again_as_often_as_its_coordinator_says(
     assert "Attempt 1 of 1" in said(second)
     assert "--max_restart=1 (here 0), --grace=1 (here 60)" in said(second)
     assert "(here" not in said(first)
+
+
+def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) -> None:
+    said_so = {"PADDLE_TRAINER_ENDPOINTS": "10.88.0.1:6170,10.88.0.2:6170"}
+    script = 'echo "$PADDLE_TRAINER_ID of $PADDLE_TRAINERS_NUM: $PADDLE_TRAINER_ENDPOINTS" >rank'
+    launchers = [start(host, script, PADDLE_TRAINERS_NUM="2", **said_so) for host in two_hosts]
+    assert ends(launchers) == [0, 0]
+    for rank, host in enumerate(two_hosts):
+        told = f"{rank} of 2: {said_so['PADDLE_TRAINER_ENDPOINTS']}\n"
+        assert (host.folder / "rank").read_text() == told
