@@ -143,12 +143,12 @@ def holder_of(state: State, rank: int | None) -> Host | None:
     return next((one for one in state.hosts.values() if one.offer.rank == rank), None)
 
 
-def refuse(state: State, event: Received, found: Objection) -> Step:
+def refuse(state: State, event: Received, found: Objection, *, ends_job: bool = False) -> Step:
     """Refuse a launcher, and remember that for the others."""
     if state.phase != ENDED:
         new = Refusal(event.address, line(event, found.why))
         state = state._replace(refused=_remember(state.refused, new))
-    refused = Refused((found.told or found.why)[:_LONGEST_REFUSAL])
+    refused = Refused((found.told or found.why)[:_LONGEST_REFUSAL], ends_job)
     return state, (Send((event.connection,), refused), Close(event.connection))
 
 

@@ -132,7 +132,8 @@ def _troubled(state: State, event: Received, failure: Failure) -> Step:
         ended = Verdict(state.generation, join.launcher, failure, is_final=True)
         state, actions = _end(state, ended, event.at)
         state = state._replace(heard_end=state.heard_end | {join.launcher})
-        return state, (*actions, Send((event.connection,), ended), Close(event.connection))
+        told = () if known is not None else (Send((event.connection,), ended),)
+        return state, (*actions, *told, Close(event.connection))
     if known is not None:
         state = without_host(state, known)
     state, refused = admission.refuse(state, event, admission.Objection(failure.what))
@@ -201,11 +202,16 @@ def _refuse(state: State, event: Received, objection: Objection) -> Step:
     """Refuse a launcher, and end the job if no other can take its place."""
     join = event.message
     assert isinstance(join, Join)
-    state, actions = admission.refuse(state, event, objection)
+    found = admission.misfit(state, event, join)
     is_awaited = admission.is_awaited(state, event.address) or (
         admission.is_of_this_job(state, event)
     )
-    if state.terms.may_change or not (is_awaited and admission.misfit(state, event, join)):
+    ends_job = is_awaited and bool(found) and not state.terms.may_change
+    if seating.ORDER in found and state.phase == FORMING and not state.generation:
+        # It coordinates the job, too, and some hosts wait there.
+        ends_job = True
+    state, actions = admission.refuse(state, event, objection, ends_job=ends_job)
+    if not ends_job:
         return state, actions
     state, more = _rendezvous_failed(state, admission.line(event, objection.why), event.at)
     return state, (*actions, *more)

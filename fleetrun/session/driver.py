@@ -7,6 +7,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.errors import RendezvousError
 from fleetrun.run.events import Elapsed
 from fleetrun.run.loop import Loop, nothing
 from fleetrun.session import coordinator, exchange, host_ends, member, messages, state
@@ -15,7 +16,9 @@ from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
+from fleetrun.session.messages import Failure
 from fleetrun.session.relay import Relay
+from fleetrun.session.rival import RivalSearch
 from fleetrun.session.terms import differences
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
     from fleetrun.session.messages import (
-        Failure,
         FromCoordinator,
         FromMember,
         Heartbeat,
@@ -69,6 +71,7 @@ _OWN = 0
 _MOST_REFUSED, _MOST_REMARKS = 32, 64
 # How long the delivery of the end of a rendezvous may take.
 _FLUSH_S = 2.0
+_CODE = RendezvousError.exit_code
 
 
 class Meeting(NamedTuple):
@@ -111,6 +114,7 @@ class Session:
         self._key = Key(meeting.job_id, meeting.token, meeting.script)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
+        self._rival: RivalSearch | None = None
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
         self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
@@ -174,10 +178,30 @@ class Session:
                 meeting.terms, now, self.launcher, has_token=self._key.has_token
             )
             self._listener.open(self._relay)
+            if meeting.terms.names:
+                self._rival = self._search()
             self._do(partial(self._feed, member.Connected(now)))
             self._set_alarms()
             return
         self._call([Target(meeting.host, port) for port in meeting.ports])
+
+    def _search(self) -> RivalSearch:
+        """Look for a host that takes itself for the first of the list, as this one does."""
+        return RivalSearch(
+            self._meeting.ports,
+            key=self._key,
+            codec=self._codec,
+            waiting=self._relay,
+            missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
+            join=lambda: None if self._member is None else member.introduction(self._member),
+            found=self._contradicted,
+        )
+
+    def _contradicted(self, why: str) -> None:
+        """End the job: WHY another host coordinates it, too."""
+        known = self._member
+        if known is not None and known.phase == member.JOINING and known.offer is not None:
+            self.offer(known.offer, Failure("", f"the job has two coordinators: {why}", _CODE))
 
     def _call(self, targets: Sequence[Target]) -> None:
         """Call the coordinator, which is at one of TARGETS."""
@@ -264,6 +288,8 @@ class Session:
             self._listener.close()
         if self._dialer is not None:
             self._dialer.close()
+        if self._rival is not None:
+            self._rival.close()
         if self._connection is not None:
             self._connection.close()
         self._callers.close()

@@ -20,6 +20,7 @@ from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer, is_name
 from fleetrun.session.rendezvous import Rendezvous
+from fleetrun.session.seating import LIST
 from fleetrun.session.sharing import LogFolder
 from fleetrun.session.terms import Terms
 
@@ -382,7 +383,7 @@ def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tu
     if _is_python(request):
         settings.append(("Paddle's version", paddles.version(sys.path)))
     if found.hosts:
-        settings.append(("the list of hosts", comparable(",".join(found.hosts))))
+        settings.append((LIST, comparable(",".join(found.hosts))))
     if slots.hosts:
         told = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
         settings.append(("the list of servers and trainers", comparable(told)))

@@ -293,6 +293,13 @@ def last_words(state: MemberState, failure: Failure | None) -> tuple[FromMember,
     return _join(state, state.generation, state.offer), Leave(failure)
 
 
+def introduction(state: MemberState) -> Join | None:
+    """Return what another coordinator of this job would be told, while none of it has begun."""
+    if state.offer is None or state.phase != JOINING or state.generation:
+        return None
+    return _join(state, 0, state.offer)
+
+
 def _join(state: MemberState, generation: int, offer: Offer) -> Join:
     failure = state.failure if state.phase == JOINING else None
     own = state.session, state.secret

@@ -181,9 +181,10 @@ class Leave(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The launcher cannot take part."""
+    """The launcher cannot take part; maybe nobody can any more, as no other host can replace it."""
 
     why: str
+    ends_job: bool = False
 
 
 class Missing(NamedTuple):

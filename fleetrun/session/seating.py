@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fleetrun.session.messages import Offer
     from fleetrun.session.terms import Terms
 
+# The setting of jobs whose hosts are known by name.
+LIST, ORDER = "the list of hosts", "the order of the hosts"
 # So many failures are no accident.
 _STRIKES = 2
 # The most hosts that are listed by name.
@@ -175,9 +177,21 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str], where: str
         # Bounds are among the terms, which the coordinator sets; two numbers are two jobs.
         is_settled = name == "--nnodes" and ":" in here + there
         if first.get(name) != second.get(name) and not is_settled:
+            if name == LIST and are_alike(here, there):
+                found[ORDER] = f"{name} has another order there than on {where}"
+                continue
             shown = _shown(there, here) or "none", _shown(here, there) or "none"
             found[name] = f"{name} is {shown[0]} there and {shown[1]} on {where}"
     return found
+
+
+def are_alike(first: str, second: str) -> bool:
+    """Whether two lists have the same members in whatever order.
+
+    >>> are_alike("a,b", "b,a"), are_alike("a,b", "a,c"), are_alike("", "")
+    (True, False, False)
+    """
+    return bool(first) and sorted(first.split(",")) == sorted(second.split(","))
 
 
 def _shown(text: str, other: str) -> str:

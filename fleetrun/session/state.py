@@ -223,6 +223,14 @@ def recorded(
     return tuple(entries), counts, () if state.has_token else tuple(sorted(state.admitted))
 
 
+def absent(state: State) -> tuple[str, ...]:
+    """Return which of the hosts that are known by name have not come, while the job forms."""
+    if state.phase != FORMING or state.generation:
+        return ()
+    taken = {host.offer.rank for host in state.hosts.values()}
+    return tuple(name for place, name in enumerate(state.terms.names) if place not in taken)
+
+
 def caller(state: State, connection: int) -> Host | None:
     """Return the host at the other end of CONNECTION, if it has joined."""
     return state.hosts.get(state.connections.get(connection, ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,3 +89,20 @@ def test_hosts_in_paddles_variables_are_one_job(two_hosts: tuple[Host, Host]) ->
     for rank, host in enumerate(two_hosts):
         told = f"{rank} of 2: {said_so['PADDLE_TRAINER_ENDPOINTS']}\n"
         assert (host.folder / "rank").read_text() == told
+
+
+@pytest.mark.parametrize("bounds", [(), ("--nnodes=1:3",)])
+def test_lists_of_hosts_in_another_order_are_said_to_be(
+    four_hosts: Network, bounds: tuple[str, ...]
+) -> None:
+    lists = ("1,2,3", "2,1,3", "1,2,3")
+    launchers = [
+        start(host, ": >up", f"--ips={','.join(f'10.88.0.{n}' for n in ips.split(','))}", *bounds)
+        for host, ips in zip(four_hosts.hosts, lists, strict=False)
+    ]
+    assert ends(launchers) == [4] * 3
+    for host in four_hosts.hosts[:3]:
+        assert re.search(
+            "list of hosts has another order|the order of the hosts differs", said(host)
+        )
+        assert not (host.folder / "up").exists()

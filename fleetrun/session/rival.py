@@ -1,0 +1,102 @@
+"""Looks for another coordinator of the same job: where lists differ in their order, there are two.
+
+Each host takes the first of its list for the coordinator, so both would wait for each other.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from fleetrun.session.dialer import Dialer, Target
+from fleetrun.session.messages import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.authentication import Key
+    from fleetrun.session.codec import Codec
+    from fleetrun.session.connection import Connection
+    from fleetrun.session.messages import Join
+
+# Hosts that start together meet before; then so many are called at a time, each time others.
+_FIRST_S, _AGAIN_S, _MOST = 1.0, 3.0, 16
+
+
+class RivalSearch:
+    """Calls the hosts that MISSING names at PORTS, and joins with what JOIN says, until `close`.
+
+    FOUND is called with the reason when one has refused that, and has ended its job for it.
+    """
+
+    def __init__(
+        self,
+        ports: Sequence[int],
+        *,
+        key: Key,
+        codec: Codec,
+        waiting: Waiting,
+        missing: Callable[[], Sequence[str]],
+        join: Callable[[], Join | None],
+        found: Callable[[str], None],
+    ) -> None:
+        self._ports = ports
+        self._key = key
+        self._codec = codec
+        self._waiting = waiting
+        self._missing = missing
+        self._join = join
+        self._found = found
+        self._dialer: Dialer | None = None
+        self._connection: Connection | None = None
+        self._call_later(_FIRST_S)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._waiting.alarm((id(self), "rival"), None, self._call)
+        self._hang_up()
+
+    def _call_later(self, seconds: float) -> None:
+        self._waiting.alarm((id(self), "rival"), time.monotonic() + seconds, self._call)
+
+    def _call(self) -> None:
+        self._hang_up()
+        targets = [Target(name, port) for name in self._missing() for port in self._ports]
+        if not targets:
+            self.close()
+            return
+        self._dialer = Dialer(
+            random.sample(targets, min(_MOST, len(targets))),
+            key=self._key,
+            codec=self._codec,
+            waiting=self._waiting,
+            opened=self._opened,
+        )
+        self._dialer.begin()
+        self._call_later(_AGAIN_S)
+
+    def _opened(self, connection: Connection) -> None:
+        join = self._join()
+        self._connection = connection
+        connection.heard = self._heard
+        connection.lost = self._lost
+        if join is not None:
+            connection.send(join)
+
+    def _heard(self, message: tuple[object, ...]) -> None:
+        if isinstance(message, Refused) and message.ends_job:
+            self.close()
+            self._found(message.why)
+
+    def _lost(self, _: str) -> None:
+        self._connection = None
+
+    def _hang_up(self) -> None:
+        if self._dialer is not None:
+            self._dialer.close()
+            self._dialer = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
