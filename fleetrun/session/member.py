@@ -297,7 +297,8 @@ def introduction(state: MemberState) -> Join | None:
     """Return what another coordinator of this job would be told, while none of it has begun."""
     if state.offer is None or state.phase != JOINING or state.generation:
         return None
-    return _join(state, 0, state.offer)
+    # Whoever listens there may be a stranger.
+    return _join(state, 0, state.offer)._replace(secret="")
 
 
 def _join(state: MemberState, generation: int, offer: Offer) -> Join:
