@@ -36,6 +36,7 @@ class _LogOptions(NamedTuple):
     grep: str | None
     log_dir: str
     color: str
+    raw: bool
     runs: bool
 
 
@@ -56,6 +57,7 @@ def _logs(**own: object) -> int:
         since=since,
         is_coloured=colors.is_wanted(asked.color, os.environ, is_terminal=is_terminal),
         tells_attempt=asked.attempt is None,
+        is_clean=is_terminal and not asked.raw,
     )
     viewer = show.Viewer(found, pick, wanted)
     if asked.follow and any(runs.is_running(run.path) for run in found):
@@ -146,6 +148,9 @@ command = click.Command(
         parser.option("grep", "text", "Only lines with a match of this.", metavar="PATTERN"),
         parser.log_dir(),
         parser.color("Whether prefixes are coloured."),
+        click.Option(
+            ["--raw"], is_flag=True, help="On a terminal leave escape sequences in, as of colours."
+        ),
         click.Option(["--runs"], is_flag=True, help="List the runs instead, the newest first."),
     ],
 )

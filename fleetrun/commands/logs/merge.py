@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Protocol
 
+from fleetrun.commands.logs.clean import cleaned
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -28,11 +30,17 @@ class MergedLog(Protocol):
 class Stream:
     """The lines of LOG from the offset AT on, with PREFIX; only those that PATTERN is found in.
 
-    A prefix of nothing leaves what progress bars wrote over.
+    A prefix of nothing leaves what progress bars wrote over. IS_CLEAN: without escape sequences.
     """
 
     def __init__(
-        self, log: MergedLog, *, at: int = 0, prefix: bytes = b"", pattern: re.Pattern[bytes] | None
+        self,
+        log: MergedLog,
+        *,
+        at: int = 0,
+        prefix: bytes = b"",
+        pattern: re.Pattern[bytes] | None,
+        is_clean: bool = False,
     ) -> None:
         self._log = log
         # Where the next line begins, and what has been read from there on.
@@ -43,6 +51,7 @@ class Stream:
         self._is_simple = False
         self._prefix = prefix
         self._pattern = pattern
+        self._is_clean = is_clean
 
     def lines(self, until: int) -> Iterator[bytes]:
         """Yield the lines that end before UNTIL, many at a time."""
@@ -69,7 +78,7 @@ class Stream:
             if not piece:
                 return None
             self._ahead, self._ahead_at = self._ahead[begin:] + piece, self.at
-            self._is_simple = self._pattern is None and b"\r" not in self._ahead
+            self._is_simple = not (self._pattern or self._is_clean or b"\r" in self._ahead)
             begin = 0
 
     def rest(self, until: int) -> bytes:
@@ -82,6 +91,8 @@ class Stream:
         return self._shown(body + b"\n") if body.strip(b"\r\n") else b""
 
     def _shown(self, body: bytes) -> bytes:
+        if self._is_clean:
+            body = cleaned(body)
         if b"\r" in body and self._prefix:
             body = _OVERWRITTEN.sub(b"", body)
         if self._pattern is not None:

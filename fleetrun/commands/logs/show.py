@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.commands.logs import merge
+from fleetrun.commands.logs.clean import Cleaner
 from fleetrun.printing import copy, write
 from fleetrun.records import names, outputtimes, runs
 from fleetrun.records.logfile import LogFile
@@ -34,6 +35,8 @@ class LogFilter(NamedTuple):
     is_coloured: bool
     # Whether the prefix has the attempt.
     tells_attempt: bool
+    # Whether what a terminal would act on is taken out.
+    is_clean: bool = False
 
 
 class OpenLog(NamedTuple):
@@ -43,6 +46,7 @@ class OpenLog(NamedTuple):
     file: LogFile
     times: outputtimes.LogTimes
     stream: merge.Stream
+    cleaner: Cleaner | None
 
 
 class Viewer:
@@ -123,12 +127,16 @@ class Viewer:
         """
         for one in self._shown.values():
             end = one.file.end()
-            while not is_over and one.stream.at < end:
+            while (one.cleaner or not is_over) and one.stream.at < end:
                 piece = one.file.read(one.stream.at, min(_PIECE, end - one.stream.at))
                 if not piece:
                     break
-                write(piece)
+                write(piece if one.cleaner is None else one.cleaner.feed(piece))
                 one.stream.at += len(piece)
+            if one.cleaner is not None:
+                write(one.cleaner.feed(b"", is_last=is_over))
+                one.stream.at = end
+                continue
             for fd, at, length in one.file.parts(one.stream.at, end):
                 copy(fd, at, length)
             one.stream.at = end
@@ -191,8 +199,15 @@ class Viewer:
             found = times()
             since = self._wanted.since
             begin = 0 if since is None else self._begin(file, found, since)
-            stream = merge.Stream(file, at=begin, prefix=prefix, pattern=self._wanted.pattern)
-            self._shown[log.path] = OpenLog(log, file, found, stream)
+            stream = merge.Stream(
+                file,
+                at=begin,
+                prefix=prefix,
+                pattern=self._wanted.pattern,
+                is_clean=self._wanted.is_clean,
+            )
+            cleaner = Cleaner() if self._wanted.is_clean else None
+            self._shown[log.path] = OpenLog(log, file, found, stream, cleaner)
 
     @staticmethod
     def _begin(file: LogFile, times: outputtimes.LogTimes, since: float) -> int:

@@ -177,6 +177,28 @@ def test_no_failure_is_said(tmp_path: Path) -> None:
     assert done.stderr.endswith("has failed (all processes finished).\n")
 
 
+@pytest.mark.parametrize("words", [(), ("--rank=1",), ("--grep=red",), ("--raw",)])
+def test_a_terminal_acts_on_nothing_that_a_rank_has_printed_unless_it_is_wanted(
+    tmp_path: Path, terminal: Terminal, words: tuple[str, ...]
+) -> None:
+    code = r"print('\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\b line')"
+    assert Command.python(tmp_path, code).run().code == 0
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    with terminal.start([*LOGS, "--color=never", *words], env, tmp_path) as reader:
+        assert reader.wait(LONG_S) == 0
+    terminal.read()
+    if words == ("--raw",):
+        assert b"[rank 1] \x1b]0;title\x07\x1b[2J\x1b[31mred" in terminal.shown
+    else:
+        assert terminal.shown.endswith(b"red line\r\n")
+        assert b"\x1b" not in terminal.shown
+    # What goes into a file is what was printed.
+    piped = subprocess.run(
+        [*LOGS, "--rank=1"], env=env, cwd=tmp_path, capture_output=True, check=True
+    )
+    assert piped.stdout.startswith(b"\x1b]0;title")
+
+
 @pytest.mark.parametrize("rank", [None, "1"])
 def test_following_shows_what_comes_and_ends_with_the_job(
     tmp_path: Path, terminal: Terminal, rank: str | None

@@ -1,0 +1,38 @@
+"""What ranks have printed without what a terminal would act on: colours, titles, moves, bells."""
+
+from __future__ import annotations
+
+import re
+
+# ECMA-48: control sequences, strings (of a title, say, up to their end or that of the line), other
+# escapes, and control characters but for tab, newline and return. C1 is as UTF-8 has it.
+_ACTS = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])?"
+    rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+)
+# The beginning of such a thing, at the end of what has been read so far.
+_BEGUN = re.compile(rb"(?:\xc2|\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*\x1b?|[ -/]*)?)\Z")
+
+
+def cleaned(text: bytes) -> bytes:
+    r"""Return TEXT without what a terminal would act on.
+
+    >>> cleaned(b"\x1b[1;31mloss\x1b[0m \x1b]0;title\x07is 3\r\n")
+    b'loss is 3\r\n'
+    """
+    return _ACTS.sub(b"", text)
+
+
+class Cleaner:
+    """Cleans what comes in pieces, which may end anywhere."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def feed(self, piece: bytes, *, is_last: bool = False) -> bytes:
+        """Return what of PIECE, and of what was held back before, can be shown."""
+        text = self._begun + piece
+        begun = None if is_last else _BEGUN.search(text)
+        end = len(text) if begun is None else begun.start()
+        self._begun = text[end:]
+        return cleaned(text[:end])
