@@ -20,11 +20,16 @@ from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from http.client import HTTPMessage
+    from typing import IO
 
 # The most that both together may take.
 TIMEOUT_S = 30.0
 # Time for the command to end after it was asked to.
 _GRACE_S = 2.0
+# After a 303 comes a GET without a body, by definition; the others keep what was sent.
+_SAME_METHOD = (301, 302, 307, 308)
+_REDIRECTS = (*_SAME_METHOD, 303)
 
 
 class _SignalArrived(Exception):  # nothing is wrong
@@ -163,6 +168,31 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
             child.wait(_GRACE_S)
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect with the same method and body; one that would lose them is the end."""
+
+    def redirect_request(  # noqa: PLR0917 - as its base has it
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request:
+        """Return the request to NEWURL, or raise HTTPError."""
+        was_secret = req.full_url.lower().startswith("https:")
+        kinds = ("https://",) if was_secret else ("https://", "http://")
+        if code not in _SAME_METHOD or not newurl.lower().startswith(kinds):
+            raise urllib.error.HTTPError(newurl, code, msg, headers, fp)
+        return urllib.request.Request(  # noqa: S310 - just checked
+            newurl, data=req.data, headers=req.headers, method=req.get_method()
+        )
+
+    # Not before Python 3.11.
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
+
+
 def _post(url: str, text: str, timeout_s: float) -> str:
     """POST TEXT to URL; return why it failed, without any part of the URL, or nothing."""
     request = urllib.request.Request(  # noqa: S310 - the option takes http and https only
@@ -172,10 +202,11 @@ def _post(url: str, text: str, timeout_s: float) -> str:
         method="POST",
     )
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310 - as above
+        with urllib.request.build_opener(_Redirects).open(request, timeout=timeout_s):
             return ""
     except urllib.error.HTTPError as error:
-        return f"HTTP status {error.code}"
+        is_redirect = error.code in _REDIRECTS
+        return f"HTTP status {error.code}{', a redirect that is not followed' * is_redirect}"
     except urllib.error.URLError as error:
         reason = error.reason
         return (reason.strerror if isinstance(reason, OSError) else "") or type(reason).__name__

@@ -32,6 +32,9 @@ class Hook(HTTPServer):
     def __init__(self, status: int = 200) -> None:
         self.taken: list[dict[str, Any]] = []
         self.status = status
+        # To where a call of the usual address is sent on, and what else than a POST came.
+        self.moved_to = ""
+        self.others: list[str] = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
@@ -46,8 +49,20 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Hook)
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.headers["Content-Type"] == "application/json"
+        if self.server.moved_to and self.path.startswith("/hook"):
+            self.send_response(self.server.status)
+            self.send_header("Location", self.server.moved_to)
+            self.end_headers()
+            return
         self.server.taken.append(json.loads(body))
-        self.send_response(self.server.status)
+        self.send_response(200 if self.server.moved_to else self.server.status)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        """Keep that it came."""
+        assert isinstance(self.server, Hook)
+        self.server.others.append(self.path)
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
@@ -131,6 +146,30 @@ def test_an_address_where_nobody_is_changes_no_exit_code(tmp_path: Path) -> None
     assert ended.code == 5
     assert "The webhook failed (Connection refused)" in ended.said
     assert "abcdef12" not in ended.said
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_what_is_sent_on_arrives_as_it_was(hook: Hook, status: int) -> None:
+    hook.status, hook.moved_to = status, "/moved"
+    notification.notify('{"a": 1}', command=None, url=hook.url, say=pytest.fail)
+    assert (hook.taken, hook.others) == ([{"a": 1}], [])
+
+
+@pytest.mark.parametrize(
+    ("status", "where"),
+    [
+        (303, "/moved"),
+        (307, "ftp://127.0.0.1/x"),
+        (302, "file:///etc/passwd"),
+        (308, "/hook-again"),
+    ],
+)
+def test_what_is_not_delivered_for_a_redirect_is_said(hook: Hook, status: int, where: str) -> None:
+    hook.status, hook.moved_to = status, where
+    said: list[str] = []
+    notification.notify("{}", command=None, url=hook.url, say=said.append)
+    assert (hook.taken, hook.others) == ([], [])
+    assert said == [f"The webhook failed (HTTP status {status}, a redirect that is not followed)."]
 
 
 def test_what_is_no_address_is_refused_without_showing_it(tmp_path: Path) -> None:
