@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # The most places of a hung job that are listed.
 _PLACES = 8
+# The most ranks of one place whose devices are named.
+_DEVICES = 4
 # The most fields that are not in effect that are listed.
 _FAULTS = 12
 # The most processes left running that are named, and the most characters of each.
@@ -148,8 +150,8 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
     for who, where in hang.places[:_PLACES]:
         stand = "stands" if len(who) == 1 else "stand"
         alone = ", elsewhere than the rest" if set(who) <= set(hang.odd) else ""
-        device = devices.get(who[0], "") if len(who) == 1 else ""
-        on = f" ({device})" if device else ""
+        held = [devices[label] for label in who if devices.get(label)]
+        on = f" ({', '.join(held)})" if 0 < len(held) <= _DEVICES else ""
         lines.append(f"    {_sentence(listed(who))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")

@@ -140,16 +140,19 @@ def test_without_findings_the_verdict_is_still_there() -> None:
     assert report.verdict(outcome, Investigation(), [], frozenset()) == "rank 2 exited with 1."
 
 
-def test_a_hung_job_names_the_device_of_a_rank_that_stands_alone() -> None:
-    where = ((("rank 1",), "wait (net.py:7)"), (("rank 0", "rank 2"), "step (train.py:9)"))
+def test_a_hung_job_names_the_devices_of_few_ranks() -> None:
+    where = (
+        (("rank 1",), "wait (net.py:7)"),
+        (("rank 0", "rank 2"), "step (train.py:9)"),
+        (tuple(f"rank {n}" for n in range(3, 9)), "save (net.py:8)"),
+    )
     hung = Hung(8.0, 1.0, where, ("rank 1",), "/stacks")
-    endpoint = Endpoint("h", 1)
-    ranks = [
-        RankSpec("TRAINER", n, n, 0, (Device("mlu", f"{n + 4}", n),), endpoint) for n in (0, 1)
-    ]
+    held = [(Device("mlu", f"{n + 4}", n),) for n in range(9)]
+    ranks = [RankSpec("TRAINER", n, n, 0, held[n], Endpoint("h", 1)) for n in range(9)]
     told = report.verdict(Outcome(hung), Investigation(), [], frozenset(), ranks)
     assert "Rank 1 (MLU 5) stands in wait (net.py:7), elsewhere than the rest.\n" in told
-    assert "Ranks 0, 2 stand in step (train.py:9)." in told
+    assert "Ranks 0, 2 (MLU 4, MLU 6) stand in step (train.py:9)." in told
+    assert "Ranks 3-8 stand in save (net.py:8)." in told
     assert "Rank 1 stands in" in report.verdict(Outcome(hung), Investigation(), [], frozenset())
 
 

@@ -1,0 +1,122 @@
+"""Launches that train on the device under test, whatever it is called."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import devices
+import pytest
+from commandline import FLEETRUN, ROOT
+from training import PYTHONS, run
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+PROGRAMS = ROOT / "tests" / "device" / "programs.py"
+# Of the plug-in's own variables, which another one must not read.
+_OWN, _OTHER = b"TESTDEVICE_", b"OTHERSUCH__"
+
+
+def launch(
+    folder: Path, program: str, *options: str, version: str = "3.3.1", **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `fleetrun OPTIONS` with PROGRAM by the Paddle of VERSION, which nobody tells a kind."""
+    python = PYTHONS[version]
+    told = {"PADDLE_DISTRI_BACKEND": "", "PADDLE_XCCL_BACKEND": "", "PYTHONPATH": str(ROOT)}
+    words = [*FLEETRUN[1:], *options, str(PROGRAMS), program]
+    return run(python, words, folder, **{**told, "OUTPUT": str(folder / "report"), **more})
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    """Return what the ranks of a launch in FOLDER have reported, in their order."""
+    files = sorted(folder.glob("report.*"))
+    return [json.loads(one.read_text()) for one in files]
+
+
+@cache
+def weights_on_the_cpu(folder: Path) -> list[float]:
+    done = launch(folder, "training", "--nproc_per_node=1")
+    assert done.returncode == 0, done.stdout
+    (found,) = reports(folder)
+    assert found["place"] == "Place(cpu)"
+    weights: list[float] = found["weights"]
+    return weights
+
+
+@pytest.fixture
+def weights(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Train once on the CPU."""
+    folder = tmp_path_factory.getbasetemp() / "cpu"
+    folder.mkdir(exist_ok=True)
+    return weights_on_the_cpu(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "count"),
+    [("npu", "3.3.1", 2), ("mlu", "3.3.1", 4), ("foo", "3.3.1", 1), ("mlu", "2.6.2", 2)],
+)
+def test_a_script_trains_on_every_device_of_a_kind(
+    tmp_path: Path, weights: list[float], kind: str, version: str, count: int
+) -> None:
+    with devices.on(kind, count=count, delay_us=2000):
+        done = launch(tmp_path, "training", version=version)
+    assert done.returncode == 0, done.stdout
+    several = f"0-{count - 1}" if count > 1 else "0"
+    assert f"devices {kind} {several}; backend xccl" in done.stdout
+    found = reports(tmp_path)
+    assert [one["place"] for one in found] == [f"Place({kind}:{n})" for n in range(count)]
+    for one in found:
+        assert one["weights"] == pytest.approx(weights, abs=1e-5)
+
+
+@pytest.mark.parametrize("chosen", ["mlu", "npu"])
+def test_one_of_two_kinds_is_chosen_and_the_other_is_not_even_loaded(
+    tmp_path: Path, chosen: str
+) -> None:
+    built = devices.library(PYTHONS["3.3.1"])
+    folder = tmp_path / "plug-ins"
+    folder.mkdir()
+    (folder / "libone.so").symlink_to(built)
+    (folder / "libother.so").write_bytes(built.read_bytes().replace(_OWN, _OTHER))
+    more = {"CUSTOM_DEVICE_ROOT": str(folder), f"{_OTHER.decode()}KIND": "mlu"}
+    with devices.on("npu", count=2):
+        done = launch(tmp_path, "training", f"--device_kind={chosen}", "--devices=1,0", **more)
+    assert done.returncode == 0, done.stdout
+    places = [one["place"] for one in reports(tmp_path)]
+    assert places == [f"Place({chosen}:1)", f"Place({chosen}:0)"]
+
+
+def test_a_mask_that_the_plugin_does_not_read_holds_all_the_same(tmp_path: Path) -> None:
+    with devices.on("mlu", count=4):
+        done = launch(tmp_path, "training", MLU_VISIBLE_DEVICES="1,3")
+    assert done.returncode == 0, done.stdout
+    assert [one["place"] for one in reports(tmp_path)] == ["Place(mlu:1)", "Place(mlu:3)"]
+
+
+def test_who_wants_the_cpu_gets_it_although_paddle_prefers_its_plugin(tmp_path: Path) -> None:
+    with devices.on("mlu", count=2):
+        done = launch(tmp_path, "training", "--nproc_per_node=1", "--device_kind=cpu")
+    assert done.returncode == 0, done.stdout
+    assert [one["place"] for one in reports(tmp_path)] == ["Place(cpu)"]
+
+
+def test_a_restart_and_the_report_of_a_failure_name_the_device(tmp_path: Path) -> None:
+    with devices.on("mlu", count=4, fault="die@3:1"):
+        done = launch(tmp_path, "sums", "--mlus=2,3", "--max_restart=1")
+    assert done.returncode == 137, done.stdout
+    assert "rank 1 was killed by SIGKILL" in done.stdout
+    assert "(MLU 3), pid" in done.stdout
+    assert "It was attempt 1 (counted from 0)" in done.stdout
+
+
+def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
+    with devices.on("mlu", count=2, fault="hang@3:1", loss="hang"):
+        done = launch(tmp_path, "sums", "--hang_timeout=10")
+    assert done.returncode == 124, done.stdout
+    assert "Whether MLUs compute is not known" in done.stdout
+    assert "Ranks 0-1 (MLU 0, MLU 1) stand in" in done.stdout
