@@ -1,7 +1,8 @@
 """What Paddle's own launchers gave their workers, command line by command line.
 
-`golden/launch-cases.jsonl` was recorded from the launchers of Paddle 1.8.5, 2.0.0 and 3.3.1. Ours
-gives every worker the same variables (and more), or `OURS` says why it is better not to.
+`golden/launch-cases.jsonl` was recorded from the launchers of Paddle 1.8.5, 2.0.0, 2.6.2 and 3.3.1,
+on devices of a plug-in where it has `paddle_counts`, what Paddle saw of each kind. Ours gives every
+worker the same variables (and more), or `OURS` says why it is better not to.
 """
 
 from __future__ import annotations
@@ -105,6 +106,16 @@ OURS: dict[str, Ours] = {
         "An empty CUDA_VISIBLE_DEVICES hides every GPU; Paddle then selects GPU 0.",
         but=("FLAGS_selected_gpus",),
     ),
+    "kinds/10_xpus_option": Ours(
+        REFUSED,
+        "Who names XPUs does not mean the MLUs of this host; --gpus and --devices may.",
+        says="no XPU driver",
+    ),
+    "kinds/11_ips": Ours(
+        OTHER,
+        "On one host, free ports cannot collide with another job's, as without a plug-in.",
+        but=("PADDLE_CURRENT_ENDPOINT", "PADDLE_MASTER", "PADDLE_TRAINER_ENDPOINTS"),
+    ),
     "legacy/51_proxy": Ours(
         OTHER,
         "The script keeps its proxies (logging services need them); peers are in no_proxy.",
@@ -146,6 +157,7 @@ def _facts(case: Mapping[str, Any], folder: Path) -> Facts:
         started_utc="20250102T030405Z",
         cpus=2,
         device_counts={"gpu": gpus} if gpus else {},
+        paddle_counts=case.get("paddle_counts", {}),
         addresses=(Address("lo", "127.0.0.1"), Address("eth0", "192.168.7.7")),
         peer_interface="eth0",
     )
