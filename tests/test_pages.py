@@ -238,6 +238,15 @@ def test_the_reference_is_what_the_tables_make_of_it(made: Made) -> None:
     assert PAGES["docs/reference.md"] == page, "run scripts/reference_page.py"
 
 
+def test_the_table_of_devices_is_what_the_tests_have(made: Made) -> None:
+    script = made("devices_page.py")
+    assert PAGES["docs/devices.md"] == script["page"](), "run scripts/devices_page.py"
+    rows = {row[0]: row for row in script["rows"]()}
+    assert rows["`mlu`"][1:3] == ("training", "the same plans")
+    # Nobody has recorded it.
+    assert rows["`musa`"][1:3] == ("no", "no")
+
+
 def test_the_page_of_knobs_is_what_the_tables_and_measurements_make_of_it(made: Made) -> None:
     script = made("knobs_page.py")
     assert PAGES["docs/knobs.md"] == script["page"](), "run scripts/knobs_page.py"
