@@ -467,7 +467,8 @@ TABLE: tuple[Option, ...] = (
         "gpu_memory_fraction",
         "float",
         DEVICES,
-        "Share of each GPU's memory that Paddle takes at its start.",
+        "Share of each GPU's memory that Paddle takes at its start, by its allocator that does so "
+        "(FLAGS_allocator_strategy=naive_best_fit).",
         metavar="0..1",
         minimum=0,
         maximum=1,

@@ -64,7 +64,7 @@ class FakeNvml:
 
     LOADS are the percentages of some of them, of time and of memory, BUSES their places, USES the
     bytes used and all of some of them and of instances, with who computes, TROUBLE what is raised
-    for one of a number.
+    for one of a number. Those of WHOLE could be divided, and are not.
     """
 
     NVMLError = FakeNvmlError
@@ -78,6 +78,7 @@ class FakeNvml:
         buses: Mapping[str, str | bytes] | None = None,
         uses: Mapping[str, tuple[int, int, tuple[int, ...]]] | None = None,
         trouble: Mapping[int, FakeNvmlError] | None = None,
+        whole: tuple[str, ...] = (),
     ) -> None:
         self._gpus = gpus
         self._broken = broken
@@ -86,6 +87,7 @@ class FakeNvml:
         self._buses = buses or {}
         self._uses = uses or {}
         self._trouble = trouble or {}
+        self._whole = whole
         self._is_open = False
 
     def nvmlInit(self) -> None:
@@ -161,10 +163,16 @@ class FakeNvml:
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int:
         assert isinstance(handle, tuple)
-        if len(handle) == 1:
+        if len(handle) == 1 and handle[0] not in self._whole:
             message = "Not Supported"
             raise FakeNvmlError(message)
         return 7
+
+    def nvmlDeviceGetMigMode(self, handle: object, /) -> list[int]:
+        assert isinstance(handle, tuple)
+        self.nvmlDeviceGetMaxMigDeviceCount(handle)
+        # Now, and after the next reset.
+        return [int(len(handle) > 1)] * 2
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object:
         assert isinstance(handle, tuple)

@@ -92,6 +92,9 @@ _NO_PROXIES = ("no_proxy", "NO_PROXY")
 
 
 MEMORY_FRACTION = "FLAGS_fraction_of_gpu_memory_to_use"
+# By default Paddle takes memory as it needs it, and does not read the fraction.
+ALLOCATOR, BY_FRACTION = "FLAGS_allocator_strategy", "naive_best_fit"
+_GROWING = frozenset(("auto_growth", "thread_local"))
 
 _NONE: Mapping[str, Knob] = {}
 
@@ -135,6 +138,7 @@ def variables(
     shared |= {**layout.job, **_plugins(facts, share, run_dir)}
     chosen = _chosen(request)
     shared |= chosen
+    _check_allocator(request, facts, shared)
     files, long_notes = _move_long(shared, frozenset(chosen), run_dir)
     wanted = asked.get("PYTHONPATH")
     path = facts.environ.get("PYTHONPATH", None if wanted is None else str(wanted.value))
@@ -296,10 +300,23 @@ def _defaults(
     if request.gpu_memory_fraction is not None:
         name = MEMORY_FRACTION
         defaults[name] = f"{request.gpu_memory_fraction:g}"
+        defaults[ALLOCATOR] = BY_FRACTION
         if facts.environ.get(name, defaults[name]) != defaults[name]:
             exported = f"{name}={facts.environ[name]}"
             notes = (f"{exported} wins over --gpu_memory_fraction={defaults[name]}.",)
+        if share.kind == "cpu":
+            notes = ("--gpu_memory_fraction does nothing on the CPU.",)
     return defaults, notes
+
+
+def _check_allocator(request: Request, facts: Facts, shared: Mapping[str, str]) -> None:
+    """Raise UsageError if --gpu_memory_fraction is asked of an allocator that does not read it."""
+    allocator = shared.get(ALLOCATOR, facts.environ.get(ALLOCATOR))
+    if request.gpu_memory_fraction is not None and allocator in _GROWING:
+        raise UsageError(
+            f"--gpu_memory_fraction={request.gpu_memory_fraction:g} has no effect with "
+            f"{ALLOCATOR}={allocator}, which takes memory as it is needed: leave one of them out."
+        )
 
 
 def _proxies(facts: Facts, roster: Roster) -> dict[str, str]:

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from fleetrun.probe.ticks import ticks
@@ -62,13 +61,18 @@ def read(lib: MeterLibrary, handles: list[tuple[int, object]]) -> list[GpuUsage]
 
 
 def opened(lib: MeterLibrary) -> list[tuple[int, object]]:
-    """Return the GPUs that can be asked, numbered as `fleetrun --gpus` numbers them."""
+    """Return the GPUs that can be used, numbered as `fleetrun --gpus` numbers them.
+
+    The instances of one that is divided (MIG) come before it, with its number.
+    """
+    from fleetrun.probe import nvml  # the process that asks has it already
+
     lib.nvmlInit()
-    found: list[tuple[int, object]] = []
-    for index in range(lib.nvmlDeviceGetCount()):
-        with suppress(lib.NVMLError):
-            found.append((len(found), lib.nvmlDeviceGetHandleByIndex(index)))
-    return found
+    return [
+        (number, part)
+        for number, gpu in enumerate(nvml.usable(lib))
+        for part in (*nvml.instances(lib, gpu).values(), gpu)
+    ]
 
 
 def _text(answer: str | bytes) -> str:

@@ -48,20 +48,26 @@ class GpuProcess(Protocol):
     def pid(self) -> int: ...
 
 
-class Nvml(Protocol):
-    """The part of pynvml that we use."""
+class Divided(Protocol):
+    """The part of pynvml that tells GPUs, and those that are divided (MIG)."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
     def nvmlInit(self) -> None: ...
     def nvmlDeviceGetCount(self) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...
+    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...
+    def nvmlDeviceGetMigMode(self, handle: object, /) -> Sequence[int]: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object: ...
+
+
+class Nvml(Divided, Protocol):
+    """The part of pynvml that we use."""
+
     def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> Sequence[GpuProcess]: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object: ...
 
 
 class Utilization(Nvml, Protocol):
@@ -80,17 +86,11 @@ class Rates(Protocol):
     def memory(self) -> int: ...
 
 
-class MeterLibrary(Protocol):
+class MeterLibrary(Divided, Protocol):
     """The part of pynvml that tells what GPUs do."""
 
     @property
-    def NVMLError(self) -> type[Exception]: ...
-    @property
     def NVML_TEMPERATURE_GPU(self) -> int: ...
-    def nvmlInit(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...
     def nvmlDeviceGetName(self, handle: object, /) -> str | bytes: ...
     def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
@@ -191,14 +191,14 @@ def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
         except lib.NVMLError as error:
             (barred if _is_barred(error) else lost).append((index, str(error)))
             continue
-        instances = _instances(lib, handle)
-        if not instances and _most_instances(lib, handle):
+        parts = instances(lib, handle)
+        if not parts and _wants_instances(lib, handle):
             lost.append((index, _UNDIVIDED))
             continue
         bus = _bus(lib, handle) if wants_bus else ""
-        parts = instances or {_text(uuid): handle}
-        uses = {name: use for name, part in parts.items() if (use := _use(lib, part)) is not None}
-        gpus.append((_text(uuid), tuple(instances), bus, uses))
+        used = (parts or {_text(uuid): handle}).items()
+        uses = {name: use for name, part in used if (use := _use(lib, part)) is not None}
+        gpus.append((_text(uuid), tuple(parts), bus, uses))
     return tuple(gpus), tuple(barred), tuple(lost)
 
 
@@ -207,7 +207,7 @@ def _is_barred(error: Exception) -> bool:
     return "NoPermission" in type(error).__name__
 
 
-def _instances(lib: Nvml, handle: object) -> dict[str, object]:
+def instances(lib: Divided, handle: object) -> dict[str, object]:
     """Return a GPU's MIG instances by their UUIDs."""
     found: dict[str, object] = {}
     for index in range(_most_instances(lib, handle)):
@@ -230,12 +230,20 @@ def _use(lib: Nvml, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
     return memory.used, memory.total, pids
 
 
-def _most_instances(lib: Nvml, handle: object) -> int:
-    """Return how many MIG instances a GPU may have; 0 if it is not divided."""
+def _most_instances(lib: Divided, handle: object) -> int:
+    """Return how many MIG instances a GPU may have; 0 if it cannot be divided."""
     try:
         return lib.nvmlDeviceGetMaxMigDeviceCount(handle)
     except lib.NVMLError:
         return 0
+
+
+def _wants_instances(lib: Divided, handle: object) -> bool:
+    """Whether nothing but instances of a GPU can be used: it is in MIG mode just now."""
+    try:
+        return bool(_most_instances(lib, handle)) and lib.nvmlDeviceGetMigMode(handle)[0] == 1
+    except lib.NVMLError:
+        return False
 
 
 def _bus(lib: Nvml, handle: object) -> str:
@@ -261,7 +269,7 @@ def loads(lib: Utilization, gpus: Sequence[str] | None) -> dict[str, tuple[int, 
     lib.nvmlInit()
     if gpus is None:
         gpus = [str(index) for index in range(lib.nvmlDeviceGetCount())]
-    numbered = _usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
+    numbered = usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
     found = {}
     for gpu in gpus:
         if gpu.isdecimal() and int(gpu) >= len(numbered):
@@ -272,13 +280,13 @@ def loads(lib: Utilization, gpus: Sequence[str] | None) -> dict[str, tuple[int, 
     return found
 
 
-def _usable(lib: Utilization) -> list[object]:
+def usable(lib: Divided) -> list[object]:
     """Return the GPUs in the order in which `survey` numbers them."""
     handles = []
     for index in range(lib.nvmlDeviceGetCount()):
         with suppress(lib.NVMLError):
             handle = lib.nvmlDeviceGetHandleByIndex(index)
-            if _instances(lib, handle) or not _most_instances(lib, handle):
+            if instances(lib, handle) or not _wants_instances(lib, handle):
                 handles.append(handle)
     return handles
 

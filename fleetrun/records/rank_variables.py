@@ -96,6 +96,12 @@ TABLE = (
         yields=True,
     ),
     RankVariable(
+        "FLAGS_allocator_strategy",
+        "naive_best_fit, which takes that share: auto_growth, the default, does not read it.",
+        when="--gpu_memory_fraction",
+        yields=True,
+    ),
+    RankVariable(
         "FLAGS_fraction_of_gpu_memory_to_use",
         "Share of each GPU's memory that Paddle takes at its start.",
         when="--gpu_memory_fraction",

@@ -14,7 +14,7 @@ from planning import a_request, a_roster, gpus, planned, some_facts
 
 import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
-from fleetrun.model import Device, Endpoint, Facts, Member, ProcessSpec, Request, Roster
+from fleetrun.model import Device, Endpoint, Facts, Knob, Member, ProcessSpec, Request, Roster
 from fleetrun.modes import collective
 from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import STRING_LIMIT, Environment, check_size, variables
@@ -31,6 +31,7 @@ def made(
     roster: Roster | None = None,
     request: Request | None = None,
     facts: Facts | None = None,
+    asked: Mapping[str, Knob] | None = None,
     **share: Any,
 ) -> Environment:
     """Make the environment of ROSTER's ranks on GPUs, or of what SHARE says."""
@@ -38,7 +39,9 @@ def made(
     kind = Share("gpu", roster.members[roster.me].groups, "nccl")._replace(**share)
     request, facts = request or a_request(), facts or some_facts(8)
     layout = collective.layout(request, facts, kind, roster)
-    return variables(request, facts, kind, roster, layout=layout, run_dir=RUN_DIR)
+    return variables(
+        request, facts, kind, roster, layout=layout, run_dir=RUN_DIR, asked=asked or {}
+    )
 
 
 def first(**arguments: Any) -> Mapping[str, str]:
@@ -230,6 +233,24 @@ def test_gpu_memory_is_limited_when_asked() -> None:
     assert name not in found.ranks[0]
     assert found.notes == (f"{name}=0.9 wins over --gpu_memory_fraction=0.5.",)
     assert made(request=request, facts=some_facts(8, environ={name: "0.5"})).notes == ()
+
+
+def test_a_share_of_gpu_memory_comes_with_the_allocator_that_takes_it() -> None:
+    name = "FLAGS_allocator_strategy"
+    request = a_request(gpu_memory_fraction=0.5)
+    assert name not in first()
+    assert first(request=request)[name] == "naive_best_fit"
+    for other in (
+        {"facts": some_facts(8, environ={name: "auto_growth"})},
+        {"request": request._replace(env=((name, "auto_growth"),))},
+        {"asked": {name: Knob("flags", name, "auto_growth", "a file")}},
+    ):
+        with pytest.raises(UsageError, match="has no effect with FLAGS_allocator_strategy=auto"):
+            made(**{"request": request, **other})  # type: ignore[arg-type]
+    (note,) = made(request=request, facts=some_facts(), kind="cpu").notes
+    assert note == "--gpu_memory_fraction does nothing on the CPU."
+    known = some_facts(8, environ={name: "naive_best_fit"})
+    assert name not in first(request=request, facts=known)
 
 
 def test_peers_go_around_a_proxy() -> None:

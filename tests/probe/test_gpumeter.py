@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nvmls import FakeNvml, NoPermission
 from waiting import until
 
-from fleetrun.probe import gpumeter
+from fleetrun.probe import gpumeter, nvml
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records.metricsfile import GpuUsage
 
@@ -33,6 +33,27 @@ def test_each_gpu_that_can_be_asked_is_told_of() -> None:
     assert first == GpuUsage(0, "a", "GPU a", 87, 10, 20, 412.5, 61)
     # As a GPU that is divided, whose driver tells nothing of the whole.
     assert second == GpuUsage(1, "c", "GPU c", None, None, None, None, None)
+
+
+def test_gpus_are_numbered_as_a_launch_numbers_them_and_instances_are_told_of() -> None:
+    lib = FakeNvml(
+        # In MIG mode without an instance: no job can use it. Then one with two, and a whole one.
+        ("a", ""),
+        ("b", "MIG-1", "MIG-2"),
+        ("c",),
+        uses={"MIG-1": (1, 9, ()), "MIG-2": (2, 9, ()), "b": (3, 20, ()), "c": (4, 80, ())},
+        whole=("c",),
+    )
+    found = gpumeter.read(lib, gpumeter.opened(lib))
+    assert [(one.number, one.uuid, one.memory_used_bytes) for one in found] == [
+        (0, "MIG-1", 1),
+        (0, "MIG-2", 2),
+        (0, "b", 3),
+        (1, "c", 4),
+    ]
+    gpus, _, lost = nvml.survey(lib, wants_bus=False)
+    assert [gpu[0] for gpu in gpus] == ["b", "c"]
+    assert [index for index, _ in lost] == [0]
 
 
 def test_the_newest_line_counts_and_a_hanging_driver_holds_nobody_up() -> None:
