@@ -39,6 +39,7 @@ class Holder(NamedTuple):
     """A process that computes."""
 
     pid: int
+    usedGpuMemory: int | None = None
 
 
 class FakeNvmlError(Exception):

@@ -64,3 +64,17 @@ def test_every_kind_of_check_is_named() -> None:
     assert len(names) == len(set(names))
     assert sum(name.startswith("dygraph ") for name in names) >= 8
     assert sum(name.startswith("static ") for name in names) >= 12
+
+
+def test_the_launcher_is_tried_without_paddle(tmp_path: Path) -> None:
+    numbers = tmp_path / "seen.json"
+    done = gpu_check(
+        "--launcher", "--only=^NVML|not there$|waits in a kernel|kill -9", "--json", str(numbers)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no Paddle is used" in done.stdout
+    rows = {row["name"]: row["is_right"] for row in json.loads(numbers.read_text())["checks"]}
+    assert rows["a rank that waits in a kernel hangs"] is True
+    assert rows["memory after kill -9 of the launcher"] is True
+    assert rows["a device that is not there"] is True
+    assert rows["NVML"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.run.isolation import IsolatedCall
@@ -46,6 +46,8 @@ class GpuProcess(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def usedGpuMemory(self) -> int | None: ...
 
 
 class Divided(Protocol):
@@ -224,10 +226,25 @@ def _use(lib: Nvml, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
         memory = lib.nvmlDeviceGetMemoryInfo(handle)
     except lib.NVMLError:
         return None
-    pids: tuple[int, ...] = ()
-    with suppress(lib.NVMLError):
-        pids = tuple(one.pid for one in lib.nvmlDeviceGetComputeRunningProcesses(handle))
-    return memory.used, memory.total, pids
+    return memory.used, memory.total, tuple(one.pid for one in running(lib, handle))
+
+
+def running(lib: Any, handle: object) -> Sequence[GpuProcess]:  # noqa: ANN401 - two versions
+    """Return the processes that compute on a GPU; none if the driver does not tell.
+
+    pynvml asks as a new driver wants it, and raises what is no NVMLError with one before 510.
+    """
+    for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
+        try:
+            found: Sequence[GpuProcess] = getattr(lib, name)(handle)
+        except (lib.NVMLError, AttributeError):  # noqa: PERF203 - of two
+            break
+        except Exception as error:
+            if type(error).__name__ != "NVMLLibraryMismatchError":
+                raise
+        else:
+            return found
+    return ()
 
 
 def _most_instances(lib: Divided, handle: object) -> int:

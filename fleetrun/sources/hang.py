@@ -25,9 +25,8 @@ _MOVED_BYTES_PER_S = 65536
 _FAULTS_PER_S = 256
 # The kernel counts in steps of 10 ms, and one step may be anybody's.
 _TICK_S = 0.015
-# After this part of the timeout without any sign but processor time, stacks are sampled, and again
-# after each of the second part.
-_SUSPECT, _AGAIN = 1 / 4, 1 / 8
+# After this part of the timeout without any sign but processor time stacks are sampled, and again.
+_SAMPLE = 1 / 8
 # A kernel that waits, such as NCCL's, keeps a GPU at 0 or 100 percent all the time and reads hardly
 # any of its memory; kernels that begin and end leave it between (percentages of NVML).
 _MOST_WAITING_MEMORY, _LEAST_WAITING = 1, 98
@@ -158,7 +157,7 @@ class IdleClock:
             if not is_busy or self.has_promises:
                 return True
             self._since, self._has_compared = at, False
-            return at - self._still_since >= self._timeout_s * _SUSPECT
+            return at - self._still_since >= self._timeout_s * _SAMPLE
         self.revive(at)
         return False
 
@@ -196,8 +195,8 @@ class IdleClock:
         if self.has_promises or self._since <= self._still_since:
             return False
         if self._stacks is None:
-            return at - self._still_since >= self._timeout_s * _SUSPECT
-        return at - self._stacks_at >= self._timeout_s * _AGAIN
+            return at - self._still_since >= self._timeout_s * _SAMPLE
+        return at - self._stacks_at >= self._timeout_s * _SAMPLE
 
     def see_stacks(self, stacks: Mapping[int, object], at: float) -> None:
         """Take the stacks of all Python processes, by process id."""

@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from checks import Check, Result, all_checks
+from launcher import launcher_checks
 from launches import Machine
 
 # Two levels of two.
@@ -34,7 +35,8 @@ gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 
 names = [paddle.device.cuda.get_device_name(each) for each in range(gpus)]
 print("FOUND " + json.dumps({
     "paddle": paddle.__version__, "cuda": str(paddle.version.cuda()),
-    "nccl": str(paddle.version.nccl()), "gpus": names}))
+    # Paddle 2.6 does not tell its version.
+    "nccl": str(getattr(paddle.version, "nccl", lambda: "?")()), "gpus": names}))
 """
 
 
@@ -52,13 +54,16 @@ def main() -> int:
         default=Path("gpu-check.json"),
         help="where to write what is seen (gpu-check.json)",
     )
+    parser.add_argument(
+        "--launcher", action="store_true", help="what needs no Paddle: driver, masks, hangs, kills"
+    )
     chosen = parser.parse_args()
     if chosen.ranks is not None and chosen.ranks < 1:
         parser.error("--ranks: give a number from 1")
-    found = ask()
+    found = without_paddle() if chosen.launcher else ask()
     gpus = 0 if chosen.cpu else len(found["gpus"])
     machine = Machine("gpu" if gpus else "cpu", chosen.ranks or (min(gpus, MOST_RANKS) or 2))
-    checks = all_checks(found["paddle"], machine.device)
+    checks = launcher_checks() if chosen.launcher else all_checks(found["paddle"], machine.device)
     wanted = [check for check in checks if re.search(chosen.only, check.name)]
     if chosen.list:
         print(*(check.name for check in wanted), sep="\n")
@@ -94,6 +99,15 @@ def ask() -> dict[str, Any]:
     return answer
 
 
+def without_paddle() -> dict[str, Any]:
+    """Ask the driver alone."""
+    from fleetrun.probe.health import gpus
+
+    seen = gpus.read()
+    cuda = ".".join(map(str, seen.cuda or ())) or "None"
+    return {"paddle": "", "cuda": cuda, "nccl": "", "gpus": [gpu.name for gpu in seen.gpus]}
+
+
 def driver() -> str:
     """Return the version of NVIDIA's driver, "" without one."""
     try:
@@ -105,6 +119,8 @@ def driver() -> str:
 def describe(machine: Machine, found: dict[str, Any]) -> str:
     """Say in a line what is tried, and on what."""
     about = f"Paddle {found['paddle']}, CUDA {found['cuda']}, NCCL {found['nccl']}"
+    if not found["paddle"]:
+        about = f"no Paddle is used, CUDA {found['cuda']}"
     if machine.device == "gpu":
         return f"{len(found['gpus'])} GPUs ({found['gpus'][0]}), {machine.ranks} ranks; {about}."
     return f"No GPU is here (or --cpu): {machine.ranks} ranks on the CPU over gloo; {about}."

@@ -6,8 +6,10 @@ import json
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from fields_tried import trials
+from fields_tried import trials, version
 from launches import ROOT, Done, Machine, distance, ended, launch
+
+from fleetrun.strategy import fields, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +57,7 @@ def all_checks(paddle: str, device: str) -> Iterator[Check]:
         "recommended static", as_plain("--strategy=recommended", words=("--static",)), needs=2
     )
     yield Check("hierarchical dygraph", as_plain(*HIERARCHICAL), needs=4)
-    yield Check("hierarchical static", as_plain(*HIERARCHICAL, words=("--static",)), needs=4)
+    yield Check("hierarchical static", hierarchical_static(paddle, device), needs=4)
     yield Check(
         "O2 with master gradients",
         as_plain("--strategy=recommended", words=("--o2",), close=CLOSE_HALF),
@@ -66,6 +68,21 @@ def all_checks(paddle: str, device: str) -> Iterator[Check]:
         yield Check(f"{trial.graph} {trial.name}", _tried(trial), needs=2)
     yield Check("scripts/bench strategy", bench, needs=2)
     yield Check("tests marked gpu", gpu_tests)
+
+
+def hierarchical_static(paddle: str, device: str) -> Callable[[Machine, Path], Result]:
+    """Return a check of two levels in static graphs, which Paddle 3 cannot have on GPUs."""
+    field = next(field for field in fields.TABLE if field.name == "use_hierarchical_allreduce")
+    known = verdicts.verdict(field, paddle=version(paddle), graph="static", device=device)
+    if known.status != verdicts.REFUSED:
+        return as_plain(*HIERARCHICAL, words=("--static",))
+
+    def run(machine: Machine, folder: Path) -> Result:
+        done = launch(machine, folder, *HIERARCHICAL, words=("--static",))
+        is_right = done.code != 0 and field.name in done.said
+        return Result("refused by name", f"exit code {done.code}", is_right, done.said[-2000:])
+
+    return run
 
 
 def failure(done: Done) -> Result | None:

@@ -66,9 +66,13 @@ OTHER_WEIGHTS = frozenset(
 ELSEWHERE = frozenset(("use_hierarchical_allreduce", "hybrid_configs"))
 
 
+def version(paddle: str) -> str:
+    """Return the Paddle of which verdicts are known that is nearest to PADDLE."""
+    return min(verdicts.PADDLES, key=lambda known: known[0] != paddle[:1])
+
+
 def trials(paddle: str, device: str) -> Iterator[Trial]:
     """Yield a trial for each field of which it is said that it works, or that nobody knows."""
-    version = min(verdicts.PADDLES, key=lambda known: known[0] != paddle[:1])
     for graph in verdicts.GRAPHS:
         for field in fields.TABLE:
             if field.name in ELSEWHERE or (field.kind != "bool" and field.name not in VALUES):
@@ -78,7 +82,7 @@ def trials(paddle: str, device: str) -> Iterator[Trial]:
             settings = VALUES.get(field.name, (f"{field.name}=true",))
             is_off = settings[0].endswith("=false")
             said = verdicts.verdict(
-                field, paddle=version, graph=graph, device=device, is_off=is_off
+                field, paddle=version(paddle), graph=graph, device=device, is_off=is_off
             )
             if said.status not in (verdicts.EFFECTIVE, verdicts.UNTESTED):
                 continue

@@ -45,6 +45,12 @@ class Done(NamedTuple):
         return lines[-1] if lines else ""
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a launch."""
+    folders = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    return {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+
+
 def launch(
     machine: Machine,
     folder: Path,
@@ -59,8 +65,7 @@ def launch(
     if not any(option.startswith("--hang_timeout") for option in options):
         options = (f"--hang_timeout={HANG_S}", *options)
     argv = [sys.executable, "-m", "fleetrun", f"--nproc_per_node={ranks}", *devices]
-    folders = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-    env = {**os.environ, "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+    env = environment()
     if machine.device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     whole = [*argv, f"--log_dir={folder / 'log'}", *options, JOB, *words]

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fakedriver
 import ports
 import pytest
 from commandline import Command, fleetrun
@@ -243,54 +244,30 @@ def test_what_the_driver_tells_of_a_gpu_that_is_not_well_is_found(tmp_path: Path
     assert all(one["mend"] for (one,) in found.values())
 
 
-# As a library of the driver: 803 is that the loaded driver is another one.
-LIBCUDA = """
-int cuInit(unsigned flags) { return 803; }
-int cuGetErrorName(int code, const char **name) {
-    *name = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH";
-    return 0;
-}
-"""
-# One healthy GPU, as far as it is told.
-WELL = """
-class NVMLError(Exception):
-    pass
-
-ANSWERS = dict(
-    nvmlInit=None, nvmlDeviceGetCount=1, nvmlDeviceGetHandleByIndex=0, nvmlDeviceGetUUID="GPU-0",
-    nvmlSystemGetDriverVersion="550.54", nvmlDeviceGetMaxMigDeviceCount=0,
+@fakedriver.needed
+@pytest.mark.parametrize(
+    ("env", "seen"),
+    [
+        ({"FAKE_GPUS": "2"}, "it starts, with 2 GPUs"),
+        ({"FAKE_CUDA": "802"}, "cuInit ends with 802, CUDA_ERROR_SYSTEM_NOT_READY: "),
+        ({"FAKE_CUDA": "803"}, "cuInit ends with 803, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: "),
+    ],
 )
-
-def __getattr__(name):
-    if name not in ANSWERS:
-        raise AttributeError(name)
-    return lambda *words: ANSWERS[name]
-
-def nvmlDeviceGetMemoryInfo(handle):
-    raise NVMLError
-
-nvmlDeviceGetPciInfo = nvmlDeviceGetMemoryInfo
-"""
-DRIVER = (
-    "mount -t tmpfs tmpfs /proc/driver; mkdir /proc/driver/nvidia; "
-    'echo NVRM version: 550.54.14 >/proc/driver/nvidia/version; exec "$@"'
-)
+def test_cuda_is_started_beside_nvml(tmp_path: Path, env: dict[str, str], seen: str) -> None:
+    env = {**env, **fakedriver.build(tmp_path / "driver")}
+    done = run(tmp_path, "--json", prefix=fakedriver.HERE, env=env)
+    (found,) = findings(done, "CUDA")
+    assert found["seen"].startswith(seen)
+    assert found["level"] == ("error" if "FAKE_CUDA" in env else "ok")
+    assert findings(done, "GPU")[0]["seen"] == "GPU 0: Fake H100, 80 GiB, sm_90"
 
 
-@pytest.mark.skipif(not is_root() or not shutil.which("cc"), reason="not root, or no compiler")
-def test_cuda_that_does_not_start_under_an_nvml_that_does_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(WELL)
-    (tmp_path / "cuda.c").write_text(LIBCUDA)
-    library = tmp_path / "libcuda.so.1"
-    subprocess.run(["cc", "-shared", "-o", library, tmp_path / "cuda.c"], check=True)
-    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "LD_LIBRARY_PATH": str(tmp_path)}
-    prefix = (*ALONE, DRIVER, "sh")
-    (found,) = findings(run(tmp_path, "--json", prefix=prefix, env=env), "CUDA")
-    assert found["level"] == "error"
-    # There is no /dev/nvidia-uvm here, either.
-    assert found["seen"].startswith("cuInit ends with 803, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
-    library.unlink()
-    (found,) = findings(run(tmp_path, "--json", prefix=prefix, env=env), "CUDA")
+@fakedriver.needed
+def test_a_machine_whose_libcuda_is_missing_is_told_where_it_comes_from(tmp_path: Path) -> None:
+    env = fakedriver.build(tmp_path / "driver")
+    (tmp_path / "driver" / "libnvidia-ml.so.1").unlink()
+    (tmp_path / "driver" / "libcuda.so.1").rename(tmp_path / "driver" / "libnvidia-ml.so.1")
+    (found,) = findings(run(tmp_path, "--json", prefix=fakedriver.HERE, env=env), "CUDA")
     assert found["seen"].startswith("it does not start: libcuda.so.1: cannot open")
     assert "compute,utility" in found["mend"]
 
@@ -299,7 +276,7 @@ def test_cuda_that_does_not_start_under_an_nvml_that_does_is_an_error(tmp_path: 
 def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cpu(
     tmp_path: Path,
 ) -> None:
-    prefix = (*ALONE, DRIVER, "sh")
+    prefix = fakedriver.HERE
     (found,) = findings(run(tmp_path, "--json", prefix=prefix), "GPUs")
     assert found["level"] == "warning"
     assert found["mend"].startswith("docker run --gpus all")

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import fakedriver
 import pytest
 from commandline import Command
 from waiting import LONG_S, until
@@ -276,6 +277,21 @@ def test_a_rank_that_cannot_be_watched_from_inside_is_said_and_alive_while_it_is
     assert ended.said.count("Ranks 0-1 cannot be watched from inside (no Python, or one that") == 1
     (notice,) = [event for event in job.events() if event.get("what") == "unseen"]
     assert notice["who"] == ["rank 0", "rank 1"]
+
+
+@fakedriver.needed
+@pytest.mark.parametrize(("load", "code"), [("100 0", 124), ("60 0", 0), ("100 30", 0)])
+@pytest.mark.parametrize("wait", ["time.sleep(5)", "spin()"], ids=["idle", "spinning"])
+def test_s61_a_gpu_that_waits_in_a_kernel_is_no_life_and_one_that_works_is(
+    tmp_path: Path, load: str, code: int, wait: str
+) -> None:
+    (tmp_path / "load").write_text(load)
+    env = {**NO_SPY, **fakedriver.build(tmp_path / "driver"), "CUDA_VISIBLE_DEVICES": "0"}
+    job = Command.python(tmp_path, f"{SPIN.replace('60', '5')}\n{wait}", ALIVE, ranks=1)
+    env["FAKE_LOAD"] = str(tmp_path / "load")
+    ended = job.finish(job.start(prefix=fakedriver.HERE, env=env))
+    assert ended.code == code
+    assert ("The job hung" in ended.said) is (code != 0)
 
 
 def test_s62_a_long_busy_first_step_is_alive(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
-from fleetrun.probe import files
+from fleetrun.probe import files, nvml
 from fleetrun.probe.health import cuda
 from fleetrun.run.isolation import IsolatedCall
 
@@ -65,7 +65,7 @@ def library() -> Library:
 
 
 def read(
-    nvml: Callable[[], Library] = library,
+    load: Callable[[], Library] = library,
     *,
     start_cuda: Callable[[], CudaStart] = cuda.read,
     root: str = "/",
@@ -78,7 +78,7 @@ def read(
     xids, refusal = kernel_log(os.path.join(root, "dev/kmsg"))
     seen = Gpus(has_driver=True, xids=xids, log_refusal=refusal)
     try:
-        question = IsolatedCall(lambda: tuple(survey(nvml())))
+        question = IsolatedCall(lambda: tuple(survey(load())))
     except OSError as error:
         return seen._replace(trouble=f"no process can be started: {error.strerror}")
     answer = question.wait(time.monotonic() + timeout_s)
@@ -177,7 +177,7 @@ def _asked(lib: Any, handle: object, index: int, uuid: str) -> Gpu:  # noqa: ANN
         used=None if memory is None else int(memory.used),
         users=tuple(
             User(int(one.pid), "", None if one.usedGpuMemory is None else int(one.usedGpuMemory))
-            for one in ask("nvmlDeviceGetComputeRunningProcesses") or ()
+            for one in nvml.running(lib, handle)
         ),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         ecc_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
