@@ -104,16 +104,20 @@ def train(
     profile: str = "",
     nranks: int = 2,
     hosts: int = 1,
+    more: dict[str, str] | None = None,
+    builds: dict[str, Any] | None = None,
 ) -> list[Any]:
     """Return what each of NRANKS ranks of MODEL reports; PYTHON runs them with STRATEGY.
 
-    The steps PROFILE are recorded. The strategy is told that the ranks are on so many HOSTS.
+    The steps PROFILE are recorded. The strategy is told that the ranks are on so many HOSTS. MORE
+    are variables of the ranks, BUILDS the fields of BuildStrategy.
     """
     folder.mkdir()
-    variables = {"OUTPUT": str(folder / "report")}
+    variables = {"OUTPUT": str(folder / "report"), **(more or {})}
     if strategy is not None:
         asked = {
             "strategy": strategy,
+            "build_strategy": builds or {},
             "check_ranks": check_ranks,
             "topology": {
                 "nranks": nranks,

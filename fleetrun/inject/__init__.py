@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from . import (
     after_update,
+    border,
     distributed_strategy,
     dygraph,
     gloo_stores,
@@ -62,12 +63,14 @@ def arm(path: str, evidence_path: str) -> None:
     profiled, as far as the launcher asks for it.
     """
     if not path:
-        import_hooks.on_failure(lambda text: print(f"fleetrun: {text}", file=sys.stderr))
+        import_hooks.on_failure(_say)
+        border.on_remark(_say)
         import_hooks.after_import("paddle", _watch_alone)
         return
     spec = read_spec(path)
     proof = Evidence(evidence_path, spec)
     import_hooks.on_failure(lambda text: _report(proof, text))
+    border.on_remark(lambda text: _remark(proof, text))
     # All at once, when all of Paddle is there: nothing is patched before everything was checked.
     import_hooks.after_import("paddle", lambda paddle: _install_with_profile(paddle, spec, proof))
     proof.write_at_exit()
@@ -116,7 +119,8 @@ def _install_all(spec: StrategySpec, proof: Evidence) -> None:
     if clauses:
         _report(proof, paddle_api.sentence(clauses))
     if paddle_api.refusal(private_names.COUNTING) or paddle_api.refusal(private_names.STATIC):
-        atexit.register(_report_uncounted, spec, proof)
+        watching = border.watching("the report of fields")
+        atexit.register(watching(_report_uncounted), spec, proof)
 
 
 def _report_uncounted(spec: StrategySpec, proof: Evidence) -> None:
@@ -143,4 +147,13 @@ def _install(part: ModuleType, spec: StrategySpec, proof: Evidence) -> None:
 
 def _report(proof: Evidence, text: str) -> None:
     proof.note(text)
+    _say(text)
+
+
+def _remark(proof: Evidence, text: str) -> None:
+    proof.failures.append(text)
+    _report(proof, text)
+
+
+def _say(text: str) -> None:
     print(f"fleetrun: {text}", file=sys.stderr)

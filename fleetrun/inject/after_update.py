@@ -12,13 +12,17 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import heartbeats, paddle_api, rank_check, updates
+from . import border, heartbeats, paddle_api, rank_check, updates
+from .evidence import WHAT
 from .import_hooks import after_import
 from .paddle_api import private_names
 
 if TYPE_CHECKING:
     from .evidence import Evidence
     from .spec import StrategySpec
+
+
+_TIMES = "the list of step times"
 
 
 def install(_spec: StrategySpec, proof: Evidence) -> None:
@@ -29,12 +33,12 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         recorder = _StepTimes(times, proof)
         if paddle_api.has(private_names.LOSSES):
             after_import("paddle", recorder.watch_losses)
-        updates.on_update(recorder.record)
+        updates.on_update(recorder.record, _TIMES)
     heartbeats.install(proof.claim)
-    updates.on_update(functools.partial(_write_after_the_first, proof))
+    updates.on_update(functools.partial(_write_after_the_first, proof), WHAT)
     last = os.environ.get("FLEETRUN_STOP_AFTER", "")
     if last.isdigit() and int(last) > 0:
-        updates.on_update(functools.partial(_stop, proof, int(last)))
+        updates.on_update(functools.partial(_stop, proof, int(last)), "the end after some updates")
 
 
 class _StepTimes:
@@ -50,14 +54,18 @@ class _StepTimes:
     def watch_losses(self, paddle: Any) -> None:
         """Keep every scalar tensor that a backward starts from."""
         backward = paddle.Tensor.backward
+        keep = border.watching(_TIMES)(self._keep_loss)
 
         @functools.wraps(backward)
         def keep_loss(loss: Any, *args: Any, **options: Any) -> Any:
-            if loss.size == 1:
-                self._loss = loss.detach()
+            keep(loss)
             return backward(loss, *args, **options)
 
         paddle.Tensor.backward = keep_loss
+
+    def _keep_loss(self, loss: Any) -> None:
+        if loss.size == 1:
+            self._loss = loss.detach()
 
     def record(self, _source: Any, number: int) -> None:
         """Record the time of the update NUMBER."""
@@ -65,7 +73,7 @@ class _StepTimes:
         if number == 1:
             # Registered this late to be called early: Paddle's own exit function, which takes
             # the tensors away, is registered already.
-            atexit.register(self.flush)
+            atexit.register(border.watching(_TIMES)(self.flush))
         self.flush()
         self._newest, self._loss = (number, now, self._loss), None
 
@@ -91,7 +99,7 @@ def _stop(proof: Evidence, last: int, source: Any, number: int) -> None:
     if number < last or not proof.claim():
         return
     # A rank that ends earlier would break the connections of the others' last collective.
-    rank_check.barrier(source)
+    border.watching("the wait for other ranks at the end")(rank_check.barrier)(source)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

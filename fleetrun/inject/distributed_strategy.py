@@ -9,7 +9,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-from . import settings
+from . import border, settings
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class _Injection:
         @functools.wraps(load)
         def load_from_prototxt(strategy: Any, pb_file: str) -> None:
             load(strategy, pb_file)
-            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(_fields_in(strategy, pb_file))
+            found = _fields_in(strategy, pb_file) or {}
+            strategy.__dict__.setdefault(_SCRIPT_FIELDS, {}).update(found)
 
         kind.__init__ = __init__
         kind.__setattr__ = __setattr__
@@ -256,6 +257,7 @@ def _clear_lists(strategy: Any, attribute: str, values: dict[str, Any]) -> None:
                 return
 
 
+@border.watching("the record of what the script loads")
 def _fields_in(strategy: Any, path: str) -> dict[str, set[str]]:
     """Return the fields that the file PATH sets, and the keys of dictionaries."""
     # Paddle depends on it.

@@ -9,6 +9,7 @@ import sys
 from importlib import util
 from typing import TYPE_CHECKING, Any
 
+from . import border
 from .writing import write
 
 if TYPE_CHECKING:
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from .spec import StrategySpec
 
 SCHEMA = 1
+# What this is, for remarks.
+WHAT = "the evidence of the strategy"
 _SECRETS = "_fleetrun_secrets"
 EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT = "effective", "no_effect", "refused", "script"
+# What was to be counted is not known.
+NO_WORD = "no_word"
 
 
 def plural(count: int, noun: str) -> str:
@@ -52,6 +57,8 @@ class Evidence:
         # `dygraph` or `static`, once something was trained.
         self.graph = ""
         self.updates = 0
+        # What was to count, compare or report, and has failed.
+        self.failures: list[str] = []
         # None: the ranks were not compared.
         self.ranks_equal: bool | None = None
         # The update after which they were compared last.
@@ -119,6 +126,7 @@ class Evidence:
             self._is_trainer = not _is_taken(self._path, self._pid)
         return self._is_trainer
 
+    @border.watching(WHAT)
     def write(self) -> None:
         """Write what is known so far. A failure is printed, and the training goes on."""
         # Forked DataLoader workers inherit this object, and must not write.
@@ -150,12 +158,14 @@ class Evidence:
             "paddle": getattr(paddle, "__version__", None),
             "graph": self.graph,
             "device": _device(paddle),
-            "complete": self.updates > 0,
+            # What has failed may be the count of updates.
+            "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
             "knobs": [self._if_updated(knob) for knob in self._knobs.values()],
             "counts": self.counts,
             "disagreements": self._disagreements,
             "notes": self._notes,
+            "failures": self.failures,
             "ranks_equal": self.ranks_equal,
             "compared_after": self.compared_after,
         }
@@ -165,6 +175,9 @@ class Evidence:
         if self.updates or knob["status"] != EFFECTIVE:
             return knob
         reason = "no update of the optimizer was made"
+        if self.failures:
+            reason = "what would show it has failed"
+            return {**knob, "status": NO_WORD, "in_effect": None, "reason": reason}
         return {**knob, "status": NO_EFFECT, "in_effect": None, "reason": reason}
 
 

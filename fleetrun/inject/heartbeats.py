@@ -45,7 +45,7 @@ def install(claim: Callable[[], bool] = lambda: True) -> None:
     """Write a heartbeat after updates, if the launcher has given the rank a file for it."""
     path = os.environ.get("FLEETRUN_HEARTBEAT")
     if path:
-        updates.on_update(HeartbeatFile(path, claim).beat)
+        updates.on_update(HeartbeatFile(path, claim).beat, "the heartbeat")
 
 
 def watch_programs(paddle: Any) -> None:

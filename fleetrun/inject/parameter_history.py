@@ -7,15 +7,14 @@ their names tell nothing. But they have no gradients, or the forward itself writ
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .paddle_api import tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 # Methods that write without a new in-place version.
 _WRITING_METHODS = ("set_value", "copy_")
@@ -45,6 +44,14 @@ def _recorded(write: Callable[..., Any]) -> Callable[..., Any]:
     return writing
 
 
+class WatchedForward(NamedTuple):
+    """A forward that runs: what there was BEFORE it, and the ids of what it has WRITTEN so far."""
+
+    before: list[int]
+    written: set[int]
+    looks_at_addresses: bool
+
+
 class ParameterHistory:
     """What has updated the parameters of one model, by their ids, which hold while it lives."""
 
@@ -67,24 +74,23 @@ class ParameterHistory:
             ):
                 self._trained.add(id(each))
 
-    @contextlib.contextmanager
-    def watching_forward(self) -> Iterator[None]:
-        """Record which parameters are written into in this context."""
+    def begin_forward(self) -> WatchedForward:
+        """Record which parameters are written into until `end_forward`."""
         looks_at_addresses = not self._forwards % (_EVERY if self._forwards >= _EVERY else 1)
-        before = self._states(addresses=looks_at_addresses)
-        written: set[int] = set()
-        _forwards.append(written)
-        try:
-            yield
-        finally:
-            _forwards.remove(written)
+        seen = WatchedForward(self._states(addresses=looks_at_addresses), set(), looks_at_addresses)
+        _forwards.append(seen.written)
+        return seen
+
+    def end_forward(self, seen: WatchedForward) -> None:
+        """End what `begin_forward` has begun."""
+        _forwards[:] = [written for written in _forwards if written is not seen.written]
         self._forwards += 1
-        after = self._states(addresses=looks_at_addresses)
-        if before != after:
-            for each, old, new in zip(self._parameters * 2, before, after):
+        after = self._states(addresses=seen.looks_at_addresses)
+        if seen.before != after:
+            for each, old, new in zip(self._parameters * 2, seen.before, after):
                 if old != new:
-                    written.add(id(each))
-        self._written.update(written)
+                    seen.written.add(id(each))
+        self._written.update(seen.written)
 
     def _states(self, *, addresses: bool) -> list[int]:
         """Return the in-place version of each parameter, and then, if asked, each address."""

@@ -13,7 +13,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from . import paddle_api, settings, updates
+from . import border, paddle_api, settings, updates
 from .evidence import EFFECTIVE, NO_EFFECT
 from .import_hooks import after_import
 from .paddle_api import private_names
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _SENDS = ("send", "distributed_push_sparse")
 _WAITS = ("send_barrier", "fetch_barrier")
 _NO_COMMUNICATOR = "asynchronous training makes no communicator that would read it; geo does"
+_watching = border.watching("the count of what is sent to servers")
 # The communicator's name for k_steps.
 _K_STEPS = "communicator_max_merge_var_num"
 
@@ -67,9 +68,13 @@ class _ServerWatcher:
         @functools.wraps(start)
         def start_and_read(communicator: Any) -> None:
             start(communicator)
-            self._mode, self._settings = communicator.mode, dict(communicator.envs)
+            self._read(communicator)
 
         kind.start = start_and_read
+
+    @_watching
+    def _read(self, communicator: Any) -> None:
+        self._mode, self._settings = communicator.mode, dict(communicator.envs)
 
     def watch_executors(self, module: ModuleType) -> None:
         """Patch executors: inspect a program before its run, and record an update after it."""
@@ -78,29 +83,36 @@ class _ServerWatcher:
 
         @functools.wraps(run)
         def run_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-            resolved = _resolved(program)
-            sends = self._inspect(resolved)
+            is_update = self._inspect(program)
             result = run(executor, program, *args, **kwargs)
-            # A program with updates of its own is recorded like any other.
-            if sends and not self._seen[resolved]:
+            if is_update:
                 updates.record(program)
             return result
 
         @functools.wraps(train)
         def train_and_record(executor: Any, program: Any = None, *args: Any, **kwargs: Any) -> Any:
-            sends = self._inspect(_resolved(program))
+            is_update = self._inspect(program, counts_own=True)
             result = train(executor, program, *args, **kwargs)
-            if sends:
+            if is_update:
                 self._proof.note("a run of train_from_dataset counts as one update")
                 updates.record(program)
             return result
 
         kind.run, kind.train_from_dataset = run_and_record, train_and_record
 
-    def _inspect(self, program: Any) -> bool:
-        """Report what PROGRAM sends to the servers; return whether it does."""
-        if not hasattr(program, "blocks"):
+    @_watching
+    def _inspect(self, program: Any, *, counts_own: bool = False) -> bool:
+        """Report what PROGRAM sends to the servers; return whether its run is an update.
+
+        It is none that is to be recorded if the program has updates of its own, which are recorded
+        like any others, unless it COUNTS_OWN.
+        """
+        program = _resolved(program)
+        if not hasattr(program, "blocks") or not self._sends(program):
             return False
+        return counts_own or not self._seen[program]
+
+    def _sends(self, program: Any) -> bool:
         if program in self._seen:
             return True
         types = [op.type for block in program.blocks for op in block.ops]

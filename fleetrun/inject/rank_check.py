@@ -13,9 +13,10 @@ import json
 import operator
 import weakref
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping  # noqa: TC003 - NamedTuple reads it
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import checksums, settings, updates
+from . import border, checksums, settings, updates
 from .check_schedule import NEVER, Pace, is_due
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
@@ -24,10 +25,11 @@ from .static import program as programs
 from .static.cpu import channels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import ModuleType
 
     from .evidence import Evidence
+    from .parameter_history import WatchedForward
     from .spec import StrategySpec
 
 # With these, ranks differ between exchanges.
@@ -44,6 +46,10 @@ _MOST_NAMES = 4
 _MICRO = 1e6
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
+# What a rank says in the place of its numbers if it could not get them.
+_FAILED = -1
+_WHAT = "the comparison of ranks"
+_watching = border.watching(_WHAT)
 
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
@@ -52,8 +58,8 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
         return
     check = _Check(spec.check_ranks, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
-    updates.before_update(check.before_update)
-    updates.on_update(check.after_update)
+    updates.before_update(check.before_update, _WHAT)
+    updates.on_update(check.after_update, _WHAT)
 
 
 def barrier(source: Any) -> None:
@@ -95,18 +101,35 @@ class _Check:
         @functools.wraps(begin)
         def __init__(model: Any, *args: Any, **options: Any) -> None:
             begin(model, *args, **options)
-            self._histories[model] = ParameterHistory(model)
+            keep(model)
 
         @functools.wraps(forward)
         def watched(model: Any, *args: Any, **options: Any) -> Any:
-            known = self._histories.get(model)
-            if known is None or not self._watches(known.updates) or world_size() == 1:
+            seen = look(model)
+            try:
                 return forward(model, *args, **options)
-            with known.watching_forward():
-                return forward(model, *args, **options)
+            finally:
+                compare(model, seen)
+
+        keep = _watching(self._keep_history)
+        look, compare = _watching(self._begin_forward), _watching(self._end_forward)
 
         kind.__init__, kind.forward = __init__, watched
         watch_writes()
+
+    def _keep_history(self, model: Any) -> None:
+        self._histories[model] = ParameterHistory(model)
+
+    def _begin_forward(self, model: Any) -> WatchedForward | None:
+        """Return what the forward of MODEL that begins may change; None if it is not watched."""
+        known = self._histories.get(model)
+        if known is None or not self._watches(known.updates) or world_size() == 1:
+            return None
+        return known.begin_forward()
+
+    def _end_forward(self, model: Any, seen: WatchedForward | None) -> None:
+        if seen is not None:
+            self._histories[model].end_forward(seen)
 
     def before_update(self, optimizer: Any) -> None:
         """Record which parameters have gradients: an optimizer may clear them in its step."""
@@ -140,9 +163,7 @@ class _Check:
             known.updates = self._updates
             pace = self._paces.setdefault(model, Pace())
             with pace.measured():
-                parameters = _parameters(model)
-                known.record_gradients(list(parameters.values()))
-                self._compare(pace, parameters, ModelRanks(model), known)
+                self._compare(pace, functools.partial(_parameters, model), ModelRanks(model), known)
             pace.end(count)
 
     def _compare_program(self, program: Any) -> None:
@@ -153,7 +174,7 @@ class _Check:
         elif self._is_due(self._updates, program):
             pace = self._paces.setdefault(program, Pace())
             with pace.measured():
-                self._compare(pace, _variables(program), StaticRanks(), None)
+                self._compare(pace, functools.partial(_variables, program), StaticRanks(), None)
             pace.end(self._updates)
 
     def _in_order(self) -> list[Any]:
@@ -176,22 +197,19 @@ class _Check:
     def _compare(
         self,
         pace: Pace,
-        parameters: Mapping[str, Any],
+        find: Callable[[], Mapping[str, Any]],
         ranks: ModelRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
-        values = list(parameters.values())
-        is_static = known is None
-        # On a device a sum of each is no more work than one of all.
-        sums = None if is_static or checksums.are_on_host(values) else checksums.of_tensors(values)
-        total = (
-            checksums.of_all(map(_array, values))
-            if sums is None
-            else zlib.crc32(json.dumps(sums).encode())
-        )
+        """Compare the parameters that FIND returns."""
+        own = _own_sums(find, known)
+        numbers = [_FAILED, _FAILED] if own is None else [len(own.values), own.total]
         times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
-        gathered = ranks.gather([len(values), total, *times])
+        gathered = ranks.gather([*numbers, *times])
         rows = [row[:2] for row in gathered]
+        if self._has_failed(rows, ranks) or own is None:
+            return
+        values = own.values
         # The rank that comes last does not wait for others.
         pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[2:]))
         self._proof.counts["ranks_compared"] = len(rows)
@@ -200,39 +218,46 @@ class _Check:
         if all(row == rows[0] for row in rows):
             self._proof.ranks_equal = True
             return
-        if sums is None:
-            sums = [checksums.of_array(_array(each)) for each in values]
-        # `_variables` has left out what the forward of a static program writes into.
-        kinds = [
-            _TRAINED
-            if is_static or known is None
-            else _TRAINED * known.is_trained(each) | _WRITTEN * known.is_written(each)
-            for each in values
-        ]
-        if not self._compare_each(parameters, sums, rows, kinds, ranks):
+        if not self._compare_each(own, rows, ranks, known):
             pace.interval = None
+
+    def _has_failed(self, rows: list[list[int]], ranks: ModelRanks | StaticRanks) -> bool:
+        """Whether any of RANKS could not get its numbers, ROWS; then none compares any more.
+
+        A rank that compared alone would wait for the others for ever.
+        """
+        failed = [rank for rank, row in zip(ranks.ranks, rows) if row[0] == _FAILED]
+        if failed:
+            self._every = NEVER
+            self._proof.note(
+                f"the ranks are not compared any more: rank {failed[0]} could not do its part"
+            )
+        return bool(failed)
 
     def _compare_each(
         self,
-        parameters: Mapping[str, Any],
-        sums: list[int],
+        own: OwnSums,
         rows: list[list[int]],
-        kinds: list[int],
         ranks: ModelRanks | StaticRanks,
+        known: ParameterHistory | None,
     ) -> bool:
         """Return whether the parameters are equal to the last bit; statistics may differ.
 
-        Raises RuntimeError, on all ranks, if a parameter differs by more than rounding.
+        Raises Disproved, on all ranks, if a parameter differs by more than rounding.
 
-        ROWS has the number of parameters and the checksum of each rank. KINDS are the bits
-        `_TRAINED` and `_WRITTEN` of each parameter, as this rank has seen them.
+        ROWS has the number of parameters and the checksum of each rank.
         """
         counts = [row[0] for row in rows]
         if len(set(counts)) > 1:
             self._fail(f"they have different numbers of parameters: {counts}")
-        table = ranks.gather(sums)
+        parameters = own.parameters
+        each_own = _own_sums_of_each(own, known) or [[_FAILED] * len(own.values)] * 2
+        table = ranks.gather(each_own[0])
+        kinds = ranks.gather(each_own[1])
+        if self._has_failed(kinds, ranks):
+            return False
         # A parameter has a bit if any rank has seen it.
-        seen = [functools.reduce(operator.or_, each) for each in zip(*ranks.gather(kinds))]
+        seen = [functools.reduce(operator.or_, each) for each in zip(*kinds)]
         statistics = []
         is_exact = True
         for index, (name, value) in enumerate(parameters.items()):
@@ -274,10 +299,50 @@ class _Check:
         self._proof.note(f"after update {self._updates} {text}.")
         self._proof.claim()
         self._proof.write()
-        raise RuntimeError(
+        raise border.Disproved(
             f"The ranks do not train the same model any more: after update {self._updates} {text}."
             " --check_ranks=-1 leaves this check out."
         )
+
+
+class OwnSums(NamedTuple):
+    """The parameters of this rank that are compared, one checksum of all, and of each if known."""
+
+    parameters: Mapping[str, Any]
+    total: int
+    sums: list[int] | None
+
+    @property
+    def values(self) -> list[Any]:
+        """The parameters themselves."""
+        return list(self.parameters.values())
+
+
+@_watching
+def _own_sums(find: Callable[[], Mapping[str, Any]], known: ParameterHistory | None) -> OwnSums:
+    parameters = find()
+    values = list(parameters.values())
+    if known is not None:
+        known.record_gradients(values)
+    if known is None or checksums.are_on_host(values):
+        return OwnSums(parameters, checksums.of_all(map(_array, values)), None)
+    # On a device a sum of each is no more work than one of all.
+    sums = checksums.of_tensors(values)
+    return OwnSums(parameters, zlib.crc32(json.dumps(sums).encode()), sums)
+
+
+@_watching
+def _own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list[int]]:
+    """Return the checksum of each parameter, and the bits that this rank has seen of it."""
+    sums = own.sums or [checksums.of_array(_array(each)) for each in own.values]
+    # `_variables` has left out what the forward of a static program writes into.
+    kinds = [
+        _TRAINED
+        if known is None
+        else _TRAINED * known.is_trained(each) | _WRITTEN * known.is_written(each)
+        for each in own.values
+    ]
+    return [sums, kinds]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,12 +10,13 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import distributed_strategy, paddle_api, parameter_servers, settings, updates
-from .evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT
+from . import border, distributed_strategy, paddle_api, parameter_servers, settings, updates
+from .evidence import EFFECTIVE, NO_EFFECT, NO_WORD, REFUSED, SCRIPT
 from .import_hooks import after_import
 from .paddle_api import private_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
     from .evidence import Evidence
@@ -59,6 +60,8 @@ _DEGREES = {
     "sep_degree": "sep",
 }
 _NO_STEPS = "no steps were merged: gradient_merge_configs.k_steps sets how many make one update"
+_WHAT = "the report of fields"
+_watching = border.watching(_WHAT)
 _ONLY_STATIC = "Paddle has it for static graphs only"
 
 
@@ -67,7 +70,7 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     remaining = _RemainingFields(spec, proof)
     if paddle_api.has(private_names.ARGUMENTS):
         after_import("paddle.distributed.parallel", remaining.patch)
-    updates.on_update(remaining.after_update)
+    updates.on_update(remaining.after_update, _WHAT)
 
 
 class _RemainingFields:
@@ -110,6 +113,7 @@ class _RemainingFields:
         else:
             arguments[argument] = settings.effective(name)
 
+    @_watching
     def _read_reducer(self, model: Any) -> None:
         """Keep what Paddle's reducer of MODEL was created with, if there is one."""
         groups = getattr(model, "group_indices", None)
@@ -153,7 +157,16 @@ class _RemainingFields:
         elif proof.graph == "dygraph" and name in self._arguments:
             self._report_argument(name, value)
         elif not name.endswith("_configs"):
-            proof.knob(name, NO_EFFECT, reason=self._reason(name))
+            self._report_unseen(name)
+
+    def _report_unseen(self, name: str) -> None:
+        """Report NAME, of which nothing was counted: it has no effect, or the count has failed."""
+        obstacle = self._obstacle_to(name)
+        known = self._proof.known(name, settings.effective(name))
+        if obstacle or known.get("status") == NO_EFFECT or not self._proof.failures:
+            self._proof.knob(name, NO_EFFECT, reason=obstacle or self._reason(name, known))
+        else:
+            self._proof.knob(name, NO_WORD, reason="what would show it has failed")
 
     def _report_argument(self, name: str, value: Any) -> None:
         if name == "last_comm_group_size_MB":
@@ -176,7 +189,9 @@ class _RemainingFields:
             self._proof.knob(name, NO_EFFECT, reason=reason)
         elif status is None:
             # Only the script has switched it on, and its effect was not counted.
-            self._proof.knob(name, NO_EFFECT, reason=self._reason(switch))
+            known = self._proof.known(switch, settings.effective(switch))
+            reason = self._obstacle_to(switch) or self._reason(switch, known)
+            self._proof.knob(name, NO_EFFECT, reason=reason)
         else:
             effect = settings.effective(name) if status == EFFECTIVE else None
             reason = "" if status == EFFECTIVE else f"as {switch}"
@@ -191,23 +206,23 @@ class _RemainingFields:
             text = ", ".join(f"{key} {degree}" for key, degree in degrees.items())
             self._proof.knob(name, EFFECTIVE, in_effect=value, evidence=f"fleet has {text}")
         else:
-            self._proof.knob(name, NO_EFFECT, reason=self._reason(name))
+            self._report_unseen(name)
 
-    def _reason(self, name: str) -> str:
-        """Return why NAME has no effect: because of this job, or as is known of this Paddle."""
+    def _obstacle_to(self, name: str) -> str:
+        """Return what in this job, or in this Paddle, keeps NAME from having an effect."""
         is_dynamic = self._proof.graph == "dygraph"
         capability = self._capability(name, is_dynamic=is_dynamic)
-        obstacle = paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
-        if obstacle:
-            return obstacle
-        known = self._proof.known(name, settings.effective(name))
+        return paddle_api.refusal(capability) or self._obstacle(name, is_dynamic=is_dynamic)
+
+    def _reason(self, name: str, known: Mapping[str, Any]) -> str:
+        """Return why NAME has no effect, as is KNOWN of this Paddle."""
         if "unseen" in known:
             return str(known["unseen"])
         if known.get("status") == NO_EFFECT:
             return str(known["reason"])
         if name in self._spec.build_strategy:
             return "it has changed nothing in this program"
-        where = "dynamic" if is_dynamic else "static"
+        where = "dynamic" if self._proof.graph == "dygraph" else "static"
         return f"nothing in Paddle's {where} graphs is known to read it"
 
     def _obstacle(self, name: str, *, is_dynamic: bool) -> str:

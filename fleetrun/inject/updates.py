@@ -6,6 +6,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from . import border
 from .import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def install(_spec: StrategySpec, proof: Evidence) -> None:
         if not proof.graph:
             proof.graph = "dygraph"
 
-    on_update(count)
+    on_update(count, "the count of updates")
     watch()
 
 
@@ -44,14 +45,14 @@ def watch() -> None:
     after_import("paddle.optimizer.optimizer", _patch)
 
 
-def on_update(callback: UpdateCallback) -> None:
-    """Call CALLBACK after every update, in the order of registration."""
-    _after.append(callback)
+def on_update(callback: UpdateCallback, what: str) -> None:
+    """Call CALLBACK after every update, in the order of registration; WHAT says what it does."""
+    _after.append(border.watching(what)(callback))
 
 
-def before_update(callback: Callable[[Any], None]) -> None:
+def before_update(callback: Callable[[Any], None], what: str) -> None:
     """Call CALLBACK with the optimizer before every update in dynamic graphs."""
-    _before.append(callback)
+    _before.append(border.watching(what)(callback))
 
 
 def record(source: Any) -> None:

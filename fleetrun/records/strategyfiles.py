@@ -70,6 +70,8 @@ class RankEvidence(NamedTuple):
     # After which update they were compared.
     compared_after: int | None = None
     counts: GradientCounts | None = None
+    # What was to count, compare or report there, and has failed.
+    failures: tuple[str, ...] = ()
 
 
 def parse_document(text: str) -> StrategyDocument:
@@ -122,6 +124,7 @@ def _evidence(found: Mapping[str, Any]) -> RankEvidence:
         ranks_equal=reading.fact(found.get("ranks_equal")),
         compared_after=reading.whole(found.get("compared_after")),
         counts=_counts(reading.mapping(found.get("counts"))),
+        failures=reading.texts(found.get("failures")),
     )
 
 

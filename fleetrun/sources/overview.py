@@ -76,19 +76,28 @@ def _rows(asked: StrategyDocument, one: RankEvidence) -> Iterable[FieldEvidence]
     yield from (knob for knob in reported.values() if knob.name not in names)
 
 
-def faults(asked: StrategyDocument, judged: Judged, silence: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what --strategy_strict does not let pass, one clause each."""
+def faults(
+    asked: StrategyDocument,
+    judged: Judged,
+    silence: Mapping[str, str],
+    evidence_of: Mapping[str, RankEvidence | None],
+) -> tuple[str, ...]:
+    """Return what --strategy_strict does not let pass, one clause each.
+
+    What a rank of EVIDENCE_OF does not know because its proof has failed is no fault.
+    """
     names = {name for name, _ in asked.fields}
     if not names:
         return ()
-    return (
-        *(
-            f"{listed(one.labels)}: {as_sentence(one)}"
-            for one in judged.verdicts
-            if one.name in names and one.status != EFFECTIVE
-        ),
-        *(f"{who} {silence[who]}" for who in judged.silent),
-    )
+    unproved = {who for who, one in evidence_of.items() if one and one.failures}
+    found = []
+    for one in judged.verdicts:
+        labels = one.labels
+        if one.status == NO_WORD:
+            labels = tuple(who for who in labels if who not in unproved)
+        if one.name in names and one.status != EFFECTIVE and labels:
+            found.append(f"{listed(labels)}: {as_sentence(one)}")
+    return (*found, *(f"{who} {silence[who]}" for who in judged.silent if who not in unproved))
 
 
 def as_sentence(one: SharedVerdict) -> str:

@@ -296,7 +296,7 @@ class Proof(Source):
         if self._has_judged and not is_last:
             return
         self._has_judged = True
-        found = overview.faults(asked, self._show(asked), self._silence())
+        found = overview.faults(asked, self._show(asked), self._silence(), self._evidence())
         if found and asked.is_strict and self._judges:
             self._declare(Refuted(found, time.monotonic()))
 
@@ -304,7 +304,7 @@ class Proof(Source):
         """Declare and show the verdicts, if they have changed."""
         from fleetrun.sources import overview, overview_table  # only with a strategy
 
-        evidence_of = {one.name: one.evidence for one in self._trainers.values()}
+        evidence_of = self._evidence()
         judged = overview.judge(asked, evidence_of, time.monotonic())
         silence = self._silence()
         # Numbers grow with every update; only another answer is news.
@@ -318,7 +318,8 @@ class Proof(Source):
             self._shown = gist
             self._declare(judged)
             is_fine = (
-                not overview.faults(asked, judged, silence) and judged.ranks_equal is not False
+                not overview.faults(asked, judged, silence, evidence_of)
+                and judged.ranks_equal is not False
             )
             if self._judges and not (self._is_quiet and is_fine):
                 width = self._columns()
@@ -329,6 +330,9 @@ class Proof(Source):
                     self._say(f"Strategy: {note}")
         self._noted = frozenset(overview_table.notes(evidence_of))
         return judged
+
+    def _evidence(self) -> dict[str, RankEvidence | None]:
+        return {one.name: one.evidence for one in self._trainers.values()}
 
     def _silence(self) -> dict[str, str]:
         """Return for each rank without evidence what that means."""

@@ -68,6 +68,7 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
     proof.knob("amp", island.EFFECTIVE, in_effect=True, reason="so", evidence="3 casts")
     proof.disagree("dgc", script=False, used=False)
     proof.note("A remark.")
+    proof.failures.append("A count has failed.")
     proof.graph, proof.updates, proof.ranks_equal, proof.compared_after = "dygraph", 1, True, 3
     proof.counts |= {
         "gradients": 4,
@@ -88,12 +89,14 @@ def test_all_evidence_of_a_rank_is_read(tmp_path: Path) -> None:
         ranks_equal=True,
         compared_after=3,
         counts=GradientCounts(4, 4, 2, (8, 8), 1, ((0, 1),)),
+        failures=("A count has failed.",),
     )
 
 
 def test_both_sides_have_the_same_words_and_schema() -> None:
     said = {island.EFFECTIVE, island.NO_EFFECT, island.REFUSED, island.SCRIPT}
     assert said == strategyfiles.STATUSES
+    assert island.NO_WORD == strategyfiles.NO_WORD
     assert island.SCHEMA == strategyfiles.SCHEMA
     source = (SITE / "sitecustomize.py").read_text(encoding="utf-8")
     assert f'"{stacks.MEMORY}"' in source

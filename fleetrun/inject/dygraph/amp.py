@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from .. import updates
+from .. import border, updates
 from ..evidence import EFFECTIVE, NO_EFFECT
 from ..import_hooks import after_import
 
@@ -32,7 +32,7 @@ def install(proof: Evidence) -> None:
     counter = _PrecisionCounter(proof)
     after_import("paddle", counter.start)
     after_import("paddle.amp.grad_scaler", counter.watch_scalers)
-    updates.on_update(counter.report)
+    updates.on_update(counter.report, "the count of precisions")
 
 
 class _PrecisionCounter:
@@ -54,15 +54,19 @@ class _PrecisionCounter:
         """Keep the GradScaler that scales a loss."""
         kind: Any = module.AmpScaler
         scale = kind.scale
+        keep = border.watching("the count of precisions")(self._keep_scaler)
 
         @functools.wraps(scale)
         def scaling(scaler: Any, *args: Any, **options: Any) -> Any:
             scaled = scale(scaler, *args, **options)
-            # Paddle may disable it in the call.
-            self._scaler = scaler if scaler.is_enable() else None
+            keep(scaler)
             return scaled
 
         kind.scale = scaling
+
+    def _keep_scaler(self, scaler: Any) -> None:
+        # Paddle may disable it in the call.
+        self._scaler = scaler if scaler.is_enable() else None
 
     def report(self, _source: Any, number: int) -> None:
         """Report after the first update what was counted."""

@@ -23,7 +23,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import settings, updates
+from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
 from ..paddle_api import tensors
 from .kept_gradients import KeptGradients, ScriptGradients, identities
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
+_WATCHED = "the watch over merged gradients"
 
 
 def _ignore(_steps: int) -> None:
@@ -227,10 +228,12 @@ class GradientAccumulator:
         """Let the script, or who acts for it, see the merged gradients themselves."""
         self._script = None
 
+    @border.watching(_WATCHED)
     def remember_gradients(self) -> None:
         """Remember the gradients as they are, for `is_changed`."""
         self._seen = identities(self.parameters)
 
+    @border.watching(_WATCHED, otherwise=False)
     def is_changed(self) -> bool:
         """Whether any gradient has changed since `remember_gradients`."""
         return bool(self._seen) and self._seen != identities(self.parameters)
@@ -470,6 +473,7 @@ class GradientMerge:
             current.drop(parameters, remove)
         return None
 
+    @border.watching("the count of merged micro-steps")
     def _report(self, current: GradientAccumulator) -> None:
         calls = self.count_calls()
         allreduces, self._calls_before = calls - self._calls_before, calls
@@ -493,6 +497,7 @@ class GradientMerge:
                 reason = "one micro-step makes an update"
                 self._proof.knob(name, NO_EFFECT, reason=reason, evidence=text)
 
+    @border.watching("the count of merged micro-steps")
     def report_partial_rounds(self) -> None:
         """Note the partial rounds that were applied, and the micro-steps that were dropped."""
         if self.tails:

@@ -17,7 +17,7 @@ import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
+from .. import border, settings
 from ..paddle_api import tensors
 from . import backward
 from .reducer import Reducer, missing_gradient
@@ -59,6 +59,8 @@ def suffices(asked: Iterable[str]) -> bool:
     )
 
 
+# Gradients that cannot be looked at are not plain.
+@border.watching("the look at gradients", otherwise=False)
 def is_plain(parameters: Sequence[Any], computed: Sequence[int]) -> bool:
     """Whether a backward has computed each gradient of PARAMETERS once, dense and row by row.
 

@@ -50,7 +50,7 @@ def install(proof: Evidence) -> None:
     fusion = _Fusion(proof)
     for name in _KERNELS:
         after_import(f"paddle.optimizer.{name.lower()}", functools.partial(fusion.patch, name))
-    updates.on_update(fusion.report)
+    updates.on_update(fusion.report, "the count of fused updates")
 
 
 class _Fusion:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import settings
+from .. import border, settings
 from ..buckets import MEBIBYTE, PLAN, describe_auto
 from ..evidence import EFFECTIVE, NO_EFFECT, REFUSED, SCRIPT, plural
 from . import levels
@@ -30,6 +30,7 @@ _FUSION = (
 _HIERARCHY = (levels.FIELD, levels.SIZE)
 # The backwards of each model that are counted.
 _COUNTED_BACKWARDS = 2
+_watching = border.watching("the count of allreduces")
 _ALL = (*_FUSION, "nccl_comm_num", "sync_nccl_allreduce", *_HIERARCHY, *DTYPES)
 
 
@@ -61,10 +62,12 @@ class ReducerReport:
         # Why there are no plans.
         self.why_not_planned = ""
 
+    @_watching
     def falls_back(self, text: str) -> None:
         """Report that Paddle's reducer is used for a model, for the reason TEXT."""
         self._proof.note(text)
 
+    @_watching
     def single_rank(self) -> None:
         """Report that there is only one rank."""
         self._proof.graph = "dygraph"
@@ -72,6 +75,7 @@ class ReducerReport:
             if name in self._spec.strategy:
                 self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
 
+    @_watching
     def reduced(self, reducer: Reducer, setup: ReducerSetup) -> None:
         """Count what REDUCER did in the backward that has just ended."""
         built = reducer.bytes_as_built
@@ -177,6 +181,7 @@ class ReducerReport:
         status = SCRIPT if is_scripts else EFFECTIVE
         self._proof.knob(name, status, in_effect=used, reason=reason, evidence=evidence)
 
+    @_watching
     def planned(self, planner: BucketPlanner, setup: ReducerSetup) -> None:
         """Report what became of the buckets that PLANNER was to plan."""
         outcome = planner.outcome

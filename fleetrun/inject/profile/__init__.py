@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _VARIABLE = "FLEETRUN_PROFILE"
+_WHAT = "the profile"
 
 
 def from_environment() -> Recorder | None:
@@ -31,14 +32,14 @@ def from_environment() -> Recorder | None:
 
 def watch_updates(recorder: Recorder) -> None:
     """Record each update of the optimizer; called before others who do something after updates."""
-    updates.before_update(lambda _: recorder.open("update"))
-    updates.on_update(lambda _source, _number: recorder.close("update"))
+    updates.before_update(lambda _: recorder.open("update"), _WHAT)
+    updates.on_update(lambda _source, _number: recorder.close("update"), _WHAT)
 
 
 def watch(recorder: Recorder, paddle: Any, *, has_strategy: bool) -> None:
     """Record forwards, backwards, data loading and buckets of PADDLE, after all others."""
     # What is between the update and this: comparing ranks, heartbeats.
-    updates.on_update(lambda _source, _number: recorder.end_step())
+    updates.on_update(lambda _source, _number: recorder.end_step(), _WHAT)
     if has_strategy:
         from . import bucket_spans
 

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from .. import border
 from ..writing import write
 
 SCHEMA = 1
@@ -18,6 +19,7 @@ WAIT, FLIGHT = "wait", "flight"
 _NS_PER_US, _NS_PER_S = 1e3, 1e9
 
 now = time.monotonic_ns
+_watching = border.watching("the profile")
 
 
 class Span(NamedTuple):
@@ -59,6 +61,7 @@ class Recorder:
         # Wall clock, so that traces of several ranks can be laid over each other.
         self._epoch_ns = time.time_ns() - now()
 
+    @_watching
     def add(
         self,
         name: str,
@@ -72,20 +75,24 @@ class Recorder:
         if self.is_on:
             self.spans.append(Span(name, track, begin, now(), details or {}, kind or name))
 
+    @_watching
     def open(self, name: str) -> None:
         """Begin the span NAME of the training."""
         self._opened[name] = now()
 
+    @_watching
     def close(self, name: str) -> None:
         """End the span NAME, if it has begun."""
         begin = self._opened.pop(name, None)
         if begin is not None:
             self.add(name, TRAINING, begin)
 
+    @_watching
     def begin_program(self) -> None:
         """Know that a program of a static graph runs, in which a step may end."""
         self._programs += 1
 
+    @_watching
     def end_program(self, begin: int) -> None:
         """Record the run of a program since BEGIN, as a part of the step that has ended in it."""
         self._programs -= 1
@@ -94,6 +101,7 @@ class Recorder:
             self._has_ended = False
             self.end_step()
 
+    @_watching
     def end_step(self) -> None:
         """Know that a step has ended; after the last one that is wanted, write the trace."""
         if self._programs:
@@ -113,6 +121,7 @@ class Recorder:
     def _earliest(self, at: int) -> int:
         return min((span.begin for span in self.spans), default=at)
 
+    @_watching
     def write(self) -> None:
         """Write what was recorded, once; a failure is printed, and the training goes on."""
         if os.getpid() != self._pid or not self._path or not self._steps:

@@ -7,7 +7,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import settings, updates
+from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, plural
 from . import (
     fuse_operators,
@@ -33,6 +33,7 @@ class Expectation(NamedTuple):
     merges: str
 
 
+_watching = border.watching("the count of operators")
 _expected: weakref.WeakKeyDictionary[Any, Expectation] = weakref.WeakKeyDictionary()
 
 
@@ -53,7 +54,7 @@ def watch(module: Any, spec: StrategySpec, proof: Evidence) -> None:
     @functools.wraps(build)
     def _get_program_and_executor(self: Any, cached: Any) -> Any:
         built = build(self, cached)
-        watcher.look(_bare(cached.program), built[0])
+        watcher.look(cached.program, built[0])
         return built
 
     @functools.wraps(run)
@@ -95,8 +96,10 @@ class Watcher:
         # Whether fleet has made a program that runs.
         self._is_fleets = False
 
+    @_watching
     def look(self, main: Any, running: Any) -> None:
         """Count the operators of RUNNING, which the executor made of MAIN."""
+        main = _bare(main)
         if not program.updates(running) or main in self._seen:
             return
         merges = any(
@@ -126,6 +129,7 @@ class Watcher:
                 reason=finding.reason,
             )
 
+    @_watching
     def ran(self, main: Any) -> None:
         """Hear that MAIN ran; every k-th time its parameters changed."""
         if main is None:
@@ -145,6 +149,7 @@ class Watcher:
         if is_updated:
             updates.record(main)
 
+    @_watching
     def end(self) -> None:
         """Record micro-steps that were merged and never applied."""
         left = max((seen.runs % seen.every for seen in self._rounds), default=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import settings
+from .. import border, settings
 from ..evidence import REFUSED
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ def explain_older_programs() -> None:
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         hook(kind, error, trace)
+        explain_older(error)
+
+    @border.watching("the explanation of an error")
+    def explain_older(error: BaseException) -> None:
         if _OLDER in str(error):
             paddle: Any = sys.modules["paddle"]
             print(

@@ -1,0 +1,74 @@
+"""The border between the training and what only watches it: a proof never ends a job.
+
+What counts, compares and reports is called through `watching`. Whatever it raises becomes one
+remark, it is left out from then on, and the training goes on as it would without it. Only what a
+check has proved, a `Disproved`, ends the rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+_remark_callbacks: list[Callable[[str], None]] = []
+# What was remarked on.
+_remarked: set[str] = set()
+
+
+class Disproved(RuntimeError):
+    """A check has proved that the ranks train wrongly."""
+
+
+def on_remark(callback: Callable[[str], None]) -> None:
+    """Call CALLBACK with a sentence when something that watches the training has failed."""
+    _remark_callbacks.append(callback)
+
+
+def watching(what: str, otherwise: Any = None) -> Callable[[Function], Function]:
+    """Let a function that only watches never end the training; WHAT it does is for the remark.
+
+    Once it has raised, it is called no more, and what calls it gets OTHERWISE.
+    """
+
+    def wrap(function: Function) -> Function:
+        is_left_out = False
+
+        @functools.wraps(function)
+        def watched(*args: Any, **options: Any) -> Any:
+            nonlocal is_left_out
+            if is_left_out:
+                return otherwise
+            try:
+                return _call(function, *args, **options)
+            except Disproved:
+                raise
+            except Exception as error:
+                is_left_out = True
+                _remark(what, error)
+                return otherwise
+
+        return watched  # type: ignore[return-value]
+
+    return wrap
+
+
+def _call(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    """Call FUNCTION; here tests let all that watches fail."""
+    return function(*args, **options)
+
+
+def _remark(what: str, error: Exception) -> None:
+    if what in _remarked:
+        return
+    _remarked.add(what)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
+    # Paddle's own errors end in what is wrong, after a stack in C++.
+    why = next((line for line in lines if line.startswith("(")), (lines or [""])[0])
+    text = f"{what} has failed, and is left out: {type(error).__name__}: {why}"
+    for callback in _remark_callbacks:
+        callback(text)

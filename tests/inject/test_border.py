@@ -1,0 +1,46 @@
+"""What watches the training is left out once it has failed; what it has proved is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetrun.inject import border
+
+
+def test_a_failure_is_remarked_on_once_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    calls: list[int] = []
+    monkeypatch.setattr(border, "_remark_callbacks", [said.append])
+    monkeypatch.setattr(border, "_remarked", set())
+
+    @border.watching("the count", otherwise=0)
+    def count(number: int) -> int:
+        calls.append(number)
+        if number > 1:
+            message = (
+                "\n\n-----\nC++ stack\n-----\nError Message Summary:\n(NotFound) no such kernel"
+            )
+            raise RuntimeError(message)
+        return number
+
+    @border.watching("the count")
+    def other() -> None:
+        raise OSError
+
+    assert [count(1), count(2), count(3)] == [1, 0, 0]
+    other()
+    assert calls == [1, 2]
+    assert said == [
+        "the count has failed, and is left out: RuntimeError: (NotFound) no such kernel"
+    ]
+
+
+def test_what_was_proved_is_raised_again_and_again() -> None:
+    @border.watching("the comparison")
+    def compare() -> None:
+        message = "ranks differ"
+        raise border.Disproved(message)
+
+    for _ in range(2):
+        with pytest.raises(border.Disproved, match="ranks differ"):
+            compare()

@@ -1,0 +1,64 @@
+"""Trains while what watches the training fails, as FAULT says; reports weights and remarks.
+
+FAULT is a JSON object: `where` is a function of fleetrun's, by its module, or empty for every call
+across the border; without it nothing fails. `rank` is the only rank on which it fails, if it is
+there. `scaled` and `prototxt` are what the script does besides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+fault = json.loads(os.environ.get("FAULT", "{}"))
+border: Any = sys.modules["_fleetrun_inject.border"]
+remarks: list[str] = []
+border.on_remark(remarks.append)
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    message = "(NotFound) it is broken"
+    raise ValueError(message)
+
+
+if "where" in fault and fault.get("rank", rank) == rank:
+    if fault["where"]:
+        module, _, name = fault["where"].rpartition(".")
+        setattr(sys.modules[f"_fleetrun_inject.{module}"], name, broken)
+    else:
+        border._call = broken
+
+paddle.distributed.init_parallel_env()
+strategy: Any = paddle.distributed.fleet.DistributedStrategy()
+if "prototxt" in fault:
+    path = Path(f"{os.environ['OUTPUT']}.{rank}.prototxt")
+    path.write_text("find_unused_parameters: false\n")
+    strategy.load_from_prototxt(str(path))
+nn = paddle.nn
+net = nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 1))
+for place, each in enumerate(net.parameters()):
+    each.set_value(np.random.RandomState(place).randn(*each.shape).astype("float32") * 0.3)
+model = paddle.DataParallel(net)
+optimizer = paddle.optimizer.Momentum(0.05, parameters=net.parameters())
+scaler = paddle.amp.GradScaler(enable=True, init_loss_scaling=4.0)
+for step in range(12):
+    batch = np.random.RandomState(100 * rank + step).randn(4, 6).astype("float32")
+    loss = (model(paddle.to_tensor(batch)) ** 2).mean()
+    if fault.get("scaled"):
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        loss.backward()
+        optimizer.step()
+    optimizer.clear_grad()
+
+found = {"weights": [each.numpy().ravel().tolist() for each in net.parameters()]}
+Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps({**found, "remarks": remarks}))

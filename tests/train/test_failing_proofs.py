@@ -1,0 +1,193 @@
+"""What only watches the training may fail, and the training goes on as without it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from training import MODELS, PYTHONS, ROOT, SITE, run, told, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+MERGE = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+BUCKETS = {"fuse_grad_size_in_num": 4, "nccl_comm_num": 2}
+# Strategies, and what fails with each when every call across the border fails.
+EVERYWHERE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({**BUCKETS, **MERGE, "bf16_allreduce": True, "amp": True}, {"scaled": True, "prototxt": True}),
+    # Gradients so small that Paddle's reducer may have them.
+    ({"fuse_grad_size_in_MB": 4, "find_unused_parameters": False}, {}),
+]
+# What fails in a static graph, with servers that nobody has started, and when the launcher wants
+# the end after two updates.
+IN_STATIC_GRAPHS = {
+    "the count of operators",
+    "the count of what is sent to servers",
+    "the explanation of an error",
+    "the wait for other ranks at the end",
+}
+STATIC = """
+import os, sys
+import numpy as np
+import paddle
+from paddle import static
+
+border = sys.modules["_fleetrun_inject.border"]
+call = border._call
+
+def broken(function, *args, **options):
+    if getattr(function, "func", function).__name__ == "_stop":
+        return call(function, *args, **options)
+    raise ValueError("(NotFound) it is broken")
+
+border._call = broken
+sys.excepthook(ValueError, ValueError("no"), None)
+paddle.enable_static()
+x = static.data("x", [4, 3])
+loss = static.nn.fc(x, 1).mean()
+paddle.optimizer.SGD(0.1).minimize(loss)
+executor = static.Executor(paddle.CPUPlace())
+executor.run(static.default_startup_program())
+for _ in range(2):
+    executor.run(feed={"x": np.ones([4, 3], "float32")}, fetch_list=[loss])
+layer = paddle.nn.Linear(3, 1)
+paddle.disable_static()
+layer = paddle.nn.Linear(3, 1)
+optimizer = paddle.optimizer.SGD(0.1, parameters=layer.parameters())
+for _ in range(2):
+    layer(paddle.ones([1, 3])).backward()
+    optimizer.step()
+raise SystemExit("the launcher's end has not come")
+"""
+
+
+def everything_watched() -> Iterator[str]:
+    """Yield what each function that is called across the border does, as the code says it."""
+    for path in (ROOT / "fleetrun" / "inject").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = {
+            target.id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args:
+                match node.func:
+                    case ast.Attribute(attr="watching"):
+                        what = node.args[0]
+                    case (
+                        ast.Attribute(attr="on_update" | "before_update") | ast.Name(id="on_update")
+                    ):
+                        what = node.args[1]
+                    case _:
+                        continue
+                if isinstance(what, ast.Constant):
+                    yield str(what.value)
+                elif isinstance(what, ast.Name) and what.id in named:
+                    yield str(named[what.id])
+
+
+def test_all_that_watches_may_fail(tmp_path: Path) -> None:
+    failed = set()
+    for place, (strategy, how) in enumerate(EVERYWHERE):
+        ran = {}
+        for name, fault in (("well", how), ("broken", {"where": "", **how})):
+            folder = tmp_path / f"{name}{place}"
+            ran[name] = train(
+                PYTHONS["3.3.1"],
+                "failing.py",
+                folder,
+                strategy,
+                check_ranks=1,
+                profile="1-3",
+                builds={"fuse_all_optimizer_ops": True},
+                more={
+                    "FAULT": json.dumps(fault),
+                    "FLEETRUN_STEP_TIMES": str(folder / "times.{rank}"),
+                    "FLEETRUN_HEARTBEAT": str(folder / "heartbeat"),
+                    "FLEETRUN_STOP_AFTER": "1000",
+                },
+            )
+        for well, broken in zip(ran["well"], ran["broken"], strict=True):
+            assert well["weights"] == broken["weights"]
+            assert well["remarks"] == []
+            said = [text.partition(" has failed, and is left out: ") for text in broken["remarks"]]
+            assert {why for _, _, why in said} == {"ValueError: (NotFound) it is broken"}
+            # Each is remarked on once.
+            assert len({what for what, _, _ in said}) == len(said)
+            failed |= {what for what, _, _ in said}
+    assert failed | IN_STATIC_GRAPHS == set(everything_watched())
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_all_that_watches_static_graphs_may_fail(version: str, tmp_path: Path) -> None:
+    asked = told({"strategy": {"fuse_all_reduce_ops": True}})
+    (tmp_path / "strategy.json").write_text(json.dumps(asked))
+    done = run(
+        PYTHONS[version],
+        ["-c", STATIC],
+        tmp_path,
+        PYTHONPATH=str(SITE),
+        PADDLE_PSERVERS_IP_PORT_LIST="127.0.0.1:1",
+        FLEETRUN_STOP_AFTER="2",
+        FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
+        FLEETRUN_STRATEGY_EVIDENCE=str(tmp_path / "proof.json"),
+        FLAGS_enable_pir_api="0",
+    )
+    said = done.stdout
+    assert done.returncode == 0, said
+    for what in IN_STATIC_GRAPHS:
+        assert said.count(f"{what} has failed, and is left out: ValueError: (NotFound)") == 1, said
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("checksums.of_all", "the comparison of ranks"),
+        ("dygraph.gradient_check._projection", "the check of averaged gradients"),
+    ],
+)
+def test_ranks_do_not_wait_for_one_whose_check_fails(
+    where: str, what: str, version: str, tmp_path: Path
+) -> None:
+    fault = {"where": where, "rank": 1}
+    first, second = train(
+        PYTHONS[version],
+        "failing.py",
+        tmp_path / "ours",
+        BUCKETS,
+        check_ranks=1,
+        more={"FAULT": json.dumps(fault)},
+    )
+    assert first["weights"] == second["weights"]
+    why = "ValueError: (NotFound) it is broken"
+    assert second["remarks"] == [f"{what} has failed, and is left out: {why}"]
+    assert first["remarks"] == []
+    proofs = [json.loads((tmp_path / f"ours/strategy.{rank}.json").read_text()) for rank in (0, 1)]
+    assert [proof["failures"] for proof in proofs] == [[], second["remarks"]]
+    assert [row["status"] for row in proofs[1]["knobs"]] == ["effective"] * 2
+
+
+def test_a_strict_strategy_ends_for_no_proof_that_fails(tmp_path: Path) -> None:
+    argv = ["-m", "fleetrun", "--nproc_per_node=2", "--strategy_strict"]
+    argv += [f"--set={name}={value}" for name, value in BUCKETS.items()]
+    for number, where in enumerate(("dygraph.levels.plural", "dygraph.reducer_report.plural")):
+        done = run(
+            PYTHONS["3.3.1"],
+            [*argv, MODELS / "failing.py"],
+            tmp_path,
+            OUTPUT=str(tmp_path / "report"),
+            FAULT=json.dumps({"where": where}),
+        )
+        assert done.returncode == 0, done.stdout
+        # A table that shows nothing is no fault; what was counted is.
+        assert ("no word" in done.stdout) is bool(number), done.stdout
+        assert done.stdout.count("has failed, and is left out") >= number
