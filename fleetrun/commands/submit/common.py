@@ -177,7 +177,8 @@ def _site(path: str, command: click.Command) -> Mapping[str, str | list[str]]:
 
 def repeatable(name: str, text: str, metavar: str) -> click.Option:
     """Return an option that may be given several times, each a text."""
-    return click.Option([f"--{name}"], multiple=True, metavar=metavar, help=text)
+    spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
+    return click.Option([*spellings], multiple=True, metavar=metavar, help=text)
 
 
 def shown(words: Sequence[str]) -> tuple[str, ...]:

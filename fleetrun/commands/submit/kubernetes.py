@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -37,6 +38,16 @@ _GRACE_S = 60
 # What another attempt cannot fix: usage, and a host that is not as the command needs it.
 _NOT_RETRYABLE = (2, 3)
 _GPU = "nvidia.com/gpu"
+_LABEL = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_TOLERATION = re.compile(
+    r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+)
+_QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+# Kueue's own label, and what Volcano looks for at pods.
+_KUEUE = "kueue.x-k8s.io/queue-name"
+_GROUP = "scheduling.k8s.io/group-name"
+# In arguments Kubernetes replaces $(NAME), and takes $$ for a $.
+_EXPANDED = re.compile(r"\$(?=[$(])")
 
 
 class KubernetesJob(NamedTuple):
@@ -59,13 +70,22 @@ class KubernetesJob(NamedTuple):
     volumes: tuple[tuple[str, str], ...] = ()
     # How many pods may fail before the job does; preempted ones do not count.
     retries: int = 0
+    # KEY=VALUE of nodes, and the taints that pods tolerate: KEY[=VALUE][:EFFECT].
+    node_selector: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    # Seconds after its end until the job is deleted.
+    ttl: int | None = None
+    # The queue of Kueue or of Volcano from which all pods start at once.
+    kueue: str | None = None
+    volcano: str | None = None
 
 
 def documents(job: KubernetesJob, kind: str = "job") -> tuple[Document, ...]:
     """Return the resources of JOB, those first that others need; KIND is job or paddlejob."""
     if kind == "paddlejob":
         return _secret(job), _paddlejob(job)
-    return _secret(job), _service(job), _indexed(job)
+    group = () if job.volcano is None else (_pod_group(job),)
+    return _secret(job), _service(job), *group, _indexed(job)
 
 
 def _metadata(job: KubernetesJob, name: str | None = None) -> Document:
@@ -91,6 +111,29 @@ def _secret(job: KubernetesJob) -> Document:
         "type": "Opaque",
         "stringData": {"token": job.token},
     }
+
+
+def _pod_group(job: KubernetesJob) -> Document:
+    """Let Volcano start all pods at once, or none."""
+    return {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": _metadata(job),
+        "spec": {"minMember": job.nodes, "queue": job.volcano},
+    }
+
+
+def _of_queue(job: KubernetesJob) -> Document:
+    """Return the metadata of the resource that Kueue admits."""
+    found = _metadata(job)
+    if job.kueue is not None:
+        found["labels"] = {**found["labels"], _KUEUE: job.kueue}
+    return found
+
+
+def _given(**fields: object) -> Document:
+    """Return those of FIELDS that are said."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _service(job: KubernetesJob) -> Document:
@@ -122,8 +165,10 @@ def _indexed(job: KubernetesJob) -> Document:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(job),
+        "metadata": _of_queue(job),
         "spec": {
+            # Kueue lets it begin when there is room for all pods.
+            **_given(suspend=True if job.kueue else None, ttlSecondsAfterFinished=job.ttl),
             "completionMode": "Indexed",
             "completions": job.nodes,
             "parallelism": job.nodes,
@@ -155,6 +200,7 @@ def _indexed(job: KubernetesJob) -> Document:
 
 def _paddlejob(job: KubernetesJob) -> Document:
     """Return the resource of Kubeflow's training operator, which sets PADDLE_MASTER and NNODES."""
+    gang = None if job.volcano is None else {"minAvailable": job.nodes, "queue": job.volcano}
     worker = {
         "replicas": job.nodes,
         "restartPolicy": "OnFailure" if job.retries else "Never",
@@ -163,9 +209,17 @@ def _paddlejob(job: KubernetesJob) -> Document:
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PaddleJob",
-        "metadata": _metadata(job),
+        "metadata": _of_queue(job),
         "spec": {
-            "runPolicy": {"backoffLimit": job.retries, "cleanPodPolicy": "None"},
+            "runPolicy": {
+                "backoffLimit": job.retries,
+                "cleanPodPolicy": "None",
+                **_given(
+                    suspend=True if job.kueue else None,
+                    ttlSecondsAfterFinished=job.ttl,
+                    schedulingPolicy=gang,
+                ),
+            },
             "paddleReplicaSpecs": {"Worker": worker},
         },
     }
@@ -187,7 +241,7 @@ def _template(job: KubernetesJob, env: Sequence[Document]) -> Document:
     container: Document = {
         "name": _CONTAINER,
         "image": job.image,
-        "command": [job.python, "-m", "fleetrun", *job.words],
+        "command": [_EXPANDED.sub("$$", one) for one in (job.python, "-m", "fleetrun", *job.words)],
         "env": [
             *env,
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -202,14 +256,35 @@ def _template(job: KubernetesJob, env: Sequence[Document]) -> Document:
     }
     if limits:
         container["resources"] = {"limits": limits, "requests": dict(limits)}
+    selected = dict(one.split("=", 1) for one in job.node_selector)
+    metadata: Document = {"labels": _labels(job)}
+    if job.volcano is not None:
+        metadata["annotations"] = {_GROUP: job.name}
     return {
-        "metadata": {"labels": _labels(job)},
+        "metadata": metadata,
         "spec": {
+            **_given(
+                nodeSelector=selected or None,
+                tolerations=[_toleration(one) for one in job.tolerations] or None,
+                schedulerName=None if job.volcano is None else "volcano",
+            ),
             "containers": [container],
             "terminationGracePeriodSeconds": _GRACE_S,
             "volumes": volumes,
         },
     }
+
+
+def _toleration(text: str) -> Document:
+    """Return what a pod tolerates.
+
+    >>> _toleration("nvidia.com/gpu:NoSchedule")
+    {'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
+    """
+    taint, _, effect = text.partition(":")
+    key, has_value, value = taint.partition("=")
+    found: Document = {"key": key, "operator": "Equal" if has_value else "Exists"}
+    return {**found, **_given(value=value if has_value else None, effect=effect or None)}
 
 
 def text(found: Sequence[Document]) -> str:
@@ -219,14 +294,35 @@ def text(found: Sequence[Document]) -> str:
     return "---\n".join(yaml.safe_dump(one, sort_keys=False, width=100) for one in found)
 
 
-def apply(written: str) -> int:
-    """Hand WRITTEN to kubectl, and return its exit code."""
+def apply(found: Sequence[Document]) -> int:
+    """Create what is FOUND by kubectl, first the job that the rest belongs to; return its code."""
     if shutil.which("kubectl") is None:
         raise EnvironmentFault(
             f"{WHAT}: there is no kubectl on this host; without --apply the resources are printed."
         )
-    command = ["kubectl", "create", "-f", "-"]
-    return subprocess.run(command, input=written, text=True, check=False).returncode
+    *others, job = found
+    done = _kubectl("create", job, "-o", "json")
+    if done.returncode:
+        return done.returncode
+    owner = {name: job[name] for name in ("apiVersion", "kind")}
+    owner |= {"name": job["metadata"]["name"], "uid": json.loads(done.stdout)["metadata"]["uid"]}
+    put(f"{job['kind'].lower()}/{owner['name']} created\n")
+    for one in others:
+        owned = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
+        done = _kubectl("create", owned)
+        put(done.stdout)
+        if done.returncode:
+            # What belongs to it goes, too.
+            _kubectl("delete", job, "--wait=false")
+            return done.returncode
+    return 0
+
+
+def _kubectl(verb: str, document: Document, *options: str) -> subprocess.CompletedProcess[str]:
+    command = ["kubectl", verb, "-f", "-", *options]
+    return subprocess.run(
+        command, input=text([document]), stdout=subprocess.PIPE, text=True, check=False
+    )
 
 
 def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: object) -> int:
@@ -245,6 +341,9 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
     for option in ("cpus", "memory", "shm"):
         if fields[option] is not None:
             _fits(option, str(fields[option]), _QUANTITY, "a quantity, as 8, 500m or 64Gi")
+    for option in ("kueue", "volcano"):
+        if fields[option] is not None:
+            _fits(option, str(fields[option]), _QUEUE, "the name of a queue")
     env = common.texts(fields["env"])
     for pair in env:
         _fits("env", pair, _VARIABLE, "NAME=VALUE")
@@ -269,9 +368,26 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
         env=env,
         volumes=tuple(volumes),
         retries=common.number(fields["retries"]) or 0,
+        node_selector=_each(fields, "node_selector", _LABEL, "a label, as pool=a100"),
+        tolerations=_each(fields, "toleration", _TOLERATION, "KEY[=VALUE][:EFFECT]"),
+        ttl=common.number(fields["ttl"]),
+        kueue=_text(fields, "kueue"),
+        volcano=_text(fields, "volcano"),
     )
-    written = text(documents(job, kind))
-    return apply(written) if is_applied else put(written)
+    if job.kueue is not None and job.volcano is not None:
+        raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
+    found = documents(job, kind)
+    return apply(found) if is_applied else put(text(found))
+
+
+def _each(
+    fields: Mapping[str, object], name: str, pattern: re.Pattern[str], wanted: str
+) -> tuple[str, ...]:
+    """Return the values of the repeatable option NAME, each as PATTERN says."""
+    values = common.texts(fields[name])
+    for one in values:
+        _fits(name, one, pattern, wanted)
+    return values
 
 
 def _text(fields: Mapping[str, object], name: str) -> str | None:
@@ -317,6 +433,19 @@ command = common.QueueCommand(
         ),
         common.repeatable("env", "A variable of the pods (repeatable).", "NAME=VALUE"),
         common.repeatable("volume", "Mount a claim (repeatable).", "CLAIM=/PATH"),
+        common.repeatable(
+            "node_selector", "Only nodes that have this label (repeatable).", "KEY=VALUE"
+        ),
+        common.repeatable(
+            "toleration", "Also nodes with this taint (repeatable).", "KEY[=VALUE][:EFFECT]"
+        ),
+        parser.option(
+            "ttl", "int", "Delete the job so long after its end.", metavar="SECONDS", minimum=0
+        ),
+        parser.option("kueue", "text", "Kueue's queue for it.", metavar="QUEUE"),
+        parser.option(
+            "volcano", "text", "Volcano's queue for it; all pods start at once.", metavar="QUEUE"
+        ),
         parser.option("python", "text", "Python in the image.", metavar="PATH", default="python"),
         click.Option(["--apply", "is_applied"], is_flag=True, help="Create it by kubectl."),
         common.config(),

@@ -112,6 +112,10 @@ FULL = {
     "env": ("A=1", "B=a=b c"),
     "volumes": (("data", "/data"),),
     "retries": 2,
+    "node_selector": ("example.com/pool=a100", "zone="),
+    "tolerations": ("nvidia.com/gpu:NoSchedule", "team=ml:NoExecute", "spot"),
+    "ttl": 600,
+    "kueue": "team-queue",
 }
 
 
@@ -145,7 +149,8 @@ def test_the_pods_of_kubeflows_job_are_valid_and_its_own_fields_known(version: s
     # kubeflow.org_paddlejobs.yaml of the training operator, 1.5 and later.
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PaddleJob")
     assert set(job["spec"]) == {"runPolicy", "paddleReplicaSpecs"}
-    assert set(job["spec"]["runPolicy"]) == {"backoffLimit", "cleanPodPolicy"}
+    policy = {"backoffLimit", "cleanPodPolicy", "suspend", "ttlSecondsAfterFinished"}
+    assert set(job["spec"]["runPolicy"]) == policy
     assert list(job["spec"]["paddleReplicaSpecs"]) == ["Worker"]
     worker = job["spec"]["paddleReplicaSpecs"]["Worker"]
     assert set(worker) == {"replicas", "restartPolicy", "template"}
@@ -182,13 +187,33 @@ def test_preemption_is_no_failure_and_usage_errors_are_final() -> None:
     assert kubernetes.documents(a_job(retries=2))[2]["spec"]["backoffLimit"] == 8
 
 
-@given(st.lists(st.text(min_size=1, max_size=20), max_size=5))
+def expanded(text: str) -> str:
+    """Return what Kubernetes makes of an argument (third_party/forked/golang/expansion)."""
+    found, at = "", 0
+    while at < len(text):
+        if text[at] != "$" or at + 1 == len(text):
+            found, at = found + text[at], at + 1
+        elif text[at + 1] == "$":
+            found, at = found + "$", at + 2
+        elif text[at + 1] == "(" and ")" in text[at:]:
+            end = text.index(")", at)
+            found, at = found + f"<{text[at + 2 : end]}>", end + 1
+        else:
+            found, at = found + text[at : at + 2], at + 2
+    return found
+
+
+ARGUMENTS = st.text(min_size=1, max_size=20) | st.text("$()A", min_size=1, max_size=12)
+
+
+@given(st.lists(ARGUMENTS, max_size=5))
 def test_words_arrive_as_they_were_given(args: list[str]) -> None:
     words = ("train.py", *args)
     *_, job = loaded(kubernetes.text(kubernetes.documents(a_job(words=words))))
     container = job["spec"]["template"]["spec"]["containers"][0]
-    assert container["command"] == ["python", "-m", "fleetrun", *words]
-    parsed = argv.split(container["command"][3:])
+    command = [expanded(one) for one in container["command"]]
+    assert command == ["python", "-m", "fleetrun", *words]
+    parsed = argv.split(command[3:])
     assert parsed.script is not None
     assert parsed.script.args == tuple(args)
 
@@ -220,6 +245,10 @@ def test_the_command_prints_what_is_asked_for_with_a_token_of_its_own(tmp_path: 
         (("--image=i", "--memory=lots", "--", "t.py"), "--memory=lots: give a quantity"),
         (("--image=i", "--volume=data", "--", "t.py"), "--volume=data: give CLAIM=/PATH"),
         (("--image=i", "--env=1=2", "--", "t.py"), "--env=1: give NAME=VALUE"),
+        (("--image=i", "--node_selector=a", "--", "t.py"), "--node_selector=a: give a label"),
+        (("--image=i", "--toleration=a:Never", "--", "t.py"), "give KEY[=VALUE][:EFFECT]"),
+        (("--image=i", "--kueue=a b", "--", "t.py"), "--kueue=a b: give the name of a queue"),
+        (("--image=i", "--kueue=a", "--volcano=b", "--", "t.py"), "give one of them"),
         (("--image=i", "--", "t.py", "--password=hunter2"), "a word after -- is a secret"),
         (("--image=i", "--", "--nporc=2", "t.py"), "no such option: --nporc"),
     ],
@@ -234,6 +263,52 @@ def test_what_cannot_be_is_one_sentence(
     assert "hunter2" not in err
 
 
+def test_pods_go_where_they_may_and_the_job_goes_after_its_time() -> None:
+    *_, job = kubernetes.documents(a_job(**FULL))
+    pods = job["spec"]["template"]["spec"]
+    assert pods["nodeSelector"] == {"example.com/pool": "a100", "zone": ""}
+    assert pods["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoExecute"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+    assert job["spec"]["ttlSecondsAfterFinished"] == 600
+    # Kueue looks for its label at the job, which waits until it is let in.
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-queue"
+    assert job["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize("version", SCHEMAS)
+def test_volcano_starts_all_pods_at_once(version: str) -> None:
+    secret, service, group, job = kubernetes.documents(a_job(volcano="default"))
+    assert not [*check(secret, version), *check(service, version), *check(job, version)]
+    # scheduling.volcano.sh_podgroups.yaml of Volcano.
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+    assert group["spec"] == {"minMember": 4, "queue": "default"}
+    template = job["spec"]["template"]
+    assert template["spec"]["schedulerName"] == "volcano"
+    assert template["metadata"]["annotations"] == {
+        "scheduling.k8s.io/group-name": group["metadata"]["name"]
+    }
+    _, theirs = kubernetes.documents(a_job(volcano="default"), "paddlejob")
+    policy = theirs["spec"]["runPolicy"]["schedulingPolicy"]
+    assert policy == {"minAvailable": 4, "queue": "default"}
+
+
+def test_the_sites_settings_of_a_queue_come_from_the_config_file(tmp_path: Path) -> None:
+    (tmp_path / "fleetrun.yaml").write_text(
+        "submit:\n  k8s:\n    image: i\n    ttl: 60\n    kueue: ours\n"
+        "    toleration: [nvidia.com/gpu]\n    node_selector: {pool: a100}\n"
+    )
+    done = run("--node-selector=pool=h100", "--", "t.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *_, job = loaded(done.stdout)
+    pods = job["spec"]["template"]["spec"]
+    assert pods["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert pods["nodeSelector"] == {"pool": "h100"}
+    assert (job["spec"]["ttlSecondsAfterFinished"], job["spec"]["suspend"]) == (60, True)
+
+
 def test_without_kubectl_nothing_is_applied(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -242,16 +317,55 @@ def test_without_kubectl_nothing_is_applied(
     assert "there is no kubectl on this host" in capsys.readouterr().err
 
 
-def test_kubectl_is_handed_what_would_be_printed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(
-        f'#!/bin/sh\necho "$@" >{tmp_path}/words\n/bin/cat >{tmp_path}/file\nexit 4\n'
-    )
+# Keeps each file that it is handed, and gives a job a number as the server does.
+KUBECTL = """#!/bin/sh
+number=$(/bin/cat {folder}/number 2>/dev/null || echo 0)
+echo $((number + 1)) >{folder}/number
+echo "$@" >{folder}/words.$number
+/bin/cat >{folder}/file.$number
+[ $number != "$FAIL" ] || exit 4
+case "$*" in *json*) echo '{{"metadata": {{"uid": "7-8-9"}}}}' ;; *) echo created ;; esac
+"""
+
+
+def applied(folder: Path, monkeypatch: pytest.MonkeyPatch, fail: str) -> int:
+    """Return the code of a submission to a kubectl whose call number FAIL fails."""
+    kubectl = folder / "kubectl"
+    kubectl.write_text(KUBECTL.format(folder=folder))
     kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert cli.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={}) == 4
-    assert (tmp_path / "words").read_text() == "create -f -\n"
-    kinds = [one["kind"] for one in loaded((tmp_path / "file").read_text())]
-    assert kinds == ["Secret", "Service", "Job"]
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("FAIL", fail)
+    return cli.main(["submit", "k8s", "--image=i", "--apply", "--", "t.py"], environ={})
+
+
+def handed(folder: Path, number: int) -> tuple[str, dict[str, Any]]:
+    """Return the words of call NUMBER of kubectl, and the resource that it got."""
+    (one,) = loaded((folder / f"file.{number}").read_text())
+    return (folder / f"words.{number}").read_text().strip(), one
+
+
+def test_what_a_job_needs_belongs_to_it_and_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert applied(tmp_path, monkeypatch, "none") == 0
+    assert [handed(tmp_path, number)[1]["kind"] for number in range(3)] == [
+        *("Job", "Secret", "Service"),
+    ]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "t", "uid": "7-8-9"}
+    for number in (1, 2):
+        words, one = handed(tmp_path, number)
+        assert (words, one["metadata"]["ownerReferences"]) == ("create -f -", [owner])
+        assert check(one, "1.37.0") == []
+    assert capsys.readouterr().out == "job/t created\ncreated\ncreated\n"
+
+
+@pytest.mark.parametrize("fail", [0, 2])
+def test_a_job_that_cannot_have_what_it_needs_is_not_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fail: int
+) -> None:
+    assert applied(tmp_path, monkeypatch, str(fail)) == 4
+    if fail:
+        words, one = handed(tmp_path, 3)
+        assert (words, one["kind"]) == ("delete -f - --wait=false", "Job")
+    else:
+        assert not (tmp_path / "words.1").exists()
