@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fleetrun import argv, configfile, planner, replay
 from fleetrun.errors import UsageError
 from fleetrun.modes import collective
-from fleetrun.plan import hostfile, origin
+from fleetrun.plan import hostfile, kinds, origin
 from fleetrun.plan.environment import is_identity
 from fleetrun.plan.hosts import bounds, is_loopback
 from fleetrun.plan.layout import session_ports
@@ -31,7 +31,7 @@ _OURS = (
 _GIVEN = ("ips", "host", "rank", "master")
 # Where to count from, and what only this host's own variables say.
 _SENT = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "OMP_")
-_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE")
+_SENT_TOO = ("PYTHONPATH", "LD_LIBRARY_PATH", "PORT_RANGE", kinds.ROOT)
 
 
 def listed(request: Request) -> tuple[HostEntry, ...]:

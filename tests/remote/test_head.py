@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commandline import ROOT, Command, fleetrun
+from fake_paddles import fake_paddle, plugins
 from ports import free
 from sshd import HOSTS, by_ssh, instead_of_ssh
 from waiting import LONG_S, until
@@ -54,6 +55,24 @@ def test_two_hosts_are_one_job_and_all_arrives_as_it_was(tmp_path: Path) -> None
         assert environ["PADDLE_TRAINERS_NUM"] == "2"
         endpoints.append(environ["PADDLE_CURRENT_ENDPOINT"].partition(":")[0])
     assert endpoints == HOSTS.split(",")
+
+
+def test_devices_of_a_plugin_are_counted_on_each_host(tmp_path: Path) -> None:
+    script = "env | grep -e FLAGS_selected -e CUSTOM_DEVICE_ROOT | sort > rank-$R"
+    command = by_ssh(tmp_path, script, "--mlus=1")
+    root = plugins(tmp_path, "mlu 2")
+    env = {"PYTHONPATH": f"{fake_paddle(tmp_path)}:{ROOT}", "CUSTOM_DEVICE_ROOT": root}
+    # A shell script's Python is the first on the path.
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ended = command.finish(command.start(env=env))
+    assert ended.code == 0, ended.said
+    for rank in range(2):
+        found = (tmp_path / f"rank-{rank}").read_text().split()
+        assert found == [
+            f"CUSTOM_DEVICE_ROOT={root}",
+            "FLAGS_selected_accelerators=1",
+            "FLAGS_selected_mlus=1",
+        ]
 
 
 def test_hosts_by_ssh_share_a_token_of_the_jobs_own(tmp_path: Path) -> None:

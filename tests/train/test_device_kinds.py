@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import devices
+import ports
 import pytest
 from commandline import FLEETRUN, ROOT
 from training import PYTHONS, run
@@ -120,3 +122,20 @@ def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     assert done.returncode == 124, done.stdout
     assert "Whether MLUs compute is not known" in done.stdout
     assert "Ranks 0-1 (MLU 0, MLU 1) stand in" in done.stdout
+
+
+def test_two_hosts_train_on_their_own_devices(tmp_path: Path, weights: list[float]) -> None:
+    port = f"--start_port={ports.free(1)[0]}"
+    told = {"PADDLE_XCCL_BACKEND": "mlu"}
+
+    def begin(host: str) -> subprocess.CompletedProcess[str]:
+        words = ["--ips=127.0.0.1,127.0.0.2", f"--host={host}", port, "--devices=0,1"]
+        return launch(tmp_path, "training", *words, f"--log_dir=log-{host}", **told)
+
+    with devices.on("mlu", count=2), ThreadPoolExecutor() as pool:
+        ended = list(pool.map(begin, ("127.0.0.1", "127.0.0.2")))
+    assert [one.returncode for one in ended] == [0, 0], ended
+    found = reports(tmp_path)
+    assert [one["place"] for one in found] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
+    for one in found:
+        assert one["weights"] == pytest.approx(weights, abs=1e-5)

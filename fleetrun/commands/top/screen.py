@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
+from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import elided, visible
 
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ def _counts(snapshot: Snapshot) -> Line:
     speeds = [row.steps_per_s for row in snapshot.rows if row.steps_per_s is not None]
     if speeds:
         reported.append((f"; {_rate(min(speeds))} steps/s", ""))
+    # Nobody but their vendors' tools can read them.
+    unread = sorted({row.device.partition(":")[0] for row in snapshot.rows} - {"", "cpu", "gpu"})
+    if unread:
+        names = " and ".join(f"{label(kind)}s" for kind in unread)
+        reported.append((f"; use of {names} is not known", _DIM))
     return reported
 
 

@@ -62,6 +62,15 @@ def test_what_nobody_knows_has_no_column() -> None:
     assert heads(lines) == ["rank", "state", "device", "pid"]
 
 
+def test_devices_whose_use_nobody_can_read_are_named_once() -> None:
+    rows = [
+        RankRow(f"rank {n}", n, "running", "here", device, 1)
+        for n, device in enumerate(("mlu:0", "mlu:1,mlu:2", "npu:0", "cpu"))
+    ]
+    said = text(screen.frame(a_snapshot(*rows), 0, None))
+    assert said[1] == "4 processes: 4 running; use of MLUs and NPUs is not known"
+
+
 def test_of_a_long_path_the_end_is_kept() -> None:
     run = f"/home/me/{'deep/' * 20}log/runs/20261122T135753Z-default-23306"
     head, *_ = text(screen.frame(a_snapshot(run=run), 70, None))
