@@ -99,6 +99,10 @@ def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:
         # A driver and a library that disagree: the device files still tell how many there are.
         count = _numbered(root, "nvidia")
         note = f"NVML does not work ({survey.trouble}): GPUs are counted by their files in /dev."
+        if not count:
+            # A container without GPUs shows the driver of its machine, too.
+            why = "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all gives them)"
+            return facts._replace(absent={**facts.absent, "gpu": why})
     else:
         return _with_working_gpus(facts, survey)
     counts = {"gpu": count, **facts.device_counts} if count else facts.device_counts

@@ -285,6 +285,8 @@ def test_a_container_without_gpus_on_a_machine_with_some_may_run_a_job_on_the_cp
     assert ended.code == 0
     assert (tmp_path / "started.1").exists()
     assert "rmmod" not in ended.said
+    (found,) = findings(run(tmp_path, "--json", "--gpus=0", prefix=prefix), "job")
+    assert "NVIDIA's driver is here, but none of its GPUs (docker run --gpus all" in found["seen"]
 
 
 def start(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
