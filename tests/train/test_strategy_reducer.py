@@ -243,6 +243,33 @@ def test_stages_of_hierarchical_allreduces_overlap_each_other_and_the_backward(
         assert report["waited"] == ([True] * 8 if is_grouped else [])
 
 
+@pytest.mark.parametrize("version", PYTHONS)
+def test_paddles_reducer_stays_where_fields_ask_for_its_own_values(
+    version: str, tmp_path: Path
+) -> None:
+    # As `recommended` on one host.
+    asked = {
+        "fuse_all_reduce_ops": True,
+        "fuse_grad_size_in_MB": "auto",
+        "nccl_comm_num": 1,
+        "sync_nccl_allreduce": False,
+        "use_hierarchical_allreduce": "auto",
+    }
+    for name, more, is_paddles in (
+        ("paddles", {}, True),
+        ("two", {"nccl_comm_num": 2}, False),
+        ("waits", {"sync_nccl_allreduce": True}, False),
+    ):
+        strategy = {**asked, **more}
+        ranks = train(PYTHONS[version], "failing.py", tmp_path / name, strategy)
+        assert ranks[0]["weights"] == ranks[1]["weights"]
+        proof = json.loads((tmp_path / name / "strategy.0.json").read_text())
+        knobs = {each["name"]: each for each in proof["knobs"]}
+        assert ("as built" in knobs["fuse_grad_size_in_MB"]["evidence"]) is is_paddles, name
+        for field in asked if is_paddles else ():
+            assert knobs[field]["status"] == "effective"
+
+
 @pytest.mark.parametrize("version", ["3.3.1", pytest.param("2.6.2", marks=pytest.mark.long)])
 def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
     version: str, tmp_path: Path
@@ -257,6 +284,9 @@ def test_auto_sums_in_two_levels_where_these_are_measured_to_be_faster(
             # Two buckets in each of three steps.
             way = "one" if name == "one" else "two"
             assert model["seen"] == {way: 6}, name
+    # Two levels are two of a rank's own, and one of the leaders; what measures one makes none.
+    for rank, made in enumerate(([3, 6, 10], [2, 4, 7]) * 2):
+        assert [ranks[rank][name]["made"] for name in ("two", "known", "one")] == made
     for rank in range(4):
         proof = json.loads((folder / f"strategy.{rank}.json").read_text())
         knobs = {each["name"]: each for each in proof["knobs"]}

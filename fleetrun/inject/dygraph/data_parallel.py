@@ -205,7 +205,9 @@ class Reducers:
         limits = bucket_limits(sum(sizes), model_bytes, model_last_bytes)
         overlaps = not settings.effective("sync_nccl_allreduce", default=False)
         nbytes = _bucket_bytes(sizes, limits)
-        own, size, why_levels = self._levels.take(ranks, nbytes, overlaps=overlaps)
+        own, size, why_levels = self._levels.take(
+            ranks, nbytes, model.group.process_group, overlaps=overlaps
+        )
         hierarchy = communicators.split_ranks(ranks, size) if size else None
         compressed = compression.choose(own[0], ranks, communicators.global_rank())
         setup = ReducerSetup(
@@ -231,7 +233,7 @@ class Reducers:
         if (
             not sparse
             and not model.find_unused_parameters
-            and handover.suffices(self._asked())
+            and handover.suffices(self._asked(), has_levels=hierarchy is not None)
             and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
         ):
             paddles = handover.PaddlesReducer(model, limits, init_reducer)

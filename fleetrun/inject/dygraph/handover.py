@@ -34,6 +34,16 @@ _LOOKS = 2
 # CPU ranks, Paddle 3.3.1). On devices copies cost little, and Python as much as ever.
 _SMALL = 16 * 1024
 _is_frozen = operator.attrgetter("stop_gradient")
+# The values of fields that ask for what Paddle's reducer does without them.
+_PADDLES_OWN: dict[str, tuple[object, ...]] = {
+    "nccl_comm_num": (1, None),
+    "sync_nccl_allreduce": (False, None),
+    # With `auto` it has been decided by now.
+    "use_hierarchical_allreduce": (False, None, "auto"),
+    "fp16_allreduce": (False, None),
+    "bf16_allreduce": (False, None),
+    "gradient_merge": (False, None),
+}
 # What Paddle's reducer can do, too. Whatever else of communication is asked for, it cannot.
 _BYTES = frozenset(("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "last_comm_group_size_MB"))
 
@@ -49,11 +59,19 @@ def pays(sizes: Sequence[int], *, is_synchronous: bool) -> bool:
     return not is_synchronous or sum(sizes) < _SMALL * len(sizes)
 
 
-def suffices(asked: Iterable[str]) -> bool:
-    """Whether Paddle's reducer can do all that the fields ASKED say of communication."""
+def suffices(asked: Iterable[str], *, has_levels: bool) -> bool:
+    """Whether Paddle's reducer can do all that the fields ASKED say of communication.
+
+    HAS_LEVELS: allreduces have two levels.
+    """
     size = settings.effective("fuse_grad_size_in_MB")
     return (
-        _BYTES.issuperset(asked)
+        not has_levels
+        and all(
+            name in _BYTES
+            or (name in _PADDLES_OWN and settings.effective(name) in _PADDLES_OWN[name])
+            for name in asked
+        )
         and bool(settings.effective("fuse_all_reduce_ops", default=True))
         and (not isinstance(size, str) or size == "auto")
     )
@@ -296,7 +314,7 @@ class SparingReducer(Reducer):
                 message = (
                     "fleetrun: a parameter got a second gradient in one backward, of a recomputed"
                     " layer that is used twice, which Paddle's own reducer cannot average:"
-                    " --strategy=recommended keeps fleetrun's."
+                    " nccl_comm_num: 2 keeps fleetrun's."
                 )
                 raise RuntimeError(message)
             if computed:

@@ -9,9 +9,10 @@ ranks decide by sums over all of them, so they decide alike.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import communicators, settings
+from ..allreduce_stages import flat
 from ..buckets import MEBIBYTE
 from ..evidence import plural
 
@@ -78,9 +79,11 @@ class LevelChoice:
         self._known: dict[tuple[object, ...], Levels] = {}
 
     def take(
-        self, ranks: Sequence[int], bucket_bytes: Sequence[int], *, overlaps: bool
+        self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, *, overlaps: bool
     ) -> TakenCommunicators:
         """Return the communicators among RANKS for a model with buckets of BUCKET_BYTES.
+
+        GROUP is the model's own ProcessGroup.
 
         All RANKS must call it alike.
         """
@@ -92,7 +95,7 @@ class LevelChoice:
         if asked == AUTO:
             why = settings.one_level(size, len(ranks))
             if is_two:
-                known = self._measured(ranks, size, wanted, bucket_bytes, overlaps=overlaps)
+                known = self._measured(ranks, size, bucket_bytes, group, overlaps=overlaps)
                 is_two, why = known.are_two, known.describe()
         groups = size if is_two else None
         own = self._pool.take(ranks, groups, wanted, overlaps=overlaps)
@@ -108,21 +111,22 @@ class LevelChoice:
         self,
         ranks: Sequence[int],
         size: int,
-        wanted: int,
         bucket_bytes: Sequence[int],
+        group: Any,
         *,
         overlaps: bool,
     ) -> Levels:
         """Return what was measured for such a model, now or earlier."""
         nbytes = list(bucket_bytes) or [0]
-        key = (tuple(ranks), size, wanted, overlaps, len(nbytes), max(nbytes))
+        key = (tuple(ranks), size, overlaps, len(nbytes), max(nbytes))
         known = self._known.get(key)
         if known is None:
-            one, two = (
-                self._pool.take(ranks, each, wanted, overlaps=overlaps) for each in (None, size)
-            )
+            # Paddle frees no communicator, and on GPUs each holds hundreds of megabytes. So one
+            # level has the model's own group, which nobody else uses yet, and two levels one each.
+            one = [communicators.Communicator(flat(group), overlaps=overlaps)]
+            two = self._pool.take(ranks, size, 1, overlaps=overlaps)
             known = self._known[key] = compare(one, two, nbytes, len(ranks))
-            # The pool gives those that are faster to the model.
+            # The pool gives the second to the model, if it is faster.
             communicators.release([*one, *two])
         return known
 

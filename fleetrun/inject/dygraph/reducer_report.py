@@ -139,6 +139,8 @@ class ReducerReport:
         )
         if counts["moved"]:
             early += f"; {counts['moved']} gradients were moved to the order of rank 0's backward"
+        if any(model["is_built"] for model in models):
+            early = "Paddle's own reducer sends them while backward goes on, as without it"
         if not setup.overlaps:
             early = "each allreduce was waited for at once"
         self._report_field("sync_nccl_allreduce", early)

@@ -1,7 +1,7 @@
 """Trains models for which sums of two levels are fast, or slow, by a clock that the script sets.
 
 Reports by model the weights beside those of one process with the batches of all ranks, the first
-stages of two levels, and the sums among all ranks.
+stages of two levels, the sums among all ranks, and the communicators that were made.
 """
 
 from __future__ import annotations
@@ -45,6 +45,18 @@ for name in ("reduce", "all_reduce"):
 levels: Any = sys.modules["_fleetrun_inject.dygraph.levels"]
 levels.compare.__kwdefaults__["clock"] = lambda: now
 paddle.distributed.init_parallel_env()
+communicators: Any = sys.modules["_fleetrun_inject.communicators"]
+new_group = communicators.new_group
+made: list[Any] = []
+
+
+def counted(ranks: Any) -> Any:
+    group = new_group(ranks)
+    made.extend([group] * (group is not None))
+    return group
+
+
+communicators.new_group = counted
 
 
 def net(width: int) -> Any:
@@ -65,5 +77,6 @@ for name, width, two_s, one_s in (
     models.append(paddle.DataParallel(own))
     seen.clear()
     report[name] = {"weights": train(models[-1], batches([rank], 5, 4), STEPS), "seen": dict(seen)}
+    report[name]["made"] = len(made)
     report[name]["alone"] = train(alone, batches(list(range(nranks)), 5, 4), STEPS)
 write(report)
