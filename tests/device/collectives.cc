@@ -234,7 +234,7 @@ void Testify(const Call& call, int order, double issued, double begin, long kern
   fflush(file);
 }
 
-// Run BODY on the stream, late by chance, with the fault that is ordered, before a witness.
+// Run BODY on the stream, which takes longer by chance, with the fault that is ordered, before a witness.
 C_Status Collective(const Call& call, device::Job body) {
   static std::atomic<int> calls{0};
   int order = ++calls;
@@ -247,9 +247,9 @@ C_Status Collective(const Call& call, device::Job body) {
     if (fault == "die") raise(SIGKILL);
     if (fault == "hang") device::Hang();
     if (fault == "late") sleep(1);
-    call.stream->Dawdle(Number("DELAY_US"));
     double begin = device::Now();
     long kernels = device::kernels_run;
+    call.stream->Dawdle(Number("DELAY_US"));
     body();
     if (fault == "wrong" && call.result) call.result[call.bytes - 1] ^= 1;
     Testify(call, order, issued, begin, kernels);

@@ -28,13 +28,24 @@ extern std::atomic<long> kernels_run;
 
 using Job = std::function<void()>;
 
+// While it lives, what this thread wants of the device is done at once: it is a stream, or runs a kernel.
+class AtOnce {
+ public:
+  AtOnce() { ++depth_; }
+  ~AtOnce() { --depth_; }
+  static bool IsOn() { return depth_ > 0; }
+
+ private:
+  static thread_local int depth_;
+};
+
 }  // namespace device
 
 // Jobs, one after the other, in a thread that begins with the first, for the process may be forked.
 struct C_Stream_st {
   explicit C_Stream_st(int number);
   void Push(device::Job job);
-  // Wait until all that was pushed has run; nothing if this is the stream's own thread.
+  // Wait until all that was pushed has run.
   void Drain();
   bool IsIdle();
   // Wait for a time that is drawn: at most UP_TO_US microseconds.

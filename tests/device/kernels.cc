@@ -21,7 +21,6 @@
 #include "paddle/phi/core/kernel_context.h"
 #include "paddle/phi/core/kernel_factory.h"
 #include "paddle/phi/core/selected_rows.h"
-#include "paddle/phi/core/tensor_utils.h"
 
 #if !defined(__x86_64__)
 #error "stubs are for x86-64"
@@ -126,15 +125,30 @@ struct Arguments {
   }
 };
 
+void Run(const Kernel& kernel, phi::KernelContext* call) {
+  device::AtOnce within;
+  kernel.original(call);
+  ++device::kernels_run;
+}
 void Run(const Kernel& kernel, const Arguments& arguments, CPUContext* context) {
   phi::KernelContext call(context);
-  for (auto& parameter : arguments.inputs)
+  std::deque<DenseTensor> garbage;
+  for (auto parameter : arguments.inputs) {
+    for (auto*& tensor : parameter) {
+      // On devices Paddle keeps no input that a gradient does not need, and the CPU's kernel looks at it.
+      if (!tensor || tensor->initialized() || tensor->numel() <= 0 || !DenseTensor::classof(tensor)) continue;
+      if (tensor->dtype() == phi::DataType::UNDEFINED) continue;
+      size_t size = tensor->numel() * phi::SizeOf(tensor->dtype());
+      auto memory = std::shared_ptr<phi::Allocation>(Heap(context->GetPlace()).Allocate(size));
+      memset(memory->ptr(), 0xff, size);
+      tensor = &garbage.emplace_back(memory, static_cast<const DenseTensor*>(tensor)->meta());
+    }
     call.EmplaceBackInputs({parameter.begin(), parameter.end()});
+  }
   for (auto& attribute : arguments.attributes) call.EmplaceBackAttr(attribute);
   for (auto& parameter : arguments.outputs)
     call.EmplaceBackOutputs({parameter.begin(), parameter.end()});
-  kernel.original(&call);
-  ++device::kernels_run;
+  Run(kernel, &call);
 }
 
 // Run KERNEL, and find out whether it does nothing but fill its outputs.
@@ -400,46 +414,22 @@ void WriteStub(unsigned char* at, const Kernel* kernel) {
   WriteJump(at + 10, reinterpret_cast<const void*>(testdevice_entry));
 }
 
-// ---- phi::Copy, which takes a CPU's context on the device for one of the device -----------------
-
-void CopyTensor(const DeviceContext& context, const DenseTensor& from, phi::Place to, bool is_blocking,
-                DenseTensor* result) {
-  if (!from.initialized()) return result->Resize(from.dims()), void();
-  if (&from == result && from.place() == to) return;
-  DenseTensor source = from;  // keeps its memory if the result is the same tensor
-  auto meta = result->meta();
-  meta.dims = source.dims(), meta.layout = source.layout(), meta.strides = source.meta().strides;
-  if (&from != result) result->set_meta(meta);
-  void* into = IsOnDevice(to) ? context.Alloc(result, source.dtype()) : context.HostAlloc(result, source.dtype());
-  const void* data = source.data();
-  size_t size = source.numel() * phi::SizeOf(source.dtype());
-  if (into == data || !size) return;
-  if (!phi::CustomContext::classof(&context)) {  // within a kernel
-    memmove(into, data, size);
-    return;
-  }
-  C_Stream stream = StreamOf(context);
-  bool waits = is_blocking || !IsOnDevice(to);
-  if (IsOnDevice(source.place()))
-    stream->Push([=] { memmove(into, data, size); });
-  else
-    stream->Push([=, staged = std::string(static_cast<const char*>(data), size)] { memcpy(into, staged.data(), size); });
-  if (waits) stream->Drain();
+// Kernels take their context, on the device, for one of the device, and ask it for its stream.
+void* StreamForAny(const phi::CustomContext* context) {
+  if (!phi::CustomContext::classof(context)) return device::ComputeStream(context->GetPlace().GetDeviceId());
+  return context->GetStream()->raw_stream();
 }
-
-void Replace(void* function) {
+void ReplaceStream() {
+  void* (phi::CustomContext::*method)() const = &phi::CustomContext::stream;
+  void* function;  // the first word of a pointer to a method that is not virtual
+  memcpy(&function, &method, sizeof function);
   auto page = reinterpret_cast<uintptr_t>(function) & ~4095UL;
   auto protect = [page](int how) {
-    if (mprotect(reinterpret_cast<void*>(page), 8192, how)) device::Die("cannot replace phi::Copy");
+    if (mprotect(reinterpret_cast<void*>(page), 8192, how)) device::Die("cannot replace a method of Paddle");
   };
   protect(PROT_READ | PROT_WRITE | PROT_EXEC);
-  WriteJump(static_cast<unsigned char*>(function), reinterpret_cast<const void*>(CopyTensor));
+  WriteJump(static_cast<unsigned char*>(function), reinterpret_cast<const void*>(StreamForAny));
   protect(PROT_READ | PROT_EXEC);
-}
-template <typename Context>
-void ReplaceCopy() {
-  using Function = void (*)(const Context&, const DenseTensor&, phi::Place, bool, DenseTensor*);
-  Replace(reinterpret_cast<void*>(static_cast<Function>(phi::Copy<Context>)));
 }
 
 bool IsOffered(const std::string& name) {
@@ -477,9 +467,8 @@ void device::AddKernels(const std::string& kind) {
       auto& given = const_cast<DeviceContext&>(call->GetDeviceContext<DeviceContext>());
       StreamOf(given)->Drain();
       call->SetDeviceContext(&ContextsFor(given).at_once);
-      kernel.original(call);
+      Run(kernel, call);
       call->SetDeviceContext(&given);
-      ++device::kernels_run;
     };
     bool is_function = kernel.original.GetVariadicKernelFn<void*>() != nullptr;
     phi::Kernel ours(run, is_function ? stub : nullptr);
@@ -494,6 +483,5 @@ void device::AddKernels(const std::string& kind) {
     (*places[at].first)[places[at].second] = ours;
   }
   mprotect(stubs, size, PROT_READ | PROT_EXEC);
-  ReplaceCopy<CPUContext>();
-  ReplaceCopy<DeviceContext>();
+  ReplaceStream();
 }

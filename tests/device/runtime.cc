@@ -9,7 +9,7 @@
 //   TESTDEVICE_MEMORY_MB=1024  the memory of each
 //   TESTDEVICE_SEED=0          draws how late what follows is
 //   TESTDEVICE_KERNEL_US=0     each kernel begins at most that much late
-//   TESTDEVICE_DELAY_US=0      each collective begins at most that much late
+//   TESTDEVICE_DELAY_US=0      each collective takes at most that much longer, before it reads its memory
 //   TESTDEVICE_AT_ONCE=1       kernels run before the host goes on
 //   TESTDEVICE_WITNESS=FOLDER  a line of JSON for each collective in RANK.jsonl
 //   TESTDEVICE_FAULT=hang@5:1  the fifth collective of rank 1 hangs; or die, error, late (a second), wrong
@@ -62,9 +62,7 @@ using device::Number;
 
 // ---- streams ------------------------------------------------------------------------------------
 
-namespace {
-thread_local C_Stream own_stream = nullptr;  // the one whose thread this is
-}
+thread_local int device::AtOnce::depth_ = 0;
 
 C_Stream_st::C_Stream_st(int number) : number(number) {}
 
@@ -78,7 +76,7 @@ void C_Stream_st::Push(device::Job job) {
   std::thread([this] { Run(); }).detach();
 }
 void C_Stream_st::Run() {
-  own_stream = this;
+  device::AtOnce within;
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);  // they are the host's
@@ -93,7 +91,7 @@ void C_Stream_st::Run() {
   }
 }
 void C_Stream_st::Drain() {
-  if (own_stream == this) return;
+  if (device::AtOnce::IsOn()) return;
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return jobs_.empty(); });
 }
@@ -264,6 +262,7 @@ C_Status CopyPeer(const C_Device to_device, const C_Device from_device, void* to
   return Copy(to_device, to, from, size);
 }
 C_Status CopyToDevice(const C_Device, C_Stream stream, void* to, const void* from, size_t size) {
+  if (device::AtOnce::IsOn()) return memcpy(to, from, size), C_SUCCESS;
   // The host may change its memory at once, as with pageable memory on a GPU.
   stream->Push([to, staged = std::string(static_cast<const char*>(from), size)] {
     memcpy(to, staged.data(), staged.size());
@@ -276,7 +275,8 @@ C_Status CopyToHost(const C_Device, C_Stream stream, void* to, const void* from,
   return C_SUCCESS;
 }
 C_Status CopyWithin(const C_Device, C_Stream stream, void* to, const void* from, size_t size) {
-  stream->Push([=] { memmove(to, from, size); });
+  auto copy = [=] { memmove(to, from, size); };
+  device::AtOnce::IsOn() ? copy() : stream->Push(copy);
   return C_SUCCESS;
 }
 C_Status CopyAcross(const C_Device to, const C_Device, C_Stream stream, void* into, const void* from,
