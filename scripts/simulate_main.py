@@ -1,8 +1,9 @@
 """Measures what a session costs its coordinator, with thousands of simulated hosts.
 
 Protocol, codec and authentication are fleetrun's own; launchers, network and clock are simulated.
-The coordinator is one processor: what it computes takes as long as it took here, and the messages
-that come meanwhile wait. Everything else costs nothing but the network's time.
+The coordinator is one processor, and so is each member: what they compute takes as long as it took
+here, and what comes meanwhile waits. A message that all hear is decoded once, and takes each of
+them that long. Planning and starting ranks, and the system, cost nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.model import Device
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
-from fleetrun.session.authentication import Handshake, Key
+from fleetrun.session.authentication import Handshake, Key, Seal
 from fleetrun.session.codec import Codec
+from fleetrun.session.connection import LONGEST_FROM_LISTENER
 from fleetrun.session.messages import Failure, Offer
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleetrun.session.authentication import Seal
     from fleetrun.session.messages import FromCoordinator, FromMember
 
 PAGE = Path(__file__).parents[1] / "docs" / "many-hosts.md"
@@ -45,6 +46,7 @@ _STOP_S = 0.1
 # To know how long that takes, which is a call of the system.
 _ASKED = 1000
 _KEY = Key("simulated", "a token of nobody")
+_SEAL = Seal(b"of nobody", "listener")
 
 
 class Result(NamedTuple):
@@ -55,6 +57,8 @@ class Result(NamedTuple):
     joins_per_s: float
     # From the last launcher's start until the last one may start its ranks.
     start_s: float
+    # Of that, what each member takes to decode the roster.
+    decoding_s: float
     roster_bytes: int
     state_bytes: int
     # Of a whole job: a rendezvous, and a failure.
@@ -95,8 +99,8 @@ class Peer:
             job.terms, f"{job.chance.getrandbits(64):016x}", "host", job.now, is_local=self.is_local
         )
         self.due = 0
-        # When all that was sent to it has come through.
-        self.heard_at = 0.0
+        # When all that was sent to it has come through, and until when it computes.
+        self.heard_at = self.free_at = 0.0
         self.seals: tuple[Seal, Seal] | None = None
 
     def offer(self) -> Offer:
@@ -163,7 +167,9 @@ class Simulation:
         self.now = 0.0
         self.chance = random.Random(hosts)  # chance, not a secret
         self.state = state.begin(self.terms, 0.0)
-        self.codec = Codec(messages.MESSAGES)
+        self.codec, self.member_codec = Codec(messages.MESSAGES), Codec(messages.MESSAGES)
+        # The last payload that was decoded, and how long that took.
+        self.decoded = (b"", 0.0)
         self.processor = Processor()
         self.calls: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
@@ -173,6 +179,7 @@ class Simulation:
         self.free_at = self.sent_at = 0.0
         self.used_s = self.began = 0.0
         self.received = self.sent = self.sent_bytes = self.longest = 0
+        self.longest_s = 0.0
         self.running = self.stopping = self.ended = 0
         self.last = 0.0
         self.peers = [Peer(self, number) for number in range(hosts)]
@@ -224,7 +231,7 @@ class Simulation:
             began = self.processor.now()
             proof = caller.feed(reply)
             # The caller's own work is not the coordinator's.
-            self.used_s -= self.processor.now() - began
+            self.began += self.processor.now() - began
             assert proof is not None
             listener.feed(proof)
             peer.seals = listener.seals
@@ -288,7 +295,6 @@ class Simulation:
             payload = self.codec.write_packed(message)
             length = len(peer.seals[0].mac(payload)) + len(payload)
             self.sent_bytes += length
-            self.longest = max(self.longest, length)
             # It leaves when it is computed, behind what the network card has still to send.
             leaves = self.now + self.processor.now() - self.began
             if length >= _SHORT_BYTES:
@@ -296,8 +302,24 @@ class Simulation:
                 peer.heard_at = self.sent_at
             else:
                 peer.heard_at = max(peer.heard_at, leaves)
-        arrives = self.now if peer.is_local else peer.heard_at + _LATENCY_S
-        self.at(arrives, lambda: peer.feed(member.Heard(message, self.now)))
+            arrives = max(peer.heard_at + _LATENCY_S, peer.free_at)
+            peer.free_at = arrives + self.decoding_s(payload)
+            if length > self.longest:
+                self.longest, self.longest_s = length, peer.free_at - arrives
+        heard_at = self.now if peer.is_local else peer.free_at
+        self.at(heard_at, lambda: peer.feed(member.Heard(message, self.now)))
+
+    def decoding_s(self, payload: bytes) -> float:
+        """Return how long a member takes to check and to read PAYLOAD."""
+        if self.decoded[0] is not payload:
+            began = self.processor.now()
+            _SEAL.mac(payload)
+            self.member_codec.read(payload, LONGEST_FROM_LISTENER)
+            took_s = self.processor.now() - began
+            # It is not the coordinator's work.
+            self.began += took_s
+            self.decoded = (payload, took_s)
+        return self.decoded[1]
 
 
 def size_of(value: object, seen: set[int] | None = None) -> int:
@@ -346,6 +368,7 @@ def simulate(hosts: int, devices: int) -> Result:
         hosts,
         hosts / joined_s,
         start_s,
+        job.longest_s,
         job.longest,
         state_bytes,
         job.received,
@@ -364,6 +387,7 @@ def table(results: list[Result], devices: int) -> str:
         f"ranks ({devices} a host)",
         "joins/s",
         "last launcher → all may start",
+        "of that: a member reads the roster",
         "roster",
         "state",
         "messages in, out",
@@ -378,6 +402,7 @@ def table(results: list[Result], devices: int) -> str:
             f"{one.hosts * devices:,}",
             f"{one.joins_per_s:,.0f}",
             _seconds(one.start_s),
+            _seconds(one.decoding_s),
             _bytes(one.roster_bytes),
             _bytes(one.state_bytes),
             f"{one.received:,}, {one.sent:,}",
@@ -407,7 +432,9 @@ def _bytes(number: int) -> str:
 def main() -> int:
     """Simulate, and print the table."""
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
-    parser.add_argument("--hosts", type=int, nargs="+", default=[64, 1000, 10000], metavar="N")
+    parser.add_argument(
+        "--hosts", type=int, nargs="+", default=[64, 500, 1000, 2000, 10000], metavar="N"
+    )
     parser.add_argument("--devices", type=int, default=8, metavar="N", help="ranks of each host")
     parser.add_argument(
         "--write", action="store_true", help=f"write the table into docs/{PAGE.name}"

@@ -19,6 +19,8 @@ def test_a_small_job_meets_trains_fails_and_ends() -> None:
     assert result.sent >= 4 * HOSTS
     assert result.roster_bytes > HOSTS * RANKS
     assert result.joins_per_s > 0.0
+    # No host may start before it has read the roster.
+    assert 0.0 < result.decoding_s < result.start_s
     assert 0.0 < result.idle_share < 1.0
 
 
