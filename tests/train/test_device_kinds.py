@@ -139,3 +139,16 @@ def test_two_hosts_train_on_their_own_devices(tmp_path: Path, weights: list[floa
     assert [one["place"] for one in found] == [f"Place(mlu:{n})" for n in (0, 1, 0, 1)]
     for one in found:
         assert one["weights"] == pytest.approx(weights, abs=1e-5)
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+@pytest.mark.parametrize("listed", ["1,2", "2"])
+def test_paddle_checks_the_devices_that_are_named(
+    tmp_path: Path, version: str, listed: str
+) -> None:
+    words = [*FLEETRUN[1:], "--tee=all", f"--devices={listed}", "run_check"]
+    with devices.on("mlu", count=3):
+        done = run(PYTHONS[version], words, tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stdout
+    ranks = "2 ranks" if "," in listed else "1 rank"
+    assert done.stdout.count(f"PaddlePaddle works well on {ranks}.") == len(listed.split(","))
