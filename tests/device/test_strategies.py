@@ -38,8 +38,9 @@ STRATEGIES = {
     "one gradient each": yaml.safe_dump({"strategy": {"fuse_all_reduce_ops": False}}),
     "bytes": yaml.safe_dump({"strategy": {"fuse_grad_size_in_MB": 1}}),
 }
-# Paddle adds a gradient that is strided to one that is not by their bare memory on a plug-in.
-NOT_ON_PLUGINS = {"lora"}
+# What Paddle itself gets wrong on a plug-in: it adds a strided gradient to one that is not by
+# their bare memory, and adds sparse ones by a function for the CPU, which crashes.
+NOT_ON_PLUGINS = {"lora", "padded"}
 # What a script does several times in an update, or by itself with gradients, is something else when
 # updates are merged behind its back.
 NOT_MERGED = {
@@ -115,3 +116,13 @@ def test_kinds_of_models_are_trained_as_by_one_cpu_process(
     train_kinds.assert_as_alone(alone, ranks, chosen)
     traces = sent(tmp_path, nranks)
     assert traces == [traces[0]] * nranks
+
+
+def test_a_sum_that_is_wrong_on_one_rank_is_noticed(tmp_path: Path) -> None:
+    # The first eight collectives hand the parameters out; the next ones are the first buckets.
+    asked = {"fuse_grad_size_in_num": 2}
+    with (
+        devices.on("npu", fault="wrong@9:1"),
+        pytest.raises(AssertionError, match="has not given the average"),
+    ):
+        train(PYTHON, "order.py", tmp_path / "ours", asked, check_ranks=1)
