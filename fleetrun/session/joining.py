@@ -15,7 +15,7 @@ from fleetrun.model import Endpoint, Member, Roster
 from fleetrun.plan import hosts, use
 from fleetrun.plan.layout import TRAINER, session_ports
 from fleetrun.probe import paddles
-from fleetrun.records.variables import TOKEN, new_token
+from fleetrun.records.variables import TOKEN
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer, is_name
@@ -145,11 +145,10 @@ def _note_token(meeting: Meeting, facts: Facts, say: Callable[[str], None]) -> N
     if meeting.token is not None or is_started or not meeting.terms.may_change:
         # Where an engine starts the hosts, none comes late.
         return
-    # One that is to be pasted is for who looks on, and for no log.
-    fresh = new_token() if os.isatty(2) else "..., the same on each"
+    # None is made here: it would be masked, or be in whatever keeps what is said.
     say(
         f"{TOKEN} is not set: hosts that come after the job has begun cannot take part. For that, "
-        f"on every host: export {TOKEN}={fresh}"
+        "set it to one value on all hosts before (`openssl rand -hex 32` makes one)."
     )
 
 
