@@ -18,29 +18,42 @@ if TYPE_CHECKING:
 
 # Methods that write without a new in-place version.
 _WRITING_METHODS = ("set_value", "copy_")
+# Marks these methods once they record.
+_RECORDS = "_fleetrun_records"
 # The forwards after which a new address, which no writing method gives, is looked for rarely.
 _EVERY = 8
 # From so many forwards on a written parameter is a statistic.
 _MIN_WRITES = 2
-# For each watched forward that runs, the ids of the tensors written by these methods.
-_forwards: list[set[int]] = []
+# By their own ids: the ids of the tensors written by these methods, one set for each who asks.
+_recorders: dict[int, set[int]] = {}
 
 
 def watch_writes() -> None:
-    """Patch the writing methods of tensors, to record their calls in watched forwards."""
+    """Patch the writing methods of tensors, to record their calls; once."""
     kind = tensors.tensor_class()
     for name in _WRITING_METHODS:
-        if hasattr(kind, name):
+        if hasattr(kind, name) and not hasattr(getattr(kind, name), _RECORDS):
             setattr(kind, name, _recorded(getattr(kind, name)))
+
+
+def record_writes(written: set[int]) -> None:
+    """Add the ids of tensors to WRITTEN as they are written, until `end_record`."""
+    _recorders[id(written)] = written
+
+
+def end_record(written: set[int]) -> None:
+    """Record no more in WRITTEN."""
+    _recorders.pop(id(written), None)
 
 
 def _recorded(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def writing(tensor: Any, *args: Any, **options: Any) -> Any:
-        for ids in _forwards:
+        for ids in _recorders.values():
             ids.add(id(tensor))
         return write(tensor, *args, **options)
 
+    setattr(writing, _RECORDS, True)
     return writing
 
 
@@ -78,12 +91,12 @@ class ParameterHistory:
         """Record which parameters are written into until `end_forward`."""
         looks_at_addresses = not self._forwards % (_EVERY if self._forwards >= _EVERY else 1)
         seen = WatchedForward(self._states(addresses=looks_at_addresses), set(), looks_at_addresses)
-        _forwards.append(seen.written)
+        record_writes(seen.written)
         return seen
 
     def end_forward(self, seen: WatchedForward) -> None:
         """End what `begin_forward` has begun."""
-        _forwards[:] = [written for written in _forwards if written is not seen.written]
+        end_record(seen.written)
         self._forwards += 1
         after = self._states(addresses=seen.looks_at_addresses)
         if seen.before != after:

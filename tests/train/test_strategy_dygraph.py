@@ -60,3 +60,39 @@ def test_what_a_script_does_to_gradients_is_done_once_in_its_order_at_the_update
         assert "the parameter odd is int8 and trained" in stopped["integers"]
     proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
     assert any("were cleared before a step" in note for note in proof["notes"])
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_scripts_that_take_gradients_of_several_weights_for_an_update_are_refused(
+    version: str, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+    ranks = train(PYTHONS[version], "rewritten.py", tmp_path / "merged", merge)
+    for trained, stopped in ranks:
+        # What is written back, or is frozen for a while, is no other weight.
+        for name, model in trained.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][0][name]["weights"], name
+        assert "read and cleared those of an earlier backward" in stopped.pop("composed")
+        assert set(stopped) == {"sam", "both", "extragradient", "decayed"}
+        for name, text in stopped.items():
+            assert "the script writes weights between the backwards of one update" in text, name
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
+    version: str, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+    ranks = train(PYTHONS[version], "own_updates.py", tmp_path / "merged", merge)
+    for rank in ranks:
+        assert rank["weights"] == pytest.approx(rank["alone"], abs=1e-6)
+        # After the third backward, the first that follows two updates.
+        assert rank["told"] == [False, False, True, True]
+        assert "Descent.step (own_updates.py:" in rank["stopped"]
+        assert "no step of the optimizer (SGD) is called" in rank["stopped"]
+    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    knob = {each["name"]: each for each in proof["knobs"]}["gradient_merge"]
+    assert knob["status"] == "no_effect"
+    assert "Descent.step (own_updates.py:" in knob["reason"]
+    assert "no optimizer of Paddle's has stepped" in knob["reason"]

@@ -20,13 +20,17 @@ ranks, divides them by `k_steps` (with `avg`), clips, regularises and applies th
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from .. import border, settings, updates
 from ..evidence import EFFECTIVE, NO_EFFECT, SCRIPT, plural
 from ..paddle_api import tensors
 from .kept_gradients import KeptGradients, ScriptGradients, identities
+from .round_weights import RoundWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,9 +41,34 @@ if TYPE_CHECKING:
 
 # The attribute of an optimizer with its accumulator.
 _HELD_BY_OPTIMIZER = "_fleetrun_accumulator"
+# So often have weights changed without a step where the script updates them by itself.
+_OWN_UPDATES = 2
+# Those whose functions are not the script's.
+_PACKAGES = (__name__.partition(".")[0], "paddle.")
 # The number of micro-steps in which the script's changes of gradients are looked for.
 _WATCHED_STEPS = 8
 _WATCHED = "the watch over merged gradients"
+
+
+_COMPOSED = (
+    "fleetrun: gradient_merge: the script changes gradients after it has read and cleared those of"
+    " an earlier backward of the same step: gradients that are put together from several backwards"
+    " cannot be merged."
+)
+_CHANGED_AFTER_STEP = (
+    "fleetrun: gradient_merge: merged gradients have changed after a step, through references that"
+    " the script holds, or by a paddle.jit.to_static function that does not add up its backwards:"
+    " use the strategy without gradient_merge."
+)
+_TWO_OPTIMIZERS = (
+    "fleetrun: gradient_merge: two optimizers update the same parameters in turn, whose gradients"
+    " are merged for both at once: use the strategy without gradient_merge."
+)
+_OTHER_WEIGHTS = (
+    "fleetrun: gradient_merge: the script writes weights between the backwards of one update, or"
+    " between a backward and its step, as SAM does: gradients of other weights than those that are"
+    " updated cannot be merged: use the strategy without gradient_merge."
+)
 
 
 def _ignore(_steps: int) -> None:
@@ -61,6 +90,11 @@ class GradientAccumulator:
         self.is_updating = False
         # The parameters (ids) to whose gradients a backward has added what no step has seen.
         self._dirty: set[int] = set()
+        # Those that have ever had a gradient in a step.
+        self._trained: set[int] = set()
+        self._weights = RoundWeights()
+        # The script has changed weights after a step of the first round.
+        self.has_clipped_weights = False
         self._is_divided = False
         # The merged gradients before this micro-step, and what the script sees of them in it.
         self._kept: KeptGradients | None = None
@@ -127,12 +161,18 @@ class GradientAccumulator:
         self._end_micro_step()
 
     def _end_micro_step(self) -> None:
+        self._trained |= self._dirty
         self._dirty.clear()
         self._kept = None
         self._is_read = self._is_written = self._is_composing = False
 
-    def check_origin(self) -> None:
-        """Raise RuntimeError if the script alone has made the gradients of a first micro-step."""
+    def check_step(self) -> None:
+        """Raise RuntimeError if what the script has done before this step cannot be merged."""
+        if self._weights.are_written(self._trained | self._dirty):
+            raise RuntimeError(_OTHER_WEIGHTS)
+        is_changed = self.is_changed() or (self._script is not None and self._script.is_changed())
+        if self._is_composing and is_changed:
+            raise RuntimeError(_COMPOSED)
         if self._is_written and not (self._dirty or self.merged):
             message = (
                 "fleetrun: gradient_merge: the script makes gradients without backward, as with"
@@ -148,6 +188,7 @@ class GradientAccumulator:
         self._script = None
         self._is_in_backward = True
         self._watch_backwards()
+        self._check_weights()
         if self._is_divided:
             if self.is_changed():
                 message = (
@@ -160,6 +201,21 @@ class GradientAccumulator:
         if self.merged and self._kept is None:
             self._kept = KeptGradients(self.parameters)
         self._is_read = self._is_written = False
+
+    def _check_weights(self) -> None:
+        """Raise RuntimeError if the round has gradients of other weights than those of now."""
+        if not (self._weights.is_known and (self.merged or self._dirty)):
+            self._weights.begin(self.parameters)
+        elif self._weights.are_changed(self._trained | self._dirty):
+            if self._dirty or not self._weights.is_first_round:
+                raise RuntimeError(_OTHER_WEIGHTS)
+            # Clipping after each step, which changes nothing any more until the next update.
+            self.has_clipped_weights = True
+            self._weights.begin(self.parameters)
+
+    def forget_weights(self) -> None:
+        """Take the weights as they are: an optimizer has updated them."""
+        self._weights.end()
 
     def finish_backward(self) -> None:
         """Show the script the averaged gradients in the last micro-step, copies in the others."""
@@ -186,11 +242,7 @@ class GradientAccumulator:
             assign(parameter, gradient)
             return
         if self._is_composing and gradient is not None:
-            message = (
-                "fleetrun: gradient_merge: the script puts gradients together from several"
-                " backwards, which it clears in between: this cannot be merged."
-            )
-            raise RuntimeError(message)
+            raise RuntimeError(_COMPOSED)
         self._is_written = True
         if self._script is None:
             assign(parameter, gradient)
@@ -251,6 +303,7 @@ class GradientAccumulator:
         self.steps_unscheduled += 1
         self._is_divided = False
         self._script = None
+        self._weights.end()
         self._end_micro_step()
         self.is_updated = True
         self._seen = []
@@ -285,6 +338,14 @@ class GradientMerge:
         self._calls_before = 0
         # Partial rounds that were applied.
         self.tails = 0
+        # Whether gradients are to be merged, and steps are heard of.
+        self.is_installed = False
+        # Before the first step: the weights of each model, by its first parameter, at its last
+        # backward; how often they had changed; who has read gradients; and what was told of it.
+        self._unstepped: dict[int, RoundWeights] = {}
+        self._changes: Counter[int] = Counter()
+        self._reader = ""
+        self._own_update: OwnUpdate | None = None
 
     def of(self, optimizer: Any) -> GradientAccumulator | None:
         """Return the accumulator of OPTIMIZER, Paddle's or fleet's; None if it does not merge."""
@@ -342,11 +403,44 @@ class GradientMerge:
         Not if a later step of the round will use all of them. A parameter without a known optimizer
         may be used at any time. Averaging once too often does no harm.
         """
+        if self.is_installed and not self.steps:
+            self._look_for_own_updates(parameters)
         if not self._accumulators:
             return True
         self._update_settings()
         owners = [self._owners_of(parameter) for parameter in parameters]
         return any(not each or any(owner.is_last for owner in each) for each in owners)
+
+    def _look_for_own_updates(self, parameters: Sequence[Any]) -> None:
+        """Tell, once, that the script updates PARAMETERS, as no optimizer of Paddle's does.
+
+        Raises RuntimeError if it has such an optimizer, for whose step gradients are kept apart.
+        """
+        if not parameters or (self._own_update is not None and not self._accumulators):
+            return
+        key = id(parameters[0])
+        weights = self._unstepped.setdefault(key, RoundWeights())
+        if weights.is_known and weights.are_changed(set(map(id, parameters))):
+            self._changes[key] += 1
+        weights.begin(parameters)
+        # The first time, a checkpoint may have been loaded.
+        if self._changes[key] < _OWN_UPDATES:
+            return
+        who = self._reader or "the script"
+        if self._accumulators:
+            kinds = ", ".join(sorted({type(each.optimizer).__name__ for each in self.all()}))
+            message = (
+                f"fleetrun: gradient_merge: {who} updates the weights itself, and no step of the"
+                f" optimizer ({kinds}) is called: this cannot be merged: use the strategy without"
+                " gradient_merge."
+            )
+            raise RuntimeError(message)
+        for name in ("gradient_merge", "gradient_merge_configs"):
+            if self._spec.get(name) is not None:
+                reason = f"{who} updates the weights, and no optimizer of Paddle's has stepped"
+                self._proof.knob(name, NO_EFFECT, reason=reason)
+        self._own_update = OwnUpdate(parameters)
+        updates.record(self._own_update)
 
     def step(
         self, current: GradientAccumulator, update: Callable[[], Any], outermost: Any = None
@@ -359,7 +453,7 @@ class GradientMerge:
             return update()
         self._update_settings()
         self.steps += 1
-        current.check_origin()
+        current.check_step()
         if not current.is_last:
             self._note_changes(current)
             current.merge()
@@ -373,6 +467,10 @@ class GradientMerge:
         finally:
             current.is_updating = False
         current.start_round()
+        updated = set(map(id, current.parameters))
+        for other in self.all():
+            if not updated.isdisjoint(map(id, other.parameters)):
+                other.forget_weights()
         return result
 
     # As a listener of backward.
@@ -386,14 +484,15 @@ class GradientMerge:
             if current.takes_new_parameters():
                 self._own(current)
             if current in self._watched() and current.merged and current.is_changed():
-                message = (
-                    "fleetrun: gradient_merge: merged gradients have changed after a step, through"
-                    " references that the script holds, or by a paddle.jit.to_static function that"
-                    " does not add up its backwards: use the strategy without gradient_merge."
+                raise RuntimeError(
+                    _CHANGED_AFTER_STEP if not self._shares(current) else _TWO_OPTIMIZERS
                 )
-                raise RuntimeError(message)
             if not current.is_updating:
                 current.begin_backward()
+
+    def _shares(self, current: GradientAccumulator) -> bool:
+        """Whether another optimizer updates parameters of CURRENT's, too."""
+        return any(len(self._owners_of(each)) > 1 for each in current.parameters)
 
     def finish(self) -> None:
         """Show the script the gradients that it is to see; remember them."""
@@ -408,6 +507,8 @@ class GradientMerge:
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the gradient of PARAMETER as the script sees it; MERGED returns the real one."""
+        if not self.steps:
+            self._reader = _caller() or self._reader
         owners = self._owners_of(parameter)
         return owners[-1].read(parameter, merged) if owners else merged(parameter)
 
@@ -505,6 +606,12 @@ class GradientMerge:
             where = "at the end of a paddle.io.DataLoader (merge_tail=step)"
             self._proof.note(f"{self.tails} partial {rounds} applied {where}")
             self._proof.write()
+        if any(each.has_clipped_weights for each in self.all()):
+            self._proof.note(
+                "the script changed weights between two steps of the first round, as clipping does:"
+                " its gradients are not all of the same weights (gradient_merge)"
+            )
+            self._proof.write()
         cleared = sum(each.cleared for each in self.all())
         if cleared:
             text = "were cleared before a step, and did not count (gradient_merge)"
@@ -520,6 +627,25 @@ class GradientMerge:
                 text += ": they were not at the end of a paddle.io.DataLoader"
             self._proof.note(f"{text})")
             self._proof.write()
+
+
+class OwnUpdate:
+    """Stands for the optimizer of a script that updates PARAMETERS by itself."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameter_list = list(parameters)
+
+
+def _caller() -> str:
+    """Name the function of the script that runs, with its class and place; empty if none does."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    code, owner = frame.f_code, frame.f_locals.get("self")
+    name = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
+    return f"{name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
 
 
 def unwrap(optimizer: Any) -> Any:

@@ -64,6 +64,15 @@ class ScriptGradients:
 
     def __init__(self) -> None:
         self._gradients: dict[int, Any] = {}
+        # The in-place version of each copy that was made.
+        self._versions: dict[int, int] = {}
+
+    def is_changed(self) -> bool:
+        """Whether the script has changed a copy that it has read."""
+        return any(
+            self._gradients[key].inplace_version != version
+            for key, version in self._versions.items()
+        )
 
     def read(self, parameter: Any, merged: Callable[[Any], Any]) -> Any:
         """Return the script's gradient of PARAMETER; at first a copy of what MERGED returns."""
@@ -73,11 +82,14 @@ class ScriptGradients:
             if gradient is not None and gradient.is_selected_rows():
                 return gradient
             self._gradients[key] = None if gradient is None else _copy(gradient)
+            if gradient is not None:
+                self._versions[key] = self._gradients[key].inplace_version
         return self._gradients[key]
 
     def write(self, parameter: Any, gradient: Any) -> None:
         """Set the script's gradient of PARAMETER."""
         self._gradients[id(parameter)] = gradient
+        self._versions.pop(id(parameter), None)
 
 
 def identities(parameters: Sequence[Any]) -> list[tuple[int, int] | None]:

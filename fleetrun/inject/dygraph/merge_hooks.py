@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import updates
 from ..import_hooks import after_import
 from ..paddle_api import tensors
+from ..parameter_history import watch_writes
 from . import backward
 from .gradient_accumulation import unwrap
 
@@ -35,6 +36,7 @@ def install(
     after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
     if applies_tail:
         after_import("paddle.io.reader", lambda module: _loaders(module, merge, flush))
+    merge.is_installed = True
     backward.listen_last(merge)
     atexit.register(merge.report_partial_rounds)
 
@@ -158,7 +160,10 @@ def _scalers(module: ModuleType, merge: GradientMerge) -> None:  # noqa: C901 - 
                     current.before["unscale"] = lambda: unscale(self, optimizer)
                     return None
                 current.divide()
-            return unscale(self, optimizer)
+            result = unscale(self, optimizer)
+            if current is not None:
+                current.remember_gradients()
+            return result
 
         return merged
 
@@ -195,7 +200,10 @@ def _clips(module: ModuleType, merge: GradientMerge) -> None:
                     )
                     return paddle.zeros([])
                 current.divide()
-            return clip(several, *args, **kwargs)
+            result = clip(several, *args, **kwargs)
+            for current in merge.owners(several):
+                current.remember_gradients()
+            return result
 
         return merged
 
@@ -234,6 +242,7 @@ def _tensors(merge: GradientMerge) -> None:
         merge.write(self, value, gradient.__set__)
 
     kind.grad = property(read, assign, doc=gradient.__doc__)
+    watch_writes()
 
 
 def _remove_gradient(parameter: Any) -> None:

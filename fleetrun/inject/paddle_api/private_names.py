@@ -103,6 +103,9 @@ NAMES = (
         "makes the parameters of the self-tests",
     ),
     PrivateName(
+        _CORE, "eager.Tensor._grad_ivar", _BUFFERS, "reads the gradient of a frozen parameter"
+    ),
+    PrivateName(
         _CORE,
         "eager.Tensor._set_grad_ivar",
         _BUFFERS,

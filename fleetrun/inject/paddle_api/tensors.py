@@ -36,6 +36,10 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
 def gradients(parameters: Sequence[Any]) -> list[Any]:
     """Return the gradient of each of PARAMETERS, None where there is none."""
     found: list[Any] = _core().eager.get_all_grads(list(parameters))
+    for place, gradient in enumerate(found):
+        if gradient is None and parameters[place].stop_gradient:
+            # It is left out as long as the parameter is frozen, as by a GAN for a while.
+            found[place] = parameters[place]._grad_ivar()
     return found
 
 

@@ -1,0 +1,54 @@
+"""Updates weights by an optimizer of the script's own, alone and beside one of Paddle's.
+
+Reports the weights beside those of one process, whether the evidence was there after each backward,
+and what stopped the script with both.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import paddle
+from paddle import nn
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+
+paddle.distributed.init_parallel_env()
+
+
+class Descent:
+    """The steepest descent."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+
+    def step(self) -> None:
+        """Update the parameters."""
+        for each in self.parameters:
+            each.set_value(each - 0.1 * each.grad)
+            each.clear_gradient()
+
+
+def train(net: Any, model: Any, ranks: list[int]) -> list[bool]:
+    """Train; return whether there was evidence after each backward."""
+    optimizer, told = Descent(net.parameters()), []
+    for _, batch in zip(range(4), batches(ranks, 4, 8), strict=False):
+        (model(batch) ** 2).mean().backward()
+        path = Path(os.environ["FLEETRUN_STRATEGY_EVIDENCE"])
+        told.append(path.exists() and '"complete": true' in path.read_text())
+        optimizer.step()
+    return told
+
+
+net, alone = twins(lambda: nn.Linear(8, 4))
+told = train(net, paddle.DataParallel(net), [rank])
+train(alone, alone, [0, 1])
+report = {"weights": weights(net), "alone": weights(alone), "told": told}
+net = nn.Linear(8, 4)
+unused = paddle.optimizer.SGD(0.1, parameters=net.parameters())
+try:
+    train(net, paddle.DataParallel(net), [rank])
+except RuntimeError as error:
+    report["stopped"] = str(error)
+write(report)
