@@ -33,6 +33,7 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
     ("gpu_ids gpu_id device cuda_devices visible_devices i", Hint("gpus")),
     ("gpus_per_node gpus_per_task", _PER_HOST),
+    ("no_virtual_local_rank", Hint(says=f"{_NEEDLESS}each rank sees all devices anyway.")),
     ("multi_gpu", Hint(says=f"{_NEEDLESS}all visible GPUs are used, or those of --gpus.")),
     ("cpu use_cpu", Hint(says="write --backend=gloo to train on the CPU.")),
     (

@@ -77,6 +77,8 @@ class Request(NamedTuple):
     device_kind: str | None = None
     nproc_per_node: int | str | None = None
     oversubscribe: bool = False
+    # Whether each rank sees its own devices alone.
+    virtual_local_rank: bool = False
     ips: tuple[str, ...] = ()
     host: str | None = None
     network: str | None = None

@@ -464,6 +464,15 @@ TABLE: tuple[Option, ...] = (
         bare="true",
     ),
     Option(
+        "virtual_local_rank",
+        "flag",
+        DEVICES,
+        "Show each process its own devices alone, which it counts from 0. PADDLE_LOCAL_RANK stays "
+        "its place on this host.",
+        default="false",
+        bare="true",
+    ),
+    Option(
         "gpu_memory_fraction",
         "float",
         DEVICES,

@@ -139,6 +139,7 @@ def resolve(
         device_kind=kind,
         nproc_per_node=processes.of(int) or processes.of(str),
         oversubscribe=chosen["oversubscribe"].value is True,
+        virtual_local_rank=chosen["virtual_local_rank"].value is True,
         ips=hosts.ips,
         host=(chosen["host"].of(str) or "").strip() or None,
         network=(chosen["network"].of(str) or "").strip() or None,

@@ -91,6 +91,7 @@ VALUES = {
     "device_kind": ("mlu", "npu"),
     "backend": ("nccl", "gloo"),
     "oversubscribe": ("true", "false"),
+    "virtual_local_rank": ("true", "false"),
     "bind": ("cores", "numa"),
     "gpu_memory_fraction": ("0.5", "0.6"),
     "host": ("10.0.0.1", "10.0.0.2"),

@@ -79,7 +79,8 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     else:
         instances = _instances(request, visible, groups) if divided else ()
         notes = (*notes, *instances, *use.remarks(facts, visible, groups))
-    return Share(kind, groups, backend, notes, has_own_masks=divided)
+    has_own_masks = divided or request.virtual_local_rank
+    return Share(kind, groups, backend, notes, has_own_masks)
 
 
 def _instances(
@@ -185,6 +186,8 @@ def _check_known(request: Request, kind: str, facts: Facts) -> None:
 
 def _on_cpu(request: Request, processes: int, notes: tuple[str, ...]) -> Share:
     """Return PROCESSES ranks without a device."""
+    if request.virtual_local_rank:
+        notes = (*notes, "--virtual_local_rank has no effect: the ranks have no devices.")
     return Share("cpu", ((),) * processes, _backend(request, "cpu"), notes)
 
 

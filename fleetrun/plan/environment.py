@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Facts, Knob, ProcessSpec, RankSpec, Request, Roster, Strategy
-from fleetrun.plan import communication, devices, kinds, secrets
+from fleetrun.plan import communication, devices, kinds, masks, secrets
 from fleetrun.plan.devices import Share
 from fleetrun.plan.layout import Layout
 from fleetrun.records import names
@@ -148,7 +148,7 @@ def variables(
         {
             **shared,
             **process.identity,
-            **_own_mask(share, process.spec),
+            **_own_mask(facts, share, process.spec),
             **_files(process.spec, run_dir),
             **_strategy_files(strategy, process.spec, run_dir),
             **_profile(request, process.spec, run_dir),
@@ -234,12 +234,12 @@ def _launch(request: Request, facts: Facts, roster: Roster, run_dir: str) -> dic
     }
 
 
-def _own_mask(share: Share, spec: RankSpec) -> dict[str, str]:
-    """Show a rank its devices alone, where it could not choose among those of all."""
+def _own_mask(facts: Facts, share: Share, spec: RankSpec) -> dict[str, str]:
+    """Show a rank its devices alone, where it is to see no others, or could not choose."""
     if not share.has_own_masks or not spec.devices:
         return {}
     # Of several MIG instances in a mask, CUDA shows a process only one.
-    return {kinds.masks(share.kind)[0]: ",".join(device.id for device in spec.devices)}
+    return {masks.variable(facts, share.kind): ",".join(device.id for device in spec.devices)}
 
 
 def _plugins(facts: Facts, share: Share, run_dir: str) -> dict[str, str]:

@@ -120,6 +120,11 @@ def _mask(facts: Facts, kind: str) -> tuple[str | None, str]:
     return None, ""
 
 
+def variable(facts: Facts, kind: str) -> str:
+    """Return the variable by which a process of this host is shown some devices of KIND."""
+    return _mask(facts, kind)[0] or kinds.masks(kind)[0]
+
+
 def listed(text: str) -> tuple[str, ...]:
     """Return a mask's entries as the driver reads it: up to the first that names no device."""
     entries = []

@@ -16,6 +16,7 @@ import fleetrun
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Endpoint, Facts, Knob, Member, ProcessSpec, Request, Roster
 from fleetrun.modes import collective
+from fleetrun.plan import devices
 from fleetrun.plan.devices import Share
 from fleetrun.plan.environment import STRING_LIMIT, Environment, check_size, variables
 
@@ -159,6 +160,34 @@ def test_each_rank_sees_its_own_mig_instance_as_device_0() -> None:
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["MIG-a", "MIG-b"]
     assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
     assert ranks[0]["PADDLE_WORLD_DEVICE_IDS"] == "0,0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_rocm", "name"),
+    [
+        ({}, False, "CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, False, "CUDA_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, True, "HIP_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_rank_that_sees_its_own_devices_alone_counts_them_from_0(
+    environ: dict[str, str], is_rocm: bool, name: str
+) -> None:
+    request = a_request(virtual_local_rank=True, nproc_per_node=2)
+    facts = some_facts(8, environ=environ, is_rocm=is_rocm)
+    sharing = devices.share(request, facts)
+    assert sharing.has_own_masks
+    member = Member("127.0.0.1", (1, 2), sharing.groups)
+    roster = Roster((member,), 0, Endpoint("127.0.0.1", 3))
+    ranks = made(roster, facts=facts, groups=sharing.groups, has_own_masks=True).ranks
+    assert [rank[name] for rank in ranks] == (["4", "5"] if environ else ["0", "1"])
+    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}
+    assert [rank["PADDLE_LOCAL_RANK"] for rank in ranks] == ["0", "1"]
+
+
+def test_ranks_without_devices_have_none_of_their_own() -> None:
+    found = devices.share(a_request(virtual_local_rank=True), some_facts(0))
+    assert "--virtual_local_rank has no effect: the ranks have no devices." in found.notes
 
 
 def test_what_the_user_exported_wins_over_our_defaults() -> None:
