@@ -1,3 +1,15 @@
 """fleetrun: start PaddlePaddle training on one machine or a thousand."""
 
 __version__ = "0.1.0"
+
+_INTERFACE = ("Job", "LaunchResult", "launch")
+
+
+def __getattr__(name: str) -> object:
+    """Return what the Python interface has, which nobody pays for who does not use it."""
+    if name not in _INTERFACE:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from importlib import import_module  # a launch never comes here
+
+    return getattr(import_module("fleetrun.interface"), name)

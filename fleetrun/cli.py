@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.argv import ParsedCommand
+    from fleetrun.errors import FleetrunError
     from fleetrun.model import Layer, Request
     from fleetrun.replay import Replay
+    from fleetrun.run.observers import Caller
 
     Launch = Callable[[Request, Mapping[str, str]], int]
 
@@ -34,8 +36,9 @@ def main(
     *,
     environ: Mapping[str, str] | None = None,
     launch: Launch | None = None,
+    caller: Caller | None = None,
 ) -> int:
-    """Run the command line ARGV and return its exit code."""
+    """Run the command line ARGV and return its exit code; a CALLER in Python is told of it."""
     problem = unfit(sys.platform, tuple(sys.version_info[:3]))
     if problem is not None:
         _complain(f"fleetrun: {problem}")
@@ -46,15 +49,9 @@ def main(
     from fleetrun.errors import FleetrunError
 
     try:
-        return _dispatch(words, variables, launch)
+        return _dispatch(words, variables, launch, caller)
     except FleetrunError as error:
-        from fleetrun.plan.secrets import Hider
-        from fleetrun.plan.visible import visible
-
-        # It may quote the value of any option.
-        said = Hider(variables, words)(str(error))
-        _complain(f"{_prefix(words, variables)}{visible(said)}")
-        return error.exit_code
+        return _fail(error, words, variables, caller)
     except KeyboardInterrupt:
         return INTERRUPTED
     except MemoryError:
@@ -64,6 +61,22 @@ def main(
         # The reader (`| head`) has seen enough. Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+
+
+def _fail(
+    error: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
+) -> int:
+    """Print or report ERROR, and return its exit code."""
+    from fleetrun.plan.secrets import Hider
+    from fleetrun.plan.visible import visible
+
+    # It may quote the value of any option.
+    said = Hider(environ, words)(str(error))
+    if caller is not None:
+        caller.failed(error, said)
+    else:
+        _complain(f"{_prefix(words, environ)}{visible(said)}")
+    return error.exit_code
 
 
 def unfit(platform: str, version: tuple[int, ...]) -> str | None:
@@ -80,7 +93,12 @@ def unfit(platform: str, version: tuple[int, ...]) -> str | None:
     return None
 
 
-def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | None) -> int:
+def _dispatch(
+    words: list[str],
+    environ: Mapping[str, str],
+    launch: Launch | None,
+    caller: Caller | None,
+) -> int:
     """Run the subcommand or the launch that the command line names."""
     if COMPLETE_VARIABLE in environ:
         from fleetrun.commands import completion  # click is slow, a launch lacks it
@@ -109,10 +127,15 @@ def _dispatch(words: list[str], environ: Mapping[str, str], launch: Launch | Non
         from fleetrun.printing import put  # a launch prints nothing so
 
         return put(f"fleetrun {__version__}\n")
-    return _launch(parsed, environ, launch)
+    return _launch(parsed, environ, launch, caller)
 
 
-def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | None) -> int:
+def _launch(
+    parsed: ParsedCommand,
+    environ: Mapping[str, str],
+    launch: Launch | None,
+    caller: Caller | None,
+) -> int:
     """Launch what PARSED asks for."""
     from fleetrun import request
     from fleetrun.engines import detect
@@ -141,6 +164,8 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
         from fleetrun.remote import head, sshjob  # only for jobs by ssh
 
         if wanted.dry_run is None:
+            if caller is not None:
+                caller.gathering()
             return head.launch(wanted, environ)
         wanted = sshjob.as_listed(wanted)
     if launch is not None:
@@ -148,10 +173,12 @@ def _launch(parsed: ParsedCommand, environ: Mapping[str, str], launch: Launch | 
     if found and wanted.dry_run is None:
         from fleetrun.remote import started  # only below an engine
 
-        return started.launch(wanted, environ, found[0])
+        if caller is not None:
+            caller.gathering()
+        return started.launch(wanted, environ, found[0], caller)
     from fleetrun.job import launch as start  # usage errors need none of it
 
-    return start(wanted, environ)
+    return start(wanted, environ, caller=caller)
 
 
 def _help(parsed: ParsedCommand, environ: Mapping[str, str]) -> int:

@@ -25,3 +25,12 @@ class RendezvousError(FleetrunError):
     """Peers did not come, or came with a different idea of the job."""
 
     exit_code = 4
+
+
+class JobError(FleetrunError):
+    """The job failed, and `fleetrun.launch(..., check=True)` was asked to raise that."""
+
+    def __init__(self, verdict: str, exit_code: int, run_dir: str | None) -> None:
+        super().__init__(f"{verdict} (exit code {exit_code}).")
+        self.exit_code = exit_code
+        self.run_dir = run_dir

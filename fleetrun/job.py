@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fleetrun.run.background import Background
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.isolation import IsolatedCall
-    from fleetrun.run.observers import Sink, Source
+    from fleetrun.run.observers import Caller, Sink, Source
     from fleetrun.session.driver import Session
     from fleetrun.sinks.rotate import Cut
     from fleetrun.sources.hang_hosts import HangOfHosts
@@ -52,11 +52,13 @@ def launch(  # noqa: C901 - one way, in order
     environ: Mapping[str, str],
     tasks: tuple[Task, ...] = (),
     alive: Mapping[int, int] | None = None,
+    caller: Caller | None = None,
 ) -> int:
     """Do what REQUEST says and return the exit code; TASKS are the ranks' own, of an engine.
 
-    ALIVE has a descriptor for each of the other tasks, readable once that is gone. Raises
-    FleetrunError when the request cannot be carried out; nothing is left running then.
+    ALIVE has a descriptor for each of the other tasks, readable once that is gone. CALLER hears of
+    the job. Raises FleetrunError when the request cannot be carried out; nothing is left running
+    then.
     """
     if request.preflight and request.dry_run is None:
         from fleetrun import checkup  # only where it is wanted
@@ -91,7 +93,7 @@ def launch(  # noqa: C901 - one way, in order
         if is_alone or not is_real:
             raise
         # The other hosts would wait for this one.
-        return _run(_told(error, request, environ, found), request, environ)
+        return _run(_told(error, request, environ, found), request, environ, caller=caller)
     engine = found.engine(facts.pid)
 
     def gather(attempt: int) -> Roster:
@@ -118,7 +120,17 @@ def launch(  # noqa: C901 - one way, in order
 
     try:
         if files is not None:
-            return _run(gathered, request, environ, files=files, background=background, alive=alive)
+            if caller is not None and not is_alone:
+                caller.gathering()
+            return _run(
+                gathered,
+                request,
+                environ,
+                files=files,
+                background=background,
+                alive=alive,
+                caller=caller,
+            )
         roster = engine.gather(request, facts, slots)
         plans = [
             planner.plan(request, facts, share, roster._replace(me=node))
@@ -171,6 +183,7 @@ def _run(
     files: FileLimit | None = None,
     background: Background | None = None,
     alive: Mapping[int, int] | None = None,
+    caller: Caller | None = None,
 ) -> int:
     """Start what BEGIN's gathering plans, watch it to its end, and return the exit code."""
     _restore(request)
@@ -219,6 +232,7 @@ def _run(
             messages,
             rundir,
             *([] if background is None else [background.sink(folder, messages.say)]),
+            *([] if caller is None else [caller.sink(plan)]),
             EventLog(plan, folder, hide),
             ManifestFile(plan, request, environ, folder, hide),
             LaunchFile(plan, request, folder, hide, has_links=lambda: rundir.has_links),

@@ -67,6 +67,8 @@ FLOORS = (
     (
         "fleetrun.cli",
         "fleetrun.commands",
+        "fleetrun.interface",
+        "fleetrun.subordinate",
         "fleetrun.__main__",
     ),
 )
@@ -401,6 +403,7 @@ def test_importing_the_whole_launch_path_loads_nothing_slow() -> None:
         "fleetrun.session.jobrecord",
         "fleetrun.session.jobstore",
         "fleetrun.session.prehook",
+        "fleetrun.interface",
         "fleetrun.__main__",
     )
     path = [name for name in MODULES if not within(name, later)]

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
     from fleetrun.engines.detect import Detected
     from fleetrun.model import Request
+    from fleetrun.run.observers import Caller
 
 
-def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int:
+def launch(
+    request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None = None
+) -> int:
     """Do what REQUEST says where an engine says what is FOUND, and return the exit code."""
     if detect.unspread(found) is not None:
         return _spread(request, found)
@@ -28,10 +31,10 @@ def launch(request: Request, environ: Mapping[str, str], found: Detected) -> int
     if found.token and not environ.get(TOKEN):
         environ = {**environ, TOKEN: found.token}
     if detect.has_tasks(found):
-        return _with_tasks(request, environ, found)
+        return _with_tasks(request, environ, found, caller)
     from fleetrun.job import launch as start
 
-    return start(request, environ)
+    return start(request, environ, caller=caller)
 
 
 def _spread(request: Request, found: Detected) -> int:
@@ -47,7 +50,9 @@ def _spread(request: Request, found: Detected) -> int:
     return steps.run(request.typed, found)
 
 
-def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -> int:
+def _with_tasks(
+    request: Request, environ: Mapping[str, str], found: Detected, caller: Caller | None
+) -> int:
     """Lead the other tasks of this host, or follow the one that does."""
     from fleetrun.job import launch as start
     from fleetrun.remote import tasks  # only with a task for each rank
@@ -63,6 +68,6 @@ def _with_tasks(request: Request, environ: Mapping[str, str], found: Detected) -
         # What the engine has shared out among the tasks, the launcher shares out among ranks.
         os.environ.update(masks)
         os.sched_setaffinity(0, {cpu for task in together for cpu in task.cpus})
-        return start(request, {**environ, **masks}, together, leader.alive)
+        return start(request, {**environ, **masks}, together, leader.alive, caller=caller)
     finally:
         leader.dismiss()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fleetrun.run.events import SourceFailed
 from fleetrun.run.loop import LoopShare
@@ -13,6 +14,8 @@ from fleetrun.run.loop import LoopShare
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fleetrun.errors import FleetrunError
+    from fleetrun.model import LaunchPlan
     from fleetrun.records.folder import Folder
     from fleetrun.run.events import Declared, Happening
     from fleetrun.run.loop import Loop, Waiting
@@ -63,6 +66,22 @@ class Source(_Observer):
 
     def open(self, waiting: Waiting, declare: Callable[[Declared], None]) -> None:
         """Begin, once all processes are started; DECLARE takes what the policy must know."""
+
+
+class Caller(Protocol):
+    """The program in Python that has started the launcher, and hears of its job."""
+
+    @abstractmethod
+    def gathering(self) -> None:
+        """Hear that nothing is wrong here, and that others are waited for."""
+
+    @abstractmethod
+    def sink(self, plan: LaunchPlan) -> Sink:
+        """Return what hears of the job of PLAN."""
+
+    @abstractmethod
+    def failed(self, error: FleetrunError, message: str) -> None:
+        """Hear of the ERROR by which there is no job; MESSAGE is without secrets."""
 
 
 class Equipment(NamedTuple):

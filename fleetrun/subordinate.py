@@ -1,0 +1,113 @@
+"""The launcher that a Python program has started by `fleetrun.launch`; it reports by a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
+
+from fleetrun import cli
+from fleetrun.run.events import Finished
+from fleetrun.run.observers import Sink
+
+if TYPE_CHECKING:
+    from fleetrun.errors import FleetrunError
+    from fleetrun.model import LaunchPlan
+    from fleetrun.run.events import Happening
+
+# fcntl(2); Python has no name for it.
+_F_SETSIG = 10
+
+
+class Reports:
+    """What the caller is told, a JSON object a line; nobody may listen any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._verdict = ""
+
+    def gathering(self) -> None:
+        """Report that nothing is wrong here, and that others are waited for."""
+        self._tell("gathering")
+
+    def sink(self, plan: LaunchPlan) -> Sink:
+        """Return the sink that reports the start of PLAN, and hears the verdict."""
+        return _ReportSink(self, os.path.normpath(os.path.join(plan.cwd, plan.run_dir)))
+
+    def began(self, run_dir: str) -> None:
+        """Report that the ranks run."""
+        self._tell("began", run_dir=run_dir)
+
+    def judged(self, verdict: str) -> None:
+        """Keep the VERDICT for the end."""
+        self._verdict = verdict
+
+    def failed(self, error: FleetrunError, message: str) -> None:
+        """Report why there is no job."""
+        kind, code = type(error).__name__, error.exit_code
+        self._tell("failed", kind=kind, message=message, exit_code=code)
+
+    def ended(self, code: int) -> None:
+        """Report how the job has ended."""
+        verdict = self._verdict or ("all is done" if code == 0 else f"it ended with {code}")
+        self._tell("ended", exit_code=code, verdict=verdict)
+
+    def _tell(self, report: str, **more: str | int) -> None:
+        import json  # by now the ranks run
+
+        # The end of the caller comes as a signal.
+        with suppress(BrokenPipeError):
+            os.write(self._fd, json.dumps({"report": report, **more}).encode() + b"\n")
+
+
+class _ReportSink(Sink):
+    """Tells REPORTS when the ranks run, and how the job ends."""
+
+    def __init__(self, reports: Reports, run_dir: str) -> None:
+        self._reports = reports
+        self._run_dir = run_dir
+
+    def open(self, waiting: object) -> None:  # noqa: ARG002 - nothing to wait for
+        """Report that all processes are started."""
+        self._reports.began(self._run_dir)
+
+    def on_event(self, happening: Happening) -> None:
+        """Keep the verdict."""
+        if isinstance(happening, Finished):
+            self._reports.judged(happening.outcome.describe())
+
+
+def run() -> NoReturn:
+    """Run the launcher of the words behind our two descriptors, and end this process."""
+    report_to, lifeline, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    sys.argv = ["fleetrun", *words]
+    for fd in (report_to, lifeline):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - os has it so
+    # A thread of the caller may have blocked, and a notebook ignores, what we have to hear.
+    for signum, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        signal.signal(signum, usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _end_with_caller(lifeline)
+    reports = Reports(report_to)
+    code = cli.main(words, caller=reports)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
+    reports.ended(code)
+    os._exit(code)
+
+
+def _end_with_caller(lifeline: int) -> None:
+    """Get SIGTERM when the caller, who has the other end of LIFELINE, is gone."""
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        signal.raise_signal(signal.SIGTERM)
