@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fleetrun import modes
 from fleetrun.errors import EnvironmentFault, FleetrunError, UsageError
 from fleetrun.model import Facts
-from fleetrun.plan import hosts
+from fleetrun.plan import hosts, kinds
 from fleetrun.plan.visible import visible
 from fleetrun.probe import devices, plugins, scripts
 from fleetrun.records.variables import ASSUME_DEVICES, PYTHON
@@ -173,13 +173,27 @@ def current_folder() -> str:
 def _with_plugins(
     request: Request, facts: Facts, say: Callable[[str], None], timeout_s: float
 ) -> Facts:
-    """Complete FACTS with the devices of Paddle's plug-ins, where there are signs of some."""
+    """Complete FACTS with the devices that Paddle knows better than files do."""
     signs = plugins.find(request, facts)
     if plugins.is_worth_asking(request, signs):
         from fleetrun.probe import counted  # only where there are signs
 
         facts = counted.with_devices(facts, request, signs, say=say, timeout_s=timeout_s)
+    if "xpu" in facts.device_counts and signs.python == sys.executable:
+        facts = _without_xpus(facts)
     return facts._replace(has_plugins=signs.root != "" or bool(facts.paddle_counts))
+
+
+def _without_xpus(facts: Facts) -> Facts:
+    """Complete FACTS with why XPUs, which are here, cannot be used, if our Paddle is another's."""
+    from fleetrun.probe import paddles  # only where XPUs are
+
+    if not paddles.lacks_xpus(sys.path):
+        return facts
+    counts = {kind: count for kind, count in facts.device_counts.items() if kind != "xpu"}
+    package = kinds.VENDORS["xpu"].package
+    why = f"XPUs are here, and the Paddle of {facts.python} is not built for them ({package})"
+    return facts._replace(device_counts=counts, absent={**facts.absent, "xpu": why})
 
 
 def _with_paddle(request: Request, facts: Facts) -> Facts:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _LIBRARIES = ("base/libpaddle.so", "fluid/libpaddle.so")
 _VERSION = re.compile(r"^full_version\s*=\s*'([^']+)'", re.MULTILINE)
 _HIP = re.compile(r"^hip_version\s*=\s*'\d", re.MULTILINE)
+# Since Paddle 3 `xpu_xre_version`.
+_NO_XPU = re.compile(r"^xpu(?:_xre)?_version\s*=\s*'False'", re.MULTILINE)
 _IMPORT = re.compile(rb"^\s*(?:import|from)\s+paddle\b", re.MULTILINE)
 # Where builds for GPUs have their kernels; a CPU's have none.
 _KERNELS = ("libs/libphi_gpu.so", "libs/libphi.so", "base/libpaddle.so")
@@ -59,6 +61,15 @@ def is_for_rocm(path: Sequence[str]) -> bool:
         content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
         if content:
             return _HIP.search(content.decode(errors="replace")) is not None
+    return False
+
+
+def lacks_xpus(path: Sequence[str]) -> bool:
+    """Whether the Paddle on PATH says that it is not built for XPUs."""
+    for folder in path:
+        content = proc.content(os.path.join(folder, "paddle", "version", "__init__.py"))
+        if content:
+            return _NO_XPU.search(content.decode(errors="replace")) is not None
     return False
 
 

@@ -141,3 +141,28 @@ def test_a_plain_launch_asks_nobody(tmp_path: Path) -> None:
     facts = probe.read(a_request(), {"PATH": os.defpath}, root="/")
     assert (facts.paddle_counts, facts.has_plugins) == ({}, False)
     assert "fleetrun.probe.counted" not in set(sys.modules) - before
+
+
+@pytest.mark.parametrize(
+    ("version", "counts"),
+    [
+        ("xpu_xre_version = 'False'", {}),
+        ("xpu_version      = 'False'", {}),
+        ("xpu_xre_version = '5.0.21'", {"xpu": 1}),
+        ("", {"xpu": 1}),
+    ],
+)
+def test_xpus_are_used_unless_paddle_says_that_it_is_not_built_for_them(
+    tmp_path: Path, version: str, counts: dict[str, int]
+) -> None:
+    root = tmp_path / "root"
+    for folder in ("dev", "proc/self/fd"):
+        (root / folder).mkdir(parents=True)
+    (root / "dev/xpu0").touch()
+    (tmp_path / "train.py").touch()
+    package = tmp_path / "site-packages/paddle/version"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(f"full_version = '3.3.1'\n{version}\n")
+    facts = probe.read(a_request(), {}, root=str(root))
+    assert facts.device_counts == counts
+    assert set(facts.absent) == ({"xpu"} if not counts else set())
