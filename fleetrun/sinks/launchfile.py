@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Happening
     from fleetrun.run.loop import Waiting
 
-# As the other chores of the run directory: when the ranks have had the processors for a while.
-_AFTER_S = 0.35
+# When the ranks have begun to load their programs; a short job would wait for it at its end.
+_AFTER_S = 0.02
 
 
 class LaunchFile(Sink):

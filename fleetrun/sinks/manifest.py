@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.sinks.git import GitStatus, Revision
 
-# As the other chores of the run directory: when the ranks have had the processors for a while.
-_AFTER_S = 0.4
+# When the ranks have begun to load their programs; a short job would wait for it at its end.
+_AFTER_S = 0.04
+# As the other chores of the run directory: git takes longer than a short job.
+_GIT_AFTER_S = 0.4
 
 
 class ManifestFile(Sink):
@@ -58,8 +60,10 @@ class ManifestFile(Sink):
     def _begin(self) -> None:
         revision = self._read_revision()
         self._write(revision)
-        if revision is None:
-            return
+        if revision is not None:
+            self._waiting.alarm("git", time.monotonic() + _GIT_AFTER_S, self._ask)
+
+    def _ask(self) -> None:
         from fleetrun.run.signals import defaults_for_children  # after the start
         from fleetrun.sinks.git import GitStatus
 
