@@ -129,6 +129,16 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "event_log_handler logs_specs save_pid use_agent_store",
         Hint(says=f"{_NEEDLESS}log/latest has events.jsonl, and `fleetrun ps` the processes."),
     ),
+    (
+        "r redirects",
+        Hint("log_dir", "every rank has a file of its own there, with both streams in it"),
+    ),
+    (
+        "duplicate_stdout_filters duplicate_stderr_filters",
+        Hint(
+            says="write `fleetrun logs -f --grep=PATTERN`: it merges all ranks' lines that match."
+        ),
+    ),
     ("timeline_filename", Hint("profile", "as RANK:STEPS")),
     ("v verbose", Hint(says="write --log_level=debug.")),
     ("q silent", Hint(says="write --quiet.")),

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from fleetrun import argv, hints, options
+from fleetrun.commands import parser
 from fleetrun.errors import UsageError
 
 
@@ -67,10 +68,16 @@ def test_spellings_of_our_own_need_no_hint() -> None:
 
 
 def test_a_hint_names_options_that_there_are() -> None:
-    known = {*options.by_name(), *(option.flag[2:] for option in options.TABLE), "vary"}
+    known = {*options.by_name(), *(option.flag[2:] for option in options.TABLE)}
     for word, hint in hints.TABLE.items():
         assert not hint.option or hint.option in known, word
-        assert set(re.findall(r"--([a-z][\w-]+)", hint.says)) <= known, word
+        says = hint.says
+        for command, words in re.findall(r"`fleetrun (\w+) ([^`]*)`", says):
+            # Those of another command of ours are its own.
+            own = {name for one in parser.load(command).params for name in one.opts}
+            assert {f"--{name}" for name in re.findall(r"--([a-z][\w-]+)", words)} <= own, word
+            says = says.replace(words, "")
+        assert set(re.findall(r"--([a-z][\w-]+)", says)) <= known, word
         assert hint.option or hint.says.endswith("."), word
 
 
@@ -89,14 +96,11 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
     example = {"HOST:PORT": "node1:6100", "MIN:MAX": "2:4", "A:8,B:8": "a:8,b:8", "A,B": "a,b"}
     example |= {"PORT": "22", "FILE": "key", "NAME=VALUE": "A=1", "FIELD": "f", "N": "4"}
     for word, hint in hints.TABLE.items():
-        for written in re.findall(
-            r"(?<![`\w])--\w+(?:=\"[^\"]*\"|=[\w:,]+| [A-Z_]+=\w+)", hint.says
-        ):
+        own = re.sub(r"`fleetrun \w+ [^`]*`", "", hint.says)
+        for written in re.findall(r"(?<!\w)--\w+(?:=\"[^\"]*\"|=[\w:,]+| [A-Z_]+=\w+)", own):
             for name, value in example.items():
                 written = re.sub(rf"\b{name}\b", value, written)  # noqa: PLW2901 - one by one
             words = shlex.split(written)
-            if words[0].startswith("--vary"):
-                continue
             for given in argv.split([*words, "train.py"]).settings:
                 given.value()
             assert argv.split([*words, "train.py"]).script is not None, word
@@ -114,6 +118,9 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
         (["--host-discovery-script=x.sh"], "--nnodes=MIN:MAX and --master=HOST:PORT"),
         (["--shutdown-timeout=30"], "--grace=30"),
         (["--role=trainer"], "leave it out"),
+        (["--redirects=3"], "every rank has a file of its own there, with both streams in it"),
+        (["-r", "3"], "here that is --log_dir"),
+        (["--duplicate-stdout-filters=loss"], "`fleetrun logs -f --grep=PATTERN`"),
         (["--enable_each_rank_log=logs"], "--log_dir"),
         (["--slots-per-host=8"], "--nproc_per_node=8"),
         (["--num_cpu_threads_per_process=4"], "--env OMP_NUM_THREADS=N"),
