@@ -252,8 +252,13 @@ class Reducer:
 
     @property
     def _reuses_memory(self) -> bool:
-        """Whether gradients may stay in the memory of their buckets."""
-        return not self._shares_parameters
+        """Whether gradients may stay in the memory of their buckets.
+
+        On devices of plug-ins Paddle adds a new gradient to one that is there by their bare memory,
+        which mixes up one that is strided; on CPUs it looks at the strides.
+        """
+        is_plug_in = any(each.place.is_custom_place() for each in self._all[:1])
+        return not (self._shares_parameters or is_plug_in)
 
     def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)

@@ -1,0 +1,62 @@
+"""Trains a net of odd sizes beside one process with the batches of all ranks, on any device.
+
+One gradient is strided, as its weight is used transposed, and with UNUSED rank 0 has not all of
+them. MICRO_STEPS make an update. Reports both weights and where they are.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import paddle
+from paddle import nn
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+
+nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
+has_unused = bool(os.environ.get("UNUSED"))
+micro_steps = int(os.environ.get("MICRO_STEPS", "1"))
+UPDATES = 4
+paddle.distributed.init_parallel_env()
+
+
+class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Layers that begin anywhere in a buffer without gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 37)
+        self.turned = self.create_parameter([9, 37])
+        self.seldom = nn.Linear(9, 9)
+        self.last = nn.Linear(9, 3)
+
+    def forward(self, x: Any, *, uses_all: bool = True) -> Any:
+        """Return three numbers for each row of X."""
+        x = paddle.tanh(self.first(x)) @ self.turned.T
+        return self.last(paddle.tanh(self.seldom(x) + x if uses_all else x))
+
+
+def loss(net: Any, x: Any, owner: int) -> Any:
+    """Return the loss of NET with the batch X of the rank OWNER."""
+    return (net(x, uses_all=bool(owner) or not has_unused) ** 2).mean()
+
+
+net, alone = twins(Net)
+model = paddle.DataParallel(net, find_unused_parameters=has_unused)
+optimizer = paddle.optimizer.SGD(0.05, parameters=net.parameters())
+drawn = [batches([each], 4, 5) for each in range(nranks)]
+for _ in range(UPDATES):
+    for _ in range(micro_steps):
+        xs = [next(each) for each in drawn]
+        loss(model, xs[rank], rank).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        for owner, x in enumerate(xs):
+            (loss(alone, x, owner) / (nranks * micro_steps)).backward()
+    with paddle.no_grad():
+        # By hand, as merged optimizers wait.
+        for each in alone.parameters():
+            if each.grad is not None:
+                each.set_value(each - 0.05 * each.grad)
+            each.clear_gradient(set_to_zero=False)
+write({"weights": weights(net), "alone": weights(alone), "place": str(net.last.weight.place)})
