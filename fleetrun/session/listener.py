@@ -85,8 +85,11 @@ class Listener:
 
         Raises PortTaken where none is, EnvironmentFault where an address cannot be had.
         """
-        if self.has_bound():
-            return
+        for port in self._ports:
+            if self._bind(port):
+                self.port = port
+                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                return
         from fleetrun.probe import tcp  # only for an error message
 
         first, last = self._ports[0], self._ports[-1]
@@ -96,15 +99,6 @@ class Listener:
             f"{which}, where the launchers of the other hosts call, is taken ({first} by "
             f"{holder}). Stop it, or give another port, the same on every host."
         )
-
-    def has_bound(self) -> bool:
-        """Bind the first port that is free on all addresses; False: none is."""
-        for port in self._ports:
-            if self._bind(port):
-                self.port = port
-                self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-                return True
-        return False
 
     def _bind(self, port: int) -> bool:
         for address in self._addresses:
