@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Options that are not about a launch, or that only make sense where it is typed.
 _NOT_HERE = ("from_manifest", "version", "dry_run", "detach")
 # What names files, which the command may start from another folder.
-_PATHS = ("config", "hostfile", "log_dir", "strategy")
+_PATHS = ("config", "hostfile", "log_dir")
 
 
 def _exec(launch: parser.Launch, *, install: bool, uninstall: bool) -> int:
@@ -64,10 +64,11 @@ def _as_word(given: RawOption) -> str:
         raise UsageError(f"exec: {given.typed} cannot be the default of launches; leave it out.")
     given.value()
     if option.name in _PATHS:
-        raw = ",".join(
-            os.path.abspath(part) if option.name != "strategy" or os.path.exists(part) else part
-            for part in ([raw] if option.name != "strategy" else raw.split(","))
-        )
+        raw = os.path.abspath(raw)
+    elif option.name == "strategy":
+        # Presets have names, which are no files here.
+        parts = raw.split(",")
+        raw = ",".join(os.path.abspath(part) if os.path.exists(part) else part for part in parts)
     return f"{option.flag}={raw}"
 
 
