@@ -79,8 +79,19 @@ def share(request: Request, facts: Facts, *, takes_all: bool = True) -> Share:
     else:
         instances = _instances(request, visible, groups) if divided else ()
         notes = (*notes, *instances, *use.remarks(facts, visible, groups))
+    _check_masked(request, facts, kind)
     has_own_masks = divided or request.virtual_local_rank
     return Share(kind, groups, backend, notes, has_own_masks)
+
+
+def _check_masked(request: Request, facts: Facts, kind: str) -> None:
+    """Refuse to show each rank its own devices of KIND where no mask can."""
+    if request.virtual_local_rank and kind in facts.unmasked:
+        raise EnvironmentFault(
+            f"--virtual_local_rank: Paddle sees all {label(kind)}s whatever "
+            f"{masks.variable(facts, kind)} says, so all ranks would take device 0; leave the "
+            "option out."
+        )
 
 
 def _instances(

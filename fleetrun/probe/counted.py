@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fleetrun.errors import EnvironmentFault
-from fleetrun.plan import kinds
+from fleetrun.plan import kinds, masks
 from fleetrun.plan.kinds import label
 from fleetrun.probe import plugins
 from fleetrun.run.isolation import IsolatedCall
@@ -35,12 +35,12 @@ class DeviceCounts(NamedTuple):
 
 
 class Query:
-    """The Paddle of SIGNS is asked from here on, and `result` waits for the answer."""
+    """The Paddle of SIGNS, with OWN variables, is asked, and `result` waits for the answer."""
 
-    def __init__(self, signs: Signs, root: str | None = None) -> None:
+    def __init__(self, signs: Signs, own: Mapping[str, str] | None = None) -> None:
         self._python = signs.python
         self._began = time.monotonic()
-        environ = dict(signs.environ) if root is None else {**signs.environ, kinds.ROOT: root}
+        environ = {**signs.environ, **(own or {})}
         command = [self._python, _CHECKER]
         try:
             self._question = IsolatedCall(
@@ -109,8 +109,33 @@ def with_devices(
         device_counts=own,
         paddle_counts=dict(answer.counts),
         plugins=_hidden(answer.counts, signs, say, timeout_s),
+        unmasked=_unmasked(
+            facts, request, answer.counts, signs=signs, say=say, timeout_s=timeout_s
+        ),
         absent=absent,
     )
+
+
+def _unmasked(
+    facts: Facts,
+    request: Request,
+    counts: Mapping[str, int],
+    *,
+    signs: Signs,
+    say: Callable[[str], None],
+    timeout_s: float,
+) -> frozenset[str]:
+    """Return the kinds of which Paddle sees several devices behind a mask of one.
+
+    They are looked for where REQUEST wants masks.
+    """
+    several = [kind for kind, count in counts.items() if count > 1]
+    if not request.virtual_local_rank or not several:
+        return frozenset()
+    variables = [masks.variable(facts, kind) for kind in several]
+    ones = {name: facts.environ.get(name, "0").split(",")[0].strip() for name in variables}
+    behind = Query(signs, ones).result(say, timeout_s).counts
+    return frozenset(kind for kind in several if behind.get(kind, 0) > 1)
 
 
 def _without_plugin(kind: str, count: int, paddle: str) -> str:
@@ -137,7 +162,7 @@ def _hidden(
             root = os.path.join(folder, str(place))
             os.mkdir(root)
             os.symlink(os.path.abspath(library), os.path.join(root, os.path.basename(library)))
-            queries.append((library, Query(signs, root)))
+            queries.append((library, Query(signs, {kinds.ROOT: root})))
         for library, query in queries:
             for kind in query.result(say, timeout_s).counts:
                 found[kind] = (*found.get(kind, ()), os.path.abspath(library))

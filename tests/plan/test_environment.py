@@ -185,6 +185,13 @@ def test_a_rank_that_sees_its_own_devices_alone_counts_them_from_0(
     assert [rank["PADDLE_LOCAL_RANK"] for rank in ranks] == ["0", "1"]
 
 
+def test_ranks_are_not_shown_devices_by_a_mask_that_the_plugin_does_not_read() -> None:
+    facts = some_facts(paddle_counts={"foo": 4}, unmasked=frozenset({"foo"}))
+    assert len(devices.share(a_request(), facts).groups) == 4
+    with pytest.raises(EnvironmentFault, match=r"--virtual_local_rank: .*sees all FOOs.* device 0"):
+        devices.share(a_request(virtual_local_rank=True), facts)
+
+
 def test_ranks_without_devices_have_none_of_their_own() -> None:
     found = devices.share(a_request(virtual_local_rank=True), some_facts(0))
     assert "--virtual_local_rank has no effect: the ranks have no devices." in found.notes
