@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fleetrun.session.messages import FromCoordinator, FromMember
 
-PAGE = Path(__file__).parents[1] / "docs" / "many-hosts.md"
+PAGE = Path(__file__).parents[1] / "docs" / "several-machines.md"
 BEGIN, END = "<!-- from scripts/simulate -->", "<!-- end -->"
 # One way through a switch or two, and what a network card sends.
 _LATENCY_S, _BYTES_PER_S = 0.00025, 10e9 / 8

@@ -283,7 +283,13 @@ def shapes(text: str) -> list[int]:
     return [line.count(" | ") for line in text.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/launching.md", "docs/strategies.md"])
+TRANSLATED = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("launching", "several-machines", "strategies")),
+]
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
 def test_a_chinese_page_has_the_headings_commands_tables_and_links(name: str) -> None:
     english = PAGES[name]
     path = ROOT / name.replace(".md", CHINESE)

@@ -1,7 +1,8 @@
 """What strangers try at a job's coordinator, which listens on a real socket: none of it helps them.
 
-Each test is an attack that the page on strangers names (docs/many-hosts.md). The stranger reaches
-the port, knows --job_id, and has a fleetrun of its own, which says whatever it likes.
+Each test is an attack that the page on access control names (docs/several-machines.md). The
+stranger reaches the port, knows --job_id, and has a fleetrun of its own, which says whatever it
+likes.
 """
 
 from __future__ import annotations
