@@ -134,7 +134,7 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
     python: Path, tmp_path: Path
 ) -> None:
-    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "pair")
+    cases = ("momentum", "adam", "adamw", "clip", "rate", "norm", "pair", "halves")
     merged = train(
         python,
         tmp_path / "merged",
@@ -157,6 +157,22 @@ def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(
         # Three buckets for eight gradients, in turn over two communicators; two updates.
         calls = {"all_reduce, 2 ranks, 101": 4, "all_reduce, 2 ranks, 104": 2}
         assert {name: number for name, number in rank["adam"]["calls"].items() if number} == calls
+
+
+def test_programs_that_update_the_same_parameters_in_turn_cannot_be_merged(
+    python: Path, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    (rank,) = train(python, tmp_path / "merged", "shared", strategy=merge, ranks=1).ranks
+    assert "two programs update the same parameters in turn" in rank["shared"]["error"]
+
+
+def test_two_losses_of_one_program_are_refused_where_they_are_merged(
+    python: Path, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2}}
+    (rank,) = train(python, tmp_path / "merged", "losses", strategy=merge, ranks=1).ranks
+    assert "can minimize one loss of a static program only" in rank["losses"]["error"]
 
 
 @pytest.mark.parametrize("waits", [True, False])

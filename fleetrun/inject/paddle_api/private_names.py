@@ -477,6 +477,14 @@ NAMES = (
         "runs Paddle's passes",
         ("main_program", "startup_program", "build_strategy", "pass_attrs"),
     ),
+    PrivateName(
+        "paddle.incubate.optimizer.gradient_merge",
+        "GradientMergeOptimizer.backward",
+        (STATIC,),
+        "refuses the parameters that a loss is minimized for",
+        ("self", "loss", "startup_program", "parameter_list", "no_grad_set", "callbacks"),
+        ("inner_optimizer",),
+    ),
     PrivateName(_CORE, "get_pass", (STATIC,), "tells whether this build has a pass"),
     PrivateName("paddle.static", "BuildStrategy._copy", (STATIC,), "a copy to switch passes off"),
     PrivateName(

@@ -3,16 +3,20 @@
 * A scheduler of the learning rate that is stepped with each run advances once per update; one that
   is stepped once in several runs (per epoch) advances whenever the script says so.
 * Paddle counts the runs of all programs in one variable: each program gets a counter of its own.
+* A loss may be minimized for some parameters only, which Paddle refuses by an assertion.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from .. import border
 from ..import_hooks import after_import
 from ..paddle_api import programs
+from . import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,21 +32,69 @@ class _SinceStep:
         self.is_updated = True
 
 
+_TWO_PROGRAMS = (
+    "fleetrun: gradient_merge: two programs update the same parameters in turn, each by gradients"
+    " that are merged while the other changes these parameters: use the strategy without"
+    " gradient_merge, or minimize each loss for parameters of its own."
+)
+# The programs whose round is not complete, each with the id of its scope; those of which another
+# one has changed parameters; and the parameters that each updates, as far as they were asked for.
+_merging: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_changed: weakref.WeakSet[Any] = weakref.WeakSet()
+_updated: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 _since_step: weakref.WeakKeyDictionary[Any, _SinceStep] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Wait for the schedulers."""
+    """Wait for the schedulers, and for what writes the merging."""
     after_import("paddle.optimizer.lr", _watch)
+    after_import("paddle.incubate.optimizer.gradient_merge", _take_parameters)
+
+
+def _take_parameters(module: Any) -> None:
+    """Let a loss be minimized for some parameters only: those of one model of a GAN."""
+    signature = inspect.signature(module.GradientMergeOptimizer.backward)
+
+    # Optimizers take the same parameters in this order, by other names.
+    def backward(self: Any, *args: Any, **options: Any) -> Any:
+        bound = signature.bind(self, *args, **options)
+        bound.apply_defaults()
+        return self.inner_optimizer.backward(*bound.args[1:])
+
+    module.GradientMergeOptimizer.backward = backward
 
 
 def ran(main: Any, *, is_updated: bool) -> None:
-    """Hear that MAIN, which merges, ran, and whether it updated its parameters."""
+    """Hear that MAIN, which merges, ran, and whether it updated its parameters.
+
+    Raises Disproved if another program has updated them since its round began.
+    """
+    import paddle
+
+    if main in _changed:
+        raise border.Disproved(_TWO_PROGRAMS)
+    scope = id(paddle.static.global_scope())
+    if is_updated:
+        _merging.pop(main, None)
+        for other in [each for each, other_scope in _merging.items() if other_scope == scope]:
+            if not _updated_by(main).isdisjoint(_updated_by(other)):
+                _changed.add(other)
+    else:
+        _merging[main] = scope
     scheduler = getattr(main, "lr_scheduler", None)
     if scheduler is not None:
         since = _since_step.setdefault(scheduler, _SinceStep())
         since.runs += 1
         since.is_updated = is_updated
+
+
+def _updated_by(main: Any) -> frozenset[str]:
+    """Name the parameters that MAIN updates."""
+    if main not in _updated:
+        _updated[main] = frozenset(
+            name for op in program.updates(main) for name in op.input("Param")
+        )
+    return _updated[main]
 
 
 def settle(main: Any, startup: Any) -> None:

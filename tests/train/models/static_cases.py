@@ -30,6 +30,8 @@ NORM = 0.1
 # What no program without fleet can show: BatchNorm's statistics are those of each batch, and
 # Paddle 3.3.1 cannot clip in older programs.
 BY_HAND = ("norm", "clip")
+# Two programs of the same parameters: each updates half of them, or all.
+TURNS = ("halves", "shared")
 ALLREDUCES = ("c_allreduce_sum", "all_reduce")
 # How often each communicator of gloo's that is made here is called, and how many ranks it has.
 calls: dict[str, int] = {}
@@ -105,14 +107,24 @@ def network(case: str) -> Any:
     return paddle.mean(nn.functional.square_error_cost(nn.Linear(8, 1)(hidden), y))
 
 
-def program(case: str, *, is_shared: bool, name: str = "") -> tuple[Any, Any, Any, Any]:
+def program(
+    case: str, *, is_shared: bool, name: str = "", is_second: bool = False
+) -> tuple[Any, Any, Any, Any]:
     """Build CASE with fleet if IS_SHARED, with what it was built for."""
     main, startup = static.Program(), static.Program()
     method = optimizer(case) if is_shared else replacement(case)
     with static.program_guard(main, startup), paddle.utils.unique_name.guard(name):
         loss = network(case)
-        if is_shared:
-            fleet.distributed_optimizer(method).minimize(loss, startup)
+        shared = fleet.distributed_optimizer(method) if is_shared else method
+        if case == "halves":
+            # As the models of a GAN: each program updates some of the parameters.
+            half = [each.name for each in main.all_parameters()][:4]
+            chosen: tuple[Any, ...] = (None, set(half)) if is_second else (half, None)
+            shared.minimize(loss, startup, *chosen)
+        elif is_shared:
+            shared.minimize(loss, startup)
+            if case == "losses":
+                shared.minimize(loss * 2, startup)
             for each in main.all_parameters():
                 # As a script does that trains all of a model again; statistics are still none.
                 each.trainable = True
@@ -232,6 +244,18 @@ def count(main: Any) -> dict[str, Any]:
     return {"ops": ops, "sizes": sizes, "order": order}
 
 
+def learn(case: str, main: Any, twin: Any, loss: Any, method: Any) -> None:
+    """Train MAIN on this rank's batches, and TWIN, if any, in turn with it."""
+    for update in range(UPDATES):
+        for run in data(update):
+            executor.run(main, feed=run[rank], fetch_list=[loss])
+            if twin is not None and case != "halves":
+                executor.run(twin, feed=run[rank])
+            schedule(method)
+        for run in data(update) if case == "halves" else ():
+            executor.run(twin, feed=run[rank])
+
+
 def train(case: str) -> dict[str, Any]:
     """Train CASE; return what was counted, its parameters, and what they should be."""
     main, startup, loss, method = program(case, is_shared=True)
@@ -240,30 +264,30 @@ def train(case: str) -> dict[str, Any]:
     if case == "pair":
         # Its parameters have names of their own.
         twin, start_twin = program("sgd", is_shared=True, name="twin")[:2]
+    elif case in TURNS:
+        twin, start_twin = program(case, is_shared=True, is_second=True)[:2]
     with static.scope_guard(static.Scope()):
         executor.run(startup)
         if start_twin is not None:
             executor.run(start_twin)
         first = beginning(main)
         put(first)
-        for update in range(UPDATES):
-            for run in data(update):
-                executor.run(main, feed=run[rank], fetch_list=[loss])
-                if twin is not None:
-                    executor.run(twin, feed=run[rank])
-                schedule(method)
+        learn(case, main, twin, loss, method)
         made = values(main)
     after = {name: number - before.get(name, 0) for name, number in calls.items()}
     plain, startup, loss, method = program(case, is_shared=False)
     with static.scope_guard(static.Scope()):
         executor.run(startup)
         put(beginning(plain))
+        other = program(case, is_shared=False, is_second=True)[0] if case == "halves" else None
         for update in range(0 if LOCAL else UPDATES):
             if case in BY_HAND:
                 descend(plain, update, clips=case == "clip")
             else:
                 executor.run(plain, feed=whole(update), fetch_list=[loss])
                 schedule(method)
+            if other is not None:
+                executor.run(other, feed=whole(update))
         right = part_ways(plain, startup, values(plain)) if LOCAL else values(plain)
     if not set(made) <= set(right):
         raise LookupError(f"{sorted(made)} are not in {sorted(right)}")
