@@ -113,6 +113,35 @@ def scan(words: Sequence[str], table: Iterable[Option] = options.TABLE) -> Parse
     return ParsedOptions(tuple(settings), tuple(notes), None)
 
 
+def legible(words: Sequence[str]) -> ParsedCommand:
+    """Split WORDS as far as they make sense: an option that does not is left out, with its value.
+
+    >>> parsed = legible(["--gpsu", "1", "--gpus", "--master=a:1", "train.py", "-x"])
+    >>> [given.typed for given in parsed.settings], parsed.script
+    (['--master'], Script(form='file', target='train.py', args=('-x',)))
+    """
+    kept: list[str] = []
+    head = scan(kept)
+    is_after_unknown = False
+    for at, word in enumerate(words):
+        if is_after_unknown and not word.startswith("-") and not word.endswith(".py"):
+            is_after_unknown = False
+            continue
+        if head.pending is not None and word.startswith("-") and "=" in word:
+            kept.pop()
+        try:
+            head = scan([*kept, word])
+            script = None if head.script_at is None else _script(words[at:])
+        except UsageError:
+            is_after_unknown = "=" not in word
+            continue
+        if script is not None:
+            return ParsedCommand(head.settings, script, (), tuple(words))
+        kept.append(word)
+        is_after_unknown = False
+    return ParsedCommand(head.settings, None, (), tuple(words))
+
+
 def mistaken_script(parsed: ParsedCommand) -> str | None:
     """Return why the script, which does not exist, was hardly meant as one; None if it may be.
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.argv import ParsedCommand
+    from fleetrun.engines import detect
     from fleetrun.errors import FleetrunError
     from fleetrun.model import Layer, Request
     from fleetrun.replay import Replay
@@ -113,30 +114,36 @@ def _dispatch(
 
         return text.show("screen", "auto", environ)
     from fleetrun import argv
+    from fleetrun.errors import FleetrunError
     from fleetrun.records.variables import EXEC_OPTIONS
 
     if EXEC_OPTIONS in environ:
         from fleetrun.records import entrance  # only below `fleetrun exec`
 
         words = [*entrance.options(environ), *words]
-    parsed = argv.split(words)
-    if parsed.asks("help"):
-        return _help(parsed, environ)
-    if parsed.asks("version"):
-        from fleetrun import __version__  # keeps it beside its use
-        from fleetrun.printing import put  # a launch prints nothing so
+    try:
+        parsed = argv.split(words)
+        if parsed.asks("help"):
+            return _help(parsed, environ)
+        if parsed.asks("version"):
+            from fleetrun import __version__  # keeps it beside its use
+            from fleetrun.printing import put  # a launch prints nothing so
 
-        return put(f"fleetrun {__version__}\n")
-    return _launch(parsed, environ, launch, caller)
+            return put(f"fleetrun {__version__}\n")
+        resolved = _resolved(parsed, environ)
+    except FleetrunError as fault:
+        if launch is None:
+            from fleetrun import misread  # only for a mistake
+
+            misread.tell(fault, words, environ, caller)
+        raise
+    return _launch(*resolved, launch, caller)
 
 
-def _launch(
-    parsed: ParsedCommand,
-    environ: Mapping[str, str],
-    launch: Launch | None,
-    caller: Caller | None,
-) -> int:
-    """Launch what PARSED asks for."""
+def _resolved(
+    parsed: ParsedCommand, environ: Mapping[str, str]
+) -> tuple[Request, Mapping[str, str], detect.Detected | None]:
+    """Return what PARSED asks for, in which environment, and the engine that has started us."""
     from fleetrun import request
     from fleetrun.engines import detect
 
@@ -160,6 +167,17 @@ def _launch(
 
     wanted = request.resolve(parsed, environ, config, layers, detected if rows else None)
     wanted = wanted._replace(typed=parsed.words, restored=restored)
+    return wanted, environ, found[0] if found else None
+
+
+def _launch(
+    wanted: Request,
+    environ: Mapping[str, str],
+    found: detect.Detected | None,
+    launch: Launch | None,
+    caller: Caller | None,
+) -> int:
+    """Launch what is WANTED."""
     if wanted.hosts or wanted.hostfile or wanted.include or wanted.exclude or wanted.ship:
         from fleetrun.remote import head, sshjob  # only for jobs by ssh
 
@@ -170,12 +188,12 @@ def _launch(
         wanted = sshjob.as_listed(wanted)
     if launch is not None:
         return launch(wanted, environ)
-    if found and wanted.dry_run is None:
+    if found is not None and wanted.dry_run is None:
         from fleetrun.remote import started  # only below an engine
 
         if caller is not None:
             caller.gathering()
-        return started.launch(wanted, environ, found[0], caller)
+        return started.launch(wanted, environ, found, caller)
     from fleetrun.job import launch as start  # usage errors need none of it
 
     return start(wanted, environ, caller=caller)

@@ -34,18 +34,24 @@ def named(parsed: argv.ParsedCommand) -> str | None:
     return named[-1] if named else None
 
 
-def find(parsed: argv.ParsedCommand, environ: Mapping[str, str]) -> Config | None:
-    """Return what the file says that PARSED names, or the one here, over that of the user."""
+def find(
+    parsed: argv.ParsedCommand, environ: Mapping[str, str], *, is_lenient: bool = False
+) -> Config | None:
+    """Return what the file says that PARSED names, or the one here, over that of the user.
+
+    IS_LENIENT: of a file with a mistake, what stands before it.
+    """
     path = named(parsed)
     if path is None and os.path.exists(DEFAULT):
         path = DEFAULT
     own = of_user(environ)
-    above = None if path is None else read(path)
+    above = None if path is None else read(path, is_lenient=is_lenient)
     if own is None:
         return above
     chosen = () if above is None else above.settings
     settled = {one.option.target for one in chosen if one.option.kind != "pairs"}
-    rest = [one for one in read(own).settings if one.option.target not in settled]
+    beneath = read(own, is_lenient=is_lenient).settings
+    rest = [one for one in beneath if one.option.target not in settled]
     return Config(path, (*rest, *chosen), own)
 
 
@@ -58,7 +64,7 @@ def of_user(environ: Mapping[str, str]) -> str | None:
     return path if folder and os.path.exists(path) else None
 
 
-def read(path: str) -> Config:
+def read(path: str, *, is_lenient: bool = False) -> Config:
     """Read the config file at PATH; UsageError as file:line when it says what no option means."""
     text = yamlfile.text_of(path, "this config file")
     with yamlfile.loading(text, path) as loader:
@@ -69,7 +75,13 @@ def read(path: str) -> Config:
 
     if not isinstance(root, MappingNode):
         raise UsageError(f"{path}:{root.start_mark.line + 1}: write one `option: value` a line.")
-    return Config(path, tuple(_read_entries(root.value, path)))
+    settings: list[RawOption] = []
+    try:
+        settings.extend(_read_entries(root.value, path))
+    except UsageError:
+        if not is_lenient:
+            raise
+    return Config(path, tuple(settings))
 
 
 def _read_entries(entries: "Iterable[tuple[Node, Node]]", path: str) -> Iterable[RawOption]:

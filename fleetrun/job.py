@@ -60,13 +60,18 @@ def launch(  # noqa: C901 - one way, in order
     the job. Raises FleetrunError when the request cannot be carried out; nothing is left running
     then.
     """
-    if request.preflight and request.dry_run is None:
-        from fleetrun import checkup  # only where it is wanted
-
-        checkup.preflight(request, environ)
+    is_real = request.dry_run is None
     found = engines.find(request, environ, planner.places(request))
+    try:
+        _has_screen(request, environ)
+        if request.preflight and is_real:
+            from fleetrun import checkup  # only where it is wanted
+
+            checkup.preflight(request, environ)
+    except FleetrunError as error:
+        return tell(error, request._replace(ui=False), environ, found, caller)
     background: Background | None = None
-    if request.detach and request.dry_run is None:
+    if request.detach and is_real:
         from fleetrun.run.background import begin  # most launches stay in front
 
         probe.current_folder()
@@ -74,8 +79,7 @@ def launch(  # noqa: C901 - one way, in order
         if isinstance(begun, int):
             return begun
         background = begun
-    is_real = request.dry_run is None
-    is_alone = len(found.hosts) < 2 and hosts.meets_at(request) is None  # one is us
+    is_alone = _is_alone(request, found)
     count = (
         1 if is_alone else max(len(found.hosts), hosts.bounds(request.nnodes)[1] + request.spares)
     )
@@ -90,10 +94,7 @@ def launch(  # noqa: C901 - one way, in order
         # Before ports are held, each of which is an open file; a dry run opens none.
         files = FileLimit(len(slots.slots), count) if is_real else None
     except FleetrunError as error:
-        if is_alone or not is_real:
-            raise
-        # The other hosts would wait for this one.
-        return _run(_told(error, request, environ, found), request, environ, caller=caller)
+        return tell(error, request, environ, found, caller)
     engine = found.engine(facts.pid)
 
     def gather(attempt: int) -> Roster:
@@ -143,10 +144,21 @@ def launch(  # noqa: C901 - one way, in order
             files.restore()
 
 
-def _told(
-    fault: FleetrunError, request: Request, environ: Mapping[str, str], found: SelectedEngine
-) -> Begin:
-    """Return what joins the other hosts to tell them of a FAULT before this one is known."""
+def _is_alone(request: Request, found: SelectedEngine) -> bool:
+    """Whether the job has no other hosts."""
+    return len(found.hosts) < 2 and hosts.meets_at(request) is None  # one is us
+
+
+def tell(
+    fault: FleetrunError,
+    request: Request,
+    environ: Mapping[str, str],
+    found: SelectedEngine,
+    caller: Caller | None,
+) -> int:
+    """Tell the other hosts, which would wait for this one, that it has a FAULT, and raise it."""
+    if _is_alone(request, found) or request.dry_run is not None:
+        raise fault
 
     def begin(
         say: Callable[[str], None], hide: Callable[[str], str]
@@ -160,7 +172,7 @@ def _told(
             raise fault from None
         return gathering, session
 
-    return begin
+    return _run(begin, request, environ, caller=caller)
 
 
 def _show(plans: Sequence[LaunchPlan], request: Request, *, here: int) -> int:

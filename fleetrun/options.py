@@ -123,6 +123,15 @@ class RawOption(NamedTuple):
             hint = hints.VALUES.get((self.option.name, self.raw.strip().lower()))
             raise UsageError(self.blame(hint or str(error))) from None
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether the option takes this value."""
+        try:
+            parse(self.option, self.raw)
+        except ValueError:
+            return False
+        return True
+
     def blame(self, problem: str) -> str:
         """PROBLEM as a sentence that says where it came from; no secret of a pair is in it."""
         raw = self.raw

@@ -67,6 +67,8 @@ _NO_ENDPOINTS = (
 _ONLY_STRATEGY = ("strategy_mode", "strategy_strict", "merge_tail")
 # Only such a job has a use for these.
 _ONLY_SERVERS = ("http_port", "gloo_port", "with_gloo")
+# What says where the hosts of a job meet, beside the options about hosts and about servers.
+_MEETING = ("ips", "job_id", "run_mode", "dry_run", "color")
 # Not an option: the file that lies beneath that of --config.
 USER_CONFIG = "user_config"
 _NOTHING_KNOWN: Mapping[str, Layer] = {}
@@ -89,11 +91,14 @@ def resolve(
     config: Config | None = None,
     layers: Mapping[str, Layer] = _NOTHING_KNOWN,
     detect: "Callable[[], Detected] | None" = None,
+    *,
+    only_meeting: bool = False,
 ) -> Request:
     """Make the request out of PARSED, ENVIRON and CONFIG; UsageError if they make none.
 
     LAYERS are strategies that need not be read, by their name. DETECT returns what the engine says
-    that has started us, if one has; it is weaker than a config file.
+    that has started us, if one has; it is weaker than a config file. ONLY_MEETING: read no more
+    than where the hosts meet, and of that what has no mistake.
     """
     if parsed.script is None:
         message = "a command without a script asks for nothing"
@@ -102,6 +107,8 @@ def resolve(
     typed = tuple(given for given in parsed.settings if not _is_blank(given, notes))
     variables = _variables(environ)
     filed = config.settings if config else ()
+    if only_meeting:
+        typed, variables, filed = map(_about_meeting, (typed, variables, filed))
     _answer_for_others((*typed, *variables, *filed), notes)
 
     tiers = (typed, variables, filed)
@@ -250,6 +257,16 @@ def _variables(environ: Mapping[str, str]) -> tuple[RawOption, ...]:
                 found.append(RawOption(option, raw, f"${name}", f"${name}"))
                 break
     return tuple(found)
+
+
+def _about_meeting(given: Iterable[RawOption]) -> tuple[RawOption, ...]:
+    """Return what of GIVEN says where hosts meet, without mistakes."""
+    return tuple(one for one in given if _is_about_meeting(one.option) and one.is_readable)
+
+
+def _is_about_meeting(option: Option) -> bool:
+    is_known = option.group in {options.HOSTS, options.SERVERS} or option.name in _MEETING
+    return is_known and option.status == "works"
 
 
 def _answer_for_others(given: Iterable[RawOption], notes: list[str]) -> None:

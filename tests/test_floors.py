@@ -68,6 +68,7 @@ FLOORS = (
         "fleetrun.cli",
         "fleetrun.commands",
         "fleetrun.interface",
+        "fleetrun.misread",
         "fleetrun.subordinate",
         "fleetrun.__main__",
     ),

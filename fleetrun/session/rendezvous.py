@@ -418,4 +418,10 @@ _LONGEST = 8000
 
 
 def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
+    """Return WORDS as a sentence begins; the name of a file stays as it is.
+
+    >>> _sentence("rank 0 is late."), _sentence("fleetrun.yaml:1: grace=soon")
+    ('Rank 0 is late.', 'fleetrun.yaml:1: grace=soon')
+    """
+    is_word = words.partition(" ")[0].rstrip(",:").isalpha()
+    return words[:1].upper() + words[1:] if is_word else words

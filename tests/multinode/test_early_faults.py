@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import slurm
 import sshd_hosts
 from waiting import LONG_S
 
@@ -22,17 +23,29 @@ ROOT = Path(__file__).parents[2]
 IPS = ("--ips=10.88.0.1,10.88.0.2",)
 MASTER = ("--master=10.88.0.1:6170", "--nnodes=2")
 FULL = "the disk of its logs is full"
-# What a host's options are, what its shell does before, and what is said on all hosts.
+# What a host's options are, what its shell does before, what is said on all hosts, and the code.
 FAULTS = {
-    "no script": ((), "rm train.py", "There is no script train.py"),
-    "no gpu": (("--gpus=0",), ":", "--gpus=0"),
-    "no log folder": ((), "echo >log", "The logs cannot be written to"),
+    "no script": ((), "rm train.py", "There is no script train.py", 3),
+    "no gpu": (("--gpus=0",), ":", "--gpus=0", 3),
+    "no log folder": ((), "echo >log", "The logs cannot be written to", 3),
     "full disk": (
         (),
         "mkdir log && mount -t tmpfs -o size=64k tmpfs log && ! head -c 60k </dev/zero >log/x",
         "No space left on device",
+        3,
     ),
-    "few files": ((), "ulimit -n 28", "open files"),
+    "few files": ((), "ulimit -n 28", "open files", 3),
+    "wrong value": (("--grace=soon",), ":", "--grace=soon", 2),
+    "unknown option": (("--gpsu", "0"), ":", "o such option: --gpsu", 2),
+    "no strategy": (("--strategy=missing.yaml",), ":", "missing.yaml", 2),
+    "wrong strategy": (
+        ("--strategy=bad.yaml",),
+        "echo 'gradient_merge: {k: 4}' >bad.yaml",
+        "bad.yaml",
+        2,
+    ),
+    "wrong file": ((), "echo 'max_restart: often' >fleetrun.yaml", "fleetrun.yaml:1", 2),
+    "wrong number": (("--nnodes=two",), ":", "--nnodes=two", 2),
 }
 
 
@@ -55,14 +68,14 @@ def said(host: Host) -> str:
 def test_what_cannot_start_on_one_host_starts_on_none(
     fault: str, place: int, where: tuple[str, ...], two_hosts: tuple[Host, Host]
 ) -> None:
-    options, before, sentence = FAULTS[fault]
+    options, before, sentence, code = FAULTS[fault]
     launchers = [
         start(host, *where, "--max_restart=2", *options, before=before)
         if host is two_hosts[place]
         else start(host, *where, "--max_restart=2")
         for host in two_hosts
     ]
-    assert [one.wait(LONG_S) for one in launchers] == [3, 3]
+    assert [one.wait(LONG_S) for one in launchers] == [code, code]
     for host in two_hosts:
         assert sentence in said(host)
         assert not (host.folder / "up").exists()
@@ -71,16 +84,30 @@ def test_what_cannot_start_on_one_host_starts_on_none(
     assert re.search(rf"\(on ({ill.ip}|{ill.name})\)", said(two_hosts[1 - place]))
 
 
+# What hides a strategy from one host, which has all others' folder.
+HIDDEN = ("mount -t tmpfs tmpfs own", "own/mine.yaml", 2)
+
+
 @pytest.mark.skipif(not sshd_hosts.SSHD, reason="there is no sshd here")
 @pytest.mark.parametrize("place", [0, 1])
-def test_the_same_holds_by_ssh(place: int, two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "sentence", "code"), [FAULTS["full disk"][1:], HIDDEN])
+def test_the_same_holds_by_ssh(  # noqa: PLR0917 - what the table has
+    before: str,
+    sentence: str,
+    code: int,
+    place: int,
+    two_hosts: tuple[Host, Host],
+    tmp_path: Path,
+) -> None:
     shown = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     ssh = sshd_hosts.on_hosts(two_hosts, tmp_path / "keys", **shown)
-    _, before, sentence = FAULTS["full disk"]
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text("")
     two_hosts[place].run("sh", "-c", f"cd {tmp_path}; {before}", check=False)
     (tmp_path / "train.py").write_text("open('up', 'w')\n")
     hosts = "--hosts=10.88.0.1:2,10.88.0.2:2"
-    words = ("-m", "fleetrun", hosts, f"--ssh=ssh -F {ssh}", "--max_restart=2", "train.py")
+    options = (hosts, f"--ssh=ssh -F {ssh}", "--max_restart=2", "--strategy=own/mine.yaml")
+    words = ("-m", "fleetrun", *options, "train.py")
     done = subprocess.run(
         two_hosts[0].command([sys.executable, *words], tmp_path),
         env={**os.environ, **shown},
@@ -89,7 +116,7 @@ def test_the_same_holds_by_ssh(place: int, two_hosts: tuple[Host, Host], tmp_pat
         check=False,
         timeout=LONG_S,
     )
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == code, done.stderr
     assert sentence in done.stderr
     assert "was lost" not in done.stderr
     assert not (tmp_path / "up").exists()
@@ -99,15 +126,34 @@ def test_the_same_holds_by_ssh(place: int, two_hosts: tuple[Host, Host], tmp_pat
 def test_an_elastic_job_goes_on_without_a_host_that_cannot_start(
     fault: str, four_hosts: Network
 ) -> None:
-    options, before, sentence = FAULTS[fault]
+    options, before, sentence, code = FAULTS[fault]
     *well, ill, _ = four_hosts.hosts
     where = ("--master=10.88.0.1:6170", "--nnodes=2:3", "--elastic_timeout=5")
     launchers = [start(host, *where) for host in well]
     late = start(ill, *where, *options, before=before)
-    assert late.wait(LONG_S) == 3
+    assert late.wait(LONG_S) == code
     assert [one.wait(LONG_S) for one in launchers] == [0, 0]
     assert sentence in said(ill)
     assert not (ill.folder / "up").exists()
     for host in well:
         assert (host.folder / "up").exists()
         assert sentence in said(host)
+
+
+@pytest.mark.skipif(slurm.missing() is not None, reason="there is no Slurm here")
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_same_holds_below_slurm(
+    tasks: int, place: int, two_hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("open('up', 'w')\n")
+    fleetrun = f"{sys.executable} -m fleetrun"
+    line = f"[ $SLURM_NODEID != {place} ] || set -- --grace=soon; exec {fleetrun} $@ train.py"
+    with slurm.slurm(two_hosts, tmp_path / "slurm") as cluster:
+        words = ("srun", "--nodes=2", f"--ntasks-per-node={tasks}", f"--chdir={tmp_path}", "sh")
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        done = cluster.run(*words, "-c", line, "sh", env=env)
+    assert done.returncode == 2, done.stderr
+    # Each launcher, and on the host with the mistake each task.
+    assert done.stderr.count("--grace=soon: give a number") == 1 + tasks, done.stderr
+    assert not (tmp_path / "up").exists()

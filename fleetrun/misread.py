@@ -1,0 +1,87 @@
+"""Tells the other hosts of a job that the command line of this one makes no sense."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetrun import argv, configfile, engines, job, options, planner
+from fleetrun.engines import detect
+from fleetrun.errors import FleetrunError
+from fleetrun.model import Script
+from fleetrun.options import RawOption
+from fleetrun.records.variables import TOKEN
+from fleetrun.request import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleetrun.argv import ParsedCommand
+    from fleetrun.engines.detect import Detected
+    from fleetrun.model import Request
+    from fleetrun.run.observers import Caller
+
+# Of a job whose number of hosts cannot be read: it has others, whose coordinator knows it.
+_SEVERAL = "2"
+
+
+def tell(
+    fault: FleetrunError, words: Sequence[str], environ: Mapping[str, str], caller: Caller | None
+) -> None:
+    """Tell the hosts of the job that WORDS ask for that there is a FAULT; it may be raised.
+
+    They are found as far as WORDS, ENVIRON and the config file can be read.
+    """
+    parsed = argv.legible(words)
+    if parsed.asks("from_manifest"):
+        return
+    try:
+        rows = detect.rows(environ)
+        started = detect.read(rows, environ, _text) if rows else None
+        request = _request(parsed, environ, started)._replace(typed=parsed.words)
+        found = engines.find(request, environ, planner.places(request))
+    except (FleetrunError, OSError):
+        return
+    if request.hosts or request.hostfile:
+        # One launcher for all of them.
+        return
+    if started is not None:
+        if detect.unspread(started) is not None or _is_follower(started):
+            return
+        if started.token and not environ.get(TOKEN):
+            environ = {**environ, TOKEN: started.token}
+    job.tell(fault, request, environ, found, caller)
+
+
+def _request(
+    parsed: ParsedCommand, environ: Mapping[str, str], started: Detected | None
+) -> Request:
+    """Return where the hosts meet; if their number cannot be read, without it."""
+    try:
+        config = configfile.find(parsed, environ, is_lenient=True)
+    except FleetrunError:
+        config = None
+    known = parsed._replace(script=parsed.script or Script("file", "", ()))
+    read = None if started is None else lambda: started
+    try:
+        return resolve(known, environ, config, detect=read, only_meeting=True)
+    except FleetrunError:
+        count = options.find("nnodes")
+        rest = [given for given in parsed.settings if given.option.target != count.name]
+        if not parsed.asks("ips"):
+            rest.append(RawOption(count, _SEVERAL, count.flag))
+        known = known._replace(settings=tuple(rest))
+        return resolve(known, environ, config, detect=read, only_meeting=True)
+
+
+def _is_follower(started: Detected) -> bool:
+    """Whether this is not the first of an engine's tasks on this host, which speaks for it."""
+    if not detect.has_tasks(started):
+        return False
+    from fleetrun.remote import tasks  # only with a task for each rank
+
+    return tasks.place(started).number > 0
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
