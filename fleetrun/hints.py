@@ -120,7 +120,11 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
     ("slots_per_host slots", _PER_HOST),
     # What is shown and kept.
-    ("t local_ranks_filter tag_output l prepend_rank label", Hint("tee", "it takes ranks, or all")),
+    ("local_ranks_filter", Hint("tee", "it takes ranks of the whole job, or all")),
+    (
+        "t tag_output l prepend_rank label",
+        Hint(says="write --tee=all, or --tee=0,3: each line has its rank before it."),
+    ),
     (
         "output_filename output o enable_each_rank_log",
         Hint("log_dir", "every rank has its own file there"),
@@ -129,14 +133,12 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
         "event_log_handler logs_specs save_pid use_agent_store",
         Hint(says=f"{_NEEDLESS}log/latest has events.jsonl, and `fleetrun ps` the processes."),
     ),
-    (
-        "r redirects",
-        Hint("log_dir", "every rank has a file of its own there, with both streams in it"),
-    ),
+    ("r", Hint(says="write --redirects: standard error of all ranks has files of its own.")),
     (
         "duplicate_stdout_filters duplicate_stderr_filters",
         Hint(
-            says="write `fleetrun logs -f --grep=PATTERN`: it merges all ranks' lines that match."
+            says="write --tee=all --log_filter=PATTERN, or `fleetrun logs -f --grep=PATTERN`: they "
+            "merge all ranks' lines that match."
         ),
     ),
     ("timeline_filename", Hint("profile", "as RANK:STEPS")),
@@ -167,16 +169,43 @@ _ROWS: tuple[tuple[str, Hint], ...] = (
     ),
 )
 
-# What to write instead of a value of an option of ours that others have.
-VALUES = {
+# What to write instead of the values of an option of ours that others have.
+_VALUES = (
     (
         "backend",
         "mpi",
-    ): "Paddle has no such backend; leave it out (unset PADDLE_DISTRI_BACKEND). MPI may start the "
-    "job: `mpirun -n 8 fleetrun train.py`.",
-}
+        (
+            "Paddle has no such backend; leave it out (unset PADDLE_DISTRI_BACKEND). MPI may start "
+            "the job: `mpirun -n 8 fleetrun train.py`."
+        ),
+    ),
+    (
+        "redirects",
+        r"[12]|\d+:\d.*",
+        (
+            "give true (torchrun's 3), for all ranks and both streams, or false, for one log of "
+            "each rank; --tee=0,3 chooses the ranks that the console shows."
+        ),
+    ),
+    (
+        "tee",
+        r"\d+:\d.*",
+        "it takes ranks, or all, and shows both streams, as torchrun's 3: write --tee=0,3.",
+    ),
+)
 
 TABLE: dict[str, Hint] = {word: hint for words, hint in _ROWS for word in words.split()}
+
+
+def of_value(option: str, value: str) -> str | None:
+    """Return what to write instead of VALUE, which other launchers take for OPTION, if known."""
+    import re  # only for a mistake
+
+    word = value.strip().lower()
+    for name, pattern, says in _VALUES:
+        if name == option and re.fullmatch(pattern, word):
+            return says
+    return None
 
 
 def find(typed: str, value: str = "") -> str | None:

@@ -27,6 +27,7 @@ from fleetrun.sinks.stderr import Messages
 from fleetrun.sources.watch import Watch
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
@@ -238,7 +239,13 @@ def _run(
         )
         prefix = colors.prefix(is_coloured=is_coloured)
         messages.preface = lambda: hide(_preface(plan, request, prefix, has_links=rundir.has_links))
-        console = Console(plan, shown, say=messages.say, is_prompt=stdin(plan).is_terminal)
+        console = Console(
+            plan,
+            shown,
+            say=messages.say,
+            pattern=_pattern(request),
+            is_prompt=stdin(plan).is_terminal,
+        )
         times = OutputTimes(plan, folder)
         sinks: tuple[Sink, ...] = (
             messages,
@@ -489,6 +496,15 @@ def _shown(plan: LaunchPlan, request: Request) -> tuple[int, ...]:
         for index in trainers
         if (rank := plan.processes[index].rank) is not None and rank.rank in wanted
     )
+
+
+def _pattern(request: Request) -> re.Pattern[bytes] | None:
+    """Return what the lines that the console shows have in them; None: anything."""
+    if request.log_filter is None:
+        return None
+    import re  # few launches have it
+
+    return re.compile(request.log_filter.encode(errors="surrogateescape"))
 
 
 def _preface(plan: LaunchPlan, request: Request, prefix: str, *, has_links: bool) -> str:

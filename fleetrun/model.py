@@ -122,6 +122,8 @@ class Request(NamedTuple):
     hang_timeout_s: float = 0.0
     log_dir: str = "log"
     log_level: str = "info"
+    # Whether standard error has a file of its own.
+    redirects: bool = False
     log_overwrite: bool = False
     log_keep: int = 20
     # tail, all; None: logs stay where they are.
@@ -134,6 +136,8 @@ class Request(NamedTuple):
     metrics_port: int | None = None
     ui: bool = False
     tee: str | None = None
+    # A regular expression of the lines that the console shows; None: all.
+    log_filter: str | None = None
     # The rank that reads our standard input, or `none`; None: the one that is shown.
     stdin: str | None = None
     # The ranks that wait for a debugger: all, or numbers with commas.
@@ -354,7 +358,8 @@ class RankSpec(NamedTuple):
 class ProcessSpec(NamedTuple):
     """One process to start: `env` is added to the launcher's own environment, `unset` is removed.
 
-    `log` is the file's name in the run directory; the job is done when all `essential` ones are.
+    `log` is the file's name in the run directory, `error_log` that of standard error ("": the
+    same); the job is done when all `essential` ones are.
     """
 
     name: str
@@ -368,6 +373,7 @@ class ProcessSpec(NamedTuple):
     cpus: tuple[int, ...] = ()
     # Before it starts, one endpoint of each group must listen.
     awaits: tuple[tuple[Endpoint, ...], ...] = ()
+    error_log: str = ""
 
 
 class Rules(NamedTuple):

@@ -38,6 +38,8 @@ GROUPS = (COMMON, STRATEGY, DEVICES, HOSTS, JOB, SERVERS, ABOUT, PADDLE, LATER)
 _HYPHENATED = ("dry_run", "from_manifest")
 # Optional values that nobody calls a script: of --help nothing behind it is looked at anyway.
 _OWN_WORDS = frozenset(("help", "color"))
+# Nor these, whose words are numbers.
+_RANKS = frozenset(("tee", "redirects"))
 # Paddle adds the host's place to this one.
 FIXED_PORT = "FLAGS_FIXED_PORT"
 # Neither a time nor a count is larger.
@@ -120,7 +122,7 @@ class RawOption(NamedTuple):
         except ValueError as error:
             from fleetrun import hints  # only for a mistake
 
-            hint = hints.VALUES.get((self.option.name, self.raw.strip().lower()))
+            hint = hints.of_value(self.option.name, self.raw)
             raise UsageError(self.blame(hint or str(error))) from None
 
     @property
@@ -158,10 +160,12 @@ def is_boolean_text(word: str) -> bool:
 def is_rank_list(word: str) -> bool:
     """Whether WORD can only be meant for --tee: all, or numbers, commas and ranges.
 
-    >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("train.py")
-    (True, True, False)
+    torchrun's 0:3 for its options of these names, too.
+
+    >>> is_rank_list("all"), is_rank_list("0,2-3"), is_rank_list("0:3"), is_rank_list("train.py")
+    (True, True, True, False)
     """
-    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-"))
+    return word == "all" or (word[:1].isdigit() and not word.strip("0123456789,-:"))
 
 
 def takes_next(option: Option, word: str) -> bool:
@@ -174,8 +178,8 @@ def takes_next(option: Option, word: str) -> bool:
         return False
     if option.kind == "bool":
         return is_boolean_text(word)
-    if option.name == "tee":
-        return is_rank_list(word)
+    if option.name in _RANKS:
+        return is_rank_list(word) or (option.words != () and is_boolean_text(word))
     if option.name in _OWN_WORDS:
         return word in option.words
     return option.bare is None
@@ -327,6 +331,27 @@ TABLE: tuple[Option, ...] = (
         "Show these ranks' output on the console: all, or 0,3 or 0-3. Without it: rank 0.",
         metavar="RANKS",
         bare="all",
+    ),
+    Option(
+        "redirects",
+        "choice",
+        JOB,
+        "Write standard error to files of its own, workererr.N beside workerlog.N, for all ranks. "
+        "The console shows both.",
+        metavar="BOOL",
+        default="false",
+        words=("false", "true"),
+        # As torchrun writes them.
+        synonyms=(("0", "false"), ("3", "true"), ("no", "false"), ("yes", "true")),
+        bare="true",
+    ),
+    Option(
+        "log_filter",
+        "text",
+        JOB,
+        "Show on the console only lines with a match of this regular expression, of the ranks that "
+        "--tee names. The logs have all lines.",
+        metavar="PATTERN",
     ),
     Option(
         "ui",

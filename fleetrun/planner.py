@@ -85,20 +85,25 @@ def plan(request: Request, facts: Facts, share: Share, roster: Roster) -> Launch
     mine = [process.spec for process in layout.processes]
     commands, debug_notes = _commands(request, facts, mine)
     variables, masks, notes = _bound(request, facts, mine, env.ranks)
+    logs = [
+        process.log if roster.shared_logs is None else names.shared_log(process.spec)
+        for process in layout.processes
+    ]
     processes = tuple(
         ProcessSpec(
             name=process.name,
             argv=argv,
             env=own,
             unset=unset,
-            log=process.log if roster.shared_logs is None else names.shared_log(process.spec),
+            log=log,
             essential=process.essential,
             rank=process.spec,
             cpus=cpus,
             awaits=process.awaits,
+            error_log=names.error_log(log) if request.redirects else "",
         )
-        for process, argv, own, unset, cpus in zip(
-            layout.processes, commands, variables, env.unset, masks, strict=True
+        for process, log, argv, own, unset, cpus in zip(
+            layout.processes, logs, commands, variables, env.unset, masks, strict=True
         )
     )
     # Among equals the last rank has the longest numbers, and nothing else differs.

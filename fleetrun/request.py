@@ -182,6 +182,7 @@ def resolve(
         hang_timeout_s=chosen["hang_timeout_s"].of(float) or 0.0,
         log_dir=chosen["log_dir"].of(str) or "log",
         log_level=chosen["log_level"].of(str) or "info",
+        redirects=chosen["redirects"].value == "true",
         log_overwrite=chosen["log_overwrite"].value is True,
         log_keep=chosen["log_keep"].of(int) or 1,
         gather_logs=chosen["gather_logs"].of(str),
@@ -190,6 +191,7 @@ def resolve(
         metrics_period_s=chosen["metrics_period_s"].of(float) or 0.0,
         metrics_port=chosen["metrics_port"].of(int),
         tee=_ranks(chosen["tee"]),
+        log_filter=_log_filter(chosen["log_filter"]),
         stdin=_reader(chosen["stdin"]),
         debug=_ranks(chosen["debug"]),
         wrap=_wrap(chosen["wrap"]),
@@ -722,12 +724,33 @@ def _rank_list(found: ResolvedOption, parts: tuple[str, ...]) -> str:
     for part in parts:
         first, dash, last = part.partition("-")
         if not (first.isdecimal() and (not dash or last.isdecimal())):
-            raise UsageError(found.given.blame("give all, or ranks such as 0,3 or 0-3."))
+            from fleetrun import hints  # only for a mistake
+
+            hint = hints.of_value(found.given.option.name, found.given.raw)
+            raise UsageError(found.given.blame(hint or "give all, or ranks such as 0,3 or 0-3."))
         low, high = int(first), int(last or first)
         if not low <= high < _MOST_RANKS:
             raise UsageError(found.given.blame(f"{part} is no range of ranks."))
         ranks.extend(range(low, high + 1))
     return ",".join(map(str, dict.fromkeys(ranks)))
+
+
+def _log_filter(found: ResolvedOption) -> str | None:
+    """Return the regular expression of the lines that the console shows."""
+    text = found.of(str) or ""
+    if not text:
+        return None
+    if options.is_rank_list(text):
+        raise UsageError(
+            found.given.blame(f"give a regular expression; --tee={text} chooses ranks.")
+        )
+    import re  # few launches have it
+
+    try:
+        re.compile(text.encode(errors="surrogateescape"))
+    except (re.error, OverflowError) as error:
+        raise UsageError(found.given.blame(f"this is no regular expression ({error}).")) from None
+    return text
 
 
 def _wrap(found: ResolvedOption) -> str | None:

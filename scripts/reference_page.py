@@ -40,7 +40,8 @@ FILES = """
 Each launch has a run directory, `{runs}/TIME-JOB-PID` in the log folder (`log`, or `--log_dir`),
 and links to the newest one beside it: `{latest}`, `workerlog.N` and so on.
 [Logs](logs.md) says how they are read and kept. `{{rank}}` is the number of a trainer, or as in
-`server.0`; `{{log}}` is {logs} with a number. A JSON document, or each line
+`server.0`; `{{log}}` is {logs} with a number, and with
+--redirects {errors} for standard error. A JSON document, or each line
 of one that ends in `.jsonl`, has its schema's number under `schema`, which goes up when a key
 changes its meaning or goes away.
 """
@@ -104,11 +105,12 @@ def files() -> str:
     from fleetrun.records import names
 
     logs = ", ".join(f"`{name}`" for name in names.LOGS.values())
+    errors = ", ".join(f"`{name.removesuffix('log')}err`" for name in names.LOGS.values())
     rows = (
         (f"`{one.name}`", one.writer, words(one.reader), str(one.schema or ""), words(one.meaning))
         for one in names.FILES
     )
-    head = FILES.format(runs=names.RUNS, latest=names.LATEST, logs=logs)
+    head = FILES.format(runs=names.RUNS, latest=names.LATEST, logs=logs, errors=errors)
     made = table(("file", "written by", "read by", "schema", "what it has"), rows)
     return head + made + FOLDERS.format(gathered=names.GATHERED)
 

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from fleetrun import argv, hints, options
+from fleetrun import argv, hints, options, request
 from fleetrun.commands import parser
 from fleetrun.errors import UsageError
 
@@ -118,9 +118,10 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
         (["--host-discovery-script=x.sh"], "--nnodes=MIN:MAX and --master=HOST:PORT"),
         (["--shutdown-timeout=30"], "--grace=30"),
         (["--role=trainer"], "leave it out"),
-        (["--redirects=3"], "every rank has a file of its own there, with both streams in it"),
-        (["-r", "3"], "here that is --log_dir"),
-        (["--duplicate-stdout-filters=loss"], "`fleetrun logs -f --grep=PATTERN`"),
+        (["-r", "3"], "write --redirects"),
+        (["-t", "3"], "write --tee=all, or --tee=0,3"),
+        (["--local-ranks-filter=0,1"], "here that is --tee=0,1"),
+        (["--duplicate-stdout-filters=loss"], "--tee=all --log_filter=PATTERN"),
         (["--enable_each_rank_log=logs"], "--log_dir"),
         (["--slots-per-host=8"], "--nproc_per_node=8"),
         (["--num_cpu_threads_per_process=4"], "--env OMP_NUM_THREADS=N"),
@@ -128,6 +129,41 @@ def test_what_a_hint_tells_to_write_can_be_written() -> None:
 )
 def test_what_works_by_now_is_not_said_to_be_for_later(words: list[str], says: str) -> None:
     assert says in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--redirects=1"], "give true (torchrun's 3), for all ranks and both streams"),
+        (["--redirects", "1:3,0:1"], "--tee=0,3 chooses the ranks that the console shows"),
+        (["--redirects=maybe"], "give one of false, true."),
+        (["--tee=0:3"], "it takes ranks, or all"),
+        (["--tee", "0:3,1:1"], "it takes ranks, or all"),
+        (["--log_filter=0,2-3"], "--tee=0,2-3 chooses ranks"),
+        (["--log_filter=(loss"], "this is no regular expression"),
+    ],
+)
+def test_torchruns_values_of_options_that_are_called_the_same_here_are_answered(
+    words: list[str], says: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        request.resolve(argv.split([*words, "train.py"]), {}, None)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_on"),
+    [
+        (["--redirects", "3"], True),
+        (["--redirects"], True),
+        (["--redirects=true"], True),
+        (["--redirects", "0"], False),
+        ([], False),
+    ],
+)
+def test_redirects_are_asked_for_as_torchrun_does(words: list[str], *, is_on: bool) -> None:
+    found = request.resolve(argv.split([*words, "train.py"]), {}, None)
+    assert (found.redirects, found.script.target) == (is_on, "train.py")
 
 
 def test_a_word_that_is_ours_is_no_hint() -> None:

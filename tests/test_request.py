@@ -79,6 +79,8 @@ VALUES = {
     "ips": ("10.0.0.1", "10.0.0.2"),
     "log_dir": ("one", "two"),
     "tee": ("0", "1"),
+    "redirects": ("true", "false"),
+    "log_filter": ("loss", "Error"),
     "quiet": ("true", "false"),
     "banner": ("full", "none"),
     "color": ("always", "never"),

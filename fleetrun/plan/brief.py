@@ -124,8 +124,8 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
 def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
     """Name the log files of this host's PROCESSES, in as many words as there is room for."""
     names: dict[str, list[str]] = {}
-    for process in processes:
-        names.setdefault(process.log.rstrip("0123456789"), []).append(process.log)
+    for log in [log for one in processes for log in (one.log, one.error_log) if log]:
+        names.setdefault(log.rstrip("0123456789"), []).append(log)
     starts = [f"{start}N" for start in names]
     ways = ["/"]
     if len(names) == 1:

@@ -195,7 +195,8 @@ def _node_lines(
             lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
         if process.cpus:
             lines += _hanging("    cpus", affinity.listed(process.cpus), 14)
-        lines += _hanging("    log", visible(_under(plan.run_dir, process.log)), 14)
+        logs = [process.log, *filter(None, (process.error_log,))]
+        lines += _hanging("    log", visible(_under(plan.run_dir, " and ".join(logs))), 14)
         own = {name: value for name, value in process.env.items() if name not in common}
         if own:
             lines.append("    environment")
@@ -252,6 +253,7 @@ def _json_node(plan: LaunchPlan, *, here: bool) -> dict[str, object]:
                 "env": {name: secrets.redact(name, value) for name, value in process.env.items()},
                 "unset": list(process.unset),
                 "log": process.log,
+                "error_log": process.error_log or None,
                 "essential": process.essential,
                 "rank": _json_rank(process.rank),
                 "cpus": list(process.cpus),

@@ -123,7 +123,7 @@ def _start(plan: LaunchPlan, process: ProcessSpec) -> str:
         *(f"-u {quoted(name)}" for name in process.unset),
         *_assignments(process.env),
         " ".join(argv),
-        f"</dev/null >>{quoted(_log(plan, process))} 2>&1 &",
+        f"</dev/null >>{quoted(_log(plan, process))} {_errors(plan, process)} &",
     ]
     return " \\\n  ".join(words)
 
@@ -142,6 +142,13 @@ def _is_shell_name(name: str) -> bool:
 
 def _log(plan: LaunchPlan, process: ProcessSpec) -> str:
     return f"{plan.run_dir}/{process.log}"
+
+
+def _errors(plan: LaunchPlan, process: ProcessSpec) -> str:
+    """Return where standard error goes."""
+    if not process.error_log:
+        return "2>&1"
+    return f"2>>{quoted(f'{plan.run_dir}/{process.error_log}')}"
 
 
 def quoted(text: str) -> str:

@@ -54,7 +54,8 @@ def examine(plan: LaunchPlan, exits: tuple[Exited, ...]) -> tuple[Exited, ...]:
 
 
 def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: bool) -> Exited:
-    path = plan.processes[exited.process].env.get(variables.ERROR_FILE, "")
+    spec = plan.processes[exited.process]
+    path = spec.env.get(variables.ERROR_FILE, "")
     error = _error(path, exited)
     asked = None if error else _error(names.exit_note(path), exited)
     if error is not None:
@@ -64,7 +65,7 @@ def _examined(plan: LaunchPlan, exited: Exited, step: int | None, *, with_log: b
     else:
         late_s = _SEEN_AFTER_S if exited.status.signum in _OWN_SIGNALS else 0.0
         exited = exited._replace(failed_at=exited.at - late_s)
-    words = lastlines.last_lines(_log(plan, exited)) if with_log else []
+    words = lastlines.of(names.log_paths(plan, spec, exited.attempt))[0] if with_log else []
     said = words if lastlines.explains(words) else words[-_LAST:]
     if error is not None:
         said = [f"{error.kind}: {error.message}", error.stack]
@@ -78,10 +79,6 @@ def _with_last_lines(exited: Exited, words: list[str]) -> Exited:
     if exited.status.code in _SHELL_REFUSALS:
         no_retry = "its command cannot be run."
     return exited._replace(no_retry=no_retry, last_words=words[-1] if words else "")
-
-
-def _log(plan: LaunchPlan, exited: Exited) -> str:
-    return lastlines.tail(names.log_path(plan, plan.processes[exited.process], exited.attempt))
 
 
 def _read(path: str, attempt: int) -> ErrorReport | None:

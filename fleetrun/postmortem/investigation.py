@@ -78,9 +78,8 @@ def investigate(plan: LaunchPlan, outcome: Outcome, before: Baseline) -> Investi
 
 def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baseline) -> Culprit:
     spec = plan.processes[exited.process]
-    log = names.log_path(plan, spec, exited.attempt)
     failed_at = exited.at if exited.failed_at is None else exited.failed_at
-    words, source, error = last_lines_of(plan, exited)
+    words, log, source, error = last_lines_of(plan, exited)
     said = "\n".join(words)
     known = causes.recognise(said) or causes.recognise_loader(said, lastlines.tail(log))
     mute = kernelfacts.unwritable(os.path.dirname(log))
@@ -106,11 +105,15 @@ def _culprit(plan: LaunchPlan, outcome: Outcome, exited: Exited, before: Baselin
     )
 
 
-def last_lines_of(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, ErrorReport | None]:
-    """Return the last lines of a process, the file that has them, and its error, if it left one."""
+def last_lines_of(
+    plan: LaunchPlan, exited: Exited
+) -> tuple[list[str], str, str, ErrorReport | None]:
+    """Return the last lines of a process, its log, the file that has them, and its error, if any.
+
+    Where standard error has a log of its own, it is the one that says more of the failure.
+    """
     spec = plan.processes[exited.process]
-    log = names.log_path(plan, spec, exited.attempt)
-    words = lastlines.last_lines(lastlines.tail(log))
+    words, log = lastlines.of(names.log_paths(plan, spec, exited.attempt))
     source = log
     error = None
     path = spec.env.get(variables.ERROR_FILE)
@@ -123,7 +126,7 @@ def last_lines_of(plan: LaunchPlan, exited: Exited) -> tuple[list[str], str, Err
             reported = error.stack.rstrip().split("\n") if error.stack else []
             reported = lastlines.shorten(reported) or error.raw.strip().split("\n")[:_RAW_LINES]
             words, source = (reported, path) if any(reported) else (words, source)
-    return words, source, error
+    return words, log, source, error
 
 
 def _shared_memory(exited: Exited, known: KnownFailure | None) -> list[str]:
@@ -196,8 +199,8 @@ def _victims(plan: LaunchPlan, outcome: Outcome, culprit: Exited) -> tuple[Victi
         elif unread:
             unread -= 1
             spec = plan.processes[one.process]
-            log = lastlines.tail(names.log_path(plan, spec, one.attempt))
-            known = causes.recognise("\n".join(lastlines.last_lines(log)))
+            words, _ = lastlines.of(names.log_paths(plan, spec, one.attempt))
+            known = causes.recognise("\n".join(words))
             how = "peer lost" if known and known.name in causes.LOST else ""
         found.append(Victim(one, max(one.at - failed_at, 0.0), how))
     return tuple(found)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fleetrun.records import reading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TAIL_BYTES = 64 * 1024
 # A traceback is shown whole up to here; without one, the last lines are enough.
@@ -22,6 +27,18 @@ _RULE = "-----"
 def tail(path: str) -> str:
     """Return the end of a file as text, whatever bytes it has; nothing if it cannot be read."""
     return (reading.content(path, _TAIL_BYTES, from_end=True) or b"").decode(errors="replace")
+
+
+def of(logs: Sequence[str]) -> tuple[list[str], str]:
+    """Return the last lines of the LOGS of a process, and the log that has them.
+
+    They are those of standard error, the last of LOGS, unless only standard output explains more.
+    """
+    found = [(last_lines(tail(log)), log) for log in reversed(logs)]
+    return next(
+        (one for one in found if explains(one[0])),
+        next((one for one in found if one[0]), found[-1]),
+    )
 
 
 def last_lines(text: str) -> list[str]:

@@ -8,7 +8,8 @@ which they usually come, and what else their lines have:
 - `launched`: `job_id`, `mode`, `engine`, `generation`, `node_rank`, `processes` (how many are
   started here), `launcher_pid`. Always the first.
 - `ready`: what a `process` of an `attempt` waited for before its start is there.
-- `started`: `pid`, and `log`, the file of the run directory that it writes to.
+- `started`: `pid`, `log`, the file of the run directory that it writes to, and `error_log`, that of
+  standard error (null: the same).
 - `noticed`: `what` (stopped, continued, straggler, stacks, went on, ended, task lost), `who`
   (labels), `text`.
 - `stacks wanted`: somebody sent SIGQUIT.

@@ -39,6 +39,8 @@ LOGS = {
     "HETER_TRAINER": "heterlog",
     "COORDINATOR": "coordinatorlog",
 }
+# And where standard error has a file of its own.
+LOG_NAMES = (*LOGS.values(), *[log.removesuffix("log") + "err" for log in LOGS.values()])
 _MARKER = re.compile(r"\.host-[0-9a-f]{16}")
 # The folders of all hosts but the first in the run directory that they share.
 _NODE = re.compile(r"node\d{1,7}(\.\d{1,7})?")
@@ -126,6 +128,16 @@ def run_name(run_dir: str) -> str:
 def shared_log(spec: RankSpec) -> str:
     """Name the log of a rank in a folder that has those of all hosts."""
     return f"{LOGS[spec.role]}.{spec.rank}"
+
+
+def error_log(log: str) -> str:
+    """Name the file for standard error where LOG is that for standard output.
+
+    >>> error_log("workerlog.3")
+    'workererr.3'
+    """
+    role, dot, number = log.rpartition(".")
+    return f"{role.removesuffix('log')}err{dot}{number}"
 
 
 def rank_name(spec: RankSpec) -> str:
@@ -230,8 +242,14 @@ def shortened(size: int, left: int) -> bytes:
 
 
 def log_path(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> str:
-    """Return where an attempt's output goes."""
+    """Return where an attempt's standard output goes."""
     return run_path(plan, log_name(spec.log, attempt))
+
+
+def log_paths(plan: LaunchPlan, spec: ProcessSpec, attempt: int) -> tuple[str, ...]:
+    """Return where an attempt's output goes: one file, or one of each stream, error's second."""
+    logs = (spec.log, spec.error_log) if spec.error_log else (spec.log,)
+    return tuple([run_path(plan, log_name(log, attempt)) for log in logs])
 
 
 def unwritable(folder: str, why: str | None) -> str:

@@ -2,8 +2,8 @@
 
 `schema`, `job_id`, `mode`, `engine`, `generation`, `node_rank`, `nodes`, `cwd`, `rules`, `notes`,
 `env` (what all processes are given) and the `processes`: `name`, `rank` (null: none), `argv`, `env`
-(what only this one is given), `unset`, `cpus`, `devices` (as `gpu:0`), `log`, `essential`,
-`awaits` (groups of endpoints).
+(what only this one is given), `unset`, `cpus`, `devices` (as `gpu:0`), `log`, `error_log` (of
+standard error; null: it is in `log`), `essential`, `awaits` (groups of endpoints).
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def write(folder: Folder, plan: LaunchPlan, hide: Callable[[str], str] = str) ->
                     for device in (spec.rank.devices if spec.rank else ())
                 ],
                 "log": spec.log,
+                "error_log": spec.error_log or None,
                 "essential": spec.essential,
                 "awaits": [[str(one) for one in group] for group in spec.awaits],
             }

@@ -21,7 +21,7 @@ _LOSS = re.compile(rb"(?i)(?<![a-z])loss(?:[ \]:=,'\"]|\bis\b){1,6}(%b)" % _NUMB
 
 
 # So much of a log's end is looked at.
-TAIL = 8192
+_TAIL = 8192
 
 
 class Progress(NamedTuple):
@@ -55,6 +55,12 @@ def of(text: bytes, pattern: re.Pattern[bytes] | None = None) -> Progress:
     return Progress(step, loss, lines[-1].decode(errors="replace").strip())
 
 
+def tail(log: LogRecord) -> bytes:
+    """Return the end of LOG; of two files, that of the one written to last comes last."""
+    paths = sorted(log.paths, key=reading.written_at)
+    return b"\n".join(reading.content(path, _TAIL, from_end=True) or b"" for path in paths)
+
+
 def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
     """Return when the heartbeat of the process of LOG was written, and its step.
 
@@ -72,7 +78,7 @@ def beaten(run_dir: str, log: LogRecord) -> tuple[float, int] | None:
 
 def read(run_dir: str, log: LogRecord, pattern: re.Pattern[bytes] | None = None) -> Progress:
     """Return the progress by the heartbeat and the end of LOG."""
-    said = of(reading.content(log.path, TAIL, from_end=True) or b"", pattern)
+    said = of(tail(log), pattern)
     beat = beaten(run_dir, log)
     return said if beat is None else said._replace(step=beat[1])
 

@@ -47,6 +47,14 @@ def piece(path: str, begin: int, length: int) -> bytes:
         return b""
 
 
+def written_at(path: str) -> float:
+    """Return when the file PATH was last written to, in seconds since 1970; 0: nobody knows."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
 def parse(text: bytes | None) -> dict[str, Any] | None:
     """Return the JSON object that TEXT is; None if it is none."""
     if text is None:

@@ -25,11 +25,18 @@ class LogRecord(NamedTuple):
     signal: str = ""
     # Whether it ended badly before anybody was asked to end.
     has_failed: bool = False
+    # The file of standard error; nothing: it is in the other one.
+    error_path: str = ""
 
     @property
     def label(self) -> str:
         """Return how users think of the process: `rank 3`."""
         return names.label_of(self.process)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Return the files with its output, standard output's first."""
+        return (self.path, self.error_path) if self.error_path else (self.path,)
 
 
 class Run(NamedTuple):
@@ -73,9 +80,11 @@ def read(path: str) -> Run:
                 finished = event
             case "started":
                 log = _log(event, plan)
+                errors = _name(event.more.get("error_log"))
                 if log:
                     logs[key] = LogRecord(
                         path=os.path.join(path, log),
+                        error_path=errors and os.path.join(path, errors),
                         process=event.process,
                         rank=event.rank,
                         attempt=event.attempt,
@@ -120,7 +129,13 @@ def _log(event: eventfile.EventRecord, plan: planfile.PlanRecord | None) -> str:
         # Written by an older fleetrun.
         found = [one.log for one in plan.processes if one.name == event.process]
         log = names.log_name(found[0], event.attempt) if found else ""
-    return "" if os.path.basename(log) != log else log
+    return _name(log)
+
+
+def _name(found: object) -> str:
+    """Return the name of a file of the run directory, and no path elsewhere."""
+    name = reading.text(found)
+    return "" if os.path.basename(name) != name else name
 
 
 def is_running(path: str) -> bool:

@@ -168,7 +168,7 @@ class FetchedLogs:
             path = os.path.join(self._run.path, folder)
             for name in os.listdir(path) if os.path.isdir(path) else ():
                 base, _, number = name.partition(".")
-                if base in names.LOGS.values() and number.isdecimal():
+                if base in names.LOG_NAMES and number.isdecimal():
                     wanted[name] = os.path.join(run, folder, name)
         log_fd = enter(self._log_dir)
         try:

@@ -24,7 +24,7 @@ PART = 1 << 16
 # Names of a run and of its files; a file may be in one folder.
 RUN = re.compile(r"\w[\w.-]{1,200}")
 FILE = re.compile(r"(gathered/)?\.?\w[\w.-]{0,200}")
-_LOG = re.compile(rf"(gathered/)?({'|'.join(names.LOGS.values())})\.")
+_LOG = re.compile(rf"(gathered/)?({'|'.join(names.LOG_NAMES)})\.")
 
 
 def find(folder: str, pid: int) -> str | None:

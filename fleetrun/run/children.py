@@ -35,8 +35,9 @@ class Order(NamedTuple):
 
     argv: tuple[str, ...]
     env: Mapping[bytes, bytes]
-    # The descriptor of its output file, in the process that starts it.
+    # The descriptors of its output files, in the process that starts it.
     output: int
+    errors: int
     takes_our_stdin: bool
     default_signals: Sequence[int]
     # The processors that it may run on; empty: all.
@@ -95,7 +96,7 @@ def start(order: Order) -> int:
     """Start a process and return its id; raises OSError or ValueError."""
     actions: list[tuple[int, int, str, int, int] | tuple[int, int, int]] = [
         (os.POSIX_SPAWN_DUP2, order.output, 1),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
+        (os.POSIX_SPAWN_DUP2, order.errors, 2),
     ]
     if not order.takes_our_stdin:
         actions.append((os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0))

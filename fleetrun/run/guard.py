@@ -76,7 +76,7 @@ class Guard:
     def start(self, order: Order) -> int:
         """Start a process and return its id; raises OSError or ValueError."""
         try:
-            self._ask("start", tuple(order), file=order.output)
+            self._ask("start", tuple(order), files=(order.output, order.errors))
             kind, value = self._answer()
         except _GuardLost as lost:
             if lost.was_received:
@@ -175,7 +175,7 @@ class Guard:
             with contextlib.suppress(OSError):
                 self._watcher = _fork(lambda: self._be_watcher(launcher))
 
-    def _ask(self, *order: Any, file: int | None = None) -> None:  # noqa: ANN401 - each order's own
+    def _ask(self, *order: Any, files: tuple[int, ...] = ()) -> None:  # noqa: ANN401 - each order's own
         if self._has_ended:
             raise _GuardLost(was_received=False)
         text = marshal.dumps(order)
@@ -187,13 +187,13 @@ class Guard:
                 self._continue()
                 continue
             try:
-                rest = rest[_send(self._socket, rest, file) :]
+                rest = rest[_send(self._socket, rest, files) :]
             except BlockingIOError:
                 continue
             except ConnectionError:
                 self._take_over()
                 raise _GuardLost(was_received=False) from None
-            file = None
+            files = ()
 
     def _answer(self, seconds: float | None = None) -> Any:  # noqa: ANN401 - each order's own
         """Return its answer; take over when it has ended, or does not answer within SECONDS."""
@@ -397,7 +397,9 @@ class _Service:
         match order, values:
             case "start", [order]:
                 try:
-                    pid = children.start(children.Order._make(order)._replace(output=fds[0]))
+                    output, errors = fds
+                    received = children.Order._make(order)
+                    pid = children.start(received._replace(output=output, errors=errors))
                 except OSError as error:
                     self._say(("refused", error.errno))
                 except ValueError as error:
@@ -442,22 +444,23 @@ class _Service:
         self._orders.sendall(len(text).to_bytes(_LENGTH, "little") + text)
 
 
-def _send(to: _socket.socket, text: memoryview, file: int | None) -> int:
-    """Send what fits of TEXT now, and the descriptor FILE with it; return the number of bytes."""
-    if file is None:
+def _send(to: _socket.socket, text: memoryview, files: tuple[int, ...]) -> int:
+    """Send what fits of TEXT now, and the descriptors FILES with it; return the number of bytes."""
+    if not files:
         return to.send(text)
-    number = file.to_bytes(_INT, sys.byteorder)
-    return to.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, number)])
+    numbers = b"".join(file.to_bytes(_INT, sys.byteorder) for file in files)
+    return to.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
 
 
 def _receive(sender: _socket.socket, length: int) -> tuple[bytes, list[int]]:
     """Return up to LENGTH bytes, and the descriptors that came with them."""
-    space, flags = _socket.CMSG_SPACE(_INT), _socket.MSG_CMSG_CLOEXEC
+    space, flags = _socket.CMSG_SPACE(2 * _INT), _socket.MSG_CMSG_CLOEXEC
     text, more, _, _ = sender.recvmsg(length, space, flags)
     return text, [
-        int.from_bytes(data[:_INT], sys.byteorder)
+        int.from_bytes(data[at : at + _INT], sys.byteorder)
         for level, kind, data in more
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+        for at in range(0, len(data), _INT)
     ]
 
 

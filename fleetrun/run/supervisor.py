@@ -559,7 +559,7 @@ class Supervisor:
             index=index,
             attempt=attempt,
             env=worker.environment(self._base_env, spec, {variables.JOB: self._marker}),
-            log=names.log_path(self._plan, spec, attempt),
+            logs=names.log_paths(self._plan, spec, attempt),
             default_signals=self._default_signals,
             guard=self._guard,
             folder=self._folder,

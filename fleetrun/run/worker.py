@@ -171,8 +171,9 @@ def claim(plan: LaunchPlan, attempt: int, folder: Folder) -> None:
         folder.write(os.path.basename(path), text)
     for path, target in plan.links.items():
         point(os.path.basename(path), target, folder.fd)
-    for spec in plan.processes:
-        fd = folder.append(os.path.basename(names.log_path(plan, spec, attempt)), SHARED)
+    logs = [log for spec in plan.processes for log in names.log_paths(plan, spec, attempt)]
+    for log in logs:
+        fd = folder.append(os.path.basename(log), SHARED)
         try:
             size = os.fstat(fd).st_size
             try:
@@ -189,26 +190,30 @@ def spawn(
     index: int,
     attempt: int,
     env: Mapping[bytes, bytes],
-    log: str,
+    logs: Sequence[str],
     default_signals: Sequence[int],
     guard: Guard,
     folder: Folder,
     stdin: terminal.Stdin,
 ) -> Worker | SpawnRefusal:
-    """Start SPEC in a session of its own, its output appended to LOG, a file of FOLDER.
+    """Start SPEC in a session of its own, its output appended to LOGS, files of FOLDER.
 
     The one that reads the terminal stays in the launcher's session.
     """
+    fds: list[int] = []
     try:
-        log_fd = folder.append(os.path.basename(log), SHARED)
+        for log in logs:
+            fds.append(folder.append(os.path.basename(log), SHARED))
     except OSError as error:
+        _close(fds)
         return SpawnRefusal(_NOT_RUNNABLE, f"its log {log} cannot be written ({error.strerror}).")
     has_stdin = index == stdin.process
     has_terminal = has_stdin and stdin.is_terminal and terminal.is_foreground()
     order = Order(
         argv=tuple(spec.argv),
         env=dict(env),
-        output=log_fd,
+        output=fds[0],
+        errors=fds[-1],
         # In a session of its own it could not read a terminal.
         takes_our_stdin=has_terminal or (has_stdin and not stdin.is_terminal),
         default_signals=tuple(map(int, default_signals)),
@@ -220,7 +225,7 @@ def spawn(
     except (OSError, ValueError) as error:
         return _refusal(spec, error)
     finally:
-        os.close(log_fd)
+        _close(fds)
     try:
         made = TerminalWorker if has_terminal else Worker
         return made(index, attempt, pid, os.pidfd_open(pid), guard)
@@ -228,6 +233,11 @@ def spawn(
         os.kill(pid, signal.SIGKILL)
         guard.end(pid)
         return _refusal(spec, error)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _refusal(spec: ProcessSpec, error: OSError | ValueError) -> SpawnRefusal:

@@ -19,6 +19,8 @@ class SendLog(NamedTuple):
     attempt: int
     offset: int
     length: int = LONGEST_PART
+    # Whether the log of standard error is meant, where that has one of its own.
+    is_error_log: bool = False
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have said it."""
@@ -34,6 +36,7 @@ class LogPart(NamedTuple):
     offset: int
     size: int
     data: str
+    is_error_log: bool = False
 
     def check(self) -> None:
         """Raise ValueError where no launcher can have said it."""

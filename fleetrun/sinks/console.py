@@ -10,13 +10,14 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.records.names import label, log_path
+from fleetrun.records.names import label, log_paths
 from fleetrun.run.events import Finished, Gathered, Started
 from fleetrun.run.loop import WRITABLE
 from fleetrun.run.observers import Sink
 from fleetrun.sinks.outlet import Outlet
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable
 
     from fleetrun.model import LaunchPlan
@@ -57,13 +58,18 @@ class Feed:
     """One rank's log file, read from the console's current offset.
 
     Offsets count all bytes that the rank wrote, including those moved away by `--log_max_size`.
+    With a PREFIX, be it empty, whole lines are shown; with PATTERN only those that it is found in.
     """
 
-    def __init__(self, path: str, prefix: bytes) -> None:
+    def __init__(
+        self, path: str, prefix: bytes | None, pattern: re.Pattern[bytes] | None = None
+    ) -> None:
         self.path = path
+        self._by_lines = prefix is not None
+        self._pattern = pattern
         # Another attempt has begun, so the file does not grow any more.
         self.is_final = False
-        self._prefix = prefix
+        self._prefix = prefix or b""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._offset = 0
         self._seen = 0
@@ -80,7 +86,7 @@ class Feed:
     _is_rewound = False
 
     def take(self, *, is_last: bool, now: float, cursor: Feed | None) -> bytes:
-        """Return what to show next; with a prefix, whole lines and what stays unfinished.
+        """Return what to show next; by lines, whole ones and what stays unfinished.
 
         CURSOR is the feed whose line the console's cursor stands in.
         """
@@ -89,7 +95,7 @@ class Feed:
         if (
             size == self._seen
             and not is_last
-            and self._prefix
+            and self._by_lines
             and self._is_in_a_line
             and not is_due
         ):
@@ -108,7 +114,9 @@ class Feed:
             self._offset += len(body)
             self._is_in_a_line = False
             self.due_at = None
-            shown = self._prefixed(body, cursor) if self._prefix else body
+            if self._pattern is not None:
+                body = self._matching(body)
+            shown = self._prefixed(body, cursor) if self._by_lines else body
         return shown
 
     _is_in_a_line = False
@@ -116,7 +124,7 @@ class Feed:
     def _cut(self, *, is_last: bool, now: float) -> bytes:
         """Return the next piece as the rank wrote it; nothing while a line is to be completed."""
         chunk = self._read(_CHUNK)
-        if not self._prefix:
+        if not self._by_lines:
             return chunk
         end = chunk.rfind(b"\n") + 1
         if not end and len(chunk) == _CHUNK:
@@ -124,9 +132,12 @@ class Feed:
             end = chunk.find(b"\n") + 1
             if not end and len(chunk) == _LONGEST_LINE:
                 return chunk
-        end = end or chunk.rfind(b"\r") + 1
+        if self._pattern is None:
+            end = end or chunk.rfind(b"\r") + 1
         if end or is_last:
             return chunk[: end or len(chunk)]
+        if self._pattern is not None:
+            return b""
         import re  # only for those who want it
 
         whole = re.sub(_CUT_SHORT, b"", chunk)
@@ -134,6 +145,12 @@ class Feed:
             self.due_at = now + _UNFINISHED_S if whole else None
             return b""
         return whole if self.due_at <= now else b""
+
+    def _matching(self, body: bytes) -> bytes:
+        """Return the lines of BODY that the pattern is found in, as they stood at their end."""
+        assert self._pattern is not None
+        lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in body.split(b"\n")]
+        return b"".join(line + b"\n" for line in lines if line and self._pattern.search(line))
 
     def _prefixed(self, body: bytes, cursor: Feed | None) -> bytes:
         """Return BODY with the prefix before each line, and before what is written over one."""
@@ -161,7 +178,7 @@ class Feed:
     @property
     def is_open(self) -> bool:
         """Whether the line that was shown last is unfinished."""
-        return bool(self._prefix) and self._is_open
+        return self._by_lines and self._is_open
 
     def _read(self, length: int) -> bytes:
         """Read what comes next, from the archives and from the file."""
@@ -206,7 +223,7 @@ class Feed:
 class Console(Sink):
     """Shows those processes of a plan that SHOWN returns; lines get a prefix if there are several.
 
-    IS_PROMPT: one of them reads the terminal.
+    PATTERN: only lines that it is found in. IS_PROMPT: one of the processes reads the terminal.
     """
 
     def __init__(
@@ -215,8 +232,10 @@ class Console(Sink):
         shown: Callable[[LaunchPlan], tuple[int, ...]],
         *,
         say: Callable[[str], None],
+        pattern: re.Pattern[bytes] | None = None,
         is_prompt: bool = False,
     ) -> None:
+        self._pattern = pattern
         self._choose = shown
         self._begin(plan, 0)
         # A user types, and waits for the answer.
@@ -267,7 +286,8 @@ class Console(Sink):
 
     def shows(self, process: int) -> bool:
         """Whether who reads the launcher's lines sees all output of PROCESS, and no other's."""
-        return self._shown == (process,) and not self._outlet.is_closed and _are_one_file(1, 2)
+        is_whole = self._shown == (process,) and self._pattern is None
+        return is_whole and not self._outlet.is_closed and _are_one_file(1, 2)
 
     def close(self) -> None:
         """Stop."""
@@ -294,7 +314,7 @@ class Console(Sink):
         """Open the feeds of a generation."""
         self._plan = plan
         self._shown = self._choose(plan)
-        self._logs = {i: log_path(plan, plan.processes[i], attempt) for i in self._shown}
+        self._logs = {i: log_paths(plan, plan.processes[i], attempt) for i in self._shown}
 
     # Reading ------------------------------------------------------------------------------------
 
@@ -302,9 +322,13 @@ class Console(Sink):
         if self._is_done:
             return
         spec = self._plan.processes[started.process]
-        prefix = f"[{label(spec)}] ".encode() if len(self._shown) > 1 else b""
-        log = self._logs[started.process] = log_path(self._plan, spec, started.attempt)
-        self._feeds.append(Feed(log, prefix))
+        logs = self._logs[started.process] = log_paths(self._plan, spec, started.attempt)
+        by_lines = len(logs) > 1 or self._pattern is not None
+        for log, stream in zip(logs, ("", " stderr"), strict=False):
+            prefix = b"" if by_lines else None
+            if len(self._shown) > 1:
+                prefix = f"[{label(spec)}{stream}] ".encode()
+            self._feeds.append(Feed(log, prefix, self._pattern))
         self._pump()
 
     def _pump(self) -> None:
@@ -407,7 +431,7 @@ class Console(Sink):
         """Stop showing output, and print where it is."""
         self._stop()
         if self._shown:
-            logs = list(self._logs.values())
+            logs = [log for logs in self._logs.values() for log in logs]
             where = logs[0] if len(logs) == 1 else f"{os.path.dirname(logs[0])}/"
             self._say(f"{why}; all output is in {where}")
 

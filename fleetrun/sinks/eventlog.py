@@ -80,8 +80,15 @@ class EventLog(Sink):
         match happening:
             case Started(pid=pid, at=at):
                 spec = self._plan.processes[happening.process]
-                log = names.log_name(spec.log, happening.attempt)
-                self._write("started", at, **self._process(happening), pid=pid, log=log)
+                log, *more = names.log_paths(self._plan, spec, happening.attempt)
+                self._write(
+                    "started",
+                    at,
+                    **self._process(happening),
+                    pid=pid,
+                    log=os.path.basename(log),
+                    error_log=os.path.basename(more[0]) if more else None,
+                )
             case Exited(status=status, at=at, pid=pid, fault=fault):
                 signum = status.signum
                 self._write(

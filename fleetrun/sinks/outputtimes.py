@@ -77,10 +77,10 @@ class OutputTimes(Sink):
             return
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
-            path = names.log_path(self._plan, spec, happening.attempt)
-            log = self._logs[path] = _WatchedLog(self._count, path)
-            self._count += 1
-            self._write(outputtimes.named(log.number, os.path.basename(path)))
+            for path in names.log_paths(self._plan, spec, happening.attempt):
+                log = self._logs[path] = _WatchedLog(self._count, path)
+                self._count += 1
+                self._write(outputtimes.named(log.number, os.path.basename(path)))
         elif isinstance(happening, Gathered) and happening.attempt:
             self._note()
             self._logs.clear()

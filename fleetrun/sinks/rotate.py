@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from fleetrun.errors import EnvironmentFault
 from fleetrun.model import LaunchPlan
-from fleetrun.records.names import label, log_path
+from fleetrun.records.names import label, log_paths
 from fleetrun.run import libc
 from fleetrun.run.events import Finished, Gathered, Happening, Started
 from fleetrun.run.loop import Waiting
@@ -171,7 +171,8 @@ class Rotation(Sink):
         self._follow = follow
         self._pace_s = pace_s
         self._can_collapse = False
-        self._logs: dict[int, _RotatedLog] = {}
+        # Those of each process.
+        self._logs: dict[int, list[_RotatedLog]] = {}
         self._queue: deque[_RotatedLog] = deque()
         self._has_complained = False
         self._is_over = False
@@ -198,9 +199,12 @@ class Rotation(Sink):
         if isinstance(happening, Started):
             spec = self._plan.processes[happening.process]
             self._drop(happening.process)
-            path = log_path(self._plan, spec, happening.attempt)
+            logs = self._logs[happening.process] = []
             try:
-                self._logs[happening.process] = _RotatedLog(path, label(spec))
+                logs.extend(
+                    _RotatedLog(path, label(spec))
+                    for path in log_paths(self._plan, spec, happening.attempt)
+                )
             except OSError as error:
                 self._complain(label(spec), error)
         elif isinstance(happening, Gathered):
@@ -219,8 +223,7 @@ class Rotation(Sink):
             self._drop(process)
 
     def _drop(self, process: int) -> None:
-        log = self._logs.pop(process, None)
-        if log is not None:
+        for log in self._logs.pop(process, ()):
             if log in self._queue:
                 self._queue.remove(log)
             log.close()
@@ -229,7 +232,7 @@ class Rotation(Sink):
         if self._is_over:
             return
         now = time.monotonic()
-        for log in self._logs.values():
+        for log in [log for logs in self._logs.values() for log in logs]:
             if log not in self._queue and now >= log.quiet_until:
                 try:
                     self._enlist(log)

@@ -156,7 +156,9 @@ class RunDirectory(Sink):
         """Link a process's well-known log to the one of the current attempt."""
         if isinstance(happening, Started) and self._is_first:
             spec = self._plan.processes[happening.process]
-            self._link(spec.log, names.log_path(self._plan, spec, happening.attempt))
+            paths = names.log_paths(self._plan, spec, happening.attempt)
+            for log, path in zip((spec.log, spec.error_log), paths, strict=False):
+                self._link(log, path)
         elif isinstance(happening, Gathered) and happening.attempt:
             # The same run with other ports, and maybe other ranks.
             self._plan = happening.plan
@@ -205,16 +207,18 @@ class RunDirectory(Sink):
         shared = self._plan.shared_logs
         if shared is None or not self.has_links:
             return
+        has_error_logs = any(spec.error_log for spec in self._plan.processes)
         for rank in self._plan.ranks:
             folder = shared.folders.get(rank.node_rank)
             if folder is None:
                 continue
-            name = names.shared_log(rank)
-            log = names.log_name(name, attempt)
-            theirs = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
-            with suppress(OSError):
-                os.symlink(_join(folder, theirs), log, dir_fd=self._folder.fd)
-                self._link(name, _join(self._run_dir, log))
+            own = names.shared_log(rank)
+            for name in (own, names.error_log(own)) if has_error_logs else (own,):
+                log = names.log_name(name, attempt)
+                theirs = names.log_name(name, shared.attempts.get(rank.node_rank, attempt))
+                with suppress(OSError):
+                    os.symlink(_join(folder, theirs), log, dir_fd=self._folder.fd)
+                    self._link(name, _join(self._run_dir, log))
 
     def _keep_old(self, name: str) -> None:
         """Give the file NAME, which Paddle's own launcher leaves, a second, unused name."""

@@ -79,9 +79,8 @@ class LogServer:
                 data = os.pread(fd, min(asked.length, LONGEST_PART), offset)
             finally:
                 os.close(fd)
-        return LogPart(
-            asked.process, asked.attempt, offset, size, base64.b64encode(data).decode("ascii")
-        )
+        text = base64.b64encode(data).decode("ascii")
+        return LogPart(asked.process, asked.attempt, offset, size, text, asked.is_error_log)
 
     def _path(self, asked: SendLog) -> str:
         """Return the log that is meant; no path if that is none of ours."""
@@ -92,14 +91,15 @@ class LogServer:
         wanted = ranks[asked.process]
         for spec in self.plan.processes:
             if spec.rank == wanted:
-                return names.log_path(self.plan, spec, attempt)
+                paths = names.log_paths(self.plan, spec, attempt)
+                return paths[asked.is_error_log] if asked.is_error_log < len(paths) else ""
         return ""
 
 
 class _HostLogs:
     """A host of which logs are wanted: what is left, and where the current log stands."""
 
-    def __init__(self, wanted: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, wanted: Sequence[tuple[int, int, bool]]) -> None:
         self.queue = deque(wanted)
         # The next byte that is wanted; None: the first part has not come.
         self.offset: int | None = None
@@ -182,12 +182,14 @@ class LogGatherer:
         """Begin with more hosts where few are being asked; say so when nobody is left."""
         while self._later and len(self._hosts) < _AT_ONCE:
             node = self._later.popleft()
+            has_error_logs = any(spec.error_log for spec in self.plan.processes)
             self._hosts[node] = _HostLogs(
                 [
-                    (process, attempt)
+                    (process, attempt, is_error_log)
                     for process, spec in enumerate(self.plan.ranks)
                     if spec.node_rank == node
                     for attempt in self._attempts
+                    for is_error_log in ((False, True) if has_error_logs else (False,))
                 ]
             )
             self._next(node)
@@ -201,7 +203,7 @@ class LogGatherer:
         if not host.queue:
             self._leave(node)
             return
-        process, attempt = host.queue[0]
+        process, attempt, is_error_log = host.queue[0]
         now = time.monotonic()
         pause_s = self._free_at - now
         if pause_s > 0:
@@ -210,9 +212,9 @@ class LogGatherer:
         if host.offset is None:
             offset = 0 if self._everything else -1
             length = LONGEST_PART if self._everything else names.GATHERED_BYTES
-            asked = SendLog(process, attempt, offset, length)
         else:
-            asked = SendLog(process, attempt, host.offset)
+            offset, length = host.offset, LONGEST_PART
+        asked = SendLog(process, attempt, offset, length, is_error_log)
         self._await(node, now + self._timeout_s())
         self._ask(node, asked)
 
@@ -232,7 +234,8 @@ class LogGatherer:
     def take(self, node: int, part: LogPart) -> None:
         """Take what the host NODE answers."""
         host = self._hosts.get(node)
-        if host is None or not host.queue or host.queue[0] != (part.process, part.attempt):
+        named = part.process, part.attempt, part.is_error_log
+        if host is None or not host.queue or host.queue[0] != named:
             return
         try:
             data = base64.b64decode(part.data, validate=True)
@@ -261,10 +264,12 @@ class LogGatherer:
     def _write(self, host: _HostLogs, part: LogPart, data: bytes, *, is_first: bool) -> None:
         if is_first:
             spec = self.plan.ranks[part.process]
-            if not data and part.attempt != self._attempts[-1]:
-                # It did not run then.
+            if not data and (part.is_error_log or part.attempt != self._attempts[-1]):
+                # It did not run then, or has one file.
                 return
-            name = names.log_name(names.shared_log(spec), part.attempt)
+            log = names.shared_log(spec)
+            log = names.error_log(log) if part.is_error_log else log
+            name = names.log_name(log, part.attempt)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             host.fd = os.open(name, flags, 0o666, dir_fd=self._folder_fd)
             if part.offset:
@@ -274,7 +279,7 @@ class LogGatherer:
     def _give_up(self, node: int) -> None:
         """Do without what NODE still has."""
         host = self._hosts[node]
-        ranks = dict.fromkeys(process for process, _ in host.queue)
+        ranks = dict.fromkeys(process for process, *_ in host.queue)
         self._missed += [names.spec_label(self.plan.ranks[process]) for process in ranks]
         self._leave(node)
 

@@ -205,7 +205,7 @@ class JobSession(Source):
     def _last_lines(self, exited: Exited) -> str:
         from fleetrun.postmortem import investigation  # only after a failure
 
-        words, _, _ = investigation.last_lines_of(self._plan, exited)
+        words, *_ = investigation.last_lines_of(self._plan, exited)
         return "\n".join(words)
 
     # What comes in ------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from fleetrun.run.events import (
 from fleetrun.run.observers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import LaunchPlan
     from fleetrun.postmortem.stacks import Collection
@@ -54,32 +54,31 @@ class _Rank:
     # No NamedTuple: every launch loads this module, and 0.3 ms of it would be that.
     __slots__ = (
         "_idle_bytes",
-        "_size",
+        "_sizes",
         "heartbeat",
         "is_looked_inside",
-        "log",
         "pid",
         "since_ns",
         "started_at",
     )
 
-    def __init__(self, pid: int, log: str, heartbeat: str, since_ns: int) -> None:
+    def __init__(self, pid: int, logs: Sequence[str], heartbeat: str, since_ns: int) -> None:
         self.pid = pid
         self.started_at = time.monotonic()
         self.is_looked_inside = False
-        self.log = log
         self.heartbeat = heartbeat
         self.since_ns = since_ns
-        self._size = 0
-        # So much of the log only says that the rank waits.
+        self._sizes = dict.fromkeys(logs, 0)
+        # So much of the logs only says that the rank waits.
         self._idle_bytes = 0
 
     def output(self) -> int:
         """Return a number that changes when the rank has written anything but that it waits."""
-        before, self._size = self._size, _size(self.log)
-        if before < self._size <= before + _MOST_READ and _only_waits(self.log, before):
-            self._idle_bytes += self._size - before
-        return self._size - self._idle_bytes
+        for log, before in self._sizes.items():
+            size = self._sizes[log] = _size(log)
+            if before < size <= before + _MOST_READ and _only_waits(log, before):
+                self._idle_bytes += size - before
+        return sum(self._sizes.values()) - self._idle_bytes
 
 
 class Watch(Source):
@@ -165,9 +164,9 @@ class Watch(Source):
                 if attempt and not self._ranks:
                     self._begin_again()
                 spec = self._plan.processes[process]
-                log = names.log_path(self._plan, spec, attempt)
+                logs = names.log_paths(self._plan, spec, attempt)
                 heartbeat = spec.env.get(variables.HEARTBEAT, "")
-                self._ranks[process] = _Rank(pid, log, heartbeat, self._since_ns)
+                self._ranks[process] = _Rank(pid, logs, heartbeat, self._since_ns)
             case Exited(process=process):
                 self._ranks.pop(process, None)
             case SignalAll(signum=signum) if signum in _ENDING:

@@ -10,6 +10,7 @@ from plans import assert_golden, plan, request
 from fleetrun.model import Device, Endpoint, LaunchPlan, RankSpec, Script, Strategy
 from fleetrun.plan.brief import WIDTH, brief
 from fleetrun.plan.visible import columns
+from fleetrun.records import names
 
 HOSTS = ("10.0.0.1", "10.0.0.2")
 
@@ -113,6 +114,13 @@ def test_banner_shows_paths_as_they_are_typed_in_the_job_s_folder() -> None:
         "logs in log/workerlog.0 to workerlog.1",
         "settings in log/runs/x/launch.txt",
     ]
+
+
+def test_banner_names_the_logs_of_standard_error() -> None:
+    made = plan()
+    split = [one._replace(error_log=names.error_log(one.log)) for one in made.processes]
+    lines = said(made._replace(processes=tuple(split)))
+    assert "logs in log/ with workerlog.N, workererr.N" in lines
 
 
 def test_banner_of_a_host_without_processes_says_so() -> None:

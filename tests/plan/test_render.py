@@ -209,7 +209,7 @@ def test_json_keys_are_stable() -> None:
         "processes", "run_dir",
     ]  # fmt: skip
     assert sorted(document["nodes"][0]["processes"][0]) == [
-        "argv", "cpus", "env", "essential", "log", "name", "rank", "unset",
+        "argv", "cpus", "env", "error_log", "essential", "log", "name", "rank", "unset",
     ]  # fmt: skip
 
 

@@ -17,7 +17,8 @@ def order(number: int) -> Order:
     return Order(
         argv=("sleep", "60"),
         env=env,
-        output=os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC),
+        output=(null := os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)),
+        errors=null,
         takes_our_stdin=False,
         default_signals=(),
         cpus=(),

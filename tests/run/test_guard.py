@@ -50,6 +50,7 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
                     argv=("sleep", "1000"),
                     env={b"PATH": os.environb[b"PATH"]},
                     output=log.fileno(),
+                    errors=log.fileno(),
                     takes_our_stdin=False,
                     default_signals=(),
                     cpus=(),

@@ -206,7 +206,7 @@ def test_every_line_on_the_screen_has_the_prefix_of_who_wrote_it(
 def test_one_rank_alone_is_shown_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "workerlog.0"
     path.write_bytes(b"name? \r\xc3")
-    feed = Feed(str(path), b"")
+    feed = Feed(str(path), None)
     assert feed.take(is_last=False, now=0.0, cursor=None) == b"name? \r\xc3"
     assert not feed.is_open
     feed.close()

@@ -32,7 +32,7 @@ LIMIT = 256 * KIB
 class Rank:
     """A log that is written, rotated and shown, one step at a time."""
 
-    def __init__(self, folder: str, files: int = 3, prefix: bytes = b"") -> None:
+    def __init__(self, folder: str, files: int = 3, prefix: bytes | None = None) -> None:
         self.path = f"{folder}/run/workerlog.0"
         os.mkdir(f"{folder}/run")
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -239,12 +239,12 @@ def test_a_folder_that_vanished_is_one_warning(folder: str) -> None:
     steps=st.lists(
         st.tuples(st.integers(0, 300_000), st.booleans(), st.booleans()), min_size=1, max_size=8
     ),
-    prefix=st.sampled_from([b"", b"[rank 0] "]),
+    prefix=st.sampled_from([None, b"", b"[rank 0] "]),
     is_short=st.booleans(),
 )
 @settings(examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_console_shows_each_line_once(
-    folder: str, steps: list[tuple[int, bool, bool]], prefix: bytes, *, is_short: bool
+    folder: str, steps: list[tuple[int, bool, bool]], prefix: bytes | None, *, is_short: bool
 ) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as fresh:
         rank = Rank(fresh, files=100, prefix=prefix)
@@ -263,7 +263,7 @@ def test_the_console_shows_each_line_once(
         shown += rank.show()
         assert b"".join(rank.parts()) == written
         rank.close()
-    if prefix:
+    if prefix is not None:
         assert b"".join(prefix + one + b"\n" for one in written.splitlines()) == shown
     else:
         assert shown == written

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def plan(folder: Path, node_rank: int, *, generation: int = 0) -> LaunchPlan:
+def plan(
+    folder: Path, node_rank: int, *, generation: int = 0, is_split: bool = False
+) -> LaunchPlan:
     ranks = tuple(
         RankSpec("TRAINER", rank, rank % 2, rank // 2, (), Endpoint("h", 6070 + rank))
         for rank in range(6)
@@ -38,6 +40,7 @@ def plan(folder: Path, node_rank: int, *, generation: int = 0) -> LaunchPlan:
                 unset=(),
                 log=f"workerlog.{rank.local_rank}",
                 rank=rank,
+                error_log=f"workererr.{rank.local_rank}" if is_split else "",
             )
             for rank in ranks
             if rank.node_rank == node_rank
@@ -52,7 +55,14 @@ def plan(folder: Path, node_rank: int, *, generation: int = 0) -> LaunchPlan:
 class Job:
     """Three hosts of two ranks, of which the first gathers."""
 
-    def __init__(self, folder: Path, *, everything: bool = False, generation: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        everything: bool = False,
+        generation: int = 0,
+        is_split: bool = False,
+    ) -> None:
         self.folder = folder
         for node in range(3):
             (folder / f"node{node}").mkdir()
@@ -61,7 +71,7 @@ class Job:
         self.gone: set[int] = set()
         self.asked: list[tuple[int, SendLog]] = []
         self.gatherer = LogGatherer(
-            plan(folder, 0, generation=generation),
+            plan(folder, 0, generation=generation, is_split=is_split),
             Folder(str(folder / "node0")),
             waiting=self.alarms,
             ask=self.ask,
@@ -71,7 +81,7 @@ class Job:
         )
         self.servers = {
             node: LogServer(
-                plan(folder, node),
+                plan(folder, node, is_split=is_split),
                 lambda part, node=node: self.gatherer.take(node, part),  # type: ignore[misc]
             )
             for node in (1, 2)
@@ -121,6 +131,18 @@ def test_the_ends_of_all_logs_come_under_the_ranks_of_the_job(tmp_path: Path) ->
     assert job.gathered(4) == b""
     assert sorted(job.dismissed) == [1, 2]
     assert "ranks 2-5" in job.said[0]
+
+
+def test_standard_error_comes_where_it_has_a_log_of_its_own(tmp_path: Path) -> None:
+    job = Job(tmp_path, is_split=True)
+    for rank in range(2, 6):
+        job.write(rank, b"out")
+    job.write(3, b"err\n", "workererr.1")
+    job.run()
+    gathered = tmp_path / "node0/gathered"
+    assert (gathered / "workererr.3").read_bytes() == b"err\n"
+    assert sorted(one.name for one in gathered.glob("workererr.*")) == ["workererr.3"]
+    assert job.gathered(3) == b"out"
 
 
 def test_whole_logs_come_with_those_of_earlier_attempts(tmp_path: Path) -> None:

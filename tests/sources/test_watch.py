@@ -20,7 +20,7 @@ from fleetrun.run import isolation, proc
 from fleetrun.run.events import Hung, Noticed, SignalAll, Started
 from fleetrun.run.loop import Loop
 from fleetrun.sources.hang import Comparison
-from fleetrun.sources.watch import Watch
+from fleetrun.sources.watch import Watch, _Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -192,6 +192,22 @@ def test_s61_a_heartbeat_before_anybody_heard_of_the_start_counts(
 def watched(folder: Path, **watch: object) -> Room:
     """Make a room whose rank is silent, and which asks a driver that WATCH tells of."""
     return Room(folder, IDLE, hang_timeout_s=0.2, **watch)  # type: ignore[arg-type]
+
+
+def test_what_a_rank_writes_to_either_stream_is_life(tmp_path: Path) -> None:
+    logs = [tmp_path / "workerlog.0", tmp_path / "workererr.0"]
+    rank = _Rank(1, [str(log) for log in logs], "", 0)
+    seen = [rank.output()]
+    for log in logs:
+        log.write_text("")
+    seen.append(rank.output())
+    for log in logs:
+        log.write_text("line\n")
+        seen.append(rank.output())
+    # Whoever only waits for a connection shows no life.
+    logs[1].write_text("line\nretry to connect\n")
+    seen.append(rank.output())
+    assert seen == [-2, 0, 5, 10, 10]
 
 
 def test_s61_a_gpu_that_computes_is_life(tmp_path: Path) -> None:

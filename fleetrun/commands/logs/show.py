@@ -40,9 +40,8 @@ class LogFilter(NamedTuple):
 
 
 class OpenLog(NamedTuple):
-    """A log that is shown, and its lines."""
+    """A file that is shown, and its lines."""
 
-    record: runs.LogRecord
     file: LogFile
     times: outputtimes.LogTimes
     stream: merge.Stream
@@ -66,6 +65,8 @@ class Viewer:
         self._shown: dict[str, OpenLog] = {}
         self._missing: set[str] = set()
         self._is_prefixed = True
+        # Whether standard error is in files of its own.
+        self._is_split = False
 
     def show(self) -> int:
         """Show what there is, and return how many logs it was."""
@@ -106,7 +107,7 @@ class Viewer:
     @property
     def _is_plain(self) -> bool:
         """Whether logs are shown as they are."""
-        return not self._is_prefixed and self._wanted.pattern is None
+        return not self._is_prefixed and self._wanted.pattern is None and not self._is_split
 
     def _refresh(self) -> None:
         """Know of processes that have been started since."""
@@ -169,10 +170,16 @@ class Viewer:
 
     def _open(self, logs: Sequence[runs.LogRecord]) -> None:
         """Open those of LOGS that are not open yet."""
-        for place, log in enumerate(logs):
-            if log.path in self._shown or log.path in self._missing:
+        self._is_split = any(log.error_path for log in logs)
+        files = [
+            (place, log, path, of)
+            for place, log in enumerate(logs)
+            for path, of in zip(log.paths, ("", " stderr"), strict=False)
+        ]
+        for place, log, path, of in files:
+            if path in self._shown or path in self._missing:
                 continue
-            folder, name = os.path.split(log.path)
+            folder, name = os.path.split(path)
             reader = self._readers.setdefault(
                 folder, outputtimes.Reader(os.path.join(folder, names.OUTPUT_TIMES))
             )
@@ -183,19 +190,18 @@ class Viewer:
                 return reader.read().get(name) or outputtimes.LogTimes([], [], [])
 
             try:
-                file = LogFile(log.path, times)
+                file = LogFile(path, times)
             except OSError as error:
-                self._missing.add(log.path)
+                self._missing.add(path)
                 sys.stderr.write(
-                    f"fleetrun: the log of {log.label} cannot be read: {log.path} "
-                    f"({error.strerror}).\n"
+                    f"fleetrun: the log of {log.label} cannot be read: {path} ({error.strerror}).\n"
                 )
                 continue
             prefix = b""
             if self._is_prefixed:
                 again = log.attempt and self._wanted.tells_attempt
-                which = f"{log.label}, attempt {log.attempt}" if again else log.label
-                prefix = self._prefix(which, log.rank if log.rank is not None else place)
+                name = f"{log.label}{of}" + (f", attempt {log.attempt}" if again else "")
+                prefix = self._prefix(name, log.rank if log.rank is not None else place)
             found = times()
             since = self._wanted.since
             begin = 0 if since is None else self._begin(file, found, since)
@@ -207,7 +213,7 @@ class Viewer:
                 is_clean=self._wanted.is_clean,
             )
             cleaner = Cleaner() if self._wanted.is_clean else None
-            self._shown[log.path] = OpenLog(log, file, found, stream, cleaner)
+            self._shown[path] = OpenLog(file, found, stream, cleaner)
 
     @staticmethod
     def _begin(file: LogFile, times: outputtimes.LogTimes, since: float) -> int:

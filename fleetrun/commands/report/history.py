@@ -53,7 +53,8 @@ class AttemptSpan(NamedTuple):
     kind: str
     how: str
     host: str
-    log: str
+    # The first one's standard error may be in a second one.
+    logs: tuple[str, ...]
     peak_bytes: int | None = None
 
 
@@ -202,7 +203,7 @@ def _bar(log: LogRecord, began: float, last: float, host: str) -> AttemptSpan:
         how = f"killed by {log.signal}" if log.signal else f"exit code {log.code}"
     end = last if log.ended_at is None else log.ended_at
     return AttemptSpan(
-        log.label, log.attempt, log.started_at - began, end - began, kind, how, host, log.path
+        log.label, log.attempt, log.started_at - began, end - began, kind, how, host, log.paths
     )
 
 
@@ -297,22 +298,23 @@ def lines(path: str, most: int = _MOST_BYTES) -> Iterator[tuple[int, bytes]]:
 
 def _curve(log: LogRecord, times: Mapping[str, outputtimes.LogTimes], began: float) -> Curve | None:
     """Return what one log tells; None where it tells of no steps, or nobody noted when."""
-    noted = times.get(os.path.basename(log.path))
-    if noted is None or noted.cuts:
-        return None
     rows: dict[int, tuple[float, float | None]] = {}
-    look = 0
     has_steps = False
-    for offset, line in lines(log.path):
-        reported = progress.of(line)
-        if reported.step is None and reported.loss is None:
+    for path in log.paths:
+        noted = times.get(os.path.basename(path))
+        if noted is None or noted.cuts:
             continue
-        while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
-            look += 1
-        at = noted.at_ms[look] / 1000 - began if noted.at_ms else 0.0
-        has_steps = has_steps or reported.step is not None
-        step = reported.step if reported.step is not None else len(rows) + 1
-        rows[step] = (at, reported.loss)
+        look = 0
+        for offset, line in lines(path):
+            reported = progress.of(line)
+            if reported.step is None and reported.loss is None:
+                continue
+            while look < len(noted.offsets) - 1 and noted.offsets[look] < offset:
+                look += 1
+            at = noted.at_ms[look] / 1000 - began if noted.at_ms else 0.0
+            has_steps = has_steps or reported.step is not None
+            step = reported.step if reported.step is not None else len(rows) + 1
+            rows[step] = (at, reported.loss)
     every = max(1, len(rows) // _MOST_POINTS)
     points = sorted(rows.items())
     if not points:

@@ -173,10 +173,10 @@ def _cause(run: RunHistory, folder: str) -> str:
         if words:
             lines.append(f"<pre>{html.escape(visible_lines(words))}</pre>")
         # Each attempt has one that failed first; the report is about the last of them.
-        firsts = [(bar.attempt, bar.log) for bar in run.bars if bar.kind == FIRST]
-        _, log = max(firsts, default=(0, ""))
-        if log:
-            lines.append(f"<p>{_link(log, folder, 'Its log')}</p>")
+        firsts = [(bar.attempt, bar.logs) for bar in run.bars if bar.kind == FIRST]
+        _, logs = max(firsts, default=(0, ()))
+        for log, name in zip(logs, ("Its log", "Its standard error"), strict=False):
+            lines.append(f"<p>{_link(log, folder, name)}</p>")
     lines += [f"<p>{_text(one)}</p>" for one in report.evidence]
     earlier = enumerate(report.earlier)
     lines += [f"<p>Attempt {attempt}: {_text(one)}</p>" for attempt, one in earlier]
@@ -214,9 +214,10 @@ def _facts(run: RunHistory) -> str:
 
 def _logs(run: RunHistory, folder: str) -> str:
     links = "".join(
-        f"<div>{_link(bar.log, folder, name)}</div>"
+        f"<div>{_link(log, folder, f'{bar.label}{stream}{again}')}</div>"
         for bar in run.bars
-        for name in (bar.label + (f", attempt {bar.attempt}" if bar.attempt else ""),)
+        for again in (f", attempt {bar.attempt}" if bar.attempt else "",)
+        for log, stream in zip(bar.logs, ("", " stderr"), strict=False)
     )
     return f'<h2>Logs</h2><div class="card logs">{links}</div>'
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.probe import usage
@@ -200,11 +199,10 @@ class Sampler:
     ) -> RankRow:
         now = time.monotonic()
         seen = self._seen.setdefault(log.path, _LogState())
-        size = _size(log.path)
+        size = sum(map(_size, log.paths))
         if size != seen.size:
             seen.size = size
-            tail = reading.content(log.path, progress.TAIL, from_end=True) or b""
-            said = progress.of(tail, self._pattern)
+            said = progress.of(progress.tail(log), self._pattern)
             # What scrolled out of the tail is still the last that was said.
             seen.progress = progress.Progress(
                 seen.progress.step if said.step is None else said.step,
@@ -240,10 +238,8 @@ class Sampler:
     def _see_step(run: runs.Run, log: runs.LogRecord, seen: _LogState) -> None:
         """Note which step a rank has made: by its heartbeat, or else by what it printed."""
         beat = progress.beaten(run.path, log)
-        at, step = beat if beat is not None else (time.time(), seen.progress.step)
-        if beat is None:
-            with suppress(OSError):
-                at = os.stat(log.path).st_mtime
+        written_at = max(map(reading.written_at, log.paths)) or time.time()
+        at, step = (written_at, seen.progress.step) if beat is None else beat
         if step is None or (seen.steps and seen.steps[-1][1] == step):
             return
         seen.lived_at = seen.stepped_at = time.monotonic()

@@ -241,8 +241,8 @@ def test_memory_of_less_than_a_gibibyte_is_in_mebibytes(tmp_path: Path) -> None:
 
 def test_after_a_restart_the_cause_leads_to_the_log_of_the_last_attempt(tmp_path: Path) -> None:
     told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
-    first = told.bars[1]._replace(kind=history.FIRST, log="/job/workerlog.1")
-    others = [bar._replace(attempt=1, log=f"{bar.log}.attempt1") for bar in told.bars]
+    first = told.bars[1]._replace(kind=history.FIRST, logs=("/job/workerlog.1",))
+    others = [bar._replace(attempt=1, logs=(f"{bar.logs[0]}.attempt1",)) for bar in told.bars]
     report = reportfile.ReportRecord(
         culprit=reportfile.CulpritRecord(reportfile.EndRecord()), earlier=("rank 1 exited with 1",)
     )

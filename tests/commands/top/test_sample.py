@@ -69,6 +69,22 @@ def test_steps_come_from_the_heartbeat_or_else_from_the_log(tmp_path: Path) -> N
     sampler.close()
 
 
+def test_steps_come_from_either_stream(tmp_path: Path) -> None:
+    out, err = tmp_path / "workerlog.0", tmp_path / "workererr.0"
+    out.write_text("step 7 loss 0.5\n")
+    err.write_text("INFO step 8\n")
+    os.utime(out, (1, 1))
+    run = a_run(tmp_path, error_path=str(err))
+    sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)
+    [row] = sampler.sample().rows
+    assert (row.step, row.loss, row.line) == (8, 0.5, "INFO step 8")
+    out.write_text("step 9 loss 0.25\n")
+    os.utime(err, (1, 1))
+    [row] = sampler.sample().rows
+    assert (row.step, row.loss) == (9, 0.25)
+    sampler.close()
+
+
 def test_who_makes_no_more_steps_slows_down_and_then_stands_still(tmp_path: Path) -> None:
     run = a_run(tmp_path)
     sampler = sample.Sampler([run], pattern=None, period_s=1.0, read=lambda _: run)

@@ -1,0 +1,138 @@
+"""--redirects: standard output and standard error of ranks in files of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from commandline import Command, fleetrun
+from waiting import LONG_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+BOTH = """
+print("out", rank, flush=True)
+print("err", rank, file=sys.stderr, flush=True)
+"""
+
+
+def shown(folder: Path, *words: str) -> str:
+    done = fleetrun("logs", *words, folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_each_stream_has_a_file_of_its_own(tmp_path: Path) -> None:
+    done = Command.python(tmp_path, BOTH, "--redirects", "--tee=all").run()
+    assert (done.code, done.said) == (0, "")
+    log = tmp_path / "log"
+    for rank in range(2):
+        assert (log / f"workerlog.{rank}").read_text() == f"out {rank}\n"
+        assert (log / f"workererr.{rank}").read_text() == f"err {rank}\n"
+    lines = [f"[rank {rank}{of}] {what} {rank}" for rank in range(2) for of, what in STREAMS]
+    assert sorted(done.out.decode().splitlines()) == sorted(lines)
+    assert sorted(shown(tmp_path).splitlines()) == sorted(lines)
+    # Of one rank alone, both, without a prefix.
+    assert sorted(shown(tmp_path, "--rank=1").splitlines()) == ["err 1", "out 1"]
+    plan = json.loads((log / "latest/plan.json").read_text())
+    assert [one["error_log"] for one in plan["processes"]] == ["workererr.0", "workererr.1"]
+    # A launch without the option leaves no name that leads into an older one.
+    assert Command.python(tmp_path, BOTH).run().code == 0
+    assert not list(log.glob("workererr.*"))
+    assert sorted((log / "workerlog.0").read_text().splitlines()) == ["err 0", "out 0"]
+
+
+STREAMS = (("", "out"), (" stderr", "err"))
+
+
+def test_a_dry_run_is_a_script_that_does_the_same(tmp_path: Path) -> None:
+    planned = Command(tmp_path, "echo out; echo err >&2", "--redirects", "--dry-run=sh").run()
+    subprocess.run(["sh"], input=planned.out, cwd=tmp_path, check=True, timeout=LONG_S)
+    (run,) = (tmp_path / "log/runs").iterdir()
+    assert (run / "workerlog.1").read_text() == "out\n"
+    assert (run / "workererr.1").read_text() == "err\n"
+
+
+def test_the_report_quotes_what_stands_in_the_file_of_standard_error(tmp_path: Path) -> None:
+    code = """
+print("step 1", flush=True)
+if rank == 1: raise MemoryError("CUDA error 2, out of memory")
+"""
+    done = Command.python(tmp_path, code, "--redirects").run()
+    assert done.code == 1
+    assert "workererr.1, which ends with\n" in done.said
+    assert "    MemoryError: CUDA error 2, out of memory" in done.said
+    report = json.loads((tmp_path / "log/latest/report.json").read_text())
+    assert report["culprit"]["log"].endswith("/workererr.1")
+    assert report["culprit"]["last_words"][-1] == "MemoryError: CUDA error 2, out of memory"
+    assert "Traceback" not in (tmp_path / "log/workerlog.1").read_text()
+
+
+def test_what_only_standard_output_explains_is_quoted_too(tmp_path: Path) -> None:
+    script = (
+        "echo warning >&2; echo 'Traceback (most recent call last):'; echo 'OSError: x'; exit 3"
+    )
+    done = Command(tmp_path, f'[ "$R" = 0 ] || {{ {script}; }}; sleep 60', "--redirects").run()
+    assert done.code == 3
+    assert "workerlog.1, which ends with\n    Traceback" in done.said
+
+
+def test_attempts_have_both_files_and_long_ones_are_cut(tmp_path: Path) -> None:
+    code = """
+print("attempt", os.environ["PADDLE_RESTART_COUNT"], flush=True)
+if os.environ["PADDLE_RESTART_COUNT"] == "0":
+    sys.exit("again")
+rotated = f"{os.environ['FLEETRUN_RUN_DIR']}/workererr.0.attempt1.1"
+line = b"x" * 1023 + b"\\n"
+count = 0
+while not os.path.exists(rotated):
+    os.write(2, line)
+    count += 1
+    time.sleep(0.0001)
+open("count", "w").write(str(count))
+"""
+    options = ["--redirects", "--max_restart=1", "--log_max_size=1M", "--log_max_files=99"]
+    done = Command.python(tmp_path, code, *options, ranks=1).run()
+    assert done.code == 0, done.said
+    run = (tmp_path / "log/latest").resolve()
+    assert (run / "workererr.0").read_text() == "again\n"
+    assert (run / "workerlog.0.attempt1").read_text() == "attempt 1\n"
+    assert (tmp_path / "log/workererr.0").resolve() == run / "workererr.0.attempt1"
+    count = int((tmp_path / "count").read_text())
+    assert done.out.count(b"x" * 1023) == count
+    assert shown(tmp_path, "--attempt=1").count("x" * 1023) == count
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_console_shows_the_lines_that_are_asked_for_and_the_logs_have_all(
+    tmp_path: Path, ranks: int
+) -> None:
+    code = """
+for step in range(3):
+    print(f"step {step} loss {step + rank}", flush=True)
+    print(f"note {step}", flush=True)
+sys.stderr.write("1%\\r50% loss\\r100%\\nlast loss")
+"""
+    options = ["--log_filter=loss [12]|last", "--tee=all"]
+    done = Command.python(tmp_path, code, *options, ranks=ranks).run()
+    assert done.code == 0, done.said
+    expected = [
+        *(f"step {step} loss {step + r}" for r in range(ranks) for step in range(3)),
+        *["last loss"] * ranks,
+    ]
+    chosen = [one for one in expected if "loss 1" in one or "loss 2" in one or "last" in one]
+    lines = done.out.decode().splitlines()
+    assert sorted(line.split("] ")[-1] for line in lines) == sorted(chosen)
+    assert all(line.startswith("[rank ") for line in lines) == (ranks > 1)
+    assert (tmp_path / "log/workerlog.0").read_bytes().count(b"\n") == 7
+
+
+def test_a_failure_whose_lines_are_filtered_out_is_quoted(tmp_path: Path) -> None:
+    done = Command.python(tmp_path, "raise ValueError('no')", "--log_filter=loss", ranks=1).run()
+    assert (done.code, done.out) == (1, b"")
+    assert "    ValueError: no" in done.said
