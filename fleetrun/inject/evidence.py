@@ -96,7 +96,7 @@ class Evidence:
         paddle = sys.modules.get("paddle")
         # Of other versions the nearest: 2 or 3.
         version = str(getattr(paddle, "__version__", ""))[:1]
-        here = {"graph": self.graph, "device": _device(paddle)}
+        here = {"graph": self.graph, "device": device_kind()}
         for line in self._spec.known(name, value):
             is_here = all(line.get(key, there) == there for key, there in here.items())
             if is_here and line.get("paddle", version)[:1] == version:
@@ -157,7 +157,7 @@ class Evidence:
             "pid": self._pid,
             "paddle": getattr(paddle, "__version__", None),
             "graph": self.graph,
-            "device": _device(paddle),
+            "device": device_kind(),
             # What has failed may be the count of updates.
             "complete": self.updates > 0 or bool(self.failures),
             "updates": self.updates,
@@ -211,8 +211,9 @@ def _is_taken(path: str, pid: int) -> bool:
     return owner != pid and os.fsencode(path) in environ
 
 
-def _device(paddle: Any) -> str:
-    """Return the kind of device of the module PADDLE: `cpu`, `gpu`; empty if it is not known."""
+def device_kind() -> str:
+    """Return the kind of device that this rank trains on: `cpu`, `gpu`; empty if unknown."""
+    paddle: Any = sys.modules.get("paddle")
     try:
         return str(paddle.device.get_device()).partition(":")[0]
     except Exception:

@@ -62,6 +62,17 @@ KNOWN_FAILURES = (
         "CUDA_VISIBLE_DEVICES='' and paddle.set_device('cpu').",
     ),
     KnownFailure(
+        "static-data-parallel",
+        (
+            "comm_id must be generated in paddlepaddle-xpu",
+            "Flag FLAGS_dynamic_static_unified_comm cannot get its value",
+            "c_gen_xccl_id's infer_shape is not registered",
+        ),
+        "Paddle has data parallel of static graphs on GPUs and XPUs only: train a dynamic graph, "
+        "or on CPUs with any --strategy, such as comm_fusion, which connects the ranks over gloo.",
+        places=("in _init_communicator", "in init_communicator"),
+    ),
+    KnownFailure(
         "gpu-library",
         ("The third-party dynamic library (",),
         "A library of NVIDIA's that this Paddle wants and does not bring is missing; the text "
@@ -251,6 +262,7 @@ NOT_RETRYABLE = frozenset(
         "gpu-undetected",
         "system-library",
         "cpu-build",
+        "static-data-parallel",
     }
 )
 

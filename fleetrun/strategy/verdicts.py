@@ -378,7 +378,7 @@ TABLE: tuple[VerdictRow, ...] = (
     VerdictRow(
         "enable_auto_fusion fuse_gemm_epilogue",
         NO_EFFECT,
-        "a build for CPUs has no such pass",
+        "Paddle has it for GPUs only",
         "static",
         device="cpu",
     ),

@@ -38,6 +38,13 @@ TEXTS = (
             "since PaddlePaddle is not compiled with CUDA"
         ),
     ),
+    (
+        "static-data-parallel",
+        (
+            'meta_optimizers/common.py", line 199, in _init_communicator\n'
+            "ValueError: comm_id must be generated in paddlepaddle-xpu or paddlepaddle-xpu."
+        ),
+    ),
     # As the GPU build of Paddle 2.6.2 says it without the library, and without a GPU.
     (
         "gpu-library",

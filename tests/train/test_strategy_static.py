@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import devices
 import pytest
 from training import PYTHONS, run, told
 
@@ -60,6 +61,7 @@ def train(
     strategy: dict[str, Any],
     build_strategy: dict[str, Any] | None = None,
     ranks: int = 2,
+    **more: str,
 ) -> Trained:
     folder.mkdir()
     asked = {
@@ -77,7 +79,7 @@ def train(
         SCRIPT,
         json.dumps({"merged": merged, "local": local, "cases": cases}),
     ]
-    done = run(python, argv, folder)
+    done = run(python, argv, folder, **more)
     assert done.returncode == 0, done.stdout
     return Trained(folder, ranks)
 
@@ -129,6 +131,48 @@ def test_packed_programs_learn_what_plain_ones_learn(python: Path, tmp_path: Pat
     assert packed.knob("fuse_grad_size_in_MB")["status"] == "effective"
     assert packed.knob("fuse_elewise_add_act_ops")["status"] == "effective"
     assert packed.knob("fuse_gemm_epilogue")["status"] == "no_effect"
+
+
+def test_a_build_for_gpus_trains_on_cpus_as_a_build_for_cpus(python: Path, tmp_path: Path) -> None:
+    packed = train(
+        python,
+        tmp_path / "packed",
+        "momentum",
+        strategy={"fuse_grad_size_in_num": 3},
+        build_strategy={"fuse_gemm_epilogue": True, "enable_auto_fusion": True},
+        BUILD="gpu",
+    )
+
+    packed.assert_right("momentum")
+    for name in ("fuse_gemm_epilogue", "enable_auto_fusion"):
+        assert packed.knob(name)["reason"] == "Paddle has it for GPUs only"
+
+
+@pytest.mark.parametrize("kind", ["npu", "foo"])
+def test_what_paddle_refuses_on_plugins_is_refused_first(
+    python: Path, tmp_path: Path, kind: str
+) -> None:
+    strategy = {"fuse_grad_size_in_num": 3}
+    with devices.on(kind):
+        refused = train(python, tmp_path / "refused", "momentum", strategy=strategy)
+    for rank in refused.ranks:
+        assert f"has no data parallel of static graphs on {kind}: " in rank["momentum"]["error"]
+
+
+def test_one_rank_trains_static_graphs_on_a_plugin(tmp_path: Path) -> None:
+    with devices.on("npu", kernel_us=200):
+        alone = train(
+            existing("3.3.1"),
+            tmp_path / "alone",
+            *("momentum", "adam"),
+            strategy={"gradient_merge": True, "gradient_merge_configs": {"k_steps": 3}},
+            build_strategy={"fuse_all_optimizer_ops": True, "fuse_elewise_add_act_ops": True},
+            ranks=1,
+        )
+    alone.assert_near("momentum", "adam")
+    assert alone.proofs[0]["device"] == "npu"
+    for name in ("gradient_merge", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops"):
+        assert alone.knob(name)["status"] == "effective"
 
 
 def test_merged_programs_learn_what_larger_batches_teach_over_two_communicators(

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from .. import border, updates
-from ..evidence import EFFECTIVE, NO_EFFECT
+from ..evidence import EFFECTIVE, NO_EFFECT, device_kind
 from ..import_hooks import after_import
 
 if TYPE_CHECKING:
@@ -89,10 +89,9 @@ class _PrecisionCounter:
         if low:
             self._proof.knob(_KNOB, EFFECTIVE, in_effect=True, evidence=text)
             return
-        on_cpu = str(paddle.device.get_device()).startswith("cpu")
         reason = (
             "Paddle's auto_cast does nothing on the CPU"
-            if on_cpu
+            if device_kind() == "cpu"
             else "in dynamic graphs the script must call auto_cast"
         )
         self._proof.knob(_KNOB, NO_EFFECT, reason=reason, evidence=text)

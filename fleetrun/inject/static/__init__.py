@@ -78,6 +78,9 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             merges = settings.is_on("gradient_merge")
             if merges or self.worker_num() > 1:
                 raise _refusal(refusals.second_minimize(), proof)
+        unsupported = refusals.unsupported_device(self.worker_num())
+        if unsupported:
+            raise _refusal(unsupported, proof)
         newer = refusals.needs_older_programs()
         startup = args[0] if args else kwargs.get("startup_program")
         startup = startup or paddle.static.default_startup_program()
@@ -94,6 +97,9 @@ def _rewrite(module: Any, proof: Evidence) -> None:
             proof.note(newer)
             return result
         main = loss.block.program
+        unsupported = refusals.only_for_gpus(main, proof)
+        if unsupported:
+            raise _refusal(unsupported, proof)
         minimized.add(main)
         _run_passes(self, main, startup, proof)
         return result
@@ -119,7 +125,6 @@ def _run_passes(fleet: Any, main: Any, startup: Any, proof: Evidence) -> None:
         local_sgd.run(main, ranks)
     if ranks > 1 and settings_view.rewrites():
         fuse_allreduce.run(main, startup, fleet, proof)
-    if gloo.is_used():
-        collective_order.keep(main)
+    collective_order.keep(main)
     merges = fused_optimizer.run(main) if settings_view.fuses_optimizers() else ""
     counting.expect(main, before=before, ranks=ranks, merges=merges)

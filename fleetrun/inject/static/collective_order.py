@@ -1,6 +1,6 @@
-"""Keeps collectives in the same order on all ranks, which gloo needs as it has no streams.
+"""Keeps collectives in the same order on all ranks, on every backend.
 
-Paddle 2's executor keeps the order by itself. Paddle 3's does so only for the old operator names.
+Paddle 2's executor does so by itself, Paddle 3's for the old names of operators only.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from ..evidence import device_kind
 from . import program
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ PASSES = {
     "sync_batch_norm": "sync_batch_norm_pass",
     "cache_runtime_context": "runtime_context_cache_pass",
 }
+# Their operators have no other kernels; builds for GPUs have the passes on CPUs, too.
+_ON_GPUS = ("fuse_gemm_epilogue", "enable_auto_fusion")
 NOTHING = "Paddle's pass found nothing in this program that it could fuse"
 _SUMS = "fuse_elewise_add_act_ops"
 _MISREAD = (
@@ -55,6 +58,9 @@ def tolerant(apply: Callable[..., Any]) -> Callable[..., Any]:
                 core.get_pass(passed)
             except (ValueError, RuntimeError):
                 missing[name] = "this build of Paddle has no such pass"
+            if name in _ON_GPUS and device_kind() != "gpu":
+                missing[name] = "Paddle has it for GPUs only"
+            if name in missing:
                 setattr(wanted, name, False)
         if getattr(wanted, _SUMS, False) and _is_misread(main):
             missing[_SUMS] = _MISREAD

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _SHARDS = ("c_broadcast", "broadcast", "c_reduce_sum", "reduce")
-# Paddle's numbers for types of 16 bits, in attributes of operators: float16 and bfloat16.
-_HALVES = (4, 22)
+# Paddle's numbers for types of 16 bits, in attributes of operators.
+FLOAT16, _BFLOAT16 = 4, 22
 
 
 class FieldFinding(NamedTuple):
@@ -41,16 +41,19 @@ def _named(*kinds: str) -> Callable[[Any, dict[str, int]], str]:
     return count
 
 
-def _casts(running: Any, found: dict[str, int]) -> str:
-    casts = sum(
-        op.type == "cast" and op.attr("out_dtype") in _HALVES
+def casts(running: Any, *kinds: int) -> int:
+    """Count the casts to KINDS, Paddle's numbers for types, in the program RUNNING."""
+    return sum(
+        op.type == "cast" and op.attr("out_dtype") in kinds
         for block in running.blocks
         for op in block.ops
     )
+
+
+def _casts(running: Any, found: dict[str, int]) -> str:
+    number = casts(running, FLOAT16, _BFLOAT16)
     checks = found.get("check_finite_and_unscale", 0)
-    if not casts:
-        return ""
-    return f"{casts} casts to 16 bits, {checks} check_finite_and_unscale"
+    return f"{number} casts to 16 bits, {checks} check_finite_and_unscale" if number else ""
 
 
 def _no_casts(_running: Any, found: dict[str, int]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import border, settings
-from ..evidence import REFUSED
+from .. import border, parameter_servers, settings
+from ..evidence import REFUSED, device_kind
+from . import meta_optimizers, program
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -32,6 +33,12 @@ class KnownError(NamedTuple):
     sentence: str
 
 
+_PLUG_INS = (
+    "Paddle {version} has no data parallel of static graphs on {kind}: it connects the ranks of a "
+    "static program on GPUs and XPUs only. Train a dynamic graph, or on the CPU "
+    "(--device_kind=cpu)."
+)
+_DGC = "Paddle has dgc for GPUs only"
 _OLDER = "must be Value, but got Variable"
 _STOPS = (
     KnownError(
@@ -40,7 +47,7 @@ _STOPS = (
         "Paddle {version} cannot build this in its older representation of programs, which static "
         "fleet needs and which is without paddle.{function}",
     ),
-    KnownError("DGC is only support GPU", ("dgc",), "Paddle has dgc for GPUs only"),
+    KnownError("DGC is only support GPU", ("dgc",), _DGC),
     KnownError(
         "FLAGS_dynamic_static_unified_comm",
         ("sharding",),
@@ -59,6 +66,33 @@ def needs_older_programs() -> str:
     paddle: Any = sys.modules["paddle"]
     in_pir_mode = getattr(paddle.framework, "in_pir_mode", bool)
     return PIR.format(version=paddle.__version__) if in_pir_mode() else ""
+
+
+def unsupported_device(ranks: int) -> str:
+    """Return what to say of a program that so many RANKS train on devices of a plug-in."""
+    paddle: Any = sys.modules["paddle"]
+    kind = device_kind()
+    if ranks < 2 or kind in ("cpu", "gpu", "xpu", "") or parameter_servers.are_used():
+        return ""
+    return _PLUG_INS.format(version=paddle.__version__, kind=kind)
+
+
+def only_for_gpus(main: Any, proof: Evidence) -> str:
+    """Return what to say of operators in MAIN that only GPUs have, where the rank has none.
+
+    Paddle's builds for GPUs write them wherever the rank trains.
+    """
+    if device_kind() == "gpu":
+        return ""
+    if "dgc" in program.count(main):
+        return _blame(("dgc",), _DGC, proof)
+    if settings.is_on("amp") and meta_optimizers.casts(main, meta_optimizers.FLOAT16):
+        return _blame(
+            ("amp",),
+            "Paddle's builds for GPUs cast to float16, for which CPUs have no kernels",
+            proof,
+        )
+    return ""
 
 
 def second_minimize() -> str:
@@ -110,8 +144,13 @@ def explain(error: Exception, proof: Evidence) -> str:
         sentence = stop.sentence.format(
             version=paddle.__version__, function=_function(text), error=text.partition("\n")[0]
         )
-        blamed = [name for name in stop.fields if settings.effective(name)]
-        for name in blamed:
-            proof.knob(name, REFUSED, reason=sentence)
-        return f"{', '.join(blamed)}: {sentence}." if blamed else f"{sentence}."
+        return _blame(stop.fields, sentence, proof)
     return ""
+
+
+def _blame(fields: tuple[str, ...], sentence: str, proof: Evidence) -> str:
+    """Put those of FIELDS that are on into the PROOF as refused; return SENTENCE with them."""
+    blamed = [name for name in fields if settings.effective(name)]
+    for name in blamed:
+        proof.knob(name, REFUSED, reason=sentence)
+    return f"{', '.join(blamed)}: {sentence}." if blamed else f"{sentence}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -294,6 +295,15 @@ def test_communicators_on_gpus_are_as_many_as_paddle_really_has(built: Built) ->
         )
     else:
         assert status == "effective"
+
+
+@pytest.mark.parametrize("name", ["packed", "communicators on GPUs"])
+def test_allreduces_are_in_the_same_order_on_all_ranks(built: Built, name: str) -> None:
+    found = built.found(name)
+    # Paddle 2 keeps the order of its own operators.
+    assert len(found["summed"]) == (3 if built.version == "3.3.1" else 0)
+    for before, after in itertools.pairwise(found["summed"]):
+        assert [after, before] in found["depends"]
 
 
 def test_amp_without_casts_is_no_effect(built: Built) -> None:

@@ -73,8 +73,13 @@ def count(main: Any) -> dict[str, Any]:
         for op in main.global_block().ops
         if op.type in {"c_reduce_sum", "c_allreduce_sum", "c_broadcast"}
     ]
+    ops = main.global_block().ops
     return {
         "blocks": blocks,
+        "depends": [
+            [op.input(entry)[0] for entry in ("X", "Dep")] for op in ops if op.type == "depend"
+        ],
+        "summed": [op.input_arg_names[0] for op in ops if op.type == "all_reduce"],
         "variables": variables,
         "use_calc_stream": streams,
         "order": [[op.type for op in block.ops] for block in main.blocks],

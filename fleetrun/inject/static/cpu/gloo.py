@@ -1,11 +1,13 @@
-"""Makes gloo communicators for static programs on Paddle's CPU builds.
+"""Makes gloo communicators for static programs of ranks that train on CPUs.
 
-Paddle refuses static data parallel there: its CPU builds have the kernels, but no communicator.
+Paddle refuses static data parallel there: it has the kernels, but its builds for CPUs make no
+communicator, and those for GPUs make NCCL's, which nothing can run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import socket
@@ -13,6 +15,8 @@ import sys
 import time
 import types
 from typing import TYPE_CHECKING, Any
+
+from ...evidence import device_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,21 +36,23 @@ def is_used() -> bool:
 
 
 def connect(module: Any, proof: Evidence) -> None:
-    """Put our communicator to make a communicator in the place of Paddle's, on builds for CPUs."""
-    paddle: Any = sys.modules["paddle"]
-    if paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu():
-        return
+    """Make the communicators of ranks that train on the CPU, in place of Paddle's, over gloo."""
+    paddles = module.CollectiveHelper._init_communicator
 
-    def _init_communicator(
-        _self: Any,
-        _program: Any,
+    @functools.wraps(paddles)
+    def _init_communicator(  # noqa: PLR0917 - Paddle's
+        self: Any,
+        program: Any,
         current_endpoint: str | None,
         endpoints: Sequence[str] | None,
         rank: int,
         ring_id: int,
-        *_others: Any,
-        **_named: Any,
+        *others: Any,
+        **named: Any,
     ) -> None:
+        if device_kind() != "cpu":
+            paddles(self, program, current_endpoint, endpoints, rank, ring_id, *others, **named)
+            return
         # Without an endpoint it is a mere barrier, and gloo's start is one.
         if current_endpoint is None or endpoints is None or ring_id in _open:
             return
