@@ -23,7 +23,8 @@ if os.environ.get("BUILD") == "gpu":
     # As Paddle's builds for GPUs answer on a machine that has none.
     for name, answer in (("is_compiled_with_cuda", True), ("get_cuda_device_count", 0)):
         setattr(core, name, lambda answer=answer: answer)
-    paddle.is_compiled_with_cuda = paddle.device.is_compiled_with_cuda = core.is_compiled_with_cuda
+    for module in (paddle, paddle.device):
+        setattr(module, "is_compiled_with_cuda", core.is_compiled_with_cuda)
 static: Any = paddle.static
 fleet: Any = paddle.distributed.fleet
 wanted = json.loads(sys.argv[1])
