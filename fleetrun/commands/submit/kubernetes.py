@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -17,35 +19,47 @@ from fleetrun.printing import put
 from fleetrun.records.variables import TOKEN, new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     Document = dict[str, Any]
 
 WHAT = "submit k8s"
-# A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
-# have to fit into 63, too.
-_NAME = re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_VOLUME = re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)")
-# Where the hosts meet. Kubeflow's operator knows it by the name of the container's port.
-_PORT = 6070
-_MASTER = "master"
-# Kubeflow's operator finds the container by this name (its DefaultContainerName).
-_CONTAINER = "paddle"
-# Between fleetrun's --grace (10 s) and the kernel's KILL, for what comes after the ranks' end.
-_GRACE_S = 60
-# What another attempt cannot fix: usage, and a host that is not as the command needs it.
-_NOT_RETRYABLE = (2, 3)
-_GPU = "nvidia.com/gpu"
-_LABEL = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
-_TOLERATION = re.compile(
-    r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+_QUANTITY = (
+    re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?"),
+    "a quantity, as 8, 500m or 64Gi",
 )
-_QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-# Kueue's own label, and what Volcano looks for at pods.
-_KUEUE = "kueue.x-k8s.io/queue-name"
-_GROUP = "scheduling.k8s.io/group-name"
+_QUEUE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"), "the name of a queue"
+# How the values of options are written.
+_FORMS = {
+    # A label of DNS (RFC 1035, as names of services are); names of pods add "-" and a number, which
+    # have to fit into 63, too.
+    "name": (
+        re.compile(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?"),
+        "small letters, digits and hyphens, a letter first, 52 at most",
+    ),
+    "cpus": _QUANTITY,
+    "memory": _QUANTITY,
+    "shm": _QUANTITY,
+    "kueue": _QUEUE,
+    "volcano": _QUEUE,
+    "env": (re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL), "NAME=VALUE"),
+    "volume": (re.compile(r"([a-z0-9][-a-z0-9.]*)=(/[^:\0]*)"), "CLAIM=/PATH"),
+    "node_selector": (
+        re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./]*=([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"),
+        "a label, as pool=a100",
+    ),
+    "toleration": (
+        re.compile(
+            r"([A-Za-z0-9][-A-Za-z0-9_./]*)(=[-A-Za-z0-9_.]*)?"
+            r"(:(NoSchedule|PreferNoSchedule|NoExecute))?"
+        ),
+        "KEY[=VALUE][:EFFECT]",
+    ),
+}
+_SINGLE = (*("name", "image", "cpus", "memory", "shm", "namespace", "python", "kueue", "volcano"),)
+# Where the hosts meet.
+_PORT = 6070
+_TEMPLATE = os.path.join(os.path.dirname(__file__), "kubernetes.yaml")
 # In arguments Kubernetes replaces $(NAME), and takes $$ for a $.
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
@@ -82,197 +96,86 @@ class KubernetesJob(NamedTuple):
 
 def documents(job: KubernetesJob, kind: str = "job") -> tuple[Document, ...]:
     """Return the resources of JOB, those first that others need; KIND is job or paddlejob."""
+    import yaml  # only to write
+
+    with open(_TEMPLATE, encoding="utf-8") as file:
+        template = yaml.safe_load(file)
+    values = _values(job, kind)
     if kind == "paddlejob":
-        return _secret(job), _paddlejob(job)
-    group = () if job.volcano is None else (_pod_group(job),)
-    return _secret(job), _service(job), *group, _indexed(job)
+        names = ["secret", "paddlejob"]
+    else:
+        names = ["secret", "service", *([] if job.volcano is None else ["group"]), "job"]
+    return tuple(_filled(template[name], values) for name in names)
 
 
-def _metadata(job: KubernetesJob, name: str | None = None) -> Document:
-    found: Document = {"name": name or job.name, "labels": _labels(job)}
-    if job.namespace:
-        found["namespace"] = job.namespace
-    return found
+def _filled(node: Any, values: Document) -> Any:  # noqa: ANN401 - YAML
+    """Return NODE with VALUES for its words, without those of None and what has nothing else."""
+    if isinstance(node, list):
+        return [_filled(item, values) for item in node]
+    if not isinstance(node, dict):
+        return deepcopy(values[node[1:]]) if isinstance(node, str) and node[:1] == "$" else node
+    filled = {key: _filled(value, values) for key, value in node.items()}
+    return {key: value for key, value in filled.items() if value is not None} or None
 
 
-def _labels(job: KubernetesJob) -> Document:
+def _values(job: KubernetesJob, kind: str) -> Document:
+    """Return what stands in the template for JOB; None: nothing."""
+    is_indexed = kind == "job"
+    hosts = {
+        "PADDLE_MASTER": f"{job.name}-0.{job.name}:{_PORT}",
+        "PADDLE_NNODES": str(job.nodes),
+        "PADDLE_JOB_ID": job.name,
+    }
+    own = dict(pair.split("=", 1) for pair in job.env)
+    address = {"fieldRef": {"fieldPath": "status.podIP"}}
+    token = {"secretKeyRef": {"name": f"{job.name}-token", "key": "token"}}
+    claims = [(f"volume-{number}", *volume) for number, volume in enumerate(job.volumes)]
+    amounts = {"nvidia.com/gpu": str(job.gpus or ""), "cpu": job.cpus, "memory": job.memory}
+    words = (job.python, "-m", "fleetrun", *job.words)
+    has_volcano = job.volcano is not None
     return {
-        "app.kubernetes.io/name": "fleetrun",
-        "app.kubernetes.io/instance": job.name,
-        "app.kubernetes.io/managed-by": "fleetrun",
-    }
-
-
-def _secret(job: KubernetesJob) -> Document:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(job, f"{job.name}-token"),
-        "type": "Opaque",
-        "stringData": {"token": job.token},
-    }
-
-
-def _pod_group(job: KubernetesJob) -> Document:
-    """Let Volcano start all pods at once, or none."""
-    return {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "PodGroup",
-        "metadata": _metadata(job),
-        "spec": {"minMember": job.nodes, "queue": job.volcano},
-    }
-
-
-def _of_queue(job: KubernetesJob) -> Document:
-    """Return the metadata of the resource that Kueue admits."""
-    found = _metadata(job)
-    if job.kueue is not None:
-        found["labels"] = {**found["labels"], _KUEUE: job.kueue}
-    return found
-
-
-def _given(**fields: object) -> Document:
-    """Return those of FIELDS that are said."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _service(job: KubernetesJob) -> Document:
-    """Give each pod a name that the others can resolve: NAME-INDEX.NAME."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job),
-        "spec": {
-            "clusterIP": "None",
-            # They look for each other before they are ready.
-            "publishNotReadyAddresses": True,
-            "selector": {"app.kubernetes.io/instance": job.name},
-            "ports": [{"name": _MASTER, "port": _PORT}],
-        },
-    }
-
-
-def _indexed(job: KubernetesJob) -> Document:
-    env = [
-        {"name": "PADDLE_MASTER", "value": f"{job.name}-0.{job.name}:{_PORT}"},
-        {"name": "PADDLE_NNODES", "value": str(job.nodes)},
-        {"name": "PADDLE_JOB_ID", "value": job.name},
-    ]
-    template = _template(job, env)
-    template["spec"]["subdomain"] = job.name
-    # With a failure policy pods are never restarted in place.
-    template["spec"]["restartPolicy"] = "Never"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": _of_queue(job),
-        "spec": {
-            # Kueue lets it begin when there is room for all pods.
-            **_given(suspend=True if job.kueue else None, ttlSecondsAfterFinished=job.ttl),
-            "completionMode": "Indexed",
-            "completions": job.nodes,
-            "parallelism": job.nodes,
-            # All hosts fail together, so each attempt counts once for each of them.
-            "backoffLimit": job.retries * job.nodes,
-            "podFailurePolicy": {
-                "rules": [
-                    # Preempted, drained, evicted: no failure of the job.
-                    {
-                        "action": "Ignore",
-                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                    },
-                    {
-                        "action": "FailJob",
-                        # The schema of 1.26 asks for it, and none is what is meant.
-                        "onPodConditions": [],
-                        "onExitCodes": {
-                            "containerName": _CONTAINER,
-                            "operator": "In",
-                            "values": [*_NOT_RETRYABLE],
-                        },
-                    },
-                ]
-            },
-            "template": template,
-        },
-    }
-
-
-def _paddlejob(job: KubernetesJob) -> Document:
-    """Return the resource of Kubeflow's training operator, which sets PADDLE_MASTER and NNODES."""
-    gang = None if job.volcano is None else {"minAvailable": job.nodes, "queue": job.volcano}
-    worker = {
-        "replicas": job.nodes,
-        "restartPolicy": "OnFailure" if job.retries else "Never",
-        "template": _template(job, []),
-    }
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PaddleJob",
-        "metadata": _of_queue(job),
-        "spec": {
-            "runPolicy": {
-                "backoffLimit": job.retries,
-                "cleanPodPolicy": "None",
-                **_given(
-                    suspend=True if job.kueue else None,
-                    ttlSecondsAfterFinished=job.ttl,
-                    schedulingPolicy=gang,
-                ),
-            },
-            "paddleReplicaSpecs": {"Worker": worker},
-        },
-    }
-
-
-def _template(job: KubernetesJob, env: Sequence[Document]) -> Document:
-    """Return the pod of JOB, told ENV."""
-    volumes: list[Document] = [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}}
-    ]
-    mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - it is one
-    for number, (claim, path) in enumerate(job.volumes):
-        volume = {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        volumes.append(volume)
-        mounts.append({"name": f"volume-{number}", "mountPath": path})
-    amounts = {_GPU: str(job.gpus or ""), "cpu": job.cpus, "memory": job.memory}
-    limits = {resource: amount for resource, amount in amounts.items() if amount}
-    pairs = (one.partition("=") for one in job.env)
-    container: Document = {
-        "name": _CONTAINER,
-        "image": job.image,
-        "command": [_EXPANDED.sub("$$", one) for one in (job.python, "-m", "fleetrun", *job.words)],
+        **{name: getattr(job, name) for name in _AS_THEY_ARE},
+        "secret": f"{job.name}-token",
+        "port": _PORT,
+        "suspend": True if job.kueue else None,
+        "failures": job.retries * job.nodes,
+        "again": "OnFailure" if job.retries else "Never",
+        "group": job.name if has_volcano else None,
+        "gang": job.nodes if has_volcano else None,
+        "scheduler": "volcano" if has_volcano else None,
+        "selector": dict(label.split("=", 1) for label in job.node_selector) or None,
+        "tolerations": [_toleration(taint) for taint in job.tolerations] or None,
+        "command": [_EXPANDED.sub("$$", word) for word in words],
         "env": [
-            *env,
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {
-                "name": TOKEN,
-                "valueFrom": {"secretKeyRef": {"name": f"{job.name}-token", "key": "token"}},
-            },
-            *({"name": key, "value": value} for key, _, value in pairs),
+            *(_variable(name, value) for name, value in hosts.items() if is_indexed),
+            {"name": "POD_IP", "valueFrom": address},
+            {"name": TOKEN, "valueFrom": token},
+            *(_variable(name, value) for name, value in own.items()),
         ],
-        "ports": [{"name": _MASTER, "containerPort": _PORT}],
-        "volumeMounts": mounts,
-    }
-    if limits:
-        container["resources"] = {"limits": limits, "requests": dict(limits)}
-    selected = dict(one.split("=", 1) for one in job.node_selector)
-    metadata: Document = {"labels": _labels(job)}
-    if job.volcano is not None:
-        metadata["annotations"] = {_GROUP: job.name}
-    return {
-        "metadata": metadata,
-        "spec": {
-            **_given(
-                nodeSelector=selected or None,
-                tolerations=[_toleration(one) for one in job.tolerations] or None,
-                schedulerName=None if job.volcano is None else "volcano",
+        "mounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - it is one
+            *({"name": name, "mountPath": path} for name, _, path in claims),
+        ],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}},
+            *(
+                {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+                for name, claim, _ in claims
             ),
-            "containers": [container],
-            "terminationGracePeriodSeconds": _GRACE_S,
-            "volumes": volumes,
-        },
+        ],
+        "limits": {name: amount for name, amount in amounts.items() if amount} or None,
+        "subdomain": job.name if is_indexed else None,
+        "restart": "Never" if is_indexed else None,
     }
+
+
+_AS_THEY_ARE = (
+    *("name", "namespace", "nodes", "image", "token", "ttl", "retries", "kueue", "volcano"),
+)
+
+
+def _variable(name: str, value: str) -> Document:
+    return {"name": name, "value": value}
 
 
 def _toleration(text: str) -> Document:
@@ -283,8 +186,12 @@ def _toleration(text: str) -> Document:
     """
     taint, _, effect = text.partition(":")
     key, has_value, value = taint.partition("=")
-    found: Document = {"key": key, "operator": "Equal" if has_value else "Exists"}
-    return {**found, **_given(value=value if has_value else None, effect=effect or None)}
+    toleration = {"key": key, "operator": "Equal" if has_value else "Exists"}
+    return (
+        toleration
+        | ({"value": value} if has_value else {})
+        | ({"effect": effect} if effect else {})
+    )
 
 
 def text(found: Sequence[Document]) -> str:
@@ -337,68 +244,38 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
             f"{WHAT}: give --image NAME, one that has Paddle, fleetrun and the script."
         )
     name = str(fields["name"] or common.name(parsed).lower().replace("_", "-"))
-    _fits("name", name, _NAME, "small letters, digits and hyphens, a letter first, 52 at most")
-    for option in ("cpus", "memory", "shm"):
-        if fields[option] is not None:
-            _fits(option, str(fields[option]), _QUANTITY, "a quantity, as 8, 500m or 64Gi")
-    for option in ("kueue", "volcano"):
-        if fields[option] is not None:
-            _fits(option, str(fields[option]), _QUEUE, "the name of a queue")
-    env = common.texts(fields["env"])
-    for pair in env:
-        _fits("env", pair, _VARIABLE, "NAME=VALUE")
-    volumes = []
-    for volume in common.texts(fields["volume"]):
-        _fits("volume", volume, _VOLUME, "CLAIM=/PATH")
-        claim, _, path = volume.partition("=")
-        volumes.append((claim, path))
-    namespace = fields["namespace"]
+    given = {
+        option: common.texts(value) if isinstance(value, tuple | list) else (str(value),)
+        for option, value in {**fields, "name": name}.items()
+        if value is not None
+    }
+    for option, (pattern, wanted) in _FORMS.items():
+        for value in given.get(option, ()):
+            if not pattern.fullmatch(value):
+                shown = value.partition("=")[0] if option == "env" else value
+                raise UsageError(f"{WHAT}: --{option}={shown}: give {wanted}.")
+    for option in ("image", "namespace"):
+        for value in given.get(option, ()):
+            common.plain(WHAT, option, value)
+    single = {option: values[0] for option, values in given.items() if option in _SINGLE}
+    volumes = (volume.partition("=") for volume in given["volume"])
     job = KubernetesJob(
-        name=name,
-        image=common.plain(WHAT, "image", str(fields["image"])),
-        nodes=common.number(fields["nodes"]) or 1,
+        **single,
         words=parsed.words,
         token=new_token(),
+        nodes=common.number(fields["nodes"]) or 1,
         gpus=common.number(fields["gpus"]) or 0,
-        cpus=_text(fields, "cpus"),
-        memory=_text(fields, "memory"),
-        shm=str(fields["shm"]),
-        namespace=None if namespace is None else common.plain(WHAT, "namespace", str(namespace)),
-        python=str(fields["python"]),
-        env=env,
-        volumes=tuple(volumes),
         retries=common.number(fields["retries"]) or 0,
-        node_selector=_each(fields, "node_selector", _LABEL, "a label, as pool=a100"),
-        tolerations=_each(fields, "toleration", _TOLERATION, "KEY[=VALUE][:EFFECT]"),
         ttl=common.number(fields["ttl"]),
-        kueue=_text(fields, "kueue"),
-        volcano=_text(fields, "volcano"),
+        env=given["env"],
+        volumes=tuple((claim, path) for claim, _, path in volumes),
+        node_selector=given["node_selector"],
+        tolerations=given["toleration"],
     )
     if job.kueue is not None and job.volcano is not None:
         raise UsageError(f"{WHAT}: --kueue and --volcano: give one of them.")
     found = documents(job, kind)
     return apply(found) if is_applied else put(text(found))
-
-
-def _each(
-    fields: Mapping[str, object], name: str, pattern: re.Pattern[str], wanted: str
-) -> tuple[str, ...]:
-    """Return the values of the repeatable option NAME, each as PATTERN says."""
-    values = common.texts(fields[name])
-    for one in values:
-        _fits(name, one, pattern, wanted)
-    return values
-
-
-def _text(fields: Mapping[str, object], name: str) -> str | None:
-    return None if fields[name] is None else str(fields[name])
-
-
-def _fits(option: str, value: str, pattern: re.Pattern[str], wanted: str) -> None:
-    """Raise UsageError unless the whole VALUE of OPTION is as PATTERN says."""
-    if not pattern.fullmatch(value):
-        shown = value.partition("=")[0] if option == "env" else value
-        raise UsageError(f"{WHAT}: --{option}={shown}: give {wanted}.")
 
 
 command = common.QueueCommand(
