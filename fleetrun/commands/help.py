@@ -1,11 +1,13 @@
 """`fleetrun --help`: one screen without click, and sections that click's formatter lays out."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fleetrun.commands import COMMANDS
 from fleetrun.commands.pager import page
+from fleetrun.plan.visible import wrapped
 
 if TYPE_CHECKING:
     from click import HelpFormatter
@@ -77,6 +79,8 @@ NOTES = (
 )
 
 
+DOMAIN = "fleetrun"
+LOCALES = os.path.join(os.path.dirname(os.path.dirname(__file__)), "locale")
 # Of a help text, besides those of options.
 WORDS = ("Usage: ", "Examples", "Exit codes", "Completion by Tab", "[default: {}]")
 _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
@@ -84,58 +88,55 @@ _LANGUAGES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 def show(section: str, choice: str, environ: Mapping[str, str]) -> int:
     """Show the help text of SECTION: the screen, all, codes, or one of options.SECTIONS."""
-    translate = _translation(environ)
+    translate = translation(environ)
     if section == "screen":
         return page(translate(SCREEN).format(commands="|".join(COMMANDS)), choice, environ)
     return page(text(section, translate), choice, environ)
 
 
-def _translation(environ: Mapping[str, str]) -> Callable[[str], str]:
+def translation(environ: Mapping[str, str]) -> Callable[[str], str]:
     """Return what translates texts for those who read Chinese; messages stay English."""
     asked = next((environ[name] for name in _LANGUAGES if environ.get(name)), "")
     # Of `a:b` the first is meant, and English texts are here, so it is not looked further.
     language = asked.partition(":")[0]
     if not language.startswith("zh"):
         return str
-    from fleetrun.commands import chinese  # others do not pay for it
+    import gettext  # others do not pay for it
 
-    return chinese.translation(language).gettext
+    return gettext.translation(DOMAIN, LOCALES, [language], fallback=True).gettext
 
 
 def text(section: str = "all", translate: Callable[[str], str] = str) -> str:
     """Return the help text, or the SECTION of it, as wide as the terminal; TRANSLATE makes it."""
-    from fleetrun import options  # the screen lacks them
+    from click import HelpFormatter  # slow, and the screen lacks it
 
-    formatter = _formatter(is_english=translate is str)
+    from fleetrun import options
+
+    formatter = HelpFormatter(max_width=_WIDTH)
     if section == "all":
         formatter.write_usage("fleetrun", _USAGE, prefix=translate("Usage: "))
         formatter.write_paragraph()
-        formatter.write_text(translate(ABOUT))
-        with formatter.section(translate("Examples")):
-            formatter.write_dl(_translated(EXAMPLES, translate), col_max=45)
+        formatter.write_text(_lines(translate(ABOUT), formatter.width))
+        _write_rows(formatter, translate("Examples"), _translated(EXAMPLES, translate), 45)
     for name, group in options.SECTIONS.items():
-        if section in {"all", name}:
-            _write_group(formatter, group, translate)
+        if section not in {"all", name}:
+            continue
+        rows = [row(each, translate) for each in options.TABLE if each.group == group]
+        if group == options.LATER:
+            with formatter.section(translate(group)):
+                # Only so that people find the name they know; no use can be made of it yet.
+                formatter.write_text(", ".join(term for term, _ in rows))
+        else:
+            _write_rows(formatter, translate(group), rows)
     if section in {"all", "codes"}:
-        with formatter.section(translate("Exit codes")):
-            formatter.write_dl(_translated(EXIT_CODES, translate))
+        _write_rows(formatter, translate("Exit codes"), _translated(EXIT_CODES, translate))
     if section == "all":
-        with formatter.section(translate("Completion by Tab")):
-            formatter.write_dl(_translated(COMPLETION, translate))
+        title = translate("Completion by Tab")
+        _write_rows(formatter, title, _translated(COMPLETION, translate))
     formatter.write_paragraph()
     for note in NOTES:
-        formatter.write_text(translate(note))
+        formatter.write_text(_lines(translate(note), formatter.width))
     return formatter.getvalue()
-
-
-def _formatter(*, is_english: bool) -> "HelpFormatter":
-    from click import HelpFormatter  # slow, and the screen lacks it
-
-    if is_english:
-        return HelpFormatter(max_width=_WIDTH)
-    from fleetrun.commands.chinese import WideFormatter
-
-    return WideFormatter(max_width=_WIDTH)
 
 
 def _translated(
@@ -144,16 +145,19 @@ def _translated(
     return [(term, translate(said)) for term, said in rows]
 
 
-def _write_group(formatter: "HelpFormatter", group: str, translate: Callable[[str], str]) -> None:
-    from fleetrun import options
+def _write_rows(
+    formatter: "HelpFormatter", title: str, rows: Sequence[tuple[str, str]], col_max: int = 30
+) -> None:
+    """Write ROWS of terms and what they mean as the section TITLE."""
+    # As wide as click has it.
+    room = formatter.width - min(max(len(term) for term, _ in rows), col_max) - 4
+    with formatter.section(title):
+        formatter.write_dl([(term, _lines(meant, room)) for term, meant in rows], col_max=col_max)
 
-    members = [each for each in options.TABLE if each.group == group]
-    with formatter.section(translate(group)):
-        if group == options.LATER:
-            # Only so that people find the name they know; no use can be made of it yet.
-            formatter.write_text(", ".join(row(option)[0] for option in members))
-        else:
-            formatter.write_dl([row(option, translate) for option in members])
+
+def _lines(said: str, room: int) -> str:
+    """Break SAID into lines, which click leaves alone: it knows no character of two columns."""
+    return "\n".join(("\b", *wrapped(said, room)))
 
 
 def row(option: "Option", translate: Callable[[str], str] = str) -> tuple[str, str]:

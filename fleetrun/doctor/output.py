@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.doctor import transfers
 from fleetrun.doctor.findings import ERROR, OK, WARNING, exit_code
+from fleetrun.plan.visible import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,19 +41,20 @@ def text(
     """
     indent = max(map(len, _COLORS)) + 2
     column = max((len(one.check) for one in findings), default=0) + 2 + indent
+    room = width - column if width - column >= _NARROWEST else 0
     lines = []
     for one in findings:
         level = f"{one.level:<{indent}}"
         if is_coloured:
             level = f"{_COLORS[one.level]}{level}{_END}"
-        first, *more = _wrapped(one.seen, width - column)
+        first, *more = wrapped(one.seen, room) or [""]
         lines.append(f"{level}{one.check:<{column - indent}}{first}")
         lines += [f"{'':{column}}{line}" for line in more]
         for title, said in (("effect: ", one.means), ("fix:    ", one.fix)):
             if said:
                 # A command is copied, so it is never broken.
-                room = width - column - len(title) if title == "effect: " else 0
-                first, *more = _wrapped(said, room)
+                is_prose = room and title == "effect: "
+                first, *more = wrapped(said, room - len(title) if is_prose else 0)
                 lines.append(f"{'':{column}}{title}{first}")
                 lines += [f"{'':{column + len(title)}}{line}" for line in more]
     if measured is not None and measured.rows:
@@ -104,13 +105,6 @@ def document(
 def _record(one: Finding) -> dict[str, str]:
     """Return ONE as schema 1 has it, where the command that fixes it is `mend`."""
     return dict(zip(KEYS, one, strict=True))
-
-
-def _wrapped(said: str, room: int) -> list[str]:
-    """Return SAID in lines of ROOM columns, where there is room at all."""
-    if room < _NARROWEST:
-        return [said]
-    return textwrap.wrap(said, room, break_long_words=False, break_on_hyphens=False)
 
 
 def _counted(number: int, what: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.plan.visible import columns, elided, visible
+from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # A terminal's usual width, of which the lines' "fleetrun: " takes its part.
 WIDTH = 80
 _NAME = "fleetrun: "
-# Before what continues a line on a narrower one.
-_INDENT = "  "
 _TRAINER = "trainer"
 
 
@@ -44,23 +42,7 @@ def brief(
     lines.append(_fitted("settings in ", visible(run_dir), f"/{names.LAUNCH}", room))
     if width >= WIDTH:
         return lines
-    return [part for line in lines for part in _broken(line, width - len(_NAME))]
-
-
-def _broken(line: str, room: int) -> list[str]:
-    """Break LINE between words into lines of at most ROOM columns, where a word allows.
-
-    >>> _broken("starting train.py on this host: ranks 0-1 of 2", 36)
-    ['starting train.py on this host:', '  ranks 0-1 of 2']
-    """
-    first, *words = line.split(" ")
-    lines = [first]
-    for word in words:
-        if columns(lines[-1]) + 1 + columns(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f"{_INDENT}{word}")
-    return lines
+    return [part for line in lines for part in wrapped(line, width - len(_NAME), "  ")]
 
 
 def _what(request: Request, plan: LaunchPlan, room: int) -> str:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 _DOTS = "..."
+# A line may end behind blanks, and on both sides of a character of two columns, with the brackets
+# that open before it and the stops behind it.
+_WIDE = "\u2e80-\u9fff\uff00-\uffef\u3001-\u303f"
+_STOPS = "\uff0c\u3002\uff1a\uff1b\u3001\uff09\uff1f\uff01"
+_PIECE = rf"\uff08*(?:[^\s{_WIDE}]+|[{_WIDE}])[{_STOPS}]*|\s+"
 
 
 def visible(text: str) -> str:
@@ -45,6 +52,28 @@ def columns(text: str) -> int:
     return sum(
         0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text
     )
+
+
+def wrapped(text: str, room: int, indent: str = "") -> list[str]:
+    """Break TEXT into lines of at most ROOM columns, where a word allows; 0: into one line.
+
+    INDENT begins all but the first.
+
+    >>> wrapped("每个设备一个进程 on one host", 10)
+    ['每个设备一', '个进程 on', 'one host']
+    >>> wrapped("161 gradients in 6 allreduces", 17, "  ")
+    ['161 gradients in', '  6 allreduces']
+    """
+    if room <= 0:
+        return [text] if text else []
+    lines, empty = [""], ""
+    for piece in re.findall(_PIECE, text):
+        if lines[-1] != empty and room < columns(lines[-1] + piece.rstrip()):
+            lines[-1] = lines[-1].rstrip()
+            lines.append(empty := indent)
+        if lines[-1] != empty or not piece.isspace():
+            lines[-1] += " " * len(piece) if piece.isspace() else piece
+    return [*lines[:-1], lines[-1].rstrip()] if lines[-1] else []
 
 
 def elided(text: str, room: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from fleetrun.plan.visible import wrapped
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
 from fleetrun.sources.overview import as_sentence
@@ -219,23 +220,6 @@ def _by_rank(
         one if len(labels) == len(who) else f"{_sentence(listed(labels))}: {one}"
         for one, labels in by.items()
     ]
-
-
-def wrapped(text: str, room: int) -> list[str]:
-    """Break TEXT between words into lines of at most ROOM, where a word allows.
-
-    >>> wrapped("161 gradients in 6 allreduces", 16)
-    ['161 gradients in', '6 allreduces']
-    """
-    if room <= 0:
-        return [text] if text else []
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + 1 + len(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
 
 
 def _sentence(words: str) -> str:

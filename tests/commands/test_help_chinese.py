@@ -14,7 +14,6 @@ import pytest
 from waiting import LONG_S
 
 from fleetrun import options
-from fleetrun.commands import chinese
 from fleetrun.commands import help as pages
 from fleetrun.plan.visible import columns
 
@@ -40,13 +39,13 @@ def test_every_text_has_its_translation_in_the_file_that_is_read() -> None:
 
 
 def test_what_is_typed_is_the_same_in_both_languages() -> None:
-    translate = chinese.translation("zh_CN.UTF-8").gettext
+    translate = pages.translation({"LANG": "zh_CN.UTF-8"})
     for text in tool().wanted():
         assert set(TYPED.findall(text)) == set(TYPED.findall(translate(text))), text
 
 
 def test_all_of_the_help_is_translated_and_fits() -> None:
-    translate = chinese.translation("zh_CN.UTF-8").gettext
+    translate = pages.translation({"LANG": "zh_CN.UTF-8"})
     shown = pages.text("all", translate)
     for option in options.TABLE:
         assert f"{option.flag}" in shown
