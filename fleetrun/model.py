@@ -93,8 +93,9 @@ class Request(NamedTuple):
     # A shell command that a host of an elastic job runs before each start.
     elastic_pre_hook: str | None = None
     start_port: int | None = None
-    # Where free ports are looked for.
+    # Where free ports are looked for, and whether those of other hosts are tried before the start.
     port_range: tuple[int, int] | None = None
+    port_check: bool = True
     # Hosts to start the job on by ssh, as they were written, and by which command.
     hosts: str | None = None
     hostfile: str | None = None

@@ -566,6 +566,16 @@ TABLE: tuple[Option, ...] = (
         env=("PORT_RANGE",),
     ),
     Option(
+        "port_check",
+        "bool",
+        HOSTS,
+        "Try before each start, for at most a second, whether hosts reach the ports of each "
+        "other's ranks, and name those that they do not.",
+        metavar="BOOL",
+        default="true",
+        bare="true",
+    ),
+    Option(
         "nnodes",
         "text",
         HOSTS,

@@ -160,6 +160,7 @@ def resolve(
         elastic_pre_hook=chosen["elastic_pre_hook"].of(str) or None,
         start_port=chosen["start_port"].of(int),
         port_range=_port_range(chosen["port_range"]),
+        port_check=chosen["port_check"].value is True,
         hosts=chosen["hosts"].of(str),
         hostfile=chosen["hostfile"].of(str),
         include=chosen["include"].of(str),

@@ -100,6 +100,7 @@ VALUES = {
     "network": ("eth0", "10.0.0.0/16"),
     "start_port": ("6000", "7000"),
     "port_range": ("20000:20999", "30000:30010"),
+    "port_check": ("false", "true"),
     "nnodes": ("1", "1:1"),
     "master": ("a:1", "b:2"),
     "elastic_server": ("etcd://a:1", "etcd://b:2"),

@@ -155,6 +155,9 @@ def _hang(hang: Hung, devices: Mapping[str, str]) -> list[str]:
         lines.append(f"    {_sentence(listed(who))}{on} {stand} in {where}{alone}.")
     if len(hang.places) > _PLACES:
         lines.append(f"    The others stand in {len(hang.places) - _PLACES} more places.")
+    lines += [f"    {_sentence(one)}." for one in hang.unreached[:_PLACES]]
+    if len(hang.unreached) > _PLACES:
+        lines.append(f"    There are more: {len(hang.unreached) - _PLACES}.")
     lines += [
         f"    A forked child of {label}, pid {pid}, is deadlocked: all its threads wait for locks, "
         f"in {where}."

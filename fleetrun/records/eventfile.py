@@ -13,9 +13,9 @@ which they usually come, and what else their lines have:
 - `noticed`: `what` (stopped, continued, straggler, stacks, went on, ended, task lost), `who`
   (labels), `text`.
 - `stacks wanted`: somebody sent SIGQUIT.
-- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`,
-  and the `deadlocked` forked children (`child_of`, `pid`, `where`)
-  (the files).
+- `hung`: `seconds` of silence, the `odd` ones (labels), `places` (`who` stands `where`), `stacks`
+  (the files), the `deadlocked` forked children (`child_of`, `pid`, `where`), and who does not reach
+  which endpoint (`unreached`, sentences).
 - `judged`: what became of the strategy, once the ranks' evidence tells: `verdicts` (each with `who`
   (labels), `name`, `asked`, `in_effect`, `status` (effective, no_effect, refused, script, no_word)
   and `why`), `silent` (labels without evidence), `ranks_equal` (null: not compared). It comes again

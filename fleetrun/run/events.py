@@ -140,14 +140,20 @@ class Hung(NamedTuple):
     sign: str = "life"
     # Forked children that wait for locks which nobody can release: whose, which, and where.
     deadlocked: tuple[tuple[str, int, str], ...] = ()
+    # Who does not reach which endpoint, each a sentence without its end.
+    unreached: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return one line of text.
 
         >>> Hung(30.0, at=99.0, odd=("rank 1",)).describe()
         'the job hung for 30 s, rank 1 elsewhere than the rest'
+        >>> Hung(30.0, at=99.0, unreached=("rank 1 does not reach 10.0.0.1:6070",)).describe()
+        'the job hung for 30 s, rank 1 does not reach 10.0.0.1:6070'
         """
         where = f", {' and '.join(self.odd)} elsewhere than the rest" if self.odd else ""
+        if self.unreached:
+            where = f", {self.unreached[0]}"
         return f"the job hung for {self.seconds:.0f} s{where}"
 
 

@@ -15,7 +15,7 @@ from fleetrun.session.connection import Connection, Link, plain_address, reason
 from fleetrun.session.resolver import Lookup, Place, literal, own_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.run.loop import Waiting
     from fleetrun.session.authentication import Key
@@ -48,6 +48,21 @@ class Target(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def in_words(troubles: Mapping[Target, str]) -> str:
+    """Return TROUBLES with the ports of one host together.
+
+    >>> in_words({Target("a", 1): "no answer", Target("a", 2): "no answer"})
+    'a:1, 2: no answer'
+    """
+    alike: dict[tuple[str, str], list[Target]] = {}
+    for target, why in troubles.items():
+        alike.setdefault((target.host, why), []).append(target)
+    return "; ".join(
+        f"{', '.join([str(targets[0]), *(str(one.port) for one in targets[1:])])}: {why}"
+        for (_, why), targets in alike.items()
+    )
+
+
 class Dialer:
     """Calls TARGETS in turn until one answers as a launcher that knows KEY; it goes to OPENED.
 
@@ -76,7 +91,7 @@ class Dialer:
         self._queue: list[tuple[Target, Place]] = []
         self._attempts: list[_Attempt] = []
         # The last thing that went wrong with each, and those where somebody said what.
-        self._troubles: dict[Target, str] = {}
+        self.troubles: dict[Target, str] = {}
         self._refused: set[Target] = set()
 
     @property
@@ -85,13 +100,7 @@ class Dialer:
 
         A launcher's refusal says more than the silence of another address.
         """
-        alike: dict[tuple[str, str], list[Target]] = {}
-        for target, why in self._troubles.items():
-            alike.setdefault((target.host, why), []).append(target)
-        return "; ".join(
-            f"{', '.join([str(targets[0]), *(str(one.port) for one in targets[1:])])}: {why}"
-            for (_, why), targets in alike.items()
-        )
+        return in_words(self.troubles)
 
     @property
     def is_calling(self) -> bool:
@@ -147,9 +156,9 @@ class Dialer:
             usable = tuple(place for place in found if not place.is_loopback)
         self._places[target] = usable
         if not found:
-            self._troubles[target] = "the name cannot be resolved on this host"
+            self.troubles[target] = "the name cannot be resolved on this host"
         elif not usable:
-            self._troubles[target] = f"the name means {found[0].address}, which is this host"
+            self.troubles[target] = f"the name means {found[0].address}, which is this host"
         if not self._lookups:
             self._call_all()
 
@@ -185,7 +194,7 @@ class Dialer:
     def _ready(self, attempt: _Attempt, connection: Connection) -> None:
         self._attempts.remove(attempt)
         self.close()
-        self._troubles.clear()
+        self.troubles.clear()
         self._opened(connection)
 
     def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
@@ -194,7 +203,7 @@ class Dialer:
             self._refused.add(target)
         if attempt.is_refused or target not in self._refused:
             # A coordinator that has given up by now listens no more, which explains nothing.
-            self._troubles[target] = why
+            self.troubles[target] = why
         # Not at once: the caller may just be starting this attempt.
         self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
 

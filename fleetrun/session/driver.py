@@ -111,10 +111,12 @@ class Session:
         self._say = say
         self._relay = Relay()
         self._codec = Codec({**messages.MESSAGES, **exchange.MESSAGES})
-        self._key = Key(meeting.job_id, meeting.token, meeting.script)
+        self.key = Key(meeting.job_id, meeting.token, meeting.script)
         self._listener: Listener | None = None
         self._dialer: Dialer | None = None
         self._rival: RivalSearch | None = None
+        # What the check of the ports before the start has not reached.
+        self.unreached: tuple[str, ...] = ()
         self._targets: Sequence[Target] = ()
         self._connection: Connection | None = None
         self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
@@ -175,7 +177,7 @@ class Session:
         )
         if self._listener is not None:
             self._coordinator = state.begin(
-                meeting.terms, now, self.launcher, has_token=self._key.has_token
+                meeting.terms, now, self.launcher, has_token=self.key.has_token
             )
             self._listener.open(self._relay)
             if meeting.terms.names:
@@ -189,7 +191,7 @@ class Session:
         """Look for a host that takes itself for the first of the list, as this one does."""
         return RivalSearch(
             self._meeting.ports,
-            key=self._key,
+            key=self.key,
             codec=self._codec,
             waiting=self._relay,
             missing=lambda: () if self._coordinator is None else state.absent(self._coordinator),
@@ -208,7 +210,7 @@ class Session:
         self._targets = targets
         self._dialer = Dialer(
             targets,
-            key=self._key,
+            key=self.key,
             codec=self._codec,
             waiting=self._relay,
             opened=self._answered,
@@ -220,7 +222,7 @@ class Session:
         listener = Listener(
             addresses,
             meeting.ports,
-            key=self._key,
+            key=self.key,
             codec=self._codec,
             opened=self._callers.take,
             refused=self._caller_refused,
@@ -411,7 +413,7 @@ class Session:
             now,
             caller.address,
             caller.local_address,
-            has_same_script=caller.has_same_script and (bool(self._key.script) or None),
+            has_same_script=caller.has_same_script and (bool(self.key.script) or None),
         )
         self._do(partial(self._feed_coordinator, received))
 

@@ -147,7 +147,7 @@ class ElectedSession(Session):
         if leader is None or self._listener is None or self._member is None or self._is_closed:
             return
         self._hang_up()
-        has_token = self._key.has_token
+        has_token = self.key.has_token
         begun = (
             state.begin(self.terms, now, leader.job, has_token=has_token)
             if job is None

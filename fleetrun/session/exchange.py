@@ -85,6 +85,8 @@ class Stacks(NamedTuple):
     sign: str
     # Forked children that wait for locks: whose, which, and where.
     deadlocked: tuple[tuple[int, int, str], ...]
+    # Endpoints that are not reached, and which process tries to; -1: its launcher did, before.
+    unreached: tuple[tuple[int, str], ...]
 
 
 class PackedEvidence(NamedTuple):

@@ -19,6 +19,7 @@ from fleetrun.records.variables import TOKEN
 from fleetrun.session.codec import LONGEST_TEXT
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.messages import Offer, is_name
+from fleetrun.session.portcheck import PortCheck
 from fleetrun.session.rendezvous import Rendezvous
 from fleetrun.session.seating import LIST
 from fleetrun.session.sharing import LogFolder
@@ -127,6 +128,7 @@ def join(
         warm=_warm if _is_python(request) else None,
         hook=_hook(request, facts, meeting.terms),
         settled=partial(_settle, logs, has_token=meeting.token is not None),
+        ports=_port_check(session, meeting, facts, slots),
     )
     session.closed = logs.forget
     return session, rendezvous
@@ -187,6 +189,17 @@ def tell(
         raise fault
 
     return session, Rendezvous(session, offer=offer, bare=bare, plan=plan, hide=hide, say=say)
+
+
+def _port_check(session: Session, meeting: Meeting, facts: Facts, slots: Slots) -> PortCheck | None:
+    """Return what tries the ports of other hosts; None where all are this one.
+
+    Trainers wait for their servers to listen, and name those that they do not reach: they must not
+    take a port for one that is held.
+    """
+    if hosts.is_loopback(meeting.host) or _has_roles(slots):
+        return None
+    return PortCheck(session.key, allowed=meeting.allowed, resolved=facts.resolved)
 
 
 def _warm() -> IsolatedCall:
@@ -256,6 +269,7 @@ def _meeting(
         spares=request.spares,
         grace_s=request.grace_s,
         hang_timeout_s=request.hang_timeout_s,
+        checks_ports=request.port_check,
         addresses=_known_addresses(found.hosts, facts) if point is None else (),
         has_store=point is not None and hosts.store_endpoints(request.master or "") is not None,
     )
@@ -386,11 +400,16 @@ def _settings(request: Request, slots: Slots, found: SelectedEngine) -> tuple[tu
     if slots.hosts:
         told = ",".join(f"{slot.role} {slot.host}:{slot.port}" for slot in slots.slots)
         settings.append(("the list of servers and trainers", comparable(told)))
-    if {slot.role for slot in slots.slots} != {TRAINER}:
+    if _has_roles(slots):
         roles = [slot.role for slot in slots.slots]
         counted = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         settings.append(("what each host has", counted))
     return tuple(settings)
+
+
+def _has_roles(slots: Slots) -> bool:
+    """Whether there are servers, or others that are no trainers."""
+    return {slot.role for slot in slots.slots} != {TRAINER}
 
 
 def _remarks(request: Request) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.errors import FleetrunError, RendezvousError
 from fleetrun.run.gathering import Gathering
+from fleetrun.session import portcheck
 from fleetrun.session.messages import Failure, Offer
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.driver import Session
     from fleetrun.session.messages import RosterMessage, Verdict
+    from fleetrun.session.portcheck import PortCheck
 
     class Settled(Protocol):
         """Called when the first rendezvous is over."""
@@ -48,7 +50,7 @@ class Rendezvous(Gathering):
     no offer, BARE is what the host joins with, to report why; HIDE masks secrets. SETTLED is called
     at the end of the first rendezvous. HEALTH asks before each later one whether this host is well,
     and before the first where it has stood by; WARM asks meanwhile whether Paddle can be imported.
-    HOOK runs the user's command before each.
+    HOOK runs the user's command before each. PORTS tries whether those of other hosts are reached.
     """
 
     is_shared = True
@@ -68,6 +70,7 @@ class Rendezvous(Gathering):
         health: Callable[[], IsolatedCall] | None = None,
         warm: Callable[[], IsolatedCall] | None = None,
         hook: Callable[[], IsolatedCall] | None = None,
+        ports: PortCheck | None = None,
     ) -> None:
         self._session = session
         self._offer = offer
@@ -79,6 +82,9 @@ class Rendezvous(Gathering):
         self._health = health
         self._warm = warm
         self._hook = hook
+        self._ports = ports
+        # Those that this host has offered.
+        self._offered: tuple[int, ...] = ()
         self._is_hooking = False
         self._call: IsolatedCall | None = None
         # Why Paddle cannot be imported, and what the others know of this host's health.
@@ -187,12 +193,16 @@ class Rendezvous(Gathering):
     def _join(self, trouble: str) -> None:
         """Join the generation; TROUBLE is why this host had better stay out."""
         trouble = self._told_trouble = trouble or self._cold
+        self._release()
         try:
             offer = self._offer(self._attempt)
         except FleetrunError as error:
             # Report it, so that the others do not wait for this host.
             self._tell(error)
         else:
+            own = () if offer.master_port is None else (offer.master_port,)
+            self._offered = (*own, *offer.ports)
+            self._hold()
             self._session.offer(offer._replace(trouble=self._hide(trouble)[:_LONGEST]))
 
     def _tell(self, fault: FleetrunError) -> None:
@@ -242,6 +252,7 @@ class Rendezvous(Gathering):
             return
         self._is_over = True
         self._abandon()
+        self._release()
         self.stage.withdraw()
         self._settle(has_begun=False)
         host = self._bare.named()
@@ -256,6 +267,7 @@ class Rendezvous(Gathering):
             return
         self._is_over = True
         self._abandon()
+        self._release()
         # From a call of the round's own, which is what it takes an answer from.
         self._waiting.alarm("unanswered", None, self._unanswered)
         self._waiting.alarm("answer", time.monotonic(), lambda: self._answer(planned))
@@ -304,6 +316,8 @@ class Rendezvous(Gathering):
         """Wait as long as the coordinator does."""
         if self._until is not None and not self._attempt:
             self._wait(self._session.terms.rdzv_timeout_s)
+        if self._offered and not self._is_over:
+            self._hold()
 
     def plan(self, roster: RosterMessage) -> None:
         """Plan for ROSTER, and say whether that is possible."""
@@ -335,7 +349,7 @@ class Rendezvous(Gathering):
             except FleetrunError as error:
                 fault = error
         if fault is None:
-            self._session.planned(None)
+            self._try_ports(roster)
             return
         self._fault = fault
         failure = self._failure(fault)
@@ -343,6 +357,37 @@ class Rendezvous(Gathering):
         is_departure = self.may_change and not self._session.serves
         no_retry = "" if is_departure else failure.what
         self._session.planned(failure._replace(is_departure=is_departure, no_retry=no_retry))
+
+    def _hold(self) -> None:
+        """Listen where the ranks will, if the job wants that to be tried."""
+        if self._ports is None:
+            return
+        if self._session.terms.checks_ports:
+            self._ports.hold(self._offered, self._waiting)
+        else:
+            self._ports.release()
+
+    def _release(self) -> None:
+        """Leave the ports to the ranks."""
+        if self._ports is not None:
+            self._ports.release()
+
+    def _try_ports(self, roster: RosterMessage) -> None:
+        """Be ready once the ports of others have been tried, which they keep until all are."""
+        ports = self._ports
+        if ports is None or not roster.terms.checks_ports:
+            self._session.planned(None)
+            return
+
+        def tried() -> None:
+            self._session.unreached = tuple(f"{one} ({why})" for one, why in ports.failures.items())
+            remark = ports.remark()
+            if remark:
+                self._say(remark)
+            self._session.planned(None)
+
+        me = [one.launcher for one in roster.entries].index(self._session.launcher)
+        ports.begin(portcheck.chosen(roster.entries, me), self._waiting, tried)
 
     def _failure(self, fault: FleetrunError) -> Failure:
         return Failure(self._bare.named(), self._shareable(fault), fault.exit_code)

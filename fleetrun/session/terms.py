@@ -24,6 +24,7 @@ _OPTIONS = (
     ("--heartbeat_timeout", ("heartbeat_timeout_s",)),
     ("--elastic_timeout", ("elastic_timeout_s",)),
     ("--hang_timeout", ("hang_timeout_s",)),
+    ("--port_check", ("checks_ports",)),
 )
 _SECONDS = tuple(name for _, names in _OPTIONS for name in names if name.endswith("_s"))
 
@@ -49,6 +50,8 @@ class Terms(NamedTuple):
     # How long ranks that are asked to end may take, and after which silence they hang; 0: never.
     grace_s: float = 10.0
     hang_timeout_s: float = 0.0
+    # Whether hosts try each other's rank ports before a start.
+    checks_ports: bool = True
     # Whether a store outside of the job knows its roster, so that its coordinator can be replaced.
     has_store: bool = False
 
@@ -150,4 +153,7 @@ def differences(asked: Terms, terms: Terms) -> list[str]:
 
 
 def _value(terms: Terms, names: Sequence[str]) -> str:
-    return ":".join(dict.fromkeys(f"{getattr(terms, name):g}" for name in names))
+    values = [getattr(terms, name) for name in names]
+    if isinstance(values[0], bool):
+        return "on" if values[0] else "off"
+    return ":".join(dict.fromkeys(f"{value:g}" for value in values))

@@ -136,6 +136,7 @@ class EventLog(Sink):
                         {"child_of": who, "pid": pid, "where": place}
                         for who, pid, place in happening.deadlocked
                     ],
+                    unreached=list(happening.unreached),
                 )
             case Ready(process=process, at=at, attempt=attempt):
                 name = self._plan.processes[process].name

@@ -30,6 +30,7 @@ _SLACK_S = 2.0
 _STACKS_S = 20.0
 # What the stacks of a host may have: they go in one message.
 _MOST_FRAMES, _MOST_LETTERS, _LONGEST_FRAME = 40, 150_000, 200
+_MOST_UNREACHED = 256
 
 
 class Silence:
@@ -123,8 +124,12 @@ class HangOfHosts:
         went_on: int | None,
         sign: str,
         deadlocked: Sequence[tuple[int, int, str]],
+        unreached: Sequence[tuple[int, str]],
     ) -> None:
-        """Tell where the ranks here stand, by process of the plan; WENT_ON: that one does not."""
+        """Tell where the ranks here stand, by process of the plan; WENT_ON: that one does not.
+
+        UNREACHED is what they do not reach, to which is added what this launcher did not.
+        """
         places = [
             self._plan.ranks.index(spec.rank) if spec.rank else -1 for spec in self._plan.processes
         ]
@@ -145,6 +150,10 @@ class HangOfHosts:
             -1 if went_on is None else places[went_on],
             sign,
             tuple((places[process], pid, where[:300]) for process, pid, where in deadlocked),
+            (
+                *((places[process], where) for process, where in unreached[:_MOST_UNREACHED]),
+                *((-1, where[:300]) for where in self._session.unreached),
+            ),
         )
         self._session.to_coordinator(message)
 
@@ -190,6 +199,7 @@ class HangOfHosts:
         ranks = self._plan.ranks
         stacks: dict[int, places.Stack] = {}
         deadlocked: list[tuple[str, int, str]] = []
+        unreached: list[str] = []
         for node_rank, told in self._stacks.items():
             mine = {n for n, spec in enumerate(ranks) if spec.node_rank == node_rank}
             stacks |= {
@@ -204,6 +214,17 @@ class HangOfHosts:
                 (self._label(process), pid, visible(where))
                 for process, pid, where in told.deadlocked
                 if process in mine
+            ]
+            unreached += [
+                f"{self._label(process)} does not reach {visible(where)}"
+                for process, where in told.unreached
+                if process in mine
+            ]
+            host = visible(self._plan.nodes[node_rank])
+            unreached += [
+                f"before the start {host} did not reach {visible(where)}"
+                for process, where in told.unreached
+                if process < 0
             ]
         self._write(stacks)
         finding = places.compare(stacks)
@@ -220,6 +241,7 @@ class HangOfHosts:
                 stacks=names.run_path(self._plan, names.stacks("*")),
                 sign=next((one for one in ("steps", "stacks") if one in signs), "life"),
                 deadlocked=tuple(deadlocked),
+                unreached=tuple(unreached),
             )
         )
 

@@ -1,4 +1,4 @@
-"""The bytes sent and received by the TCP connections of processes, from the kernel's inet_diag."""
+"""What the kernel's inet_diag tells of TCP: bytes of connections, and those that are not made."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")
 # Family, protocol, extensions, padding, states; then an identity, of which nothing is asked.
 _REQUEST = struct.Struct("=BBBxI48x")
-# Where in `struct inet_diag_msg` the inode is, and where its attributes begin.
-_INODE_AT, _ATTRIBUTES_AT = 68, 72
+# Where in `struct inet_diag_msg` the other end's port and address, and the inode are, and where its
+# attributes begin.
+_PORT_AT, _ADDRESS_AT, _INODE_AT, _ATTRIBUTES_AT = 6, 24, 68, 72
 _INODE = struct.Struct("=I")
 _ATTRIBUTE = struct.Struct("=HH")
 # The attribute that is a `struct tcp_info`, and where in it tcpi_bytes_acked and
@@ -28,6 +29,7 @@ _BYTES_AT = 120
 _BYTES = struct.Struct("=QQ")
 # All states but LISTEN (10), TIME_WAIT (6) and those of connections that are being made.
 _STATES = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
+_SYN_SENT = 2
 _ANSWER_S = 2.0
 # Of processes with very many open files the first are enough.
 _MOST_FILES = 16384
@@ -38,20 +40,79 @@ def traffic() -> dict[int, int]:
 
     Raises OSError without inet_diag: a seccomp filter, or not Linux's own kernel.
     """
+    messages = _dump(_STATES, 1 << (_INFO - 1))
+    return dict(pair for _, message in messages for pair in _connection(message))
+
+
+def connecting() -> dict[int, str]:
+    """Return where connections are being made to that nobody answers, by inode: `10.0.0.1:6070`.
+
+    Raises OSError where neither inet_diag nor /proc tells.
+    """
+    import socket
+
+    try:
+        messages = _dump(1 << _SYN_SENT, 0)
+    except OSError:
+        return _connecting_by_files()
+    found: dict[int, str] = {}
+    for family, message in messages:
+        (inode,) = _INODE.unpack_from(message, _INODE_AT)
+        size = 4 if family == socket.AF_INET else 16
+        address = socket.inet_ntop(family, message[_ADDRESS_AT : _ADDRESS_AT + size])
+        found[inode] = _endpoint(address, int.from_bytes(message[_PORT_AT : _PORT_AT + 2], "big"))
+    return found
+
+
+def _connecting_by_files(root: str = "/") -> dict[int, str]:
+    """Return the same from /proc, for where netlink is denied."""
+    import socket
+
+    found: dict[int, str] = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            with open(os.path.join(root, "proc/net", name), encoding="ascii") as file:
+                lines = file.read().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for words in map(str.split, lines):
+            if int(words[3], 16) == _SYN_SENT:
+                digits, _, port = words[2].partition(":")
+                # Each four bytes are a number of this machine.
+                parts = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                packed = struct.pack(f"={len(parts)}I", *parts)
+                address = socket.inet_ntop(family, packed)
+                found[int(words[9])] = _endpoint(address, int(port, 16))
+    return found
+
+
+def _endpoint(address: str, port: int) -> str:
+    """Return ADDRESS:PORT; IPv4 as such, even on a socket for both.
+
+    >>> _endpoint("::ffff:10.0.0.1", 80), _endpoint("fd00::1", 80)
+    ('10.0.0.1:80', '[fd00::1]:80')
+    """
+    if address.startswith("::ffff:") and "." in address:
+        address = address[7:]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _dump(states: int, extensions: int) -> list[tuple[int, bytes]]:
+    """Return the family and what the kernel says of each TCP socket that is in one of STATES."""
     import socket  # only a rank that shows no life is asked for it
 
-    found: dict[int, int] = {}
+    found: list[tuple[int, bytes]] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:
         # The kernel answers at once; whatever stands in for it may not.
         link.settimeout(_ANSWER_S)
         for family in (socket.AF_INET, socket.AF_INET6):
-            body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES)
+            body = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states)
             head = _HEADER.pack(
                 _HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, family, 0
             )
             link.sendto(head + body, (0, 0))
             try:
-                found.update(_answers(link.recv))
+                found += [(family, message) for message in _answers(link.recv)]
             except FileNotFoundError:
                 # A kernel without IPv6 knows nothing of its connections.
                 if family == socket.AF_INET:
@@ -59,7 +120,7 @@ def traffic() -> dict[int, int]:
     return found
 
 
-def _answers(receive: Callable[[int], bytes]) -> Iterator[tuple[int, int]]:
+def _answers(receive: Callable[[int], bytes]) -> Iterator[bytes]:
     while True:
         answer = receive(65536)
         if not answer:
@@ -75,7 +136,7 @@ def _answers(receive: Callable[[int], bytes]) -> Iterator[tuple[int, int]]:
             if kind == _ERROR:
                 (number,) = struct.unpack_from("=i", message)
                 raise OSError(-number, os.strerror(-number))
-            yield from _connection(message)
+            yield message
 
 
 def _connection(message: bytes) -> Iterator[tuple[int, int]]:

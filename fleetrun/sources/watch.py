@@ -504,6 +504,9 @@ class Watch(Source):
             (self._labels[one], child, where) for one, child, where in self._deadlocked(texts)
         )
         finding = places.compare({one: places.main_thread(text) for one, text in texts.items()})
+        unreached = tuple(
+            f"{self._labels[one]} does not reach {where}" for one, where in self._unreached()
+        )
         self._declare(
             Hung(
                 seconds=silence_s,
@@ -516,8 +519,28 @@ class Watch(Source):
                 stacks=self._stacks_of(tuple(texts)),
                 sign=sign,
                 deadlocked=deadlocked,
+                unreached=unreached,
             )
         )
+
+    def _unreached(self) -> list[tuple[int, str]]:
+        """Return who waits for a connection that nobody answers, and to where."""
+        from fleetrun.run import proc
+        from fleetrun.sources import sockets
+
+        try:
+            connecting = sockets.connecting()
+        except (OSError, ValueError):
+            # A hang is no less one.
+            return []
+        leaders = {rank.pid: process for process, rank in self._ranks.items()}
+        families = proc.families(proc.all_processes(), leaders) if connecting else {}
+        found = {
+            (leaders[pid], connecting[inode])
+            for pid, family in families.items()
+            for inode in sockets.inodes(one.pid for one in family) & connecting.keys()
+        }
+        return sorted(found)
 
     def _gone_on(self, before: Mapping[int, hang.Sample]) -> int | None:
         """Return a process that has shown life since BEFORE."""
@@ -564,12 +587,13 @@ class Watch(Source):
                 went_on=self._gone_on(before),
                 sign=self._sign,
                 deadlocked=self._deadlocked(texts),
+                unreached=self._unreached(),
             )
 
         if self._ranks and not self._is_ending:
             self._collect(f"nothing has happened for {silence_s:.0f} s on any host", reported)
         elif self._hosts is not None:
-            self._hosts.collected({}, went_on=None, sign="life", deadlocked=())
+            self._hosts.collected({}, went_on=None, sign="life", deadlocked=(), unreached=())
 
     # Stacks -------------------------------------------------------------------------------------
 

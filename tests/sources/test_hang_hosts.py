@@ -28,6 +28,7 @@ class Wire:
         self._job = job
         self._node_rank = node_rank
         self.hearers: dict[type, Callable[[int, Any], None]] = {}
+        self.unreached = ("10.0.0.1:6071 (connection refused)",) if node_rank else ()
 
     def connected(self) -> tuple[int, ...]:
         """Return the other hosts."""
@@ -65,7 +66,13 @@ class Job:
         self.asked.append(node)
         mine = {process: self.stacks[2 * node + process] for process in range(2)}
         went_on = self.went_on if node else None
-        self.hosts[node].collected(mine, went_on=went_on, sign="life", deadlocked=())
+        self.hosts[node].collected(
+            mine,
+            went_on=went_on,
+            sign="life",
+            deadlocked=(),
+            unreached=[(0, "10.0.0.1:6070")] if node else (),
+        )
 
 
 def plan(folder: Path, node_rank: int) -> LaunchPlan:
@@ -109,6 +116,10 @@ def test_hosts_that_wait_for_one_that_stands_still_are_not_the_cause(tmp_path: P
     stacks = (tmp_path / "stacks.3.txt").read_text()
     assert stacks.startswith("# rank 3 on 10.0.0.2")
     assert r"line 6 in load\x1b[1m" in stacks
+    assert hung.unreached == (
+        "rank 2 does not reach 10.0.0.1:6070",
+        "before the start 10.0.0.2 did not reach 10.0.0.1:6071 (connection refused)",
+    )
     # Its own host has written that.
     assert not (tmp_path / "stacks.0.txt").exists()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_a_process_that_is_gone_has_none() -> None:
     assert sockets.inodes([pid]) == set()
 
 
-def answers(*messages: tuple[int, bytes]) -> list[tuple[int, int]]:
+def answers(*messages: tuple[int, bytes]) -> list[bytes]:
     text = b""
     for kind, body in messages:
         text += struct.pack("=IHHII", 16 + len(body), kind, 2, 0, 0) + body
@@ -65,9 +66,39 @@ def answers(*messages: tuple[int, bytes]) -> list[tuple[int, int]]:
 def test_a_kernel_that_does_not_count_bytes_tells_of_none() -> None:
     # `struct tcp_info` of Linux 3.10 ends after 104 bytes.
     attribute = struct.pack("=HH", 4 + 104, 2) + bytes(104)
-    assert answers((20, bytes(68) + struct.pack("=I", 7) + attribute), (3, bytes(4))) == []
+    (message,) = answers((20, bytes(68) + struct.pack("=I", 7) + attribute), (3, bytes(4)))
+    assert list(sockets._connection(message)) == []
 
 
 def test_a_kernel_without_the_means_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
         answers((2, struct.pack("=i", -2) + bytes(16)))
+
+
+@pytest.fixture(params=[("127.0.0.1", "127.0.0.1:"), ("::ffff:127.0.0.1", "127.0.0.1:")])
+def unanswered(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, str]]:
+    """Return a socket that connects to a server which takes no more, and to where."""
+    address, shown = request.param
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        port = server.getsockname()[1]
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        link = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        link.settimeout(0)
+        link.connect_ex((address, port))
+        yield link, f"{shown}{port}"
+
+
+def test_a_connection_that_nobody_answers_is_found_by_netlink_and_by_files(
+    unanswered: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, where = unanswered
+    assert sockets.connecting()[inode(link)] == where
+    assert sockets.connecting() == sockets._connecting_by_files()
+
+    def denied(*_: int) -> NoReturn:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(sockets, "_dump", denied)
+    assert sockets.connecting()[inode(link)] == where

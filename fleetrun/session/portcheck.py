@@ -1,0 +1,159 @@
+"""Whether the hosts of a job reach each other's rank ports, tried before any rank starts.
+
+Each host listens at the ports that it holds for its ranks, and proves to callers that it is of the
+job, as its session does; then the ranks listen there.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING
+
+from fleetrun.session.codec import Codec
+from fleetrun.session.dialer import Dialer, Target, in_words
+from fleetrun.session.listener import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fleetrun.run.loop import Waiting
+    from fleetrun.session.authentication import Key
+    from fleetrun.session.connection import Connection
+    from fleetrun.session.messages import Entry
+
+# How many endpoints a host tries, of how many hosts at least if there are so many, and for how
+# long: as long as a lost packet takes to be sent again.
+_MOST, _HOSTS, _WITHIN_S = 16, 3, 1.0
+# The most that call at the same time, and for how long each may.
+_MOST_PENDING, _ANSWER_S = 64, 2.0
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
+_SILENCE = f"no answer within {_WITHIN_S:g} s (is a firewall in between?)"
+
+
+def chosen(entries: Sequence[Entry], me: int) -> tuple[Target, ...]:
+    """Return the endpoints that host ME of ENTRIES tries: the first host's and its neighbours'.
+
+    >>> from fleetrun.session.messages import Entry
+    >>> entries = [Entry(name, name, name, (1, 2), ((), ())) for name in "abcd"]
+    >>> [str(one) for one in chosen(entries, 1)]
+    ['a:1', 'c:1', 'd:1', 'a:2', 'c:2', 'd:2']
+    """
+    count = len(entries)
+    distances = chain.from_iterable((near, -near) for near in range(1, count))
+    places = dict.fromkeys((0, *((me + distance) % count for distance in distances)))
+    tried: list[list[Target]] = []
+    for place in places:
+        one = entries[place]
+        # On the same host nothing is in between.
+        if place == me or one.host == entries[me].host:
+            continue
+        if len(tried) >= _HOSTS and sum(map(len, tried)) >= _MOST:
+            break
+        own = () if one.master_port is None else (one.master_port,)
+        tried.append([Target(one.host, port) for port in (*own, *one.ports)])
+    in_turn = chain.from_iterable(zip_longest(*tried))
+    return tuple(target for target in in_turn if target is not None)[:_MOST]
+
+
+class PortCheck:
+    """Listens at the ports of this host's ranks, and calls those of others, who know KEY, too.
+
+    ALLOWED are the addresses that may call; None: all. RESOLVED is what names of hosts mean.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        *,
+        allowed: frozenset[str] | None = None,
+        resolved: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._key = key
+        self._allowed = allowed
+        self._resolved = resolved or {}
+        self._listener: Listener | None = None
+        self._dialers: dict[Target, Dialer] = {}
+        # What could not be reached in the last check, and why.
+        self.failures: dict[Target, str] = {}
+
+    def hold(self, ports: Sequence[int], waiting: Waiting) -> None:
+        """Listen at PORTS, as far as they are free."""
+        if self._listener is not None or not ports:
+            return
+        self._listener = Listener(
+            (_EVERYWHERE,),
+            ports,
+            key=self._key,
+            codec=Codec({}),
+            opened=_hang_up,
+            refused=_ignore,
+            allowed=self._allowed,
+            most_pending=_MOST_PENDING,
+            introduction_s=_ANSWER_S,
+        )
+        self._listener.hold()
+        self._listener.open(waiting)
+
+    def release(self) -> None:
+        """Listen and call no more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._dialers:
+            self._waiting.alarm("ports", None, self._conclude)
+        for dialer in self._dialers.values():
+            dialer.close()
+        self._dialers.clear()
+
+    def begin(self, targets: Sequence[Target], waiting: Waiting, done: Callable[[], None]) -> None:
+        """Call all TARGETS at once; DONE follows when all have answered, or the time is up."""
+        self._waiting, self._done = waiting, done
+        self.failures = {}
+        if not targets:
+            done()
+            return
+        waiting.alarm("ports", time.monotonic() + _WITHIN_S, self._conclude)
+        for target in targets:
+            known = [one for one in self._resolved.get(target.host, ()) if one[:4] != "127."]
+            self._dialers[target] = Dialer(
+                [target._replace(host=known[0]) if known else target],
+                key=self._key,
+                codec=Codec({}),
+                waiting=waiting,
+                opened=partial(self._reached, target),
+            )
+        for dialer in list(self._dialers.values()):
+            dialer.begin()
+
+    def _reached(self, target: Target, connection: Connection) -> None:
+        connection.close()
+        self._dialers.pop(target, None)
+        if not self._dialers:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        self._waiting.alarm("ports", None, self._conclude)
+        for target, dialer in self._dialers.items():
+            self.failures[target] = next(iter(dialer.troubles.values()), _SILENCE)
+            dialer.close()
+        self._dialers.clear()
+        self._done()
+
+    def remark(self) -> str:
+        """Return what could not be reached, as a sentence; empty: nothing."""
+        if not self.failures:
+            return ""
+        return (
+            f"This host does not reach ports of other hosts' ranks: {in_words(self.failures)}. The "
+            "job starts all the same, but may hang. --port_check=off tries no ports."
+        )
+
+
+def _hang_up(caller: Connection) -> None:
+    caller.close()
+
+
+def _ignore(_address: str, _why: str) -> None:
+    """Say nothing: who calls there by mistake finds out."""
