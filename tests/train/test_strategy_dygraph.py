@@ -96,3 +96,17 @@ def test_a_script_that_updates_by_itself_is_told_at_once_that_nothing_is_merged(
     assert knob["status"] == "no_effect"
     assert "Descent.step (own_updates.py:" in knob["reason"]
     assert "no optimizer of Paddle's has stepped" in knob["reason"]
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_models_that_step_at_different_rates_are_merged_each_by_itself(
+    version: str, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+    ranks = train(PYTHONS[version], "rates.py", tmp_path / "merged", merge)
+    for report in ranks:
+        assert len(report) == 10
+        for name, model in report.items():
+            assert "error" not in model, model["error"]
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+            assert model["weights"] == ranks[0][name]["weights"], name

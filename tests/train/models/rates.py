@@ -1,0 +1,180 @@
+"""Trains several models that step at different rates, each merged by itself.
+
+Reports their weights beside those of one process, which gets the batches of all ranks and adds up
+the gradients of each model's own steps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import paddle
+from paddle import nn
+from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS, MERGED, RATE = 24, 2, 0.05
+paddle.distributed.init_parallel_env()
+
+
+class Merging:
+    """Updates by the mean gradient of MERGED steps, as SGD does."""
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self.parameters = parameters
+        self.sums: list[Any] = [0.0] * len(parameters)
+        self.steps = 0
+
+    def step(self) -> None:
+        """Add up the gradients; update with the last ones."""
+        self.steps += 1
+        self.sums = [
+            total if each.grad is None else total + each.grad.numpy()
+            for total, each in zip(self.sums, self.parameters, strict=True)
+        ]
+        if self.steps % MERGED == 0:
+            for total, each in zip(self.sums, self.parameters, strict=True):
+                each.set_value(each.numpy() - RATE / MERGED * total)
+            self.sums = [0.0] * len(self.parameters)
+
+    def clear_grad(self) -> None:
+        """Clear the gradients."""
+        for each in self.parameters:
+            each.clear_gradient()
+
+
+def mlp(wide: int) -> Any:
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, wide))
+
+
+def critic_loss(critic: Any, real: Any, made: Any) -> Any:
+    """Return the loss of WGAN-GP, with its penalty on the gradient by the input."""
+    between = 0.3 * real + 0.7 * made
+    between.stop_gradient = False
+    (slope,) = paddle.grad([critic(between).sum()], [between], create_graph=True)
+    penalty = ((slope.norm(axis=1) - 1) ** 2).mean()
+    return critic(made).mean() - critic(real).mean() + 10 * penalty
+
+
+def wgan_gp(
+    models: list[Any], optimizers: list[Any], draw: Callable[[], Any], *, freezes: bool = False
+) -> None:
+    """Step the critic three times for each step of the maker."""
+    maker, critic = models
+    for number in range(1, STEPS + 1):
+        critic_loss(critic, draw(), maker(draw()).detach()).backward()
+        optimizers[1].step()
+        optimizers[1].clear_grad()
+        if number % 3:
+            continue
+        for each in critic.parameters() if freezes else ():
+            each.stop_gradient = True
+        (-critic(maker(draw())).mean()).backward()
+        for each in critic.parameters() if freezes else ():
+            each.stop_gradient = False
+        optimizers[0].step()
+        optimizers[0].clear_grad()
+        optimizers[1].clear_grad()
+
+
+def wgan_gp_frozen(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Freeze the critic while the maker learns."""
+    wgan_gp(models, optimizers, draw, freezes=True)
+
+
+def apart(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Run the models at rates of their own."""
+    for number in range(STEPS):
+        for rate, (model, optimizer) in enumerate(zip(models, optimizers, strict=True), 1):
+            if number % rate == 0:
+                (model(draw()) ** 2).mean().backward()
+                optimizer.step()
+                optimizer.clear_grad()
+
+
+def together(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Run all models in one backward; each collects the gradients of several before it steps."""
+    for number in range(1, STEPS + 1):
+        losses: list[Any] = [(model(draw()) ** 2).mean() for model in models]
+        sum(losses[1:], losses[0]).backward()
+        for rate, optimizer in enumerate(optimizers, 1):
+            if number % rate == 0:
+                optimizer.step()
+                optimizer.clear_grad()
+
+
+def cleared(models: list[Any], optimizers: list[Any], draw: Callable[[], Any]) -> None:
+    """Clear the gradients of all models after each backward, whoever has stepped."""
+    for number in range(1, STEPS + 1):
+        losses: list[Any] = [(model(draw()) ** 2).mean() for model in models]
+        sum(losses[1:], losses[0]).backward()
+        for rate, optimizer in enumerate(optimizers, 1):
+            if number % rate == 0:
+                optimizer.step()
+        for optimizer in optimizers:
+            optimizer.clear_grad()
+
+
+class Parts(nn.Layer):  # type: ignore[misc, unused-ignore]
+    """Several models in one, of which a forward uses one."""
+
+    def __init__(self, models: Any) -> None:
+        super().__init__()
+        self.models = nn.LayerList(list(models))
+
+    def forward(self, number: int, batch: Any) -> Any:
+        return self.models[number](batch)
+
+
+class Part:
+    """One of the models in MODEL, which ranks share."""
+
+    def __init__(self, model: Any, number: int) -> None:
+        self.model, self.number = model, number
+
+    def __call__(self, batch: Any) -> Any:
+        return self.model(self.number, batch)
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters of this one."""
+        return list(self.model._layers.models[self.number].parameters())
+
+
+WAYS = {
+    wgan_gp: (8, 1),
+    wgan_gp_frozen: (8, 1),
+    apart: (2, 3, 4),
+    together: (2, 3, 4),
+    cleared: (2, 3, 4),
+}
+report: dict[str, Any] = {}
+
+
+def train(way: Any, models: Any, optimizers: list[Any], drawn: Any, name: str) -> None:
+    """Train MODELS; report under NAME if that is refused."""
+    try:
+        way(list(models), optimizers, lambda: next(drawn))
+    except RuntimeError as error:
+        report[name]["error"] = str(error)
+
+
+def compare(way: Any, shape: tuple[int, ...], name: str, *, is_one: bool) -> None:
+    """Train WAY's models of SHAPE by all ranks, in one model if IS_ONE, and alone."""
+    nets, alone = zip(*(twins(lambda wide=wide: mlp(wide)) for wide in shape), strict=True)
+    report[name] = {}
+    shared: list[Any] = [paddle.DataParallel(each) for each in nets] if not is_one else []
+    if is_one:
+        model = paddle.DataParallel(Parts(nets), find_unused_parameters=True)
+        shared = [Part(model, number) for number in range(len(nets))]
+    optimizers = [paddle.optimizer.SGD(RATE, parameters=each.parameters()) for each in nets]
+    train(way, shared, optimizers, batches([rank], 4, 8), name)
+    train(way, alone, [Merging(each.parameters()) for each in alone], batches([0, 1], 4, 8), name)
+    report[name].update(weights=weights(*nets), alone=weights(*alone))
+
+
+for way, shape in WAYS.items():
+    compare(way, shape, way.__name__, is_one=False)
+    compare(way, shape, f"{way.__name__} in one", is_one=True)
+write(report)
