@@ -110,3 +110,21 @@ def test_models_that_step_at_different_rates_are_merged_each_by_itself(
             assert "error" not in model, model["error"]
             assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
             assert model["weights"] == ranks[0][name]["weights"], name
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_what_a_script_averages_in_each_micro_step_is_merged_and_counted(
+    version: str, tmp_path: Path
+) -> None:
+    merge = {"gradient_merge": True, "gradient_merge_configs": {"k_steps": 4, "avg": True}}
+    ranks = train(PYTHONS[version], "averaged.py", tmp_path / "merged", merge)
+    for report in ranks:
+        for name, model in report.items():
+            assert model["weights"] == pytest.approx(model["alone"], abs=1e-6), name
+    proof = json.loads((tmp_path / "merged" / "strategy.0.json").read_text())
+    (said,) = {knob["evidence"] for knob in proof["knobs"]}
+    assert said == (
+        "4 micro-steps made one update; 16 allreduces by the script or Paddle among them, none by"
+        " fleetrun"
+    )
+    assert not [note for note in proof["notes"] if "larger batch" in note]

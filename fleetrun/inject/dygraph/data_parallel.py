@@ -263,6 +263,7 @@ class Reducers:
         self._reducers[number] = reducer
         # At exit there is nobody left to have them.
         weakref.finalize(reducer, communicators.release, own).atexit = False
+        weakref.finalize(reducer, self._report.forget, number).atexit = False
         return reducer
 
     def _asked(self) -> set[str]:

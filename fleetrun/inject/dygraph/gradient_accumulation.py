@@ -336,6 +336,9 @@ class GradientMerge:
         # Returns the number of allreduces so far.
         self.count_calls: Callable[[], int] = lambda: 0
         self._calls_before = 0
+        # The allreduces that the script or Paddle's Python has made: so far, before this round, and
+        # before the last backward had ended.
+        self.other_calls = self._others_before = self._others_in_backward = 0
         # Partial rounds that were applied.
         self.tails = 0
         # Whether gradients are to be merged, and steps are heard of.
@@ -500,6 +503,7 @@ class GradientMerge:
             if not current.is_updating:
                 current.finish_backward()
                 current.remember_gradients()
+        self._others_in_backward = self.other_calls
 
     def abandon(self) -> None:
         """Do the same for a backward that has raised."""
@@ -526,11 +530,13 @@ class GradientMerge:
     def _note_changes(self, current: GradientAccumulator) -> None:
         """Note if the script has changed gradients between backward and step."""
         if current in self._watched():
-            if current.is_changed():
+            # Averaging an average over the ranks again changes nothing.
+            if current.is_changed() and self.other_calls == self._others_in_backward:
                 self._proof.note(
                     "the script changes gradients between backward and step through references"
                     " that it holds: with gradient_merge it changes the sum so far, at each"
-                    " micro-step, and not what a larger batch gives"
+                    " micro-step, which equals a larger batch only if changing it again changes"
+                    " nothing, as with a mask"
                 )
             current.remember_gradients()
 
@@ -578,13 +584,17 @@ class GradientMerge:
     def _report(self, current: GradientAccumulator) -> None:
         calls = self.count_calls()
         allreduces, self._calls_before = calls - self._calls_before, calls
+        others = self.other_calls - self._others_before
+        self._others_before = self.other_calls
         steps = current.merged + 1
         self._proof.graph = "dygraph"
         self._proof.counts["merged_steps"] = steps
-        text = (
-            f"{steps} micro-steps made one update;"
-            f" {allreduces} allreduce{'s' * (allreduces != 1)} among them"
-        )
+        text = f"{steps} micro-steps made one update; {plural(allreduces, 'allreduce')} among them"
+        if others:
+            text = (
+                f"{steps} micro-steps made one update; {plural(others, 'allreduce')} by the script"
+                f" or Paddle among them, {allreduces or 'none'} by fleetrun"
+            )
         for name in ("gradient_merge", "gradient_merge_configs"):
             if self._spec.get(name) is None:
                 continue

@@ -34,6 +34,9 @@ def install(
     after_import("paddle.nn.layer.layers", lambda module: _layers(module, merge))
     # Tensors have no module of their own to wait for.
     after_import("paddle.nn.layer.layers", lambda _: _tensors(merge))
+    after_import(
+        "paddle.distributed.communication.stream", lambda module: _collectives(module, merge)
+    )
     if applies_tail:
         after_import("paddle.io.reader", lambda module: _loaders(module, merge, flush))
     merge.is_installed = True
@@ -243,6 +246,18 @@ def _tensors(merge: GradientMerge) -> None:
 
     kind.grad = property(read, assign, doc=gradient.__doc__)
     watch_writes()
+
+
+def _collectives(module: ModuleType, merge: GradientMerge) -> None:
+    """Count the allreduces that are not made by reducers."""
+    reduce: Any = module.all_reduce
+
+    @functools.wraps(reduce)
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        merge.other_calls += 1
+        return reduce(*args, **kwargs)
+
+    module.all_reduce = all_reduce  # type: ignore[attr-defined]
 
 
 def _remove_gradient(parameter: Any) -> None:

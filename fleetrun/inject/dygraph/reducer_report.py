@@ -61,6 +61,8 @@ class ReducerReport:
         self._plans: dict[int, tuple[float | str | None, str]] = {}
         # Why there are no plans.
         self.why_not_planned = ""
+        # The numbers of models that were deleted and are still reported.
+        self._deleted: set[int] = set()
 
     @_watching
     def falls_back(self, text: str) -> None:
@@ -75,9 +77,17 @@ class ReducerReport:
             if name in self._spec.strategy:
                 self._proof.knob(name, NO_EFFECT, reason="one rank: nothing to reduce")
 
+    def forget(self, number: int) -> None:
+        """Leave out the model NUMBER, which the script has deleted, in the next report."""
+        self._deleted.add(number)
+
     @_watching
     def reduced(self, reducer: Reducer, setup: ReducerSetup) -> None:
         """Count what REDUCER did in the backward that has just ended."""
+        deleted, self._deleted = self._deleted, set()
+        for number in deleted:
+            self._models.pop(number, None)
+            self._plans.pop(number, None)
         built = reducer.bytes_as_built
         was_built = self._models.get(setup.number, {}).get("is_built", False)
         before = self._calls.get(setup.number, [0] * len(setup.communicators))
@@ -85,6 +95,8 @@ class ReducerReport:
         self._calls[setup.number] = after
         # The second one shows the steady state; counting more would only cost time.
         if reducer.backwards > _COUNTED_BACKWARDS and was_built is (built is not None):
+            if deleted:
+                self._report(setup)
             return
         calls = [now - then for now, then in zip(after, before)]
         self._models[setup.number] = {

@@ -245,6 +245,12 @@ NAMES = (
         _BUFFERS,
         "the communicator of a group",
     ),
+    PrivateName(
+        f"{_DISTRIBUTED}.communication.stream",
+        "all_reduce",
+        (MERGE,),
+        "every allreduce of a script, or of Paddle's Python, calls it",
+    ),
     PrivateName(_CORE, "create_or_get_global_tcp_store", (REDUCER, STATIC_CPU), "the job's store"),
     PrivateName(_CORE, "TCPStore", (REDUCER, GROUPS), "the store of one group"),
     # Optimizers.

@@ -31,20 +31,24 @@ def told(
     calls: tuple[int, ...],
     agreements: int = 0,
     built: list[int] | None = None,
+    deleted: tuple[int, ...] = (),
 ) -> dict[str, tuple[Any, ...]]:
     """Return status, value, reason and evidence of each field ASKED for.
 
     The reducer of each model has BUCKETS of so many bytes; each communicator has made CALLS. BUILT:
-    of Paddle's reducer, which has taken over.
+    of Paddle's reducer, which has taken over. The models DELETED are gone before the last report.
     """
     spec = StrategySpec(asked, {}, {})
     proof = Evidence(str(folder / "proof.json"), spec)
     settings.reset(spec, proof)
     report = ReducerReport(spec, proof)
     communicators: Any = [SimpleNamespace(calls=count) for count in calls]
-    for number, sizes in enumerate(buckets):
+    for number, sizes in enumerate([*buckets, *buckets[-1:]] if deleted else buckets):
+        last = number == len(buckets)
+        for each in deleted if last else ():
+            report.forget(each)
         reducer: Any = SimpleNamespace(
-            backwards=1,
+            backwards=9 if last else 1,
             parameters=["p"] * (2 * len(sizes)),
             buckets=[SimpleNamespace(nbytes=size) for size in sizes],
             early=len(sizes) - 1,
@@ -54,7 +58,8 @@ def told(
             bytes_as_built=built,
         )
         report.reduced(
-            reducer, ReducerSetup(number, communicators, None, 1, overlaps=True, nranks=4)
+            reducer,
+            ReducerSetup(number - last, communicators, None, 1, overlaps=True, nranks=4),
         )
     proof.updates = 1
     assert proof.claim()
@@ -127,4 +132,12 @@ def test_buckets_of_paddles_reducer_are_told_as_built(tmp_path: Path) -> None:
     assert row[3] == (
         "6 gradients in 2 allreduces (Paddle's own: 1); largest 1.53e-05 MB; as built: Paddle's own"
         " reducer sends them, which cannot be watched; besides, 3 collectives for sparse gradients"
+    )
+
+
+def test_models_that_the_script_has_deleted_are_not_counted(tmp_path: Path) -> None:
+    asked = {"fuse_all_reduce_ops": True}
+    said = told(tmp_path, asked, (8, 8), (8, 8), (4,), calls=(1,), deleted=(0, 1))
+    assert said["fuse_all_reduce_ops"][3] == (
+        "2 gradients in 1 allreduce (Paddle's own: 1); largest 3.81e-06 MB"
     )
