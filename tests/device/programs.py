@@ -136,6 +136,28 @@ def memory() -> dict[str, Any]:
     return {"raised": raised, "empty": paddle.empty([4]).numpy().tolist()}
 
 
+def strided() -> dict[str, Any]:
+    """Add a strided gradient to one that is not, on the device and on the CPU, without fleetrun."""
+    found: dict[str, Any] = {}
+    for place in ("cpu", f"{os.environ['TESTDEVICE_KIND']}:0"):
+        paddle.device.set_device(place)
+        weight = paddle.to_tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], stop_gradient=False)
+        (weight * weight).sum().backward()
+        (paddle.to_tensor([[1.0, 2.0, 4.0]]) @ weight.T).square().sum().backward()
+        assert weight.grad is not None
+        found[place.partition(":")[0]] = weight.grad.tolist()
+    return found
+
+
+def sparse() -> dict[str, Any]:
+    """Add a sparse gradient to another, without fleetrun."""
+    paddle.device.set_device(f"{os.environ['TESTDEVICE_KIND']}:0")
+    table = paddle.nn.Embedding(5, 6, sparse=True)
+    for _ in range(2):
+        table(paddle.arange(5)).mean().backward()
+    return {}
+
+
 def sums() -> dict[str, Any]:
     """Sum five times."""
     dist.init_parallel_env()

@@ -100,6 +100,19 @@ def test_memory_is_limited_and_new_memory_is_garbage(tmp_path: Path) -> None:
     assert all(math.isnan(value) for value in found["empty"])
 
 
+def test_paddle_itself_mixes_up_strided_gradients_and_crashes_on_sparse_ones(
+    tmp_path: Path,
+) -> None:
+    """What fleetrun's reducer works around, and why no kind of model adds sparse gradients up."""
+    with devices.on("npu"):
+        (found,) = reports(tmp_path, "strided", 1)
+        codes, outputs, _ = run(tmp_path / "sparse", "sparse", 1)
+    assert found["cpu"] == [[36.0, 72.0, 142.0], [84.0, 162.0, 316.0]]
+    assert found["npu"] == [[36.0, 80.0, 74.0], [160.0, 146.0, 316.0]]
+    assert codes == [-signal.SIGSEGV], outputs
+    assert "SelectedRowsMerge" in outputs[0]
+
+
 @pytest.mark.parametrize(
     ("fault", "codes"),
     [

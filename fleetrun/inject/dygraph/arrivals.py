@@ -34,13 +34,15 @@ class Arrivals:
         self._watched: set[int] = set()
         self._ends: set[int] = set()
 
-    def watch(self, parameter: Any) -> None:
-        """Note the gradients of PARAMETER from now on."""
+    def watch(self, parameter: Any) -> bool:
+        """Note the gradients of PARAMETER from now on; return whether that is new."""
         key = id(parameter)
-        if key not in self._watched:
-            self._watched.add(key)
-            note = functools.partial(self._keys.append, key)
-            tensors.on_gradient(parameter, self._timed(key, note) if self._is_timed else note)
+        if key in self._watched:
+            return False
+        self._watched.add(key)
+        note = functools.partial(self._keys.append, key)
+        tensors.on_gradient(parameter, self._timed(key, note) if self._is_timed else note)
+        return True
 
     def end_at(self, parameter: Any) -> None:
         """Call `on_end` after gradients of PARAMETER, which is watched, from now on."""

@@ -137,9 +137,7 @@ class PaddlesReducer:
         for each in trained:
             # Their hooks in C++ refer to it without holding it, and they may outlive the model.
             weakref.finalize(each, _let_go, self._made).atexit = False
-        # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
-        contiguous = tensors.tensor_class().contiguous
-        self._hooks = [each.register_hook(contiguous) for each in trained if each.ndim > 1]
+        self._hooks = tensors.make_contiguous(trained)
         return True
 
     def retire(self) -> None:

@@ -244,7 +244,10 @@ class Reducer:
 
     def _watch(self, parameter: Any) -> None:
         """Hear of each gradient of PARAMETER."""
-        self._arrivals.watch(parameter)
+        if self._arrivals.watch(parameter) and parameter.place.is_custom_place():
+            # There Paddle adds a gradient to one that is there by their bare memory, which mixes up
+            # one that is strided; on CPUs it looks at the strides.
+            tensors.make_contiguous([parameter])
 
     def _expect_last(self, parameter: Any) -> None:
         """Look at what has come after each gradient of PARAMETER, likely the last of a bucket."""
@@ -252,13 +255,8 @@ class Reducer:
 
     @property
     def _reuses_memory(self) -> bool:
-        """Whether gradients may stay in the memory of their buckets.
-
-        On devices of plug-ins Paddle adds a new gradient to one that is there by their bare memory,
-        which mixes up one that is strided; on CPUs it looks at the strides.
-        """
-        is_plug_in = any(each.place.is_custom_place() for each in self._all[:1])
-        return not (self._shares_parameters or is_plug_in)
+        """Whether gradients may stay in the memory of their buckets."""
+        return not self._shares_parameters
 
     def _build_buckets(self) -> None:
         sizes, packed = self._packed(self.parameters)

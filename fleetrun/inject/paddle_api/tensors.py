@@ -33,6 +33,13 @@ def on_gradient(parameter: Any, hook: Callable[..., None]) -> None:
     parameter._register_backward_hook(hook)
 
 
+def make_contiguous(parameters: Sequence[Any]) -> list[Any]:
+    """Make gradients of PARAMETERS contiguous before they are accumulated; return the hooks."""
+    # No function of ours, which would cost more. Vectors are strided by hooks of scripts only.
+    contiguous = tensor_class().contiguous
+    return [each.register_hook(contiguous) for each in parameters if each.ndim > 1]
+
+
 def gradients(parameters: Sequence[Any]) -> list[Any]:
     """Return the gradient of each of PARAMETERS, None where there is none."""
     found: list[Any] = _core().eager.get_all_grads(list(parameters))
