@@ -75,19 +75,20 @@ def of_rank(rank: int) -> dict[str, str]:
 
 
 class Collective(NamedTuple):
-    """What the device of one rank saw of a collective; `kernels` ran while it did."""
+    """What one rank's device saw of a collective, and the kernels of backwards begun beside it."""
 
     rank: int
     group: str
     ranks: int
     operation: str
     bytes: int
+    dtype: str
     order: int
     stream: int
     issued: float
     begin: float
     end: float
-    kernels: int
+    beside: int
 
 
 def witnessed(folder: Path, rank: int) -> list[Collective]:

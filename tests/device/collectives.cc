@@ -209,65 +209,7 @@ C_Status Leave(C_CCLComm comm) {
 }
 C_Status NameOf(C_CCLComm comm, char* name) { return strcpy(name, comm->name.c_str()), C_SUCCESS; }
 
-// ---- what a collective has in common with the others --------------------------------------------
-
-struct Call {
-  const char* operation;
-  size_t bytes;
-  C_CCLComm comm;
-  C_Stream stream;
-  char* result;  // null: none
-};
-
-void Testify(const Call& call, int order, double issued, double begin, long kernels) {
-  static const std::string folder = Text("WITNESS");
-  if (folder.empty()) return;
-  static auto& mutex = *new std::mutex;
-  std::lock_guard<std::mutex> lock(mutex);
-  static FILE* file = fopen((folder + "/" + std::to_string(device::Rank()) + ".jsonl").c_str(), "a");
-  if (!file) device::Die("no witness in " + folder);
-  fprintf(file,
-          "{\"rank\": %d, \"group\": \"%s\", \"ranks\": %zu, \"operation\": \"%s\", \"bytes\": %zu, "
-          "\"order\": %d, \"stream\": %d, \"issued\": %.6f, \"begin\": %.6f, \"end\": %.6f, \"kernels\": %ld}\n",
-          device::Rank(), call.comm->name.c_str(), call.comm->ranks, call.operation, call.bytes, order,
-          call.stream->number, issued, begin, device::Now(), device::kernels_run - kernels);
-  fflush(file);
-}
-
-// Run BODY on the stream, which takes longer by chance, with the fault that is ordered, before a witness.
-C_Status Collective(const Call& call, device::Job body) {
-  static std::atomic<int> calls{0};
-  int order = ++calls;
-  char name[16] = "";
-  int at = 0, rank = 0;
-  sscanf(Text("FAULT").c_str(), "%15[a-z]@%d:%d", name, &at, &rank);
-  std::string fault = order == at && rank == device::Rank() ? name : "";
-  if (fault == "error") return C_FAILED;
-  call.stream->Push([call, body = std::move(body), order, fault, issued = device::Now()] {
-    if (fault == "die") raise(SIGKILL);
-    if (fault == "hang") device::Hang();
-    if (fault == "late") sleep(1);
-    double begin = device::Now();
-    long kernels = device::kernels_run;
-    call.stream->Dawdle(Number("DELAY_US"));
-    body();
-    if (fault == "wrong" && call.result) call.result[call.bytes - 1] ^= 1;
-    Testify(call, order, issued, begin, kernels);
-  });
-  return C_SUCCESS;
-}
-
 // ---- numbers ------------------------------------------------------------------------------------
-
-size_t Width(C_DataType type) {
-  switch (type) {
-    case UINT16: case INT16: case FLOAT16: case BFLOAT16: return 2;
-    case UINT32: case INT32: case FLOAT32: return 4;
-    case UINT64: case INT64: case FLOAT64: case COMPLEX64: return 8;
-    case COMPLEX128: return 16;
-    default: return 1;
-  }
-}
 
 // RESULT is what the PARTS, one of each rank, come to; it may be one of them.
 template <typename T, typename Wide = T>
@@ -285,19 +227,78 @@ void ReduceAs(const std::vector<const char*>& parts, char* result, size_t count,
     reinterpret_cast<T*>(result)[at] = static_cast<T>(all);
   }
 }
-void Reduced(const std::vector<const char*>& parts, char* result, size_t count, C_DataType type, C_CCLReduceOp how) {
-  switch (type) {
-    case FLOAT32: return ReduceAs<float>(parts, result, count, how);
-    case FLOAT64: return ReduceAs<double>(parts, result, count, how);
-    case FLOAT16: return ReduceAs<phi::dtype::float16, float>(parts, result, count, how);
-    case BFLOAT16: return ReduceAs<phi::dtype::bfloat16, float>(parts, result, count, how);
-    case INT8: return ReduceAs<int8_t, int>(parts, result, count, how);
-    case BOOL: case UINT8: return ReduceAs<uint8_t, int>(parts, result, count, how);
-    case INT16: return ReduceAs<int16_t, int>(parts, result, count, how);
-    case INT32: return ReduceAs<int32_t>(parts, result, count, how);
-    case INT64: return ReduceAs<int64_t>(parts, result, count, how);
-    default: device::Die("cannot reduce type " + std::to_string(type));
-  }
+
+struct Type {
+  const char* name;
+  size_t width;
+  decltype(&ReduceAs<float>) reduce;
+};
+const Type& TypeOf(C_DataType type) {
+  static const auto& types = *new std::map<C_DataType, Type>{
+      {BOOL, {"bool", 1, ReduceAs<uint8_t, int>}},
+      {UINT8, {"uint8", 1, ReduceAs<uint8_t, int>}},
+      {UINT16, {"uint16", 2, ReduceAs<uint16_t, int>}},
+      {INT8, {"int8", 1, ReduceAs<int8_t, int>}},
+      {INT16, {"int16", 2, ReduceAs<int16_t, int>}},
+      {INT32, {"int32", 4, ReduceAs<int32_t>}},
+      {INT64, {"int64", 8, ReduceAs<int64_t>}},
+      {FLOAT16, {"float16", 2, ReduceAs<phi::dtype::float16, float>}},
+      {BFLOAT16, {"bfloat16", 2, ReduceAs<phi::dtype::bfloat16, float>}},
+      {FLOAT32, {"float32", 4, ReduceAs<float>}},
+      {FLOAT64, {"float64", 8, ReduceAs<double>}},
+  };
+  auto found = types.find(type);
+  if (found == types.end()) device::Die("no collective knows type " + std::to_string(type));
+  return found->second;
+}
+
+// ---- what a collective has in common with the others --------------------------------------------
+
+struct Call {
+  const char* operation;
+  size_t bytes;
+  C_DataType type;
+  C_CCLComm comm;
+  C_Stream stream;
+  char* result;  // null: none
+};
+
+void Testify(const Call& call, int order, double issued, double begin, long kernels_before) {
+  static const std::string folder = Text("WITNESS");
+  if (folder.empty()) return;
+  static auto& mutex = *new std::mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  static FILE* file = fopen((folder + "/" + std::to_string(device::Rank()) + ".jsonl").c_str(), "a");
+  if (!file) device::Die("no witness in " + folder);
+  fprintf(file,
+          "{\"rank\": %d, \"group\": \"%s\", \"ranks\": %zu, \"operation\": \"%s\", \"bytes\": %zu, "
+          "\"dtype\": \"%s\", \"order\": %d, \"stream\": %d, \"issued\": %.6f, \"begin\": %.6f, \"end\": %.6f, \"beside\": %ld}\n",
+          device::Rank(), call.comm->name.c_str(), call.comm->ranks, call.operation, call.bytes, TypeOf(call.type).name, order,
+          call.stream->number, issued, begin, device::Now(), device::backward_kernels - kernels_before);
+  fflush(file);
+}
+
+// Run BODY on the stream, which takes longer by chance, with the fault that is ordered, before a witness.
+C_Status Collective(const Call& call, device::Job body) {
+  static std::atomic<int> calls{0};
+  int order = ++calls;
+  char name[16] = "";
+  int at = 0, rank = 0;
+  sscanf(Text("FAULT").c_str(), "%15[a-z]@%d:%d", name, &at, &rank);
+  std::string fault = order == at && rank == device::Rank() ? name : "";
+  if (fault == "error") return C_FAILED;
+  call.stream->Push([call, body = std::move(body), order, fault, issued = device::Now()] {
+    if (fault == "die") raise(SIGKILL);
+    if (fault == "hang") device::Hang();
+    if (fault == "late") sleep(1);
+    double begin = device::Now();
+    long kernels_before = device::backward_kernels;
+    call.stream->Dawdle(Number("DELAY_US"));
+    body();
+    if (fault == "wrong" && call.result) call.result[call.bytes - 1] ^= 1;
+    Testify(call, order, issued, begin, kernels_before);
+  });
+  return C_SUCCESS;
 }
 
 // ---- collectives --------------------------------------------------------------------------------
@@ -328,41 +329,41 @@ std::vector<const char*> Views(const Parts& parts) {
 
 C_Status AllReduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
                    C_Stream stream) {
-  size_t size = count * Width(type);
-  return Collective({"all_reduce", size, comm, stream, Start(to)}, [=] {
-    Reduced(Views(Gather(comm, Start(from), size, 0)), Start(to), count, type, how);
+  size_t size = count * TypeOf(type).width;
+  return Collective({"all_reduce", size, type, comm, stream, Start(to)}, [=] {
+    TypeOf(type).reduce(Views(Gather(comm, Start(from), size, 0)), Start(to), count, how);
   });
 }
 C_Status ReduceScatter(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
                        C_Stream stream) {
-  size_t size = count * Width(type);
-  return Collective({"reduce_scatter", size * comm->ranks, comm, stream, nullptr}, [=] {
-    Reduced(Views(Gather(comm, Start(from), size, size)), Start(to), count, type, how);
+  size_t size = count * TypeOf(type).width;
+  return Collective({"reduce_scatter", size * comm->ranks, type, comm, stream, nullptr}, [=] {
+    TypeOf(type).reduce(Views(Gather(comm, Start(from), size, size)), Start(to), count, how);
   });
 }
 C_Status AllGather(void* from, void* to, size_t count, C_DataType type, C_CCLComm comm, C_Stream stream) {
-  size_t size = count * Width(type);
-  return Collective({"all_gather", size, comm, stream, nullptr}, [=] {
+  size_t size = count * TypeOf(type).width;
+  return Collective({"all_gather", size, type, comm, stream, nullptr}, [=] {
     Parts parts = Gather(comm, Start(from), size, 0);
     for (size_t rank = 0; rank < comm->ranks; ++rank) memcpy(Start(to) + rank * size, parts[rank].data(), size);
   });
 }
 C_Status Reduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm comm,
                 C_Stream stream) {
-  size_t size = count * Width(type);
-  return Collective({"reduce", size, comm, stream, nullptr}, [=] {
+  size_t size = count * TypeOf(type).width;
+  return Collective({"reduce", size, type, comm, stream, nullptr}, [=] {
     if (comm->rank != root) return Exchange({{comm, root, Start(from), size, true}});
     Parts parts(comm->ranks, std::string(Start(from), size));
     std::vector<Transfer> transfers;
     for (size_t peer = 0; peer < comm->ranks; ++peer)
       if (peer != root) transfers.push_back({comm, peer, parts[peer].data(), size, false});
     Exchange(transfers);
-    Reduced(Views(parts), Start(to), count, type, how);
+    TypeOf(type).reduce(Views(parts), Start(to), count, how);
   });
 }
 C_Status Broadcast(void* memory, size_t count, C_DataType type, size_t root, C_CCLComm comm, C_Stream stream) {
-  size_t size = count * Width(type);
-  return Collective({"broadcast", size, comm, stream, Start(memory)}, [=] {
+  size_t size = count * TypeOf(type).width;
+  return Collective({"broadcast", size, type, comm, stream, Start(memory)}, [=] {
     if (comm->rank != root) return Exchange({{comm, root, Start(memory), size, false}});
     std::vector<Transfer> transfers;
     for (size_t peer = 0; peer < comm->ranks; ++peer)
@@ -376,11 +377,11 @@ C_Status AllToAll(const void** from, const size_t* from_counts, const C_DataType
   std::vector<Transfer> transfers;
   size_t bytes = 0;
   for (size_t peer = 0; peer < ranks; ++peer) {
-    transfers.push_back({comm, peer, Start(from[peer]), from_counts[peer] * Width(from_types[peer]), true});
-    transfers.push_back({comm, peer, Start(to[peer]), to_counts[peer] * Width(to_types[peer]), false});
+    transfers.push_back({comm, peer, Start(from[peer]), from_counts[peer] * TypeOf(from_types[peer]).width, true});
+    transfers.push_back({comm, peer, Start(to[peer]), to_counts[peer] * TypeOf(to_types[peer]).width, false});
     bytes += transfers[2 * peer].size;
   }
-  return Collective({"all_to_all", bytes, comm, stream, nullptr}, [=]() mutable {
+  return Collective({"all_to_all", bytes, from_types[0], comm, stream, nullptr}, [=]() mutable {
     memmove(transfers[2 * rank + 1].memory, transfers[2 * rank].memory, transfers[2 * rank].size);
     transfers.erase(transfers.begin() + 2 * rank, transfers.begin() + 2 * rank + 2);
     Exchange(transfers);
@@ -390,6 +391,7 @@ C_Status AllToAll(const void** from, const size_t* from_counts, const C_DataType
 // What was sent and received since the group has begun goes at the same time, whatever the communicator.
 struct Pending {
   C_Stream stream;
+  C_DataType type;
   Transfer transfer;
 };
 thread_local int group_depth = 0;
@@ -397,13 +399,14 @@ thread_local std::vector<Pending> pending;
 
 C_Status Flush() {
   std::map<C_Stream, std::vector<Transfer>> all;
+  C_DataType type = pending.empty() ? UNDEFINED : pending[0].type;
   for (const Pending& one : pending) all[one.stream].push_back(one.transfer);
   pending.clear();
   for (auto& [stream, transfers] : all) {
     const char* operation = transfers.size() > 1 ? "send_recv" : transfers[0].is_sent ? "send" : "recv";
     size_t bytes = 0;
     for (const Transfer& transfer : transfers) bytes += transfer.size;
-    C_Status status = Collective({operation, bytes, transfers[0].comm, stream, nullptr},
+    C_Status status = Collective({operation, bytes, type, transfers[0].comm, stream, nullptr},
                                  [transfers = transfers] { Exchange(transfers); });
     if (status != C_SUCCESS) return status;
   }
@@ -416,10 +419,10 @@ C_Status Add(const Pending& one) {
   return group_depth ? C_SUCCESS : Flush();
 }
 C_Status SendTo(void* memory, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
-  return Add({stream, {comm, peer, Start(memory), count * Width(type), true}});
+  return Add({stream, type, {comm, peer, Start(memory), count * TypeOf(type).width, true}});
 }
 C_Status ReceiveFrom(void* memory, size_t count, C_DataType type, size_t peer, C_CCLComm comm, C_Stream stream) {
-  return Add({stream, {comm, peer, Start(memory), count * Width(type), false}});
+  return Add({stream, type, {comm, peer, Start(memory), count * TypeOf(type).width, false}});
 }
 
 // Paddle 2.6 asks no communicator for its name.

@@ -23,8 +23,8 @@ double Now();
 [[noreturn]] void Hang();
 [[noreturn]] void Die(const std::string& why);
 
-// A kernel has run: the witness of a collective tells how many did while it ran.
-extern std::atomic<long> kernels_run;
+// Kernels of backwards that have begun: the witness of a collective tells how many did beside it.
+extern std::atomic<long> backward_kernels;
 
 using Job = std::function<void()>;
 

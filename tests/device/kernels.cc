@@ -126,9 +126,11 @@ struct Arguments {
 };
 
 void Run(const Kernel& kernel, phi::KernelContext* call) {
+  static const std::string backward = "_grad";
   device::AtOnce within;
+  if (kernel.name.size() > backward.size() && !kernel.name.compare(kernel.name.size() - backward.size(), std::string::npos, backward))
+    ++device::backward_kernels;
   kernel.original(call);
-  ++device::kernels_run;
 }
 void Run(const Kernel& kernel, const Arguments& arguments, CPUContext* context) {
   phi::KernelContext call(context);
@@ -173,6 +175,7 @@ struct Task {
   Arguments arguments;
   Contexts& contexts;
   std::deque<DenseTensor> tensors;  // its own, for the caller's may be gone
+  std::map<const phi::TensorBase*, DenseTensor*> owned;
   std::map<const phi::Allocation*, std::shared_ptr<phi::Allocation>> borrowed;
   std::vector<std::pair<DenseTensor*, DenseTensor>> outputs;
 
@@ -191,7 +194,12 @@ struct Task {
       for (auto*& tensor : parameter)
         if (tensor) tensor = Own(static_cast<const DenseTensor&>(*tensor));
   }
+  // What a kernel works on in place is one tensor, as some of them check.
   DenseTensor* Own(const DenseTensor& given) {
+    auto& own = owned[&given];
+    return own ? own : own = Copied(given);
+  }
+  DenseTensor* Copied(const DenseTensor& given) {
     if (!given.initialized() || !IsOnDevice(given.place())) return &tensors.emplace_back(given);
     const phi::Allocation& holder = *given.Holder();
     auto& same = borrowed[&holder];
@@ -217,8 +225,11 @@ struct Task {
 bool CanWait(const Kernel& kernel, const Arguments& arguments) {
   static const bool is_at_once = device::Number("AT_ONCE");
   if (kernel.manner != Manner::kOnStream || is_at_once || !arguments.IsDense()) return false;
-  for (DenseTensor* output : arguments.DenseOutputs())
+  for (DenseTensor* output : arguments.DenseOutputs()) {
     if (output->dtype() == phi::DataType::UNDEFINED || output->numel() <= 0) return false;
+    // What is updated in place, as an optimizer's powers, comes to the device with the first update.
+    if (output->initialized() && !IsOnDevice(output->place())) return false;
+  }
   return true;
 }
 

@@ -54,7 +54,7 @@ void Die(const std::string& why) {
   abort();
 }
 
-std::atomic<long> kernels_run{0};
+std::atomic<long> backward_kernels{0};
 
 }  // namespace device
 

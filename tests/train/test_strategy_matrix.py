@@ -22,13 +22,6 @@ pytestmark = pytest.mark.train
 
 # How many trainings are drawn for each Paddle, and how many of them are in one launch.
 DRAWS, TOGETHER = int(os.environ.get("FLEETRUN_TEST_DRAWS", "40")), 20
-# What a script does several times in an update, or by itself with gradients, is something else when
-# updates are merged behind its back.
-NOT_MERGED = {
-    *("alternating", "critic", "early", "skipped", "by_hand", "minimized", "sharpness"),
-    *("projected", "plateau", "smoothed", "reloaded", "in_one_vector", "thinned", "unscaled"),
-    *("tried_again", "replaced_at_the_end", "mixed", "late_adam", "sizes_of_its_own"),
-}
 PRESETS = {
     name: (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
     for name in ("recommended", "comm_fusion", "overlap", "gradient_merge")
@@ -102,7 +95,9 @@ def test_every_kind_with_every_preset_is_trained_as_by_one_process(
     python: Path, alone: dict[str, Any], preset: str, tmp_path: Path
 ) -> None:
     merges = preset == "gradient_merge"
-    chosen = [name for name in train_kinds.names() if not (merges and name in NOT_MERGED)]
+    chosen = [
+        name for name in train_kinds.names() if not (merges and name in train_kinds.NOT_MERGED)
+    ]
     ranks = launch(
         *(python, tmp_path, f"--kinds={','.join(chosen)}"),
         strategy=PRESETS[preset],

@@ -16,7 +16,7 @@ from paddle import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-UPDATES, MICRO, ROWS = 3, 4, 8
+UPDATES, MICRO, ROWS = 3, 4, 24
 
 parser = argparse.ArgumentParser()
 # The script's own way to a larger batch; and by what it divides each loss, if not by this.

@@ -1,7 +1,8 @@
 """Trains a net of odd sizes beside one process with the batches of all ranks, on any device.
 
-One gradient is strided, as its weight is used transposed, and with UNUSED rank 0 has not all of
-them. MICRO_STEPS make an update. Reports both weights and where they are.
+Unless STRAIGHT one gradient is strided, as its weight is used transposed; with UNUSED rank 0 has
+not all of them. MICRO_STEPS make an update. With FLEET it is fleet that begins. Reports both
+weights and where they are.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.distributed import fleet
 from twins import batches, rank, twins, weights, write  # type: ignore[import-not-found, unused-ignore]
 
 nranks = int(os.environ["PADDLE_TRAINERS_NUM"])
 has_unused = bool(os.environ.get("UNUSED"))
+is_straight = bool(os.environ.get("STRAIGHT"))
 micro_steps = int(os.environ.get("MICRO_STEPS", "1"))
 UPDATES = 4
-paddle.distributed.init_parallel_env()
+if os.environ.get("FLEET"):
+    fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
+else:
+    paddle.distributed.init_parallel_env()
 
 
 class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
@@ -32,7 +38,9 @@ class Net(nn.Layer):  # type: ignore[misc, unused-ignore]
 
     def forward(self, x: Any, *, uses_all: bool = True) -> Any:
         """Return three numbers for each row of X."""
-        x = paddle.tanh(self.first(x)) @ self.turned.T
+        x = paddle.tanh(self.first(x))
+        multiply: Any = paddle.matmul
+        x = multiply(x, self.turned, transpose_y=True) if is_straight else x @ self.turned.T
         return self.last(paddle.tanh(self.seldom(x) + x if uses_all else x))
 
 
@@ -43,7 +51,8 @@ def loss(net: Any, x: Any, owner: int) -> Any:
 
 net, alone = twins(Net)
 model = paddle.DataParallel(net, find_unused_parameters=has_unused)
-optimizer = paddle.optimizer.SGD(0.05, parameters=net.parameters())
+# As SGD, but there are fused kernels of it.
+optimizer = paddle.optimizer.Momentum(0.05, 0.0, parameters=net.parameters())
 drawn = [batches([each], 4, 5) for each in range(nranks)]
 for _ in range(UPDATES):
     for _ in range(micro_steps):
