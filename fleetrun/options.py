@@ -432,9 +432,9 @@ TABLE: tuple[Option, ...] = (
         "check_ranks",
         "int",
         STRATEGY,
-        "Stop the job when the ranks' parameters differ: compare after updates 1, 2, 4, 8, ... and "
-        "then every 32 to 1024 (auto), after 1 and 3 (0), every N updates too, or never (-1). "
-        "With a strategy: auto.",
+        "Compare the ranks' parameters after updates 1, 2, 4, 8, ... and then every 32 to 1024 "
+        "(auto), after 1 and 3 (0), every N updates too, or never (-1); ranks that differ under a "
+        "strategy end the job. With a strategy: auto.",
         metavar="auto|N",
         words=("auto",),
         minimum=-1,

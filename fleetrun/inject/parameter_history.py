@@ -72,6 +72,7 @@ class ParameterHistory:
         # No reference to the model: a history is dropped with it.
         self._parameters = list(model.parameters())
         self._trained: set[int] = set()
+        self._sparse: set[int] = set()
         # The number of watched forwards that wrote into each.
         self._written: Counter[int] = Counter()
         self._forwards = 0
@@ -81,11 +82,14 @@ class ParameterHistory:
     def record_gradients(self, parameters: Iterable[Any]) -> None:
         """Record which of PARAMETERS have a gradient now."""
         for each in parameters:
+            if id(each) in self._trained:
+                continue
+            gradient = each.grad
             # Mixed precision may keep it beside the parameter.
-            if id(each) not in self._trained and (
-                each.grad is not None or getattr(each, "main_grad", None) is not None
-            ):
+            if gradient is not None or getattr(each, "main_grad", None) is not None:
                 self._trained.add(id(each))
+            if gradient is not None and gradient.is_selected_rows():
+                self._sparse.add(id(each))
 
     def begin_forward(self) -> WatchedForward:
         """Record which parameters are written into until `end_forward`."""
@@ -116,6 +120,10 @@ class ParameterHistory:
     def is_trained(self, parameter: Any) -> bool:
         """Whether PARAMETER ever had a gradient when its optimizer stepped."""
         return id(parameter) in self._trained
+
+    def is_sparse(self, parameter: Any) -> bool:
+        """Whether the first gradient of PARAMETER that was seen was sparse."""
+        return id(parameter) in self._sparse
 
     def is_written(self, parameter: Any) -> bool:
         """Whether forwards write into PARAMETER again and again.

@@ -4,10 +4,14 @@ First every rank sends one checksum of all its parameters, made where they are. 
 differ, each parameter gets one, and those that differ are compared one by one. Differences by
 rounding are allowed: kernels differ between devices. Running statistics are left out, as each rank
 computes them from its own data; see `parameter_history`.
+
+Ranks that differ end the job if gradients were summed by a strategy. What Paddle's own reducer
+comes to is a remark, and so are a few rows of a table with sparse gradients.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import operator
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import border, checksums, settings, updates
 from .check_schedule import NEVER, Pace, is_due
+from .dygraph.reducer import Reducer
 from .import_hooks import after_import
 from .parameter_history import ParameterHistory, watch_writes
 from .replicas import ModelRanks, StaticRanks, world_size
@@ -38,14 +43,18 @@ _ALLREDUCES = {"all_reduce", "c_allreduce_sum", "c_allreduce_avg"}
 # The number of updates up to which the history of parameters is recorded, unless they are compared
 # after every N updates. The third is compared in any case.
 _WATCHED_UPDATES = 3
-# Bits: a parameter is trained by gradients; a forward writes into it.
-_TRAINED, _WRITTEN = 1, 2
+# Bits: a parameter is trained by gradients; a forward writes into it; it has sparse gradients.
+_TRAINED, _WRITTEN, _SPARSE = 1, 2, 4
 # The number of parameters that a note names.
 _MOST_NAMES = 4
 # Ranks send times in microseconds.
 _MICRO = 1e6
 # The difference that one update may cause, in units in the last place.
 _ULPS_PER_UPDATE = 4
+# Of a table with sparse gradients so many rows are a few, or one in so many. Adam on CPUs reads a
+# number beyond the rows that have gradients (seen with 2.6.2 and 3.3.1, in one process, too): if it
+# is that of a row, as the size of the next block of memory may be, it moves this one as well.
+_FEW, _ONE_IN = 8, 100_000
 # What a rank says in the place of its numbers if it could not get them.
 _FAILED = -1
 _WHAT = "the comparison of ranks"
@@ -56,10 +65,11 @@ def install(spec: StrategySpec, proof: Evidence) -> None:
     """Compare after the first updates, and later ones as `check_ranks` says."""
     if spec.check_ranks == NEVER:
         return
-    check = _Check(spec.check_ranks, proof)
+    check = _Check(spec, proof)
     after_import("paddle.distributed.parallel", check.watch_models)
     updates.before_update(check.before_update, _WHAT)
     updates.on_update(check.after_update, _WHAT)
+    atexit.register(_watching(check.report_unchanged))
 
 
 def barrier(source: Any) -> None:
@@ -76,10 +86,11 @@ def barrier(source: Any) -> None:
 
 
 class _Check:
-    """Compares the ranks after the updates for which `is_due` holds with EVERY."""
+    """Compares the ranks after the updates for which `is_due` holds with SPEC.check_ranks."""
 
-    def __init__(self, every: int | str, proof: Evidence) -> None:
-        self._every = every
+    def __init__(self, spec: StrategySpec, proof: Evidence) -> None:
+        self._every = spec.check_ranks
+        self._changes_programs = bool(spec.strategy or spec.build_strategy)
         self._proof = proof
         self._histories: weakref.WeakKeyDictionary[Any, ParameterHistory] = (
             weakref.WeakKeyDictionary()
@@ -92,6 +103,14 @@ class _Check:
         # By model or program. Where ranks differ by rounding there is no interval, as each
         # comparison is long then.
         self._paces: weakref.WeakKeyDictionary[Any, Pace] = weakref.WeakKeyDictionary()
+        # The checksum of each model before its first update, until one has changed its weights.
+        self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # The names of models that were compared while no update had changed them.
+        self._unchanged: set[str] = set()
+        # Models and programs that are not compared any more.
+        self._done: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Tables that differ in a few rows.
+        self._tables: set[str] = set()
 
     def watch_models(self, module: ModuleType) -> None:
         """Keep a history of the parameters of every DataParallel model."""
@@ -137,8 +156,12 @@ class _Check:
         if not (self._watches(count) or self._is_due(count + 1)):
             return
         own = _of_optimizer(optimizer)
-        for known in list(self._histories.values()):
+        for model, known in list(self._histories.items()):
             known.record_gradients(own)
+            if not count and model not in self._paces and _is_updated_by(model, optimizer):
+                sums = _own_sums(functools.partial(_parameters, model), known)
+                if sums is not None:
+                    self._begun[model] = sums.total
 
     def after_update(self, source: Any, _number: int) -> None:
         """Compare if an update is due."""
@@ -157,14 +180,12 @@ class _Check:
                 self._proof.note("the ranks were not compared: there is no data-parallel model")
             return
         for model in models:
-            if not self._is_due(count, model):
-                continue
-            known = self._histories[model]
-            known.updates = self._updates
-            pace = self._paces.setdefault(model, Pace())
-            with pace.measured():
-                self._compare(pace, functools.partial(_parameters, model), ModelRanks(model), known)
-            pace.end(count)
+            if self._is_due(count, model):
+                known = self._histories[model]
+                known.updates = self._updates
+                self._compare(
+                    model, functools.partial(_parameters, model), ModelRanks(model), known
+                )
 
     def _compare_program(self, program: Any) -> None:
         if any(settings.effective(name) for name in _LOCAL):
@@ -172,16 +193,15 @@ class _Check:
         elif not _has_allreduces(program):
             self._proof.note("the ranks were not compared: the program has no allreduce")
         elif self._is_due(self._updates, program):
-            pace = self._paces.setdefault(program, Pace())
-            with pace.measured():
-                self._compare(pace, functools.partial(_variables, program), StaticRanks(), None)
-            pace.end(self._updates)
+            self._compare(program, functools.partial(_variables, program), StaticRanks(), None)
 
     def _in_order(self) -> list[Any]:
         return sorted(self._histories, key=lambda model: str(model.full_name()))
 
     def _is_due(self, update: int, trained: Any = None) -> bool:
         """Whether TRAINED, a model or a program, is compared after UPDATE; None: anything."""
+        if trained is not None and trained in self._done:
+            return False
         pace = self._paces.get(trained) if trained is not None else None
         return (
             is_due(self._every, update)
@@ -196,30 +216,59 @@ class _Check:
 
     def _compare(
         self,
-        pace: Pace,
+        trained: Any,
         find: Callable[[], Mapping[str, Any]],
         ranks: ModelRanks | StaticRanks,
         known: ParameterHistory | None,
     ) -> None:
-        """Compare the parameters that FIND returns."""
+        """Compare the parameters of TRAINED, a model or a program, that FIND returns."""
+        pace = self._paces.setdefault(trained, Pace())
+        with pace.measured():
+            try:
+                is_exact = self._compare_all(trained, find, ranks, known, pace)
+            except _RanksDiffer as difference:
+                is_exact = False
+                self._report_difference(trained, str(difference))
+        pace.end(self._updates)
+        if not is_exact:
+            pace.interval = None
+
+    def _compare_all(
+        self,
+        trained: Any,
+        find: Callable[[], Mapping[str, Any]],
+        ranks: ModelRanks | StaticRanks,
+        known: ParameterHistory | None,
+        pace: Pace,
+    ) -> bool:
+        """Return whether the parameters are equal to the last bit; statistics may differ."""
         own = _own_sums(find, known)
         numbers = [_FAILED, _FAILED] if own is None else [len(own.values), own.total]
         times = [round(each * _MICRO) for each in (pace.check_s, pace.update_s)]
         gathered = ranks.gather([*numbers, *times])
         rows = [row[:2] for row in gathered]
         if self._has_failed(rows, ranks) or own is None:
-            return
+            return True
         values = own.values
         # The rank that comes last does not wait for others.
         pace.agree(*(min(each) / _MICRO for each in list(zip(*gathered))[2:]))
         self._proof.counts["ranks_compared"] = len(rows)
         self._proof.counts["parameters_compared"] = len(values)
+        is_equal = all(row == rows[0] for row in rows)
+        if is_equal and self._begun.get(trained) == own.total:
+            self._unchanged.add(trained.full_name())
+            return True
+        if self._begun.pop(trained, None) is not None:
+            self._unchanged.discard(trained.full_name())
+        if is_equal:
+            self._set_equal()
+            return True
+        return self._compare_each(own, rows, ranks, known)
+
+    def _set_equal(self) -> None:
         self._proof.compared_after = self._updates
-        if all(row == rows[0] for row in rows):
+        if self._proof.ranks_equal is None:
             self._proof.ranks_equal = True
-            return
-        if not self._compare_each(own, rows, ranks, known):
-            pace.interval = None
 
     def _has_failed(self, rows: list[list[int]], ranks: ModelRanks | StaticRanks) -> bool:
         """Whether any of RANKS could not get its numbers, ROWS; then none compares any more.
@@ -243,13 +292,13 @@ class _Check:
     ) -> bool:
         """Return whether the parameters are equal to the last bit; statistics may differ.
 
-        Raises Disproved, on all ranks, if a parameter differs by more than rounding.
+        Raises _RanksDiffer, on all ranks, if a parameter differs by more than rounding.
 
         ROWS has the number of parameters and the checksum of each rank.
         """
         counts = [row[0] for row in rows]
         if len(set(counts)) > 1:
-            self._fail(f"they have different numbers of parameters: {counts}")
+            raise _RanksDiffer(f"they have different numbers of parameters: {counts}")
         parameters = own.parameters
         each_own = _own_sums_of_each(own, known) or [[_FAILED] * len(own.values)] * 2
         table = ranks.gather(each_own[0])
@@ -263,27 +312,14 @@ class _Check:
         for index, (name, value) in enumerate(parameters.items()):
             if len({row[index] for row in table}) == 1:
                 continue
-            if seen[index] != _TRAINED:
+            if seen[index] & ~_SPARSE != _TRAINED:
                 statistics.append(name)
                 continue
             is_exact = False
-            array = _array(value)
-            distances = ranks.distances(array)
-            bad = [
-                ranks.ranks[place]
-                for place, distance in enumerate(distances)
-                if not distance <= _ULPS_PER_UPDATE * self._updates
-            ]
-            if bad:
-                named = ", ".join(map(str, bad))
-                self._fail(
-                    f"rank {named} and rank {ranks.ranks[0]} differ in the parameter {name}"
-                    f" of shape {list(array.shape)}"
-                    if len(bad) == 1
-                    else f"ranks {named} differ from rank {ranks.ranks[0]} in the parameter {name}"
-                    f" of shape {list(array.shape)}"
-                )
-        self._proof.ranks_equal = True
+            self._compare_parameter(
+                name, _array(value), ranks, is_sparse=bool(seen[index] & _SPARSE)
+            )
+        self._set_equal()
         self._proof.counts["parameters_compared"] = len(parameters) - len(statistics)
         if statistics:
             self._proof.note(
@@ -294,15 +330,68 @@ class _Check:
             self._proof.note("the ranks are equal within rounding, not to the last bit")
         return is_exact
 
-    def _fail(self, text: str) -> None:
-        self._proof.ranks_equal = False
-        self._proof.note(f"after update {self._updates} {text}.")
+    def _compare_parameter(
+        self, name: str, array: Any, ranks: ModelRanks | StaticRanks, *, is_sparse: bool
+    ) -> None:
+        """Compare the parameter NAME, of which this rank has ARRAY, by its values."""
+        apart = ranks.apart(array, _ULPS_PER_UPDATE * self._updates)
+        if not any(apart):
+            return
+        bad = [rank for rank, rows in zip(ranks.ranks, apart) if rows]
+        size = len(array) if array.ndim else 1
+        is_few = is_sparse and max(apart) <= _most_few(size)
+        where = f"{max(apart)} of {size} rows of " if is_few else ""
+        differ = (
+            f"{_these_ranks(bad, ranks.ranks[0])} in {where}the parameter {name}"
+            f" of shape {list(array.shape)}"
+        )
+        if not is_few:
+            raise _RanksDiffer(differ)
+        if name not in self._tables:
+            self._tables.add(name)
+            paddles = "as Paddle's own updates of sparse tables may leave them"
+            self._proof.note(f"after update {self._updates} {differ}, {paddles}")
+
+    def _report_difference(self, trained: Any, difference: str) -> None:
+        """Report the DIFFERENCE of the ranks that train TRAINED.
+
+        Raises Disproved unless Paddle alone has summed the gradients.
+        """
+        self._proof.ranks_equal, self._proof.compared_after = False, self._updates
+        text = f"after update {self._updates} {difference}"
+        is_ours = self._changes_sums(trained)
+        goes_on = ": Paddle alone sums its gradients, as without fleetrun, so the job goes on"
+        self._proof.note(text + ("." if is_ours else goes_on))
         self._proof.claim()
         self._proof.write()
-        raise border.Disproved(
-            f"The ranks do not train the same model any more: after update {self._updates} {text}."
-            " --check_ranks=-1 leaves this check out."
+        if is_ours:
+            raise border.Disproved(
+                f"The ranks do not train the same model any more: {text}."
+                " --check_ranks=-1 leaves this check out."
+            )
+        # It is said once.
+        self._done.add(trained)
+
+    def _changes_sums(self, trained: Any) -> bool:
+        """Whether gradients of TRAINED are summed otherwise than by Paddle alone."""
+        if not hasattr(trained, "global_block"):
+            return isinstance(getattr(trained, "_reducer", None), Reducer)
+        return self._changes_programs or any(
+            channels.channel_of(op) is not None for block in trained.blocks for op in block.ops
         )
+
+    def report_unchanged(self) -> None:
+        """Note the models whose weights no update has changed, which proves nothing."""
+        if self._unchanged:
+            self._proof.note(
+                "no update has changed the weights: that the ranks are equal proves nothing"
+                " (a GradScaler skips updates whose gradients are not finite)"
+            )
+            self._proof.write()
+
+
+class _RanksDiffer(Exception):
+    """A parameter differs between ranks by more than rounding."""
 
 
 class OwnSums(NamedTuple):
@@ -339,10 +428,32 @@ def _own_sums_of_each(own: OwnSums, known: ParameterHistory | None) -> list[list
     kinds = [
         _TRAINED
         if known is None
-        else _TRAINED * known.is_trained(each) | _WRITTEN * known.is_written(each)
+        else _TRAINED * known.is_trained(each)
+        | _WRITTEN * known.is_written(each)
+        | _SPARSE * known.is_sparse(each)
         for each in own.values
     ]
     return [sums, kinds]
+
+
+def _most_few(size: int) -> int:
+    """Return how many of SIZE rows are a few.
+
+    >>> [_most_few(size) for size in (80, 600, 10_000, 9_000_000)]
+    [0, 6, 8, 90]
+    """
+    return min(max(_FEW, size // _ONE_IN), size // 100)
+
+
+def _these_ranks(bad: Sequence[int], first: int) -> str:
+    """Say that the ranks BAD differ from the rank FIRST.
+
+    >>> _these_ranks([1], 0), _these_ranks([1, 3], 0)
+    ('rank 1 and rank 0 differ', 'ranks 1, 3 differ from rank 0')
+    """
+    if len(bad) == 1:
+        return f"rank {bad[0]} and rank {first} differ"
+    return f"ranks {', '.join(map(str, bad))} differ from rank {first}"
 
 
 def _listed(names: Sequence[str]) -> str:

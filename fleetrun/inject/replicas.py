@@ -1,4 +1,4 @@
-"""The ranks that hold copies of the same parameters, and how far the copies differ.
+"""The ranks that hold copies of the same parameters, and where the copies differ.
 
 `ModelRanks` (dynamic graphs) exchanges values by collectives of the model's group, `StaticRanks`
 through the job's TCP store.
@@ -31,24 +31,21 @@ class ModelRanks:
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Return the NUMBERS (int64) of every rank, in the order of `ranks`."""
-        return [list(map(int, row)) for row in self._gather(numbers, "int64")]
-
-    def _gather(self, numbers: list[Any], dtype: str) -> list[list[Any]]:
         paddle = self._paddle
         with paddle.no_grad():
-            own = paddle.to_tensor(numbers, dtype=dtype)
+            own = paddle.to_tensor(numbers, dtype="int64")
             rows: list[Any] = []
             paddle.distributed.all_gather(rows, own, group=self._group)
-            return [row.numpy().tolist() for row in rows]
+            return [list(map(int, row.numpy())) for row in rows]
 
-    def distances(self, array: Any) -> list[float]:
-        """Return the distance of each rank's ARRAY to that of the first rank; see `_distance`."""
+    def apart(self, array: Any, ulps: float) -> list[int]:
+        """Return how many rows of each rank's ARRAY are not those of the first; see `_apart`."""
         paddle = self._paddle
         with paddle.no_grad():
             first = paddle.to_tensor(array)
             paddle.distributed.broadcast(first, src=self.ranks[0], group=self._group)
-            own = _distance(array, first.numpy())
-        return [row[0] for row in self._gather([own], "float64")]
+            own = _apart(array, first.numpy(), ulps)
+        return [row[0] for row in self.gather([own])]
 
 
 class StaticRanks:
@@ -71,8 +68,8 @@ class StaticRanks:
         rows: list[list[Any]] = store.all_gather(key, numbers, self._rank, self.ranks)
         return rows
 
-    def distances(self, array: Any) -> list[float]:
-        """Return the distance of each rank's ARRAY to that of rank 0; see `_distance`."""
+    def apart(self, array: Any, ulps: float) -> list[int]:
+        """Return how many rows of each rank's ARRAY are not those of rank 0; see `_apart`."""
         import numpy as np
 
         key = f"{self._key}/{self._gathers}/values"
@@ -80,18 +77,24 @@ class StaticRanks:
         if self._rank == 0:
             shared.set(key, array.tobytes())
         first = np.frombuffer(bytes(shared.get(key)), dtype=array.dtype).reshape(array.shape)
-        return [row[0] for row in self.gather([_distance(array, first)])]
+        return [row[0] for row in self.gather([_apart(array, first, ulps)])]
 
 
-def _distance(own: Any, first: Any) -> float:
-    """Return the largest difference, in units in the last place of the largest value of FIRST.
+def _apart(own: Any, first: Any, ulps: float) -> int:
+    """Return how many rows of OWN differ from those of FIRST by more than rounding.
 
-    OWN and FIRST are numpy arrays of one shape and dtype. Infinity if the difference is not finite.
+    ULPS are the units in the last place of the largest value of FIRST that are rounding. OWN and
+    FIRST are numpy arrays of one shape and dtype.
+
+    >>> import numpy as np
+    >>> first = np.array([1.0, np.nan, np.inf, 0.0], "float32")
+    >>> _apart(first + np.float32(1e-6), first, 10), _apart(first[::-1], first, 10)
+    (0, 4)
     """
     import numpy as np
 
     if own.tobytes() == first.tobytes():
-        return 0.0
+        return 0
     if own.dtype.kind != "f":
         # bfloat16 comes as uint16: the upper half of a float32.
         own, first = (_as_float32(array) for array in (own, first))
@@ -99,9 +102,12 @@ def _distance(own: Any, first: Any) -> float:
     else:
         unit = float(np.finfo(own.dtype).eps)
     own, first = own.astype("float64"), first.astype("float64")
-    largest = float(np.max(np.abs(first)))
-    distance = float(np.max(np.abs(own - first)))
-    return distance / (unit * largest) if distance < np.inf and largest else float("inf")
+    largest = float(np.max(np.abs(first), where=np.isfinite(first), initial=0.0))
+    with np.errstate(invalid="ignore"):
+        is_near = np.abs(own - first) <= ulps * unit * largest
+    is_same = (own == first) | (np.isnan(own) & np.isnan(first))
+    apart = np.atleast_1d(~(is_near | is_same))
+    return int(np.count_nonzero(apart.reshape(len(apart), -1).any(axis=1)))
 
 
 def _as_float32(array: Any) -> Any:
