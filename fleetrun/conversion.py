@@ -1,6 +1,8 @@
-"""What people write, as typed values: booleans, and numbers within bounds; pure."""
+"""What people write, as typed values, and numbers as people write them; pure."""
 
 # No `from __future__ import annotations` here, for the reason given in options.py.
+import re
+from collections.abc import Iterable
 
 _YES = frozenset(("1", "true", "yes", "on", "y", "t"))
 NO = frozenset(("0", "false", "no", "off", "n", "f"))
@@ -72,3 +74,98 @@ def number_in_words(
     if maximum is not None:
         return f"{said} from {minimum or 0:g} to {maximum:g}"
     return said if minimum is None else f"{said}, {minimum:g} or more"
+
+
+# -- sizes, durations, ranges ---------------------------------------------------------------------
+
+_UNITS_S = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": 0.001}
+# More digits than that are a slip.
+_DIGITS = r"\d{1,12}(?:\.\d{0,12})?"
+_DURATION = rf"(?:{_DIGITS}\s*(?:ms|s|min|m|h|d)\s*)+"
+
+
+def size(count: float, *, is_short: bool = False) -> str:
+    """Return COUNT bytes with a unit.
+
+    >>> size(512), size(64 * 2**20), size(23.54 * 2**30), size(1023 * 2**10)
+    ('512 B', '64 MiB', '23.5 GiB', '1023 KiB')
+    >>> [size(count, is_short=True) for count in (0, 900 * 2**10, 3 * 2**30, 15.26 * 2**30)]
+    ['0', '900K', '3.0G', '15G']
+    """
+    unit = ""
+    for unit in ("", "K", "M", "G", "T"):
+        if count < (1000 if is_short else 1024) or unit == "T":
+            break
+        count /= 1024
+    if is_short:
+        return f"{count:.{int(count < 10 and unit in ('G', 'T'))}f}{unit}"
+    number = f"{count:.3g}" if count < 1000 else f"{count:.0f}"
+    return f"{number} {unit}iB" if unit else f"{number} B"
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes that TEXT means, whose units are powers of 1024; None if it means none.
+
+    >>> parse_size("1.5G"), parse_size("100 MiB"), parse_size("much")
+    (1610612736, 104857600, None)
+    """
+    found = re.fullmatch(rf"({_DIGITS})\s*([kmgt]?)(?:i?b)?", text.strip().lower(), re.ASCII)
+    return int(float(found[1]) * 1024 ** " kmgt".find(found[2] or " ")) if found else None
+
+
+def duration(seconds: float, *, is_short: bool = False) -> str:
+    """Return SECONDS with units.
+
+    >>> [duration(seconds) for seconds in (3.21, 75, 7384, 200000)]
+    ['3.2 s', '1 min 15 s', '2 h 03 min', '2 d 07 h']
+    >>> [duration(seconds, is_short=True) for seconds in (3.21, 75, 7384, 200000)]
+    ['3s', '1m15s', '2h03m', '2d07h']
+    """
+    if seconds < 60 and not is_short:
+        return f"{seconds:.1f} s"
+    whole = max(0, int(seconds))
+    for unit, part, each in (("d", "h", 3600), ("h", "min", 60), ("min", "s", 1)):
+        number, rest = divmod(whole // each, _UNITS_S[unit] // each)
+        if number:
+            text = f"{number:.0f} {unit} {rest:02.0f} {part}"
+            return text.replace(" ", "").replace("min", "m") if is_short else text
+    return f"{whole}s"
+
+
+def parse_duration(text: str) -> float | None:
+    """Return the seconds that TEXT means; None if it means none. A number alone is seconds.
+
+    >>> [parse_duration(text) for text in ("90", "1h30m", "1.5 min", "soon")]
+    [90.0, 5400.0, 90.0, None]
+    """
+    word = text.strip().lower()
+    if re.fullmatch(_DURATION, word, re.ASCII):
+        parts = re.findall(rf"({_DIGITS})\s*([a-z]+)", word)
+        return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    return _real(word)
+
+
+def ranges(numbers: Iterable[int], between: str = ", ") -> str:
+    """Write NUMBERS in order, those that follow each other as ranges.
+
+    >>> ranges([0, 1, 2, 5, 7, 6]), ranges((0, 1, 32), ",")
+    ('0-2, 5-7', '0-1,32')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return between.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def parse_range(text: str) -> range | None:
+    """Return the numbers that TEXT means, one or a range; None if it is none, or backwards.
+
+    >>> parse_range("0-3"), parse_range("7"), parse_range("3-1"), parse_range("a")
+    (range(0, 4), range(7, 8), None, None)
+    """
+    found = re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", text.strip(), re.ASCII)
+    numbers = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    return numbers or None

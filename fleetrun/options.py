@@ -61,8 +61,9 @@ _FLEET_SIZE = (
 class Option(NamedTuple):
     """One option: a row of the table that the parser, the help and the completion share.
 
-    `kind` is one of text, list (commas), int, float, bool (may take a word), flag, choice, pairs
-    (KEY=VALUE, repeatable). `bare` is the value when the option is written without one.
+    `kind` is one of text, list (commas), int, float, duration (seconds, or with units), bool (may
+    take a word), flag, choice, pairs (KEY=VALUE, repeatable). `bare` is the value when the option
+    is written without one.
     `slot` is the request's field when several options fill the same one.
     `status` is works, accepted (no effect, `reason` says why) or later (`reason` says what to do).
     """
@@ -194,9 +195,11 @@ def wanted(option: Option) -> str:
                 is_whole=option.kind == "int",
                 minimum=option.minimum,
                 maximum=option.maximum,
-                unit="seconds" if option.metavar == "SECONDS" else "",
             )
             return f"give {number}" + (f", or one of {choices}." if choices else ".")
+        case "duration":
+            least = f", {option.minimum:g} or more" if option.minimum is not None else ""
+            return f"give a number of seconds{least}, or a time such as 90s, 30m or 1h30m."
         case "choice":
             return f"give one of {choices}."
         case "bool" | "flag":
@@ -220,7 +223,7 @@ def parse(option: Option, raw: str) -> Value:
     """
     text = raw.strip()
     match option.kind:
-        case "int" | "float":
+        case "int" | "float" | "duration":
             return _number(option, text)
         case "choice":
             return _choice(option, text)
@@ -240,7 +243,7 @@ def _number(option: Option, text: str) -> str | int | float:
     if text.lower() in option.words:
         return text.lower()
     found = conversion.number(
-        text,
+        conversion.parse_duration(text) if option.kind == "duration" else text,
         is_whole=option.kind == "int",
         minimum=option.minimum,
         maximum=_MOST if option.maximum is None else option.maximum,
@@ -616,7 +619,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "rdzv_timeout",
-        "float",
+        "duration",
         HOSTS,
         "Seconds to wait until all hosts are there.",
         metavar="SECONDS",
@@ -626,7 +629,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "elastic_timeout",
-        "float",
+        "duration",
         HOSTS,
         "Seconds that an elastic job waits for one more host: before its start, before it starts "
         "again with new ones, and when too few are left.",
@@ -655,7 +658,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "heartbeat_timeout",
-        "float",
+        "duration",
         HOSTS,
         "Seconds of silence after which a host counts as lost; cut off from the others, it ends "
         "its own processes before that.",
@@ -755,7 +758,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "grace",
-        "float",
+        "duration",
         JOB,
         "Seconds between asking processes to stop and killing them.",
         metavar="SECONDS",
@@ -809,7 +812,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "hang_timeout",
-        "float",
+        "duration",
         JOB,
         "Stop (or restart) the job when no process shows any life for this long: no output, no "
         "update, no work of a disk, the network or a GPU, and no Python stack that moves. 0: "
@@ -937,7 +940,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "metrics_period",
-        "float",
+        "duration",
         JOB,
         "How often what host, GPUs and ranks use goes into metrics.jsonl of the run directory; "
         "0: never.",

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetrun import argv, modes, options
+from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
 from fleetrun.model import Layer, Request, Setting, Strategy
@@ -723,16 +723,16 @@ def _rank_list(found: ResolvedOption, parts: tuple[str, ...]) -> str:
         return "all"
     ranks: list[int] = []
     for part in parts:
-        first, dash, last = part.partition("-")
-        if not (first.isdecimal() and (not dash or last.isdecimal())):
+        span = conversion.parse_range(part)
+        if span is None or span.stop > _MOST_RANKS:
             from fleetrun import hints  # only for a mistake
 
             hint = hints.of_value(found.given.option.name, found.given.raw)
-            raise UsageError(found.given.blame(hint or "give all, or ranks such as 0,3 or 0-3."))
-        low, high = int(first), int(last or first)
-        if not low <= high < _MOST_RANKS:
-            raise UsageError(found.given.blame(f"{part} is no range of ranks."))
-        ranks.extend(range(low, high + 1))
+            is_range = not part.strip("0123456789-")
+            otherwise = "give all, or ranks such as 0,3 or 0-3."
+            otherwise = f"{part} is no range of ranks." if is_range else otherwise
+            raise UsageError(found.given.blame(hint or otherwise))
+        ranks.extend(span)
     return ",".join(map(str, dict.fromkeys(ranks)))
 
 
@@ -811,21 +811,9 @@ def _reader(found: ResolvedOption) -> str | None:
 
 
 def _size(found: ResolvedOption) -> int:
-    """Return a number of bytes; units are powers of 1024.
-
-    >>> raw = RawOption(options.find("log_max_size"), "1.5G", "--log_max_size")
-    >>> _size(ResolvedOption("1.5G", raw))
-    1610612736
-    """
-    text = (found.of(str) or "").strip().upper().removesuffix("B").removesuffix("I")
-    power = "KMGT".find(text[-1:]) + 1 if text else 0
-    digits = text[:-1].rstrip() if power else text
-    whole, _, part = digits.partition(".")
-    is_number = digits.isascii() and whole.isdigit() and (part.isdigit() or whole == digits)
-    # More digits than that are no size, and more than a float holds.
-    is_number = is_number and len(digits) <= len("1.234567890123")
-    size = int(float(digits) * 1024**power) if is_number else -1
-    if size and size < _LEAST_LOG:
+    """Return a number of bytes; units are powers of 1024."""
+    size = conversion.parse_size(found.of(str) or "")
+    if size is None or 0 < size < _LEAST_LOG:
         raise UsageError(found.given.blame("give 1M or more, as 100M or 2G, or 0 for no limit."))
     return size
 

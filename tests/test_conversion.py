@@ -39,3 +39,37 @@ def test_options_and_strategies_take_the_same_words(word: str) -> None:
     option = options.find("quiet")
     field = fields.find("strategy", "amp")
     assert options.parse(option, word) is fields.convert(field, word)
+
+
+@given(st.integers(0, 1 << 60))
+def test_sizes_are_short(count: int) -> None:
+    assert len(conversion.size(count)) <= len("1.02e+03 KiB")
+    assert "e+" not in conversion.size(count) or count >= 1 << 50
+
+
+@given(st.integers(0, 1 << 45))
+def test_a_size_is_read_as_it_is_written(count: int) -> None:
+    read = conversion.parse_size(conversion.size(count))
+    assert read is not None
+    assert abs(read - count) <= count / 100
+
+
+@given(st.floats(0, 1e7))
+def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
+    for is_short in (False, True):
+        read = conversion.parse_duration(conversion.duration(seconds, is_short=is_short))
+        assert read is not None
+        assert abs(read - seconds) <= max(1, seconds / 24)
+
+
+@given(st.sets(st.integers(0, 99)))
+def test_ranges_are_read_as_they_are_written(numbers: set[int]) -> None:
+    parts = filter(None, conversion.ranges(numbers).split(", "))
+    assert [number for part in parts for number in conversion.parse_range(part) or ()] == sorted(
+        numbers
+    )
+
+
+@pytest.mark.parametrize("text", ["", "s", "1 x", "-1s", "1m soon", "\u0662s", "nan", "1..5s"])
+def test_what_is_no_duration_is_none(text: str) -> None:
+    assert conversion.parse_duration(text) is None

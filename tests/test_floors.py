@@ -22,7 +22,7 @@ HOUSE = ROOT / "fleetrun"
 FLOORS = (
     # The entrance runs in other programs' Pythons, and imports nothing.
     ("fleetrun.errors", "fleetrun.entrance"),
-    ("fleetrun.model", "fleetrun.records.variables", "fleetrun.run.events"),
+    ("fleetrun.model", "fleetrun.conversion", "fleetrun.records.variables", "fleetrun.run.events"),
     # Names, schemas, writers and readers of what a run leaves; /proc and the system's own calls.
     (
         "fleetrun.records",
@@ -43,7 +43,6 @@ FLOORS = (
         "fleetrun.engines.detect",
         "fleetrun.engines.cluster",
         "fleetrun.argv",
-        "fleetrun.conversion",
         "fleetrun.suggestions",
         "fleetrun.colors",
         "fleetrun.hints",

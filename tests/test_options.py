@@ -59,7 +59,8 @@ def test_a_row_is_whole(option: Option) -> None:
     assert option.name.islower()
     assert option.group in options.GROUPS
     assert option.help.endswith(".")
-    assert option.kind in {"text", "list", "int", "float", "bool", "flag", "choice", "pairs"}
+    kinds = ("text", "list", "int", "float", "duration", "bool", "flag", "choice", "pairs")
+    assert option.kind in kinds
     assert (option.kind == "flag") == (not option.metavar)
     assert option.status in {"works", "accepted", "later"}
     assert (option.status == "works") == (not option.reason)
@@ -100,6 +101,18 @@ def test_values_are_read_as_paddle_reads_them(name: str, raw: str, value: object
     assert options.parse(options.find(name), raw) == value
 
 
+SECONDS = "give a number of seconds, 0 or more, or a time such as 90s, 30m or 1h30m."
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in options.TABLE if option.metavar == "SECONDS"], ids=str
+)
+def test_every_duration_takes_units(option: options.Option) -> None:
+    assert options.parse(option, "30m") == 1800
+    assert options.parse(option, "1h30m") == 5400
+    assert options.parse(option, "2.5") == 2.5
+
+
 @pytest.mark.parametrize(
     ("name", "raw", "wanted"),
     [
@@ -110,8 +123,8 @@ def test_values_are_read_as_paddle_reads_them(name: str, raw: str, value: object
         ("start_port", "65536", "give a whole number from 1 to 65535."),
         ("gpu_memory_fraction", "1.5", "give a number from 0 to 1."),
         ("gpu_memory_fraction", "nan", "give a number from 0 to 1."),
-        ("grace", "inf", "give a number of seconds, 0 or more."),
-        ("hang_timeout", "5m", "give a number of seconds, 0 or more."),
+        ("grace", "inf", SECONDS),
+        ("hang_timeout", "5 moons", SECONDS),
         ("scale", "x", "give a whole number."),
         ("dry_run", "yaml", "give one of table, json, sh."),
         ("log_overwrite", "maybe", "give true or false."),

@@ -91,7 +91,7 @@ command = parser.LaunchCommand(
         ),
         parser.option(
             "wait",
-            "float",
+            "duration",
             "Seconds in which the job's other hosts have to come.",
             default="10",
             minimum=0,

@@ -75,6 +75,7 @@ COMPLETION = (
 )
 NOTES = (
     "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
+    "SECONDS may have units: 90s, 30m, 1h30m.",
     "What counts: command line, then environment, then config file, then default.",
 )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fleetrun import conversion
 from fleetrun.commands import parser, tables
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.plan.command import CHECK
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 # Of several hosts, the one that a job runs on comes first.
 ON = "ON"
 HEADS = ("PID", "JOB", "FOR", "PROCESSES", "HOST", "COMMAND", "FOLDER")
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 # So long a host may take to answer, with ssh and Python to start.
 _ANSWER_S = 60.0
 
@@ -111,7 +111,9 @@ def row(found: Mapping[str, Any], now: float) -> list[str]:
     cells = (
         "killed" if found["pid"] is None else str(found["pid"]),
         found["job"] or found["name"],
-        "-" if found["started"] is None else duration(now - found["started"]),
+        "-"
+        if found["started"] is None
+        else conversion.duration(now - found["started"], is_short=True),
         processes,
         f"{found['node_rank'] + 1} of {nodes}" if nodes > 1 else "-",
         " ".join(found["command"]) or "-",
@@ -136,22 +138,6 @@ def record(job: RunningJob, about: JobRecords) -> dict[str, Any]:
         "folder": about.cwd,
         "run_dir": job.run_dir,
     }
-
-
-def duration(seconds: float) -> str:
-    """Write SECONDS shortly.
-
-    >>> duration(59.9), duration(61), duration(7325), duration(200000)
-    ('59s', '1m01s', '2h02m', '2d07h')
-    """
-    whole = max(0, int(seconds))
-    if whole < _MINUTE:
-        return f"{whole}s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE}m{whole % _MINUTE:02d}s"
-    if whole < _DAY:
-        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02d}m"
-    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02d}h"
 
 
 def one(word: str | None, found: Sequence[RunningJob], what: str) -> RunningJob:

@@ -48,16 +48,3 @@ def exit_code(findings: Iterable[Finding]) -> int:
     (0, 3)
     """
     return UNFIT if any(one.level == ERROR for one in findings) else 0
-
-
-def size(number: float) -> str:
-    """Return NUMBER bytes as people write them.
-
-    >>> size(512), size(64 * 2**20), size(1.5 * 2**30)
-    ('512 B', '64 MiB', '1.5 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:  # the step between units
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"

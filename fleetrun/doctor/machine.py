@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.doctor.findings import Finding, error, ok, size, warning
+from fleetrun.conversion import size
+from fleetrun.doctor.findings import Finding, error, ok, warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from fleetrun import conversion
 from fleetrun.doctor.findings import Finding, error, ok, warning
 
 if TYPE_CHECKING:
@@ -168,19 +169,4 @@ def _ports(network: Network) -> Iterator[Finding]:
             f"--start_port=6070  # or another number below {low}, the same on every host",
         )
     elif not taken:
-        yield ok("port", f"{_ranges(numbers)} can be used")
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return NUMBERS in order with what follows each other shortened.
-
-    >>> _ranges([6070, 6071, 6072, 7000])
-    '6070-6072, 7000'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        yield ok("port", f"{conversion.ranges(numbers)} can be used")

@@ -71,21 +71,6 @@ def with_threads(
     return {**env, THREADS: str(threads)}
 
 
-def listed(cpus: Sequence[int]) -> str:
-    """Write CPUs as the kernel and taskset do.
-
-    >>> listed((0, 1, 2, 3, 32, 34, 35))
-    '0-3,32,34-35'
-    """
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
 def _numa_nodes(
     how: str,
     groups: "Sequence[tuple[Device, ...]]",

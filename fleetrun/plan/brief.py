@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleetrun import conversion
 from fleetrun.plan.visible import columns, elided, visible, wrapped
 from fleetrun.records import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from fleetrun.model import Device, LaunchPlan, ProcessSpec, Request
 
@@ -73,7 +74,7 @@ def _who(plan: LaunchPlan) -> str:
     parts = []
     for role, numbers in groups.items():
         name = "rank" if only_ranks else role
-        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}")
+        parts.append(f"{name}{'s' if len(numbers) > 1 else ''} {conversion.ranges(numbers)}")
     if only_ranks:
         parts[0] += f" of {len(plan.ranks)}"
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
@@ -99,7 +100,7 @@ def _listed(kind: str, devices: Sequence[Device]) -> str:
     """Name the DEVICES of one KIND, each once, numbers as ranges."""
     ids = list(dict.fromkeys(device.id for device in devices if device.kind == kind))
     if all(each.isdecimal() for each in ids):
-        return f"{kind} {_ranges(map(int, ids))}"
+        return f"{kind} {conversion.ranges(map(int, ids))}"
     return f"{kind} {', '.join(ids)}"
 
 
@@ -120,21 +121,6 @@ def _logs(folder: str, processes: Sequence[ProcessSpec], room: int) -> str:
     taken = columns("logs in ") + columns(where)
     way = next((each for each in ways if taken + columns(each) <= room), ways[0])
     return _fitted("logs in ", where, way, room)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Write NUMBERS shortly.
-
-    >>> _ranges([0, 1, 2, 5, 7, 6])
-    '0-2, 5-7'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def _short(path: str, cwd: str) -> str:

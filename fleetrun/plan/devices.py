@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from fleetrun import conversion
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Device, Facts, Request
 from fleetrun.plan import kinds, masks, origin, use
@@ -267,22 +268,19 @@ def _device_ids(request: Request) -> tuple[str, ...]:
     words: list[str] = []
     pieces = [piece.strip() for piece in (request.devices or "").split(",")]
     for piece in pieces:
-        first, dash, last = (part.strip() for part in piece.partition("-"))
+        span = conversion.parse_range(piece)
         if not piece:
             raise UsageError(
                 f"{origin.option(request, 'devices')}: an id is missing; give ids like 0,1 or "
                 "0-3, or `all`, or --nproc_per_node=cpu to train on the CPU."
             )
-        if dash and _is_number(first) and _is_number(last):
-            low, high = int(first), int(last)
-            if not 0 <= high - low < _LONGEST_RANGE:
-                raise UsageError(
-                    f"{origin.option(request, 'devices')}: {piece} is not a range; "
-                    "write the lower id first, like 0-7."
-                )
-            words += [str(number) for number in range(low, high + 1)]
-        elif _is_number(piece):
-            words.append(str(int(piece)))
+        if span is not None and len(span) <= _LONGEST_RANGE:
+            words += map(str, span)
+        elif "-" in piece and all(_is_number(end.strip()) for end in piece.split("-")):
+            raise UsageError(
+                f"{origin.option(request, 'devices')}: {piece} is not a range; "
+                "write the lower id first, like 0-7."
+            )
         elif piece == "all" or piece.startswith(masks.UUIDS):
             words.append(piece)
         else:
@@ -386,8 +384,6 @@ def _listed(ids: list[str]) -> str:
     >>> _listed(["2", "3"]), _listed(["3", "1"]), _listed(["GPU-a", "GPU-b"])
     ('2-3', '3, 1', 'GPU-a, GPU-b')
     """
-    if all(_is_number(each) for each in ids):
-        first, last = int(ids[0]), int(ids[-1])
-        if ids == [str(number) for number in range(first, last + 1)]:
-            return f"{first}-{last}"
-    return ", ".join(ids)
+    numbers = [int(each) for each in ids if _is_number(each)]
+    is_sorted = len(numbers) == len(ids) and numbers == sorted(numbers)
+    return conversion.ranges(numbers) if is_sorted else ", ".join(ids)

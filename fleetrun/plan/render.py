@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.plan import affinity, arguments, secrets, shell
+from fleetrun import conversion
+from fleetrun.plan import arguments, secrets, shell
 from fleetrun.plan.visible import visible
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _node_lines(
             lines += _hanging("    devices", _devices(process.rank.devices) or "cpu", 14)
             lines += _hanging("    endpoint", str(process.rank.endpoint), 14)
         if process.cpus:
-            lines += _hanging("    cpus", affinity.listed(process.cpus), 14)
+            lines += _hanging("    cpus", conversion.ranges(process.cpus, ","), 14)
         logs = [process.log, *filter(None, (process.error_log,))]
         lines += _hanging("    log", visible(_under(plan.run_dir, " and ".join(logs))), 14)
         own = {name: value for name, value in process.env.items() if name not in common}

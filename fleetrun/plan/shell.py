@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleetrun.plan import affinity, arguments, secrets
+from fleetrun import conversion
+from fleetrun.plan import arguments, secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +118,7 @@ def _start(plan: LaunchPlan, process: ProcessSpec) -> str:
     if "=" in process.argv[0]:
         argv = ["sh", "-c", "'exec \"$@\"'", "sh", *argv]
     if process.cpus:
-        argv = ["taskset", "-c", affinity.listed(process.cpus), *argv]
+        argv = ["taskset", "-c", conversion.ranges(process.cpus, ","), *argv]
     words = [
         "env",
         *(f"-u {quoted(name)}" for name in process.unset),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleetrun.conversion import duration
 from fleetrun.run.events import Exited, Interrupted
 
 if TYPE_CHECKING:
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from fleetrun.run.events import Outcome
 
 SCHEMA = 1
-_MINUTE, _HOUR = 60, 3600
 
 
 class Ending(NamedTuple):
@@ -39,20 +39,6 @@ def line(ending: Ending) -> str:
     return (
         f"{word} after {duration(ending.seconds)}{steps}{attempts} (exit code {outcome.exit_code})."
     )
-
-
-def duration(seconds: float) -> str:
-    """Return SECONDS as text with units.
-
-    >>> duration(3.21), duration(75), duration(7384)
-    ('3.2 s', '1 min 15 s', '2 h 03 min')
-    """
-    if seconds < _MINUTE:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02} s"
-    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02} min"
 
 
 def document(ending: Ending, host: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun.conversion import size
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -210,20 +211,6 @@ def unwritable(folder: str) -> list[str]:
         said = f"Nothing can be written to {folder} ({error.strerror}): the last lines are not"
         return [f"{said} in its log, and it may have failed while printing."]
     return []
-
-
-def size(count: int) -> str:
-    """Return a number of bytes with a unit.
-
-    >>> size(512), size(64 * 1024**2), size(int(23.54 * 1024**3))
-    ('512 B', '64 MiB', '23.5 GiB')
-    """
-    number, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.3g} {unit}" if number < 1000 else f"{number:.0f} {unit}"
 
 
 def _core(culprit: Exited) -> list[str]:

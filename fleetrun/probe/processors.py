@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fleetrun import conversion
 from fleetrun.model import Processors
 from fleetrun.probe import files
 
@@ -63,7 +64,5 @@ def _cpus(text: str) -> list[int]:
     """
     found: list[int] = []
     for piece in text.strip().split(","):
-        low, _, high = piece.partition("-")
-        if low.isdigit() and (high or low).isdigit():
-            found += range(int(low), int(high or low) + 1)
+        found += conversion.parse_range(piece) or ()
     return found

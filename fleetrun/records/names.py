@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fleetrun.conversion import ranges
 from fleetrun.model import LaunchPlan, ProcessSpec, RankSpec
 
 # In the log folder.
@@ -179,18 +180,11 @@ def listed(labels: Sequence[str]) -> str:
     >>> listed(["rank 3"])
     'rank 3'
     """
-    numbers = sorted(int(label[5:]) for label in labels if label.startswith("rank "))
+    numbers = [int(label[5:]) for label in labels if label.startswith("rank ")]
     # Not in the order in which they ended; `server 2` comes before `server 10`.
     others = [label for label in labels if not label.startswith("rank ")]
     others.sort(key=lambda label: (label.split(" ")[0], len(label), label))
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"] if parts else []
+    words = [f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}"] if numbers else []
     words += others
     return " and ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else "".join(words)
 

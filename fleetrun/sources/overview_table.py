@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from fleetrun import conversion
 from fleetrun.plan.visible import wrapped
 from fleetrun.records.names import listed
 from fleetrun.records.strategyfiles import EFFECTIVE, NO_WORD
@@ -33,7 +34,6 @@ _SHORTEST_VALUE = 8
 # So many groups are told one by one.
 _GROUPS = 8
 _GAP = "  "
-_MEBIBYTE = 2**20
 
 
 def table(
@@ -153,7 +153,7 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     >>> for line in _counted(counts, "Paddle 2.6.2, static on cpu"):
     ...     print(line)
     Allreduces: 161 → 6, of 161 gradients.
-    Bytes per bucket: 2 x 16 MB, 8 MB.
+    Bytes per bucket: 2 x 16 MiB, 8 MiB.
     Communicators: 2. Groups: 0-1, 2-3.
     """
     if counts is None:
@@ -164,7 +164,7 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
     gradients = "" if counts.gradients is None else f", of {counts.gradients} gradients"
     lines = [f"Allreduces: {before}{counts.allreduces}{own}{gradients}."]
     if counts.bucket_bytes:
-        sizes = [_size(size) for size in counts.bucket_bytes]
+        sizes = [conversion.size(size) for size in counts.bucket_bytes]
         runs = [(size, len(list(run))) for size, run in groupby(sizes)]
         said = ", ".join(size if number == 1 else f"{number} x {size}" for size, number in runs)
         lines.append(f"Bytes per bucket: {said}.")
@@ -174,18 +174,6 @@ def _counted(counts: GradientCounts | None, where: str) -> list[str]:
         groups += ["…"] if len(counts.groups) > _GROUPS else []
         last.append(f"Groups: {', '.join(groups)}.")
     return [*lines, *([" ".join(last)] if last else [])]
-
-
-def _size(size: int) -> str:
-    """Write a number of bytes.
-
-    >>> _size(16 * 2**20), _size(2856), _size(40)
-    ('16 MB', '2.79 KB', '40 B')
-    """
-    for unit, name in ((_MEBIBYTE, "MB"), (1024, "KB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} B"
 
 
 def _ranks(group: Sequence[int]) -> str:

@@ -360,7 +360,7 @@ def test_eighty_columns_hold_the_table(tmp_path: Path) -> None:
     ]
     assert lines[11:] == [
         "  Allreduces: 161 → 6, of 161 gradients.",
-        "  Bytes per bucket: 5 x 16 MB, 1 MB.",
+        "  Bytes per bucket: 5 x 16 MiB, 1 MiB.",
         "  Communicators: 2. Groups: 0-1, 2-3.",
     ]
 

@@ -7,14 +7,13 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from fleetrun import suggestions
+from fleetrun import conversion, suggestions
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.records import names, runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _CLOCKS = ("%H:%M", "%H:%M:%S")
 
 
@@ -111,13 +110,11 @@ def processes(text: str) -> set[str]:
     """
     found: set[str] = set()
     for word in text.replace(",", " ").split():
-        span = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word)
-        if span is not None:
-            first, last = int(span[1]), int(span[2] or span[1])
-            found |= {f"trainer.{rank}" for rank in range(first, last + 1)}
-            if first <= last:
-                continue
-        elif re.fullmatch(r"[a-z]+[._]\d+", word):
+        span = conversion.parse_range(word)
+        if span is not None and span.stop <= 10_000_000:
+            found |= {f"trainer.{rank}" for rank in span}
+            continue
+        if re.fullmatch(r"[a-z]+[._]\d+", word):
             found.add(word.replace("_", "."))
             continue
         raise UsageError(
@@ -137,8 +134,8 @@ def since(text: str, now: datetime) -> float:
     ['22. 11:58:30', '22. 10:30:00', '22. 11:45:00', '21. 13:00:00', '20. 00:00:00', '20. 08:30:05']
     """
     word = text.strip()
-    if re.fullmatch(r"(\d{1,9}[smhd])+", word):
-        ago = sum(int(n) * _UNITS_S[unit] for n, unit in re.findall(r"(\d+)([smhd])", word))
+    ago = None if word.isdecimal() else conversion.parse_duration(word)
+    if ago is not None:
         return now.timestamp() - ago
     for clock in _CLOCKS:
         try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fleetrun.commands.report import charts
 from fleetrun.commands.report.history import FIRST
+from fleetrun.conversion import duration
 from fleetrun.plan.visible import visible, visible_lines
-from fleetrun.postmortem.ending import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

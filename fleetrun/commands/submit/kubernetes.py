@@ -266,7 +266,7 @@ def _run(words: tuple[str, ...], *, kind: str, is_applied: bool, **fields: objec
         nodes=common.number(fields["nodes"]) or 1,
         gpus=common.number(fields["gpus"]) or 0,
         retries=common.number(fields["retries"]) or 0,
-        ttl=common.number(fields["ttl"]),
+        ttl=int(ttl) if isinstance(ttl := fields["ttl"], int | float) else None,
         env=given["env"],
         volumes=tuple((claim, path) for claim, _, path in volumes),
         node_selector=given["node_selector"],
@@ -317,7 +317,7 @@ command = common.QueueCommand(
             "toleration", "Also nodes with this taint (repeatable).", "KEY[=VALUE][:EFFECT]"
         ),
         parser.option(
-            "ttl", "int", "Delete the job so long after its end.", metavar="SECONDS", minimum=0
+            "ttl", "duration", "Delete the job so long after its end.", metavar="SECONDS", minimum=0
         ),
         parser.option("kueue", "text", "Kueue's queue for it.", metavar="QUEUE"),
         parser.option(

@@ -198,7 +198,7 @@ command = click.Command(
         parser.log_dir(),
         parser.option(
             "interval",
-            "float",
+            "duration",
             "Seconds between two looks.",
             default="1",
             minimum=0.2,

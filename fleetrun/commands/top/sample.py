@@ -7,6 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from fleetrun import conversion
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.records import eventfile, metricsfile, names, progress, reading, runs
@@ -291,7 +292,7 @@ def _state(
     if used is not None and used.state in "Tt":
         return "stopped", True
     if quiet_s >= _SILENT_S:
-        return f"silent {_short(quiet_s)}", False
+        return f"silent {conversion.duration(quiet_s, is_short=True)}", False
     return "running", False
 
 
@@ -402,17 +403,6 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _short(seconds: float) -> str:
-    """Return a duration in one short word.
-
-    >>> _short(34.2), _short(90), _short(7200)
-    ('34s', '1m', '2h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f}s"
-    return f"{seconds // 60:.0f}m" if seconds < 3600 else f"{seconds // 3600:.0f}h"
 
 
 def _size(path: str) -> int:

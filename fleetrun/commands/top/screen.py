@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
+from fleetrun import conversion
 from fleetrun.plan.kinds import label
 from fleetrun.plan.visible import elided, visible
 
@@ -23,7 +24,6 @@ _GAP = 2
 # The last line of a log is left out where there is no room for so much of it.
 _NARROWEST_LINE = 12
 _WIDEST_DEVICE = 24
-_KIB = 1024
 
 
 class _Column(NamedTuple):
@@ -42,9 +42,9 @@ _COLUMNS = (
     _Column("device", lambda row: row.device[:_WIDEST_DEVICE], 8, is_right=False),
     _Column("pid", lambda row: _number(row.pid), 10),
     _Column("cpu%", lambda row: _number(row.cpu_percent), 3),
-    _Column("mem", lambda row: size(row.memory_bytes), 4),
+    _Column("mem", lambda row: _size(row.memory_bytes), 4),
     _Column("gpu%", lambda row: _number(row.gpu_percent), 5),
-    _Column("gmem", lambda row: size(row.gpu_memory_bytes), 6),
+    _Column("gmem", lambda row: _size(row.gpu_memory_bytes), 6),
     _Column("watt", lambda row: _number(row.power_w), 12),
     _Column("step", lambda row: _number(row.step), 2),
     _Column("step/s", lambda row: _rate(row.steps_per_s), 11),
@@ -92,7 +92,7 @@ def chosen(rows: Sequence[RankRow], room: int | None) -> tuple[list[RankRow], li
 def _headline(snapshot: Snapshot, width: int) -> Line:
     style = {"running": _GOOD, "over": "bold"}.get(snapshot.phase, _WARN)
     parts = [(f"{visible(snapshot.job)}", "bold"), (f"  {snapshot.phase}", style)]
-    parts.append((f"  {duration(snapshot.seconds)}", ""))
+    parts.append((f"  {conversion.duration(snapshot.seconds, is_short=True)}", ""))
     if snapshot.max_restarts or snapshot.attempt:
         restarts = f"  restarts {snapshot.attempt}"
         parts.append(
@@ -209,36 +209,12 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
+def _size(value: float | None) -> str:
+    return "" if value is None else conversion.size(value, is_short=True)
+
+
 def _rate(value: float | None) -> str:
     """Return a speed with about three digits."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def size(value: float | None) -> str:
-    """Return bytes shortly.
-
-    >>> [size(number) for number in (0, 900 * 1024, 3 * 1024 ** 3, 15.26 * 1024 ** 3, None)]
-    ['0', '900K', '3.0G', '15G', '']
-    """
-    if value is None:
-        return ""
-    for unit in ("", "K", "M", "G", "T"):
-        if value < 1000 or unit == "T":
-            small = value < 10 and unit in {"G", "T"}
-            return f"{value:.1f}{unit}" if small else f"{value:.0f}{unit}"
-        value /= _KIB
-    return ""
-
-
-def duration(seconds: float) -> str:
-    """Return SECONDS as hours, minutes and seconds.
-
-    >>> duration(59.7), duration(3723), duration(200_000)
-    ('0:00:59', '1:02:03', '2 d 7:33:20')
-    """
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return (f"{days} d " if days else "") + f"{hours}:{minutes:02}:{rest:02}"

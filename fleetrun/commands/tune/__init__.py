@@ -79,7 +79,7 @@ command = parser.LaunchCommand(
         ),
         parser.option(
             "timeout",
-            "float",
+            "duration",
             "After so long a run has failed.",
             default="600",
             minimum=1,

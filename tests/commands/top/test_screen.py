@@ -52,7 +52,7 @@ def test_all_that_is_known_of_a_rank_stands_in_its_row() -> None:
     assert " ".join(heads(lines)) == shown
     row = "1 running gpu:1 4001 100 3.0G 87 40G 412 120 3.46 0.1235 epoch 1 step 120 loss 0.1235"
     assert " ".join(text(lines)[4].split()) == row
-    assert text(lines)[0] == "default  running  0:01:23  /log/runs/a"
+    assert text(lines)[0] == "default  running  1m23s  /log/runs/a"
     assert text(lines)[1] == "2 processes: 2 running; 3.46 steps/s"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import struct
 import sys
@@ -131,7 +132,7 @@ def test_in_a_pipe_it_is_one_table(tmp_path: Path) -> None:
         assert job.finish(launcher).code == 0
     assert (done.returncode, done.stderr) == (0, "")
     head, counts, heads, first, second = done.stdout.splitlines()
-    assert head.startswith("default  running  0:00:")
+    assert re.match(r"default  running  \d+s  ", head)
     assert counts.startswith("2 processes: 1 running, 1 stopped")
     assert heads.split()[:6] == ["rank", "state", "device", "pid", "cpu%", "mem"]
     assert first.split()[:4] == ["0", "running", "cpu", str(ranks["trainer.0"])]
@@ -157,7 +158,7 @@ def test_a_launcher_that_was_killed_is_told(tmp_path: Path) -> None:
     [
         (["--pattern=("], "--pattern=(: this is no regular expression"),
         (["--pattern=loss"], "--pattern=loss: it has no group (?P<step>...) or (?P<loss>...)."),
-        (["--interval=0"], "--interval=0: give a number of seconds, 0.2 or more."),
+        (["--interval=0"], "--interval=0: give a number of seconds, 0.2 or more, or"),
         (["nothing"], "no such run: nothing"),
     ],
 )

@@ -42,7 +42,7 @@ def test_our_own_options_are_not_the_launchs() -> None:
         (["--vary=a=1", "--repeats=0", "t.py"], "--repeats=0: give a whole number, 1 or more."),
         (
             ["--vary=a=1", "--timeout=nan", "t.py"],
-            "--timeout=nan: give a number of seconds, 1 or more.",
+            "--timeout=nan: give a number of seconds, 1 or more, or a time such as 90s",
         ),
         (["--vary=a=1", "--dry-run", "t.py"], "tune takes no --dry-run"),
         (["--vary=a=1", "--vray=1", "t.py"], "no such option: --vray"),
