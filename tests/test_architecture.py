@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -46,28 +45,6 @@ def test_the_floors_are_those_that_are_guarded() -> None:
     floors = re.findall(r"^\d+\. ((?:.+\n)(?:   .+\n)*)", section("Floors"), flags=re.MULTILINE)
     told = [{f"fleetrun.{name}" for name in re.findall(r"`([\w.]+)`", one)} for one in floors]
     assert told == [set(floor) for floor in FLOORS]
-
-
-def written() -> dict[str, set[str]]:
-    """Return each event that the event log writes, and the keys of its line."""
-    source = (HOUSE / "sinks" / "eventlog.py").read_text(encoding="utf-8")
-    found = {}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._write":
-            name = ast.literal_eval(node.args[0])
-            keys = {one.arg for one in node.keywords if one.arg is not None}
-            if any(one.arg is None for one in node.keywords):
-                # What lines about a process have.
-                keys |= {"process", "rank", "attempt"}
-            found[name] = keys
-    return found
-
-
-def test_every_event_and_no_other_is_told_with_its_keys() -> None:
-    rows = re.findall(r"^\| `([\w ]+)` \| ([^|]*) \|", section("Events"), flags=re.MULTILINE)
-    told = {name: set(re.findall(r"`(\w+)`", keys)) for name, keys in rows}
-    assert len(told) >= 18
-    assert told == written()
 
 
 def test_every_file_and_folder_that_is_named_is_there() -> None:

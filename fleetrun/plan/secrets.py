@@ -169,7 +169,7 @@ _HOOKS = (
     r"|outlook\.office\.com/webhook|hooks\.zapier\.com/hooks|maker\.ifttt\.com/\S*?/key)/"
     r"|api\.telegram\.org/bot)([^\s\"'<>,?]+)"
 )
-_LOGIN = r"://([^\s\"'<>,;@]*(?:@[^\s\"'<>,;@/?#]*(?=@))*)@"
+_LOGIN = r"://((?:(?!://)[^\s\"'<>,;@])*(?:@[^\s\"'<>,;@/?#]*(?=@))*)@"
 # Other than in a text, an address ends where its word does, and people write passwords with
 # slashes and quotes in them.
 _LOGIN_IN_WORD = r"://((?:(?!://)[^ ,;])*)@"
@@ -335,7 +335,7 @@ def _in_argument(word: str, flag: str, client: str) -> tuple[str, str, str | Non
         if colon and not re.match(rf"{_PLAIN}|[/\\]", password):
             return f"{user}:", "--user-password", password
     rest = word
-    while re.match(r"[\w\-./:+~@]*[^\W_][\w\-./:+~@]*=", rest):
+    while re.match(r"[_\-./:+~@]*[^\W_][\w\-./:+~@]*=", rest):
         name, _, rest = rest.partition("=")
         if _is_meant(name, rest, is_word=True):
             return word[: len(word) - len(rest)], name, rest

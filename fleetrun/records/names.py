@@ -63,7 +63,7 @@ class File(NamedTuple):
 FILES = (
     File(LOCK, "launcher", "launches, logs, top, ps", None, "Marks the folder, locked."),
     File(PLAN, "launcher", "fleetrun logs, top, ps", 1, "What was started, without secrets."),
-    File(EVENTS, "launcher", "tune, logs, top, ps", 1, "What happened, one line each."),
+    File(EVENTS, "launcher", "tune, logs, top, ps", 2, "What happened, one line each."),
     File(MANIFEST, "launcher", "--from-manifest", 1, "Where it came from; how to repeat it."),
     File(REPORT, "launcher", "fleetrun tune", 1, "What is known of a bad end."),
     File(PAGE, "fleetrun report", "people", None, "The run as a page with charts."),

@@ -97,7 +97,7 @@ def read(path: str) -> Run:
                     code=reading.whole(event.more.get("code")),
                     signal=reading.text(event.more.get("signal")),
                 )
-            case "examined":
+            case "root_cause":
                 for name in reading.texts(event.more.get("failed")):
                     one = logs.get((name, event.attempt))
                     if one is not None:

@@ -58,6 +58,8 @@ class EventLog(Sink):
         self._hide = hide
         self._folder = folder or Folder(os.path.join(plan.cwd, plan.run_dir))
         self._fd = -1
+        # Before any rank starts; the file is begun while they do.
+        self._launched_at = time.monotonic()
 
     def open(self, waiting: Waiting) -> None:  # noqa: ARG002 - the protocol's
         """Begin the file."""
@@ -65,7 +67,7 @@ class EventLog(Sink):
         plan = self._plan
         self._write(
             "launched",
-            time.monotonic(),
+            self._launched_at,
             job_id=plan.job_id,
             mode=plan.mode,
             engine=plan.engine,
@@ -107,7 +109,7 @@ class EventLog(Sink):
                 first = policy.culprit(exits)
                 signum = first.status.signum
                 self._write(
-                    "examined",
+                    "root_cause",
                     at,
                     **self._process(first),
                     code=first.status.code,
@@ -123,7 +125,7 @@ class EventLog(Sink):
                     spared=[self._plan.processes[one].name for one in sorted(spared)],
                 )
             case Elapsed(at=at):
-                self._write("elapsed", at)
+                self._write("timer", at)
             case Hung(at=at, seconds=seconds, stacks=stacks):
                 self._write(
                     "hung",
@@ -146,11 +148,11 @@ class EventLog(Sink):
                 if attempt:
                     self._write("restarting", at, attempt=attempt)
             case GatherFailed(attempt=attempt, at=at, why=why):
-                self._write("gather failed", at, attempt=attempt, why=why)
+                self._write("start_failed", at, attempt=attempt, why=why)
             case StacksWanted(at=at):
-                self._write("stacks wanted", at)
+                self._write("stacks_requested", at)
             case Noticed(what=what, at=at, text=text, labels=labels):
-                self._write("noticed", at, what=what, who=list(labels), text=text)
+                self._write("warning", at, what=what, who=list(labels), text=text)
             case Judged(at=at, silent=silent, ranks_equal=ranks_equal):
                 reported = [
                     {
@@ -164,13 +166,17 @@ class EventLog(Sink):
                     for one in happening.verdicts
                 ]
                 self._write(
-                    "judged", at, verdicts=reported, silent=list(silent), ranks_equal=ranks_equal
+                    "strategy_report",
+                    at,
+                    verdicts=reported,
+                    silent=list(silent),
+                    ranks_equal=ranks_equal,
                 )
             case PeersDone(at=at, attempt=attempt):
-                self._write("peers done", at, attempt=attempt)
+                self._write("peers_done", at, attempt=attempt)
             case PeerFailed(at=at, attempt=attempt):
                 self._write(
-                    "peer failed",
+                    "peer_failed",
                     at,
                     attempt=attempt,
                     host=happening.host,
@@ -179,10 +185,10 @@ class EventLog(Sink):
                     is_final=happening.is_final,
                 )
             case Arbitrate(attempt=attempt):
-                self._write("stopped", time.monotonic(), attempt=attempt)
+                self._write("host_stopped", time.monotonic(), attempt=attempt)
             case Arbitrated(at=at, attempt=attempt, failure=failure):
                 self._write(
-                    "arbitrated",
+                    "job_verdict",
                     at,
                     attempt=attempt,
                     host=None if failure is None else failure.host,
@@ -192,11 +198,11 @@ class EventLog(Sink):
                     given_up=happening.given_up or None,
                 )
             case CutOff(at=at):
-                self._write("cut off", at)
+                self._write("fenced", at)
             case SourceFailed(at=at, source=source, why=why, is_required=is_required):
-                self._write("source failed", at, source=source, why=why, is_required=is_required)
+                self._write("source_failed", at, source=source, why=why, is_required=is_required)
             case Refuted(at=at, faults=faults):
-                self._write("refuted", at, faults=list(faults))
+                self._write("strategy_rejected", at, faults=list(faults))
             case Finished(outcome=outcome, at=at):
                 self._write(
                     "finished",

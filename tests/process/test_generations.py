@@ -117,5 +117,5 @@ def test_a_job_without_a_plan_ends_with_the_reason(
     assert done.stdout == b""
     if attempt:
         events: list[dict[str, Any]] = one.events()
-        assert [event["event"] for event in events][-2:] == ["gather failed", "finished"]
+        assert [event["event"] for event in events][-2:] == ["start_failed", "finished"]
         assert b"The job could not be started again: " in done.stderr

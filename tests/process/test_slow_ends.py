@@ -83,7 +83,7 @@ def test_s16_the_culprit_that_ends_last_is_the_culprit(
     signalled = next(one for one in events if one["event"] == "signalled")
     assert (exited["rank"], signalled["spared"]) == (0, ["trainer.1"])
     assert exited["monotonic"] <= signalled["monotonic"]
-    (examined,) = [one for one in events if one["event"] == "examined"]
+    (examined,) = [one for one in events if one["event"] == "root_cause"]
     assert (examined["rank"], examined["failed"]) == (1, ["trainer.0", "trainer.1"])
     assert examined["failed_at"] < exited["monotonic"]
 

@@ -18,7 +18,7 @@ def test_a_job_whose_session_fails_ends_with_a_sentence(tmp_path: Path) -> None:
         b"The session with the other hosts failed (KeyError('no such message')), and the job "
         b"cannot go on without contact to the other hosts."
     ) in done.stderr
-    (failed,) = [event for event in one.events() if event["event"] == "source failed"]
+    (failed,) = [event for event in one.events() if event["event"] == "source_failed"]
     assert (failed["source"], failed["is_required"]) == ("the session with the other hosts", True)
     (last,) = [event for event in one.events() if event["event"] == "finished"]
     assert last["exit_code"] == 1

@@ -22,7 +22,9 @@ LINES = st.lists(
     st.binary(max_size=20)
     | st.dictionaries(
         st.sampled_from(["schema", "time", "event", "rank", "attempt", "process", "verdicts", "x"]),
-        ANYTHING | st.just(1) | st.lists(ANYTHING | st.dictionaries(st.just("who"), ANYTHING)),
+        ANYTHING
+        | st.sampled_from([1, 2])
+        | st.lists(ANYTHING | st.dictionaries(st.just("who"), ANYTHING)),
     ).map(lambda one: json.dumps(one).encode())
 )
 
@@ -43,9 +45,18 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
 
 def test_a_schema_to_come_and_half_a_line_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"schema": 2, "event": "a"}\n{"schema": 1, "event": "b"}\n{"schema": 1, "ev')
+    path.write_text('{"schema": 3, "event": "a"}\n{"schema": 1, "event": "b"}\n{"schema": 1, "ev')
     assert [one.event for one in eventfile.read(str(path))] == ["b"]
     assert list(eventfile.read(str(tmp_path / "none"))) == []
+
+
+def test_events_of_schema_1_are_read_under_todays_names(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    old = ["launched", "stacks wanted", "stopped", "arbitrated", "cut off", "finished"]
+    path.write_text("".join(json.dumps({"schema": 1, "event": one}) + "\n" for one in old))
+    assert [one.event for one in eventfile.read(str(path))] == [
+        *("launched", "stacks_requested", "host_stopped", "job_verdict", "fenced", "finished")
+    ]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -61,7 +72,7 @@ def test_what_became_of_a_field_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     told = {"who": ["rank 0"], "name": "amp", "status": "effective", "new": 1}
     path.write_text(json.dumps({"schema": 1, "event": "judged", "verdicts": [told, 3]}) + "\n")
-    (judged,) = eventfile.read(str(path))
-    assert eventfile.verdicts(judged) == (
+    (report,) = eventfile.read(str(path))
+    assert eventfile.verdicts(report) == (
         FieldVerdict(("rank 0",), "amp", "", "", "effective", ""),
     )

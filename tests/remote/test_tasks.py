@@ -98,7 +98,7 @@ def test_a_task_that_is_killed_ends_the_job_as_if_its_rank_was(tmp_path: Path) -
     assert "fleetrun: The engine's task of rank 2 is gone (kill -9?): rank 2 is " in ended.said
     assert "fleetrun: rank 2 was killed by SIGKILL" in ended.said
     assert said[0] == (b"", b"")
-    (lost,) = [one for one in command.events() if one["event"] == "noticed"]
+    (lost,) = [one for one in command.events() if one["event"] == "warning"]
     assert (lost["what"], lost["who"]) == ("task lost", ["rank 2"])
 
 

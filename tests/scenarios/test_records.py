@@ -54,10 +54,10 @@ def test_s71_events_tell_the_whole_story(tmp_path: Path) -> None:
     assert job.run().code == 4
     events = job.events()
     names = [event["event"] for event in events]
-    end = ["exited", "signalled", "exited", "examined", "finished"]
+    end = ["exited", "signalled", "exited", "root_cause", "finished"]
     assert names == ["launched", "started", "started", *end]
     for event in events:
-        assert event["schema"] == 1
+        assert event["schema"] == 2
         assert 0 < event["monotonic"] < event["time"]
     assert (events[3]["rank"], events[3]["code"], events[3]["signal"]) == (1, 4, None)
     assert (events[5]["rank"], events[5]["code"], events[5]["signal"]) == (0, None, "SIGTERM")

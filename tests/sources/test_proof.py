@@ -510,7 +510,7 @@ def test_real_ranks_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "161 gradients in 6 allreduces" in said
     rest = "fuse_bn_act_ops has no effect: dygraph has no such ops."
     assert f"Rank 1 differs from rank 0: {rest}" in said
-    judged = [one for one in job.events() if one["event"] == "judged"]
+    judged = [one for one in job.events() if one["event"] == "strategy_report"]
     told = {(one["name"], *one["who"]): one["status"] for one in judged[-1]["verdicts"]}
     assert told["fuse_bn_act_ops", "rank 1"] == "no_effect"
 
@@ -524,7 +524,7 @@ def test_strict_stops_real_ranks_with_5(tmp_path: Path, seconds: float) -> None:
     said = ended.stderr.decode()
     assert "The strategy is not in effect as asked, and --strategy_strict wants it to be:" in said
     assert "    Rank 1: fuse_bn_act_ops has no effect: dygraph has no such ops.\n" in said
-    assert [one["event"] for one in job.events()].count("refuted") == 1
+    assert [one["event"] for one in job.events()].count("strategy_rejected") == 1
     assert job.events()[-1]["exit_code"] == 5
     assert job.events()[-1]["attempts"] == 1
 

@@ -36,8 +36,8 @@ _GIB = 1 << 30
 _MIB_EACH = 1024
 _SHOWN = frozenset(
     (
-        *("noticed", "hung", "refuted", "source failed", "peer failed", "interrupted"),
-        *("restarting", "gather failed"),
+        *("warning", "hung", "strategy_rejected", "source_failed", "peer_failed", "interrupted"),
+        *("restarting", "start_failed"),
     )
 )
 WELL, FIRST, ALONG, OPEN = "ended well", "failed first", "ended with it", "no end told"
@@ -140,7 +140,7 @@ def read(found: Sequence[Run]) -> RunHistory:
             if event.event == "exited":
                 key = event.process, event.attempt
                 peaks[key] = reading.whole(event.more.get("peak_bytes"))
-            elif event.event == "judged":
+            elif event.event == "strategy_report":
                 fields = eventfile.verdicts(event)
             elif event.event in _SHOWN:
                 moments.append(Moment(event.time - began, event.event, _description(event)))
@@ -225,7 +225,7 @@ def _description(event: eventfile.EventRecord) -> str:
             return reading.text(more[key])
     if event.event == "hung":
         return f"{more.get('seconds')} s without a sign of life"
-    if event.event == "refuted":
+    if event.event == "strategy_rejected":
         return " ".join(reading.texts(more.get("faults")))
     return f"attempt {event.attempt}"
 

@@ -154,7 +154,7 @@ class Sampler:
             self._sizes[run.path] = size
             self._runs[place] = self._read(run.path)
             self._notices[run.path] = [
-                one for one in eventfile.read(path) if one.event == "noticed"
+                one for one in eventfile.read(path) if one.event == "warning"
             ]
 
     def _rows(self, run: runs.Run, *, is_alive: bool) -> Iterable[RankRow]:

@@ -141,7 +141,7 @@ def _why(folder: Path, code: int, events: list[EventRecord]) -> str:
 
 def _verdicts(events: list[EventRecord]) -> dict[str, FieldVerdict]:
     """Return what became of each field, where all ranks agree or the worst that one says."""
-    judged = [one for one in events if one.event == "judged"]
+    judged = [one for one in events if one.event == "strategy_report"]
     found: dict[str, FieldVerdict] = {}
     for one in eventfile.verdicts(judged[-1]) if judged else ():
         if one.name not in found or found[one.name].status == EFFECTIVE:

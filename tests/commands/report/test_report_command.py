@@ -178,7 +178,7 @@ def big(folder: Path, ranks: int) -> Path:
         }
         for one in about
     ]
-    lines += [{"event": "examined", **about[5], "failed": ["trainer.5"]}]
+    lines += [{"event": "root_cause", **about[5], "failed": ["trainer.5"]}]
     lines += [{"event": "finished", "exit_code": 7, "verdict": "rank 5 exited with 7"}]
     for moment in range(3):
         metricsfile.append(str(folder / "metrics.jsonl"), measured(ranks, moment))
@@ -309,7 +309,7 @@ def test_the_last_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
 def test_what_a_run_says_cannot_break_the_page(tmp_path: Path) -> None:
     told = history.read([runs.read(str(big(tmp_path / "run", 8)))])
     evil = "</script><script>alert(1)</script>"
-    moments = (history.Moment(1.0, "noticed", evil),)
+    moments = (history.Moment(1.0, "warning", evil),)
     bars = (told.bars[0]._replace(label=f"rank {evil}"), *told.bars[1:])
     nan = history.Curve("rank 0", (1, 2), (0.0, 1.0), (float("nan"), 0.5))
     text = page.page(
