@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fleetrun.run.gathering import Gathering
     from fleetrun.run.isolation import IsolatedCall
     from fleetrun.run.observers import Caller, Sink, Source
-    from fleetrun.session.driver import Session
+    from fleetrun.session.driver import GuardLink, Session
     from fleetrun.sinks.rotate import Cut
     from fleetrun.sources.hang_hosts import HangOfHosts
 
@@ -219,9 +219,6 @@ def _run(
         is_shown = not request.quiet and request.log_level in {"debug", "info"}
         return endings[-1].line() if endings and is_shown else ""
 
-    def kill_at(at: float) -> None:
-        supervisor.kill_at(at)
-
     # Servers of other hosts that will never listen.
     gone: set[Endpoint] = set()
 
@@ -274,7 +271,7 @@ def _run(
                 gpus=lambda plan: _gpu_watch(plan, request, environ),
             ),
             *_proof(plan, request, messages, session),
-            *_session(plan, session, request, messages, hide, folder, kill_at, gone),
+            *_session(plan, session, request, messages, hide, folder, supervisor, gone),
             *_lost_tasks(alive or {}, messages),
         )
         return Equipment(sinks, sources, folder)
@@ -290,6 +287,7 @@ def _run(
         stdin=stdin,
         closing=closing,
         gone=gone,
+        tell_loss=None if session is None else session.loss_report,
     )
     outcome = supervisor.run()
     ending = endings[-1].ending if endings else None
@@ -416,7 +414,7 @@ def _session(  # noqa: PLR0917 - as _run has them
     messages: Messages,
     hide: Callable[[str], str],
     folder: Folder,
-    kill_at: Callable[[float], None],
+    link: GuardLink,
     gone: set[Endpoint],
 ) -> tuple[Source, ...]:
     """Return what agrees with the launchers of the other hosts, if there are any."""
@@ -427,7 +425,7 @@ def _session(  # noqa: PLR0917 - as _run has them
 
     say, gather_logs = messages.say, request.gather_logs
     end = SessionEnd(plan, session, folder, say=say, hide=hide, gather_logs=gather_logs)
-    source = JobSession(plan, session, say=say, hide=hide, end=end, kill_at=kill_at, gone=gone)
+    source = JobSession(plan, session, say=say, hide=hide, end=end, link=link, gone=gone)
     return (source,)
 
 

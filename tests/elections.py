@@ -15,7 +15,7 @@ from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import StoreAnswer
-from fleetrun.session.messages import Leave, RosterMessage
+from fleetrun.session.messages import LauncherKilled, Leave, RosterMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -236,7 +236,9 @@ class ElectedLauncher(Launcher):
         self.feed(member.Gone(self.clock()))
 
     def renewed(self, at: float) -> None:
-        """No guard is simulated."""
+        """Put off the death of the ranks, as ElectedSession does."""
+        if self.state.terms.starts_again:
+            self.kill_at = at + self.state.terms.guard_s
 
     def end(self, why: str) -> None:
         """End."""
@@ -483,17 +485,29 @@ class ElectedWorld(World):
             return
         wire = host.wire
         host.is_alive = False
-
-        def gone() -> None:
-            host.ranks = None
-
-        self.after(0.0 if is_silent else 0.1, gone)
+        self.end_of_ranks(host, is_silent=is_silent)
         if is_silent:
             return
         if host.coordinator is not None:
             self.stop_serving(host)
         elif wire is not None:
             self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+
+    def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
+        """Let the guard of HOST say that its launcher was killed to whom that last called."""
+        assert isinstance(host, ElectedLauncher)
+        called = host.called
+        leaders = [one for one in self.launchers if called and one.name == called.host]
+        if not leaders or host.is_cut() or leaders[0].is_cut() or leaders[0] is host:
+            return
+        leader, message = leaders[0], LauncherKilled(host.name, "", has_ranks)
+        address = f"10.0.0.{host.index}"
+
+        def arrive() -> None:
+            at = leader.clock()
+            self.feed_leader(leader, state.Received(next(self.count), message, at, address))
+
+        self.after(self.delay(), arrive)
 
     def reset(self, host: Launcher) -> None:
         """Break a connection; a coordinator has none to itself."""

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, state
-from fleetrun.session.messages import Failure, Leave, Offer, RosterMessage, Verdict
+from fleetrun.session.messages import (
+    Failure,
+    LauncherKilled,
+    Leave,
+    Offer,
+    RosterMessage,
+    Verdict,
+)
 from fleetrun.session.terms import Terms
 
 if TYPE_CHECKING:
@@ -83,6 +90,8 @@ class Launcher:
         self.timer = 0
         # What its options say; the job has what those of the coordinator's host say.
         self.asked = world.asked[index]
+        # When the guard kills the ranks, if the launcher cannot.
+        self.kill_at = float("inf")
         self.state = member.begin(self.asked, name, "host 0", self.clock(), is_local=self.is_local)
 
     def clock(self) -> float:
@@ -121,7 +130,7 @@ class Launcher:
 
         self.world.at(due + 1e-6, elapse)
 
-    def perform(self, action: member.Action) -> None:
+    def perform(self, action: member.Action) -> None:  # noqa: C901 - one case for each kind
         """Do what the member wants."""
         world = self.world
         match action:
@@ -146,6 +155,8 @@ class Launcher:
             case member.Kill():
                 self.ranks = None
                 self.end_ranks(0.01)
+            case member.KillAt(at=at):
+                self.kill_at = at
             case member.Show():
                 pass
             case member.Conclude(verdict=verdict):
@@ -435,11 +446,7 @@ class World:
             return
         host.is_alive = False
         wire = host.wire
-
-        def gone() -> None:
-            host.ranks = None
-
-        self.after(0.0 if is_silent else 0.1, gone)
+        self.end_of_ranks(host, is_silent=is_silent)
         if host.is_local:
             self.coordinator_alive = False
             for each, other in list(self.wires.values()):
@@ -447,6 +454,33 @@ class World:
                     self.after(self.delay(), lambda w=each: self.break_wire(w))  # type: ignore[misc]
         elif wire is not None and not is_silent:
             self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
+
+    def end_of_ranks(self, host: Launcher, *, is_silent: bool) -> None:
+        """Let the guard of a launcher that was killed end its ranks, and tell the coordinator."""
+        if is_silent:
+            host.ranks = None
+            return
+        grace_s = self.chance.choice((0.1, 1.0, self.grace_s))
+        until = min(self.now + grace_s, max(self.now, host.kill_at - host.skew))
+
+        def gone() -> None:
+            host.ranks = None
+            self.tell_loss(host, has_ranks=False)
+
+        self.at(until, gone)
+        if self.chance.random() < 0.8:
+            self.after(0.05, lambda: self.tell_loss(host, has_ranks=host.ranks is not None))
+
+    def tell_loss(self, host: Launcher, *, has_ranks: bool) -> None:
+        """Let the guard of HOST say that its launcher was killed, if it gets through."""
+        if host.is_local or host.is_cut() or not self.coordinator_alive:
+            return
+        message = LauncherKilled(host.name, "", has_ranks)
+        at, address = self.launchers[0].clock(), f"10.0.0.{host.index}"
+        self.after(
+            self.delay(),
+            lambda: self.feed(state.Received(next(self.count), message, at, address, "10.0.0.0")),
+        )
 
     def cut(self, host: Launcher, seconds: float) -> None:
         """Let nothing through to a host or from it."""

@@ -215,12 +215,20 @@ def _reap_if_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
 
 
-def kill_groups(leaders: Collection[int]) -> None:
-    """Kill the children LEADERS with their process groups, but reap none."""
+def signal_groups(leaders: Collection[int], signum: int = _KILL) -> None:
+    """Send SIGNUM to the children LEADERS with their process groups, but reap none."""
     for pid in leaders:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # One that reads the terminal leads no group.
-            (os.killpg if _group(pid) == pid else os.kill)(pid, _KILL)
+            (os.killpg if _group(pid) == pid else os.kill)(pid, signum)
+
+
+def any_left(leaders: Collection[int]) -> bool:
+    """Whether one of the children LEADERS lives, or a process of its group; it reaps no leader."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return any(
+        os.waitid(os.P_PID, pid, flags) is None or left_in(pid) is not None for pid in leaders
+    )
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:

@@ -21,17 +21,35 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.run import children, libc
+from fleetrun.run.loop import Loop, nothing
 
 if TYPE_CHECKING:
+    from abc import abstractmethod
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
+    from typing import Protocol
 
     from fleetrun.run.children import Ended, Order, Swept
     from fleetrun.run.descriptors import FileLimit
+    from fleetrun.run.loop import Waiting
     from fleetrun.run.terminal import TerminalSettings
+
+    class LossTeller(Protocol):
+        """Tells the launchers of other hosts of this one's death."""
+
+        @property
+        @abstractmethod
+        def is_done(self) -> bool:
+            """Whether all is told that can be."""
+
+        def ended(self) -> None:
+            """Tell that no rank is left."""
+
 
 # A process that does not die waits for a device; the guard gives up on it after this.
 _SECONDS = 30.0
+# How often to look whether ranks that were asked to end have, and how long to tell others of it.
+_ENDED_S, _TOLD_S = 0.05, 3.0
 # Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
 _ORPHANS_S = 0.1
 # A guard that was stopped (`kill -STOP`) is sent SIGCONT after this long.
@@ -55,9 +73,18 @@ class Guard:
     """The launcher's end of the connection to the guard process."""
 
     def __init__(
-        self, marker: str, files: FileLimit, settings: TerminalSettings | None = None
+        self,
+        marker: str,
+        files: FileLimit,
+        settings: TerminalSettings | None = None,
+        *,
+        grace_s: float = 0.0,
+        tell_loss: Callable[[Waiting, tuple[Any, ...]], LossTeller] | None = None,
     ) -> None:
         self._files = files
+        # How long ranks may take to end when the launcher was killed, and who tells others of that.
+        self._grace_s = grace_s
+        self._tell_loss = tell_loss
         self._socket, guard_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._marker = os.fsencode(marker)
         self._is_dismissed = False
@@ -141,6 +168,11 @@ class Guard:
         """
         with contextlib.suppress(_GuardLost):
             self._ask("kill at", at)
+
+    def tell_at(self, place: tuple[Any, ...]) -> None:
+        """Let the other hosts be told at PLACE if the launcher is killed."""
+        with contextlib.suppress(_GuardLost):
+            self._ask("tell at", tuple(place))
 
     def dismiss(self) -> None:
         """End the guard; what it has not killed becomes a child of the launcher."""
@@ -241,10 +273,45 @@ class Guard:
         children.become_subreaper()
         guarded = _end_of(launcher)
         if guarded is not None:
-            _Service(orders, guarded, woken).run()
+            service = _Service(orders, guarded, woken)
+            service.run()
+            self._end_ranks(service, woken)
+            return
         children.sweep(frozenset(), _SECONDS, is_guard=True)
         # Those that the launcher started beside the ranks, too.
         self._kill_by_marker()
+
+    def _end_ranks(self, service: _Service, woken: int) -> None:
+        """End the ranks of a launcher that was killed: TERM, its grace, KILL; and tell the others.
+
+        The grace ends before the others may start again without this host.
+        """
+        loop = Loop()
+        teller: LossTeller | None = None
+        if self._tell_loss is not None and service.place is not None:
+            # The end of the ranks comes first, whatever goes wrong with the rest.
+            with contextlib.suppress(Exception):
+                teller = self._tell_loss(loop, service.place)
+        until = time.monotonic() + self._grace_s
+        if service.kill_at is not None:
+            until = min(until, service.kill_at)
+        children.signal_groups(service.ranks, signal.SIGTERM)
+        loop.watch(woken, lambda: _drain(woken))
+        while time.monotonic() < until and children.any_left(service.ranks):
+            loop.alarm("ended", min(until, time.monotonic() + _ENDED_S), nothing)
+            with contextlib.suppress(Exception):
+                loop.turn()
+        children.sweep(frozenset(), _SECONDS, is_guard=True)
+        # Those that the launcher started beside the ranks, too.
+        self._kill_by_marker()
+        if teller is None:
+            return
+        teller.ended()
+        told = time.monotonic()
+        while not teller.is_done and time.monotonic() < told + _TOLD_S:
+            loop.alarm("told", time.monotonic() + _ENDED_S, nothing)
+            with contextlib.suppress(Exception):
+                loop.turn()
 
     def _be_watcher(self, launcher: int) -> None:
         """Wait for the end of a launcher whose guard was killed; then kill what has its marker."""
@@ -347,9 +414,11 @@ class _Service:
         self._guarded = guarded
         self._woken = woken
         # The children that the launcher has not asked to be reaped yet.
-        self._ranks: set[int] = set()
-        # When they are killed, should the launcher be stopped.
-        self._kill_at: float | None = None
+        self.ranks: set[int] = set()
+        # When they are killed, should the launcher be stopped; and where others are told, should it
+        # be killed.
+        self.kill_at: float | None = None
+        self.place: tuple[Any, ...] | None = None
 
     def run(self) -> None:
         """Return when the launcher has ended."""
@@ -358,7 +427,7 @@ class _Service:
             ready.register(fd, select.POLLIN)
         orphans_at: float | None = None
         while True:
-            due = [at for at in (orphans_at, self._kill_at) if at is not None]
+            due = [at for at in (orphans_at, self.kill_at) if at is not None]
             timeout = max(0.0, min(due) - time.monotonic()) * 1000 if due else None
             fds = [fd for fd, _ in ready.poll(timeout)]
             if self._guarded in fds:
@@ -371,10 +440,10 @@ class _Service:
                 return
             if orphans_at is not None and orphans_at <= time.monotonic():
                 orphans_at = None
-                children.reap_orphans(self._ranks)
-            if self._kill_at is not None and self._kill_at <= time.monotonic():
-                self._kill_at = None
-                children.kill_groups(self._ranks)
+                children.reap_orphans(self.ranks)
+            if self.kill_at is not None and self.kill_at <= time.monotonic():
+                self.kill_at = None
+                children.signal_groups(self.ranks)
 
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
@@ -405,16 +474,18 @@ class _Service:
                 except ValueError as error:
                     self._say(("impossible", str(error)))
                 else:
-                    self._ranks.add(pid)
+                    self.ranks.add(pid)
                     self._say(("started", pid))
             case "end", [pid]:
                 status = children.wait_status(pid)
                 self._say(tuple(status))
                 ended = children.end(pid, status)
-                self._ranks.discard(pid)
+                self.ranks.discard(pid)
                 self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
             case "kill at", [at]:
-                self._kill_at = at
+                self.kill_at = at
+            case "tell at", [place]:
+                self.place = place
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from fleetrun.postmortem.investigation import Investigation
     from fleetrun.run.events import Declared
     from fleetrun.run.gathering import Gathering
+    from fleetrun.run.guard import LossTeller
+    from fleetrun.run.loop import Waiting
     from fleetrun.run.observers import Equipment, Sink, Source
     from fleetrun.run.terminal import Stdin
 
@@ -91,6 +93,7 @@ class Supervisor:
         stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
         closing: Callable[[], str] = str,
         gone: Container[Endpoint] = frozenset(),
+        tell_loss: Callable[[Waiting, tuple[Any, ...]], LossTeller] | None = None,
     ) -> None:
         self._gathering = gathering
         gathering.stage = Stage(self._prepare, self._withdraw)
@@ -101,6 +104,9 @@ class Supervisor:
         self._closing = closing
         # Of other hosts: what will never listen.
         self._gone = gone
+        # And what tells them of this launcher's death, where they may hear it.
+        self._tell_loss = tell_loss
+        self._loss_place: tuple[Any, ...] | None = None
         self._files = files or descriptors.FileLimit(0)
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
@@ -221,6 +227,12 @@ class Supervisor:
     def _new_observers(self, sinks: Sequence[Sink], sources: Sequence[Source]) -> Observers:
         return Observers(sinks, sources, say=self._say, declare=self._declare)
 
+    def tell_at(self, place: tuple[Any, ...]) -> None:
+        """Let other hosts be told at PLACE if this launcher is killed."""
+        self._loss_place = place
+        if self._has_guard:
+            self._guard.tell_at(place)
+
     # Generations --------------------------------------------------------------------------------
 
     def _gather(self, attempt: int) -> None:
@@ -298,7 +310,13 @@ class Supervisor:
         self._marker = own or f"{os.path.basename(plan.run_dir)}-{os.getpid()}"
         self._settings = terminal.TerminalSettings() if self._stdin.is_terminal else None
         try:
-            self._guard = Guard(f"{variables.JOB}={self._marker}", self._files, self._settings)
+            self._guard = Guard(
+                f"{variables.JOB}={self._marker}",
+                self._files,
+                self._settings,
+                grace_s=plan.rules.grace_s,
+                tell_loss=self._tell_loss,
+            )
         except OSError as error:
             raise EnvironmentFault(
                 f"No process can be started ({error.strerror}): look at `ulimit -u`, `ulimit -n` "
@@ -307,6 +325,8 @@ class Supervisor:
         self._has_guard = True
         if self._kill_at is not None:
             self._guard.kill_at(self._kill_at)
+        if self._loss_place is not None:
+            self._guard.tell_at(self._loss_place)
 
     # The end ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from fleetrun.session.messages import PROTOCOL, Join, Refused
 from fleetrun.session.state import ENDED, FORMING, Close, Refusal, Send
 
 if TYPE_CHECKING:
-    from fleetrun.session.messages import Offer
+    from fleetrun.session.messages import LauncherKilled, Offer
     from fleetrun.session.seating import Host
     from fleetrun.session.state import Received, State, Step
 
@@ -40,7 +40,7 @@ _STRANGER = Objection(
 )
 
 
-def is_impostor(state: State, event: Received, join: Join) -> bool:
+def is_impostor(state: State, event: Received, join: Join | LauncherKilled) -> bool:
     """Whether a launcher has the name of one that is known, and does not know its secret."""
     host = state.hosts.get(join.launcher) or state.lost.get(join.launcher)
     if host is None or event.is_local:

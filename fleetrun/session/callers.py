@@ -98,7 +98,7 @@ class Callers:
         if not isinstance(message, (*messages.FROM_MEMBER, *exchange.FROM_MEMBER)):
             self._close(number)
             return
-        if isinstance(message, messages.Join):
+        if isinstance(message, messages.Join | messages.LauncherKilled):
             self._pending.pop(number, None)
         self._said(number, caller, message)
 

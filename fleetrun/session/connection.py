@@ -49,6 +49,8 @@ class Link(NamedTuple):
     socket: _socket.socket
     address: str
     local_address: str
+    # Of the one that listens.
+    port: int = 0
 
 
 def plain_address(name: tuple[object, ...]) -> str:
@@ -84,6 +86,7 @@ class Connection:
     ) -> None:
         self.address = link.address
         self.local_address = link.local_address
+        self.port = link.port
         self.heard: Callable[[tuple[object, ...]], None] = _ignore
         self.lost: Callable[[str], None] = _ignore
         self.is_open = True

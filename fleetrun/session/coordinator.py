@@ -23,6 +23,7 @@ from fleetrun.session.messages import (
     Failure,
     Heartbeat,
     Join,
+    LauncherKilled,
     Leave,
     Missing,
     Prepared,
@@ -73,6 +74,8 @@ def step(state: State, event: Event) -> Step:
     match event:
         case Received(message=Join()):
             return _join(state, event)
+        case Received(message=LauncherKilled()):
+            return _killed(state, event)
         case Received():
             return _received(state, event)
         case Broken(connection=connection, at=at):
@@ -432,7 +435,7 @@ def _received(state: State, event: Received) -> Step:
             return state, (Send((event.connection,), Acknowledged(number)),)
         case Leave(failure=failure):
             return _left(state, host, failure, event.at)
-        case Redialing() | Join():
+        case Redialing() | Join() | LauncherKilled():
             return state, ()
         case message:
             is_current = message.generation == state.generation
@@ -659,11 +662,7 @@ def _lost(state: State, host: Host, at: float) -> Step:
     if state.phase == ENDED or not was_seated:
         return state, closing
     strikes = {**state.strikes, _where(host): host.strikes + 1}
-    state = state._replace(
-        strikes=strikes,
-        lost={**state.lost, host.launcher: host},
-        not_before=max(state.not_before, host.heard_at + terms.quarantine_s),
-    )
+    state = state._replace(strikes=strikes, lost={**state.lost, host.launcher: host})
     # Where a connection breaks, its launcher has ended then. Silence says nothing of the ranks:
     # what others report before a host counts as lost came first.
     since = at if host.broken_at is None or host.is_redialing else host.broken_at
@@ -686,6 +685,25 @@ def _lost(state: State, host: Host, at: float) -> Step:
     state, first = _failed(state, host.launcher, failure, since)
     state, more = _arbitrate(state, at)
     return state, (*closing, *first, *more)
+
+
+def _killed(state: State, event: Received) -> Step:
+    """Take the word of the guard of a launcher that was killed."""
+    message, at = event.message, event.at
+    assert isinstance(message, LauncherKilled)
+    host = state.hosts.get(message.launcher) or state.lost.get(message.launcher)
+    if host is None or host.is_local or admission.is_impostor(state, event, message):
+        return state, (Close(event.connection),)
+    host = host._replace(
+        has_no_ranks=not message.has_ranks,
+        broken_at=at if host.broken_at is None else host.broken_at,
+        is_redialing=False,
+    )
+    if message.launcher not in state.lost:
+        return _lost(state, host, at)
+    # The others need not wait for the end of its ranks any more.
+    state = state._replace(lost={**state.lost, message.launcher: host})
+    return _form(state, at)
 
 
 def _wait(state: State, at: float) -> Step:

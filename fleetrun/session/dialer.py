@@ -270,7 +270,7 @@ class _Attempt:
         self._socket = None
         self._deadline(_INTRODUCTION_S)
         self._connection = Connection(
-            Link(link, plain_address(there), plain_address(here)),
+            Link(link, plain_address(there), plain_address(here), there[1]),
             self._waiting,
             self._key,
             self._codec,

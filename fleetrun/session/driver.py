@@ -16,6 +16,7 @@ from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
+from fleetrun.session.loss import LossPlace, LossReport
 from fleetrun.session.messages import Failure
 from fleetrun.session.relay import Relay
 from fleetrun.session.rival import RivalSearch
@@ -38,6 +39,15 @@ if TYPE_CHECKING:
         Verdict,
     )
     from fleetrun.session.terms import Terms
+
+    class GuardLink(Protocol):
+        """The launcher's link to the guard, which goes on when it cannot."""
+
+        def kill_at(self, at: float) -> None:
+            """Let the ranks be killed at a moment, unless another one is named before."""
+
+        def tell_at(self, place: LossPlace) -> None:
+            """Let the others be told at PLACE if this launcher is killed."""
 
     class SessionHandler(Protocol):
         """Performs what the session decides."""
@@ -139,9 +149,11 @@ class Session:
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
-        # When the ranks are killed even if this launcher is stopped, and who does that.
+        # When the ranks are killed even if this launcher is stopped, where its death is told, and
+        # who does both.
         self._kill_at: float | None = None
-        self._guard: Callable[[float], None] | None = None
+        self._loss_place: LossPlace | None = None
+        self._guard: GuardLink | None = None
 
     # Beginning and end --------------------------------------------------------------------------
 
@@ -180,6 +192,7 @@ class Session:
                 meeting.terms, now, self.launcher, has_token=self.key.has_token
             )
             self._listener.open(self._relay)
+            self._tell_loss_at(LossPlace(True, meeting.addresses[0], self._listener.port))  # noqa: FBT003 - a field
             if meeting.terms.names:
                 self._rival = self._search()
             self._do(partial(self._feed, member.Connected(now)))
@@ -296,11 +309,30 @@ class Session:
             self._connection.close()
         self._callers.close()
 
-    def guard(self, kill_at: Callable[[float], None]) -> None:
-        """Let KILL_AT know when the ranks are to be killed even if this launcher is stopped."""
-        self._guard = kill_at
+    def guard(self, link: GuardLink) -> None:
+        """Let LINK know when the ranks are to be killed, and whom to tell of this one's death."""
+        self._guard = link
         if self._kill_at is not None:
-            kill_at(self._kill_at)
+            link.kill_at(self._kill_at)
+        if self._loss_place is not None:
+            link.tell_at(self._loss_place)
+
+    def _tell_loss_at(self, place: LossPlace) -> None:
+        self._loss_place = place
+        if self._guard is not None:
+            self._guard.tell_at(place)
+
+    def loss_report(self, waiting: Waiting, place: tuple[bool, str, int]) -> LossReport:
+        """Begin to tell that this launcher was killed; the guard does, which is a child of it."""
+        return LossReport(
+            LossPlace(*place),
+            launcher=self.launcher,
+            secret=self._meeting.secret,
+            key=self._key,
+            codec=self._codec,
+            waiting=waiting,
+            allowed=self._meeting.allowed,
+        )
 
     # What this launcher says --------------------------------------------------------------------
 
@@ -437,6 +469,7 @@ class Session:
             return
         connection.heard = self._hear
         connection.lost = self._lose
+        self._tell_loss_at(LossPlace(False, connection.address, connection.port))  # noqa: FBT003 - see above
         self._event(member.Connected(time.monotonic(), connection.has_same_script))
 
     def _hear(self, message: tuple[object, ...]) -> None:
@@ -527,7 +560,7 @@ class Session:
             case member.KillAt(at=at):
                 self._kill_at = at
                 if self._guard is not None:
-                    self._guard(at)
+                    self._guard.kill_at(at)
             case member.Show(missing=missing):
                 self._show(missing)
             case member.Conclude(verdict=verdict):

@@ -12,6 +12,7 @@ from fleetrun.session.dialer import Target
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
+from fleetrun.session.loss import LossPlace
 from fleetrun.session.resolver import literal
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class ElectedSession(Session):
         )
         self._election = Election(self.terms, launcher, self._store, self._relay, self)
         self._called: LeaderRecord | None = None
+        self._listens_at: LossPlace | None = None
         # The roster that is being written down, and what waits until it is.
         self._unkept: RosterMessage | None = None
         self._held: deque[tuple[int, FromCoordinator]] = deque()
@@ -133,6 +135,7 @@ class ElectedSession(Session):
         addresses = meeting.addresses or ((host,) if literal(host, 1) else (_EVERYWHERE,))
         self._listener = self._listen(addresses)
         assert self._listener is not None  # else it has raised PortTaken
+        self._listens_at = LossPlace(True, addresses[0], self._listener.port)  # noqa: FBT003 - a field
         return host, self._listener.port
 
     def unlisten(self) -> None:
@@ -161,6 +164,8 @@ class ElectedSession(Session):
             terms=terms, is_local=True, coordinator=leader.host, generation=generation
         )
         self._listener.open(self._relay)
+        if self._listens_at is not None:
+            self._tell_loss_at(self._listens_at)
         if job is not None:
             self._say("This host coordinates the job from now on.")
         self._event(member.Connected(now))
@@ -209,7 +214,7 @@ class ElectedSession(Session):
         if self.terms.starts_again:
             self._kill_at = at + self.terms.guard_s
             if self._guard is not None:
-                self._guard(self._kill_at)
+                self._guard.kill_at(self._kill_at)
 
     def end(self, why: str) -> None:
         """End: there is nobody to follow."""

@@ -14,6 +14,7 @@ from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
     Acknowledged,
+    CoordinatorKilled,
     Done,
     Failed,
     Failure,
@@ -330,14 +331,17 @@ def _connected(state: MemberState, at: float) -> Step:
 
 
 def _disconnected(state: MemberState, at: float) -> Step:
-    state = state._replace(is_connected=False, broken_at=at, unanswered=())
+    broken_at = at if state.broken_at is None else state.broken_at
+    state = state._replace(is_connected=False, broken_at=broken_at, unanswered=())
     state = state._replace(wake_at=min(state.wake_at, at + state.terms.rejoin_s))
     return state, (Redial(),)
 
 
 def _gone(state: MemberState, at: float, why: str) -> Step:
     """Go on to the next generation under another coordinator, or end."""
-    state = state._replace(is_connected=False, unanswered=(), broken_at=at - state.terms.rejoin_s)
+    # As long ago as is enough, and more than what is lost in rounding.
+    broken_at = at - 2 * state.terms.rejoin_s
+    state = state._replace(is_connected=False, unanswered=(), broken_at=broken_at)
     if why:
         return _end_for(state, Failure(state.coordinator, why, LOST))
     if state.phase in {IDLE, JOINING}:
@@ -349,7 +353,8 @@ def _gone(state: MemberState, at: float, why: str) -> Step:
 def _elapsed(state: MemberState, at: float) -> Step:
     """Send a heartbeat, and check that the coordinator answers."""
     if state.is_local:
-        return state._replace(wake_at=at + state.terms.heartbeat_timeout_s), ()
+        state = state._replace(alive_at=at, wake_at=at + state.terms.heartbeat_s)
+        return state, _kill_later(state) if state.phase in {RUNNING, STOPPING} else ()
     state, lost = _watch(state, at)
     state, sent = _beat(state, at)
     return _set_alarm(state, at), (*lost, *sent)
@@ -461,7 +466,7 @@ def _set_alarm(state: MemberState, at: float) -> MemberState:
 # What the coordinator says --------------------------------------------------------------------
 
 
-def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # noqa: PLR0911 - one for each message
+def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # noqa: C901, PLR0911 - one for each message
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
@@ -470,6 +475,9 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _missing(state, message, at) if stands_by else (state, (Show(message),))
         case Refused(why=why):
             return _refused(state, why)
+        case CoordinatorKilled():
+            is_idle = state.phase in {IDLE, JOINING} and not state.terms.has_store
+            return _gone(state, at, "the coordinator of the job was lost" if is_idle else "")
         case Verdict():
             return _judged(state, message)
         case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
@@ -488,7 +496,10 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
         case RosterMessage() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Start() if state.phase == READY:
-            return state._replace(phase=RUNNING), (*_kill_later(state), StartRanks())
+            state = state._replace(phase=RUNNING)
+            if state.is_local:
+                state = state._replace(alive_at=at, wake_at=at)
+            return state, (*_kill_later(state), StartRanks())
         case Stop(failure=failure) if state.phase == RUNNING:
             return state._replace(phase=STOPPING), (StopRanks(failure),)
         case Stop() if state.phase in {PLANNING, READY}:
@@ -526,8 +537,11 @@ def _acknowledged(state: MemberState, number: int, at: float) -> Step:
 
 
 def _kill_later(state: MemberState) -> tuple[Action, ...]:
-    """Put off the death of the ranks, where the others may start again without this launcher."""
-    if state.is_local or not state.terms.starts_again:
+    """Put off the death of the ranks: the others go on, or end, without a launcher that is stopped.
+
+    A coordinator that may be replaced has to be in touch with the store.
+    """
+    if state.is_local and state.terms.has_store and state.terms.starts_again:
         return ()
     return (KillAt(state.alive_at + state.terms.guard_s),)
 
@@ -604,9 +618,8 @@ def _done(state: MemberState) -> Step:
 
 def _were_killed(state: MemberState, at: float) -> bool:
     """Whether ranks that have failed were killed because this launcher stood still, see KillAt."""
-    terms = state.terms
-    is_late = bool(state.stood_still_s) and at >= state.alive_at + terms.guard_s
-    return is_late and terms.starts_again and not state.is_local
+    is_late = bool(state.stood_still_s) and at >= state.alive_at + state.terms.guard_s
+    return is_late and not state.is_local
 
 
 def _failed(state: MemberState, failure: Failure, at: float) -> Step:

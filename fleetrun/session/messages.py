@@ -174,6 +174,18 @@ class Redialing(NamedTuple):
     generation: int
 
 
+class LauncherKilled(NamedTuple):
+    """The guard of a launcher that was killed says so; without HAS_RANKS, none of its is left."""
+
+    launcher: str
+    secret: str
+    has_ranks: bool
+
+    def check(self) -> None:
+        """Raise ValueError where no guard can have said it."""
+        _check_names(self.launcher, self.secret)
+
+
 class Leave(NamedTuple):
     """The launcher ends; before the verdict, `failure` is why."""
 
@@ -255,15 +267,21 @@ class Verdict(NamedTuple):
     given_up: str = ""
 
 
+class CoordinatorKilled(NamedTuple):
+    """The guard of a coordinator that was killed says so to who calls it."""
+
+
 class Acknowledged(NamedTuple):
     """The heartbeat of this number has arrived."""
 
     number: int
 
 
-FromMember: TypeAlias = Join | Prepared | Done | Failed | Stopped | Heartbeat | Redialing | Leave
+FromMember: TypeAlias = (
+    Join | Prepared | Done | Failed | Stopped | Heartbeat | Redialing | LauncherKilled | Leave
+)
 FromCoordinator: TypeAlias = (
-    Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
+    Refused | Missing | RosterMessage | Start | Stop | Verdict | CoordinatorKilled | Acknowledged
 )
 
 # What each is called on the wire.
@@ -275,6 +293,7 @@ MESSAGES: dict[str, type] = {
     "stopped": Stopped,
     "heartbeat": Heartbeat,
     "redialing": Redialing,
+    "launcher killed": LauncherKilled,
     "leave": Leave,
     "refused": Refused,
     "missing": Missing,
@@ -282,7 +301,17 @@ MESSAGES: dict[str, type] = {
     "start": Start,
     "stop": Stop,
     "verdict": Verdict,
+    "coordinator killed": CoordinatorKilled,
     "acknowledged": Acknowledged,
 }
-FROM_MEMBER = (Join, Prepared, Done, Failed, Stopped, Heartbeat, Redialing, Leave)
-FROM_COORDINATOR = (Refused, Missing, RosterMessage, Start, Stop, Verdict, Acknowledged)
+FROM_MEMBER = (Join, Prepared, Done, Failed, Stopped, Heartbeat, Redialing, LauncherKilled, Leave)
+FROM_COORDINATOR = (
+    Refused,
+    Missing,
+    RosterMessage,
+    Start,
+    Stop,
+    Verdict,
+    CoordinatorKilled,
+    Acknowledged,
+)

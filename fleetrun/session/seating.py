@@ -36,6 +36,8 @@ class Host(NamedTuple):
     broken_at: float | None = None
     # How often the job has failed because of it.
     strikes: int = 0
+    # It was killed, and its guard has seen the end of its ranks.
+    has_no_ranks: bool = False
     # It has said that it makes another one.
     is_redialing: bool = False
     # Its place in the last roster, and the generation in which it first had one.

@@ -111,8 +111,6 @@ class State(NamedTuple):
     verdict: Verdict | None = None
     # Launchers that were told how the job ended.
     heard_end: frozenset[str] = frozenset()
-    # No generation begins before: a host that is cut off may still be training.
-    not_before: float = 0.0
     # Lost launchers: their ranks may live no more, so they never come back to a job that may go on
     # without them.
     lost: Mapping[str, Host] = {}
@@ -129,6 +127,12 @@ class State(NamedTuple):
     # Who was missing, and when that was.
     missing: str = ""
     missing_at: float = float("-inf")
+
+    @property
+    def not_before(self) -> float:
+        """No generation begins before: a host that is lost may still be training."""
+        unknown = (host.heard_at for host in self.lost.values() if not host.has_no_ranks)
+        return max(unknown, default=float("-inf")) + self.terms.quarantine_s
 
     @property
     def remarks(self) -> tuple[str, ...]:

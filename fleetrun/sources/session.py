@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fleetrun.model import Endpoint, LaunchPlan
     from fleetrun.run.events import Cause, Declared, Happening
     from fleetrun.run.loop import Waiting
-    from fleetrun.session.driver import Session
+    from fleetrun.session.driver import GuardLink, Session
     from fleetrun.session.messages import RosterMessage, Verdict
     from fleetrun.sources.session_end import SessionEnd
 
@@ -58,7 +58,7 @@ class JobSession(Source):
         say: Callable[[str], None],
         hide: Callable[[str], str],
         end: SessionEnd,
-        kill_at: Callable[[float], None],
+        link: GuardLink,
         gone: set[Endpoint],
     ) -> None:
         self._session = session
@@ -67,7 +67,7 @@ class JobSession(Source):
         self._gone = gone
         session.hearers[ServerEnded] = self._note_ended
         # Before any rank starts.
-        session.guard(kill_at)
+        session.guard(link)
         self._end = end
         self._host = session.host
         self._say = say

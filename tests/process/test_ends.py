@@ -250,6 +250,7 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
         "for i in 1 2 3 4 5 6; do (env -i setsid sleep 61.0625 &); done; touch ready3; sleep 60",
         # A rank that has ended leaves such ones.
         "(env -i setsid sleep 61.0625 &); touch ready4",
+        grace_s=1,
     )
     launcher = job.start(stdout=None, stderr=None)
     job.wait_for("ready0", "ready1", "ready2", "ready3", "ready4")
@@ -257,6 +258,20 @@ def test_s28_sigkill_of_the_launcher_leaves_nobody(tmp_path: Path) -> None:
     launcher.wait()
     assert_no_survivors(job.marker, 5)
     until(lambda: b"61.0625" not in commands(), 5)
+
+
+def test_ranks_of_a_launcher_that_was_killed_may_save_what_they_have(tmp_path: Path) -> None:
+    save = (
+        "trap 'sleep 0.2; touch saved{0}; exit' TERM; touch ready{0}; while :; do sleep 0.01; done"
+    )
+    job = Launch(tmp_path, save.format(0), save.format(1), grace_s=60)
+    launcher = job.start(stdout=None, stderr=None)
+    job.wait_for("ready0", "ready1")
+    launcher.kill()
+    launcher.wait()
+    assert_no_survivors(job.marker)
+    assert (tmp_path / "saved0").exists()
+    assert (tmp_path / "saved1").exists()
 
 
 # Nobody catches it by its number: it is another process every few milliseconds.

@@ -19,6 +19,7 @@ from fleetrun.session.messages import (
     FromMember,
     Heartbeat,
     Join,
+    LauncherKilled,
     Leave,
     Missing,
     Offer,
@@ -740,6 +741,53 @@ def test_a_host_that_was_lost_twice_waits_behind_others_when_it_comes_back() -> 
         for number in (0, 1):
             one.say(number, Prepared(one.generation))
     assert one.state.hosts["again"].strikes == 2
+
+
+def killed(one: Session, number: int, secret: str = "", *, has_ranks: bool) -> None:
+    """Let the guard of a launcher say over a new connection that it was killed."""
+    message = LauncherKilled(f"launcher {number}", secret, has_ranks)
+    one.say(number + 100, message)
+
+
+def test_a_launcher_whose_guard_says_that_it_was_killed_is_lost_at_once() -> None:
+    one = Session(2)
+    one.run(0, 1)
+    one.feed(Broken(1, one.now))
+    killed(one, 1, has_ranks=True)
+    assert isinstance(one.last(0), Stop)
+    one.say(0, Stopped(0, None))
+    told = one.verdict(0).failure
+    assert told is not None
+    assert (told.what, told.host) == ("fleetrun was lost", "10.0.0.1 (node-1)")
+
+
+def test_the_next_start_waits_for_the_end_of_a_killed_launchers_ranks_or_the_deadline() -> None:
+    for tells in (True, False):
+        one = Session(3, least=2)
+        one.run(0, 1, 2)
+        killed(one, 2, has_ranks=True)
+        for number in (0, 1):
+            one.say(number, Stopped(0, None))
+        for number in (0, 1):
+            one.join(number)
+        one.wait(5.0, 0, 1)
+        assert one.state.phase == state.FORMING
+        if tells:
+            killed(one, 2, has_ranks=False)
+        else:
+            one.wait(6.0, 0, 1)
+        # Until all are ready they are told now and then who is not.
+        rosters = [told for told in one.sent[0] if isinstance(told, RosterMessage)]
+        assert rosters[-1].generation == 1
+        assert [entry.hostname for entry in rosters[-1].entries] == ["node-0", "node-1"]
+
+
+def test_nobody_can_say_that_another_launcher_was_killed() -> None:
+    one = Session(2)
+    one.run(0, 1)
+    for name in ("launcher 1", "launcher 0", "launcher 9"):
+        one.say(7, LauncherKilled(name, "a guess", has_ranks=True))
+    assert one.state.phase == state.RUNNING
 
 
 def test_five_hundred_hosts_that_join_at_once_make_one_roster() -> None:

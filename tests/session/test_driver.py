@@ -4,76 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ports
 import pytest
+from launchers import TERMS, Launchers
 from wire import turn_until
 
-from fleetrun.run.loop import Loop
-from fleetrun.session.driver import Meeting, Session
-from fleetrun.session.messages import Failure, Offer, RosterMessage, Verdict
-from fleetrun.session.terms import Terms
+from fleetrun.session.messages import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-HERE = "127.0.0.1"
-TERMS = Terms(2, 2, rdzv_timeout_s=60.0)
-
-
-class Rank:
-    """Keeps what the session decides for a launcher."""
-
-    def __init__(self) -> None:
-        self.has_obeyed = False
-        self.verdicts: list[Verdict] = []
-        self.rosters: list[RosterMessage] = []
-
-    def obey(self) -> None:
-        """Take note."""
-        self.has_obeyed = True
-
-    def plan(self, roster: RosterMessage) -> None:
-        """Keep the roster."""
-        self.rosters.append(roster)
-
-    def run(self) -> None:
-        """Start nothing."""
-
-    def stop(self, failure: Failure) -> None:
-        """Stop nothing."""
-
-    def stand_by(self) -> None:
-        """Wait."""
-
-    def kill(self) -> None:
-        """Kill nothing."""
-
-    def conclude(self, verdict: Verdict) -> None:
-        """Keep the verdict."""
-        self.verdicts.append(verdict)
-
-
-class Launchers:
-    """The sessions of some launchers on one loop."""
-
-    def __init__(self) -> None:
-        self.loop = Loop()
-        self.port = ports.free(1)[0]
-        self.sessions: list[Session] = []
-
-    def start(
-        self, name: str, *, serves: bool = False, terms: Terms = TERMS
-    ) -> tuple[Session, Rank, list[str]]:
-        """Let a launcher take part, or begin to."""
-        addresses = (HERE,) if serves else ()
-        meeting = Meeting(terms, HERE, (self.port,), "job", addresses=addresses)
-        said: list[str] = []
-        session = Session(meeting, name, host=name, say=said.append)
-        session.handler = rank = Rank()
-        session.open(self.loop)
-        session.offer(Offer("", name, len(self.sessions), (7000,), ((),)))
-        self.sessions.append(session)
-        return session, rank, said
 
 
 @pytest.fixture

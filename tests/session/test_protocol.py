@@ -22,6 +22,29 @@ def test_the_same_holds_where_each_host_has_options_of_its_own(part: int) -> Non
         play(seed, World, Chances(), is_mixed=True)
 
 
+# Launchers are killed while all train, and little else goes wrong.
+KILLED = Chances(
+    failure=0.0,
+    kill=0.4,
+    crash=0.0,
+    reset=0.1,
+    short_cut=0.0,
+    long_cut=0.0,
+    jump=0.0,
+    never_comes=0.0,
+    no_plan=0.0,
+    departs=0.0,
+    late=0.0,
+    trouble=0.0,
+)
+
+
+@pytest.mark.parametrize("part", range(_PARTS))
+def test_no_start_comes_before_the_ranks_of_a_killed_launcher_have_ended(part: int) -> None:
+    for seed in range(part, at_most(HISTORIES), _PARTS):
+        play(seed, World, KILLED, is_mixed=True)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(_PARTS))

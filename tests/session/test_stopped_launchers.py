@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fleetrun.run.events import Elapsed
 from fleetrun.session import member
 from fleetrun.session.member import (
@@ -36,9 +38,9 @@ TERMS = Terms(2, 2, heartbeat_timeout_s=10.0)
 class Launcher:
     """A member whose ranks run, and all that it has done."""
 
-    def __init__(self, terms: Terms = TERMS) -> None:
+    def __init__(self, terms: Terms = TERMS, *, is_local: bool = False) -> None:
         self.done: list[member.Action] = []
-        self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=False)
+        self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=is_local)
         offer = Offer("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
         other = entry._replace(launcher="first", host="10.0.0.1")
@@ -101,13 +103,27 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
     assert end.failure.host == "node-2"
 
 
-def test_each_answer_puts_off_the_death_of_the_ranks_of_a_job_that_may_go_on() -> None:
-    one = Launcher(Terms(2, 2, heartbeat_timeout_s=10.0, max_restarts=1))
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_each_answer_puts_off_the_death_of_the_ranks(restarts: int) -> None:
+    one = Launcher(Terms(2, 2, heartbeat_timeout_s=10.0, max_restarts=restarts))
     now = one.beat(60.0)
     *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
     terms = one.state.terms
     assert now + terms.fence_s < last < now + terms.quarantine_s
-    assert not [each for each in Launcher().started if isinstance(each, KillAt)]
+
+
+def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
+    one = Launcher(is_local=True)
+    for _ in range(20):
+        now = one.state.wake_at
+        one.feed(Elapsed(now))
+        *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
+        assert now + TERMS.fence_s < last < now + TERMS.heartbeat_timeout_s
+
+
+def test_a_coordinator_that_may_be_replaced_leaves_that_to_its_lease() -> None:
+    terms = Terms(1, 2, has_store=True)
+    assert not [each for each in Launcher(terms, is_local=True).started if isinstance(each, KillAt)]
 
 
 def test_the_ranks_have_a_last_moment_from_their_start_on() -> None:

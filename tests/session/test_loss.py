@@ -1,0 +1,86 @@
+"""What the guard of a launcher that was killed tells the others, over real connections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from launchers import HERE, Launchers
+from wire import turn_until
+
+from fleetrun.session import member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleetrun.session.driver import Session
+    from fleetrun.session.loss import LossReport
+
+
+class Job(Launchers):
+    """Two launchers whose ranks run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[LossReport] = []
+        self.first, self.rank, _ = self.start("first", serves=True)
+        self.second, self.other, _ = self.start("second")
+        turn_until(self.loop, lambda: self.rank.rosters and self.other.rosters)
+        for session in self.sessions:
+            session.planned(None)
+        turn_until(self.loop, self._are_running)
+
+    def _are_running(self) -> bool:
+        known = [session._member for session in self.sessions]
+        return all(one is not None and one.phase == member.RUNNING for one in known)
+
+    def kill(self, session: Session) -> LossReport:
+        """Let a launcher end without a word, and its guard speak."""
+        place = session._loss_place
+        assert place is not None
+        session.close()
+        self.sessions.remove(session)
+        report = session.loss_report(self.loop, place)
+        self.reports.append(report)
+        return report
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """Return a job that is closed after the test."""
+    made = Job()
+    yield made
+    for session in made.sessions:
+        session.close()
+    for report in made.reports:
+        report.close()
+    made.loop.close()
+
+
+def test_the_coordinator_hears_that_a_launcher_was_killed_and_then_that_no_rank_is_left(
+    job: Job,
+) -> None:
+    report = job.kill(job.second)
+    turn_until(job.loop, lambda: job.rank.stopped)
+    (why,) = job.rank.stopped
+    assert (why.what, why.host) == ("fleetrun was lost", "127.0.0.1 (second)")
+    coordinator = job.first._coordinator
+    assert coordinator is not None
+    assert coordinator.not_before > 0
+    report.ended()
+    turn_until(job.loop, lambda: report.is_done)
+    turn_until(job.loop, lambda: _not_before(job.first) < 0)
+
+
+def _not_before(session: Session) -> float:
+    assert session._coordinator is not None
+    return session._coordinator.not_before
+
+
+def test_a_member_that_calls_a_killed_coordinator_again_hears_of_it(job: Job) -> None:
+    job.kill(job.first)
+    turn_until(job.loop, lambda: job.other.stopped)
+    (why,) = job.other.stopped
+    assert (why.what, why.host) == ("the coordinator of the job was lost", HERE)
+    job.second.stopped(why)
+    turn_until(job.loop, lambda: job.other.verdicts)
