@@ -122,7 +122,7 @@ class Asker:
         asked_at = host.clock()
 
         def answer(value: Any, trouble: str = "") -> None:
-            if host.is_alive:
+            if host.is_alive and not host.puts_off(lambda: answer(value, trouble)):
                 self._queue.popleft()
                 self._is_asking = False
                 done(StoreAnswer(asked_at, value, trouble))
@@ -155,7 +155,9 @@ class Asker:
         world, host = self._host.world, self._host
 
         def ring() -> None:
-            if host.is_alive and self._alarms.get(key) == number:
+            if not host.is_alive or host.puts_off(ring):
+                return
+            if self._alarms.get(key) == number:
                 call()
 
         world.at(max(world.now, at - host.skew) + 1e-6, ring)
@@ -238,7 +240,7 @@ class ElectedLauncher(Launcher):
     def renewed(self, at: float) -> None:
         """Put off the death of the ranks, as ElectedSession does."""
         if self.state.terms.starts_again:
-            self.kill_at = at + self.state.terms.guard_s
+            self.let_guard_kill_at(at + self.state.terms.guard_s)
 
     def end(self, why: str) -> None:
         """End."""
@@ -250,6 +252,8 @@ class ElectedLauncher(Launcher):
     # What differs from other launchers.
     def feed(self, event: member.Event) -> None:
         """Let the launcher take EVENT."""
+        if self.puts_off(lambda: self.feed(event._replace(at=self.clock()))):
+            return
         self.election.check()
         asked = self.state.terms
         super().feed(event)
@@ -307,6 +311,7 @@ class ElectedWorld(World):
     # The coordinator's end of a wire.
     def connect(self, host: ElectedLauncher, leader: ElectedLauncher) -> None:
         """Connect HOST to LEADER."""
+        host.has_hung_up = False
         host.wire = wire = Wire(next(self.count))
         self.wires[wire.number] = (wire, host)
         self.ends[wire.number] = leader
@@ -316,6 +321,8 @@ class ElectedWorld(World):
 
     def feed_leader(self, leader: ElectedLauncher, event: state.Event) -> None:
         """Let LEADER take EVENT as the coordinator."""
+        if leader.puts_off(lambda: self.feed_leader(leader, event._replace(at=leader.clock()))):
+            return
         leader.election.check()
         if leader.coordinator is None or not leader.is_alive:
             return
@@ -392,6 +399,7 @@ class ElectedWorld(World):
                     leader.wire = None
                     self.break_wire(wire)
                 elif not leader.is_cut():
+                    host.has_hung_up = self.chance.random() < 0.8
                     self.after(self.delay(), lambda w=wire: self.break_wire(w))  # type: ignore[misc]
 
     # The network.
@@ -463,11 +471,13 @@ class ElectedWorld(World):
         def ask() -> None:
             if not host.is_alive or host.has_ended or host.called != called or host.wire:
                 return
-            if host.coordinator is not None:
+            if host.coordinator is not None or host.puts_off(ask):
                 return
             is_there = leader.is_alive and leader.coordinator is not None
             if host.is_cut() or leader.is_cut() or not is_there:
                 self.after(0.5, ask)
+                if host.has_hung_up and not (is_there or host.is_cut() or leader.is_cut()):
+                    host.feed(member.Gone(host.clock()))
                 return
             self.connect(host, leader)
 

@@ -60,8 +60,14 @@ class Launchers:
         self, name: str, *, serves: bool = False, terms: Terms = TERMS
     ) -> tuple[Session, Rank, list[str]]:
         """Let a launcher take part, or begin to."""
-        addresses = (HERE,) if serves else ()
-        meeting = Meeting(terms, HERE, (self.port,), "job", addresses=addresses)
+        meeting = Meeting(
+            terms,
+            HERE,
+            (self.port,),
+            "job",
+            addresses=(HERE,) if serves else (),
+            may_be_second=True,
+        )
         said: list[str] = []
         session = Session(meeting, name, host=name, say=said.append)
         session.handler = rank = Rank()

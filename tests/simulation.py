@@ -42,6 +42,8 @@ class Chances(NamedTuple):
     short_cut: float = 0.2
     long_cut: float = 0.1
     jump: float = 0.05
+    # A launcher is stopped for a while (`kill -STOP`), its ranks and its guard are not.
+    stop: float = 0.1
     never_comes: float = 0.03
     duplicate: float = 0.03
     no_plan: float = 0.03
@@ -51,6 +53,9 @@ class Chances(NamedTuple):
     late: float = 0.2
     # Something is wrong with a host before another generation.
     trouble: float = 0.1
+    # One of these is how long ranks last at most, and until when something goes wrong.
+    lasts_s: tuple[float, ...] = (3.0, 8.0, 40.0)
+    spans_s: tuple[float, ...] = (1.0, 10.0, 40.0)
 
 
 class Wire:
@@ -91,7 +96,10 @@ class Launcher:
         # What its options say; the job has what those of the coordinator's host say.
         self.asked = world.asked[index]
         # When the guard kills the ranks, if the launcher cannot.
-        self.kill_at = float("inf")
+        self.kill_at: float | None = None
+        self.stopped_until = 0.0
+        # Whether the last connection was ended in order, by the coordinator's end.
+        self.has_hung_up = False
         self.state = member.begin(self.asked, name, "host 0", self.clock(), is_local=self.is_local)
 
     def clock(self) -> float:
@@ -111,12 +119,21 @@ class Launcher:
         """Let the launcher take EVENT."""
         if not self.is_alive or self.has_ended:
             return
+        if self.puts_off(lambda: self.feed(event._replace(at=self.clock()))):
+            return
         before = self.state.phase
         self.state, actions = member.step(self.state, event)
         assert not (before == member.ENDED and actions)
         for action in actions:
             self.perform(action)
         self.set_timer()
+
+    def puts_off(self, call: Callable[[], None]) -> bool:
+        """Do CALL later, where the launcher is stopped now."""
+        is_stopped = self.world.now < self.stopped_until
+        if is_stopped:
+            self.world.at(self.stopped_until, call)
+        return is_stopped
 
     def set_timer(self) -> None:
         """Let time pass until something is due."""
@@ -156,7 +173,7 @@ class Launcher:
                 self.ranks = None
                 self.end_ranks(0.01)
             case member.KillAt(at=at):
-                self.kill_at = at
+                self.let_guard_kill_at(at)
             case member.Show():
                 pass
             case member.Conclude(verdict=verdict):
@@ -200,7 +217,7 @@ class Launcher:
         self.ranks = self.state.generation
         self.run += 1
         run, self.failure = self.run, None
-        lasts = world.chance.uniform(0.0, world.chance.choice((3.0, 8.0, 40.0)))
+        lasts = world.chance.uniform(0.0, world.chance.choice(world.chances.lasts_s))
         if world.chance.random() < world.chances.failure:
             code = world.chance.randint(1, 139)
             no_retry = world.chance.choice(("", "", "no use"))
@@ -226,6 +243,20 @@ class Launcher:
             if other is not self and self.world.chance.random() < 0.5:
                 self.world.victim(other)
 
+    def let_guard_kill_at(self, at: float | None) -> None:
+        """Let the guard kill the ranks at a moment, unless another one is named before."""
+        self.kill_at = at
+
+        def kill() -> None:
+            if self.kill_at != at or self.ranks is None or not self.is_alive:
+                return
+            self.ranks, self.failure = None, Failure(self.name, "killed", 137)
+            self.feed(member.RanksFailed(self.failure, self.clock()))
+            self.end_ranks(0.0)
+
+        if at is not None:
+            self.world.at(max(self.world.now, at - self.skew), kill)
+
     def depart(self) -> None:
         """Let a host be asked to end, as by a scheduler that wants it back."""
         if self.ranks is not None and self.state.terms.may_change and not self.is_local:
@@ -242,6 +273,8 @@ class Launcher:
         run = self.run
 
         def ended() -> None:
+            if self.puts_off(ended):
+                return
             stops = (member.RUNNING, member.STOPPING)
             if run == self.run and self.is_alive and self.state.phase in stops:
                 self.ranks = None
@@ -299,6 +332,9 @@ class World:
     def feed(self, event: state.Event) -> None:
         """Let the coordinator take EVENT."""
         if not self.coordinator_alive:
+            return
+        first = self.launchers[0]
+        if first.puts_off(lambda: self.feed(event._replace(at=first.clock()))):
             return
         self.coordinator, actions = coordinator.step(self.coordinator, event)
         for action in actions:
@@ -399,12 +435,14 @@ class World:
         host.is_dialing = True
 
         def ask() -> None:
-            if not host.is_alive or host.has_ended:
+            if not host.is_alive or host.has_ended or host.puts_off(ask):
                 return
             if host.is_cut() or not self.coordinator_alive:
                 self.after(0.5, ask)
+                if host.has_hung_up and not host.is_cut():
+                    host.feed(member.Gone(host.clock()))
                 return
-            host.is_dialing = False
+            host.is_dialing = host.has_hung_up = False
             host.wire = wire = Wire(next(self.count))
             self.wires[wire.number] = (wire, host)
             host.feed(member.Connected(host.clock()))
@@ -451,6 +489,8 @@ class World:
             self.coordinator_alive = False
             for each, other in list(self.wires.values()):
                 if not is_silent and not other.is_cut():
+                    # What was not read makes the kernel reset the connection.
+                    other.has_hung_up = self.chance.random() < 0.8
                     self.after(self.delay(), lambda w=each: self.break_wire(w))  # type: ignore[misc]
         elif wire is not None and not is_silent:
             self.deliver(wire, host, lambda: self.break_wire(wire), up=True)
@@ -461,7 +501,9 @@ class World:
             host.ranks = None
             return
         grace_s = self.chance.choice((0.1, 1.0, self.grace_s))
-        until = min(self.now + grace_s, max(self.now, host.kill_at - host.skew))
+        until = self.now + grace_s
+        if host.kill_at is not None:
+            until = min(until, max(self.now, host.kill_at - host.skew))
 
         def gone() -> None:
             host.ranks = None
@@ -488,6 +530,11 @@ class World:
         shortest_s = min(asked.heartbeat_timeout_s for asked in self.asked)
         host.was_cut_long = host.was_cut_long or seconds > min(SHORT_CUT_S, 0.3 * shortest_s)
 
+    def stop(self, host: Launcher, seconds: float) -> None:
+        """Stop a launcher for a while."""
+        host.stopped_until = max(host.stopped_until, self.now + seconds)
+        host.was_cut_long = True
+
     def reset(self, host: Launcher) -> None:
         """Break a connection, as a firewall does."""
         if host.wire is not None:
@@ -497,6 +544,9 @@ class World:
         """Let a host's clock go forward, as after a pause of the machine."""
         host.skew += seconds
         host.was_cut_long = True
+        if self.chance.random() < 0.5:
+            # The guard is faster than the launcher.
+            host.let_guard_kill_at(host.kill_at)
         host.set_timer()
         if host.is_local:
             self.set_timer()
@@ -531,13 +581,14 @@ class World:
             self.after(begin, lambda h=host: self.begin(h))  # type: ignore[misc]
             self.after(begin, host.offer)
             self.after(begin, host.set_timer)
-            span = chance.choice((1.0, 10.0, 40.0))
+            span = chance.choice(chances.spans_s)
             for likely, what in (
                 (chances.kill, lambda h=host: self.die(h, is_silent=False)),
                 (chances.crash, lambda h=host: self.die(h, is_silent=True)),
                 (chances.reset, lambda h=host: self.reset(h)),
                 (chances.reset, lambda h=host: self.reset(h)),
                 (chances.jump, lambda h=host: self.jump(h, 60.0)),
+                (chances.stop, lambda h=host: self.stop(h, chance.choice((2.0, 8.0, 12.0, 90.0)))),
                 (chances.departs, host.depart),
             ):
                 if chance.random() < likely:
@@ -566,7 +617,7 @@ class World:
         live = [host for host in self.launchers if host.is_alive]
         for host in live:
             assert host.has_ended, f"{host.name} still waits: {host.state}"
-        if not self.coordinator_alive:
+        if not self.coordinator_alive or self.launchers[0].stopped_until:
             return
         alike: dict[int, Verdict] = {}
         ends: list[Failure | None] = []

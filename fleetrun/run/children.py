@@ -225,10 +225,24 @@ def signal_groups(leaders: Collection[int], signum: int = _KILL) -> None:
 
 def any_left(leaders: Collection[int]) -> bool:
     """Whether one of the children LEADERS lives, or a process of its group; it reaps no leader."""
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return any(
-        os.waitid(os.P_PID, pid, flags) is None or left_in(pid) is not None for pid in leaders
-    )
+    return any(_is_alive(pid) or left_in(pid) is not None for pid in leaders)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def kill(leaders: AbstractSet[int], seconds: float) -> None:
+    """Kill the guard's children LEADERS and all their descendants; reap no leader."""
+    deadline = time.monotonic() + seconds
+    signal_groups(leaders)
+    while any(map(_is_alive, leaders)) and time.monotonic() < deadline:
+        select.poll().poll(_LOOK_MS)
+    # Those in other sessions are our children now.
+    sweep(leaders, max(0.0, deadline - time.monotonic()), is_guard=True)
 
 
 def sweep(spare: AbstractSet[int], seconds: float, *, is_guard: bool = False) -> Swept:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fleetrun.run.terminal import TerminalSettings
 
     class LossTeller(Protocol):
-        """Tells the launchers of other hosts of this one's death."""
+        """Tells the coordinator of this launcher's death."""
 
         @property
         @abstractmethod
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 # A process that does not die waits for a device; the guard gives up on it after this.
 _SECONDS = 30.0
+# A launcher that was stopped, and goes on, waits no longer for that.
+_STUCK_S = 1.0
 # How often to look whether ranks that were asked to end have, and how long to tell others of it.
 _ENDED_S, _TOLD_S = 0.05, 3.0
 # Orphans are reaped this much after SIGCHLD, when the exits of ranks have been handled.
@@ -79,10 +81,10 @@ class Guard:
         settings: TerminalSettings | None = None,
         *,
         grace_s: float = 0.0,
-        tell_loss: Callable[[Waiting, tuple[Any, ...]], LossTeller] | None = None,
+        tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None,
     ) -> None:
         self._files = files
-        # How long ranks may take to end when the launcher was killed, and who tells others of that.
+        # How long ranks may take to end when the launcher was killed, and what tells of that.
         self._grace_s = grace_s
         self._tell_loss = tell_loss
         self._socket, guard_socket = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -161,7 +163,7 @@ class Guard:
         mine = children.sweep(own, seconds).stuck
         return children.Swept((*stuck, *mine), tuple(map(children.Leftover._make, left)))
 
-    def kill_at(self, at: float) -> None:
+    def kill_at(self, at: float | None) -> None:
         """Let all ranks be killed at AT (monotonic seconds), unless another moment is named before.
 
         The other hosts of a job go on without a launcher that is stopped, but not beside its ranks.
@@ -169,10 +171,10 @@ class Guard:
         with contextlib.suppress(_GuardLost):
             self._ask("kill at", at)
 
-    def tell_at(self, place: tuple[Any, ...]) -> None:
-        """Let the other hosts be told at PLACE if the launcher is killed."""
+    def tell_at(self, target: tuple[str, int]) -> None:
+        """Let the coordinator at TARGET be told if the launcher is killed."""
         with contextlib.suppress(_GuardLost):
-            self._ask("tell at", tuple(place))
+            self._ask("tell at", tuple(target))
 
     def dismiss(self) -> None:
         """End the guard; what it has not killed becomes a child of the launcher."""
@@ -282,36 +284,32 @@ class Guard:
         self._kill_by_marker()
 
     def _end_ranks(self, service: _Service, woken: int) -> None:
-        """End the ranks of a launcher that was killed: TERM, its grace, KILL; and tell the others.
+        """End the ranks of a launcher that was killed: TERM, its grace, KILL; and tell of it.
 
         The grace ends before the others may start again without this host.
         """
         loop = Loop()
         teller: LossTeller | None = None
-        if self._tell_loss is not None and service.place is not None:
+        if self._tell_loss is not None and service.target is not None:
             # The end of the ranks comes first, whatever goes wrong with the rest.
             with contextlib.suppress(Exception):
-                teller = self._tell_loss(loop, service.place)
+                teller = self._tell_loss(loop, service.target)
         until = time.monotonic() + self._grace_s
         if service.kill_at is not None:
             until = min(until, service.kill_at)
         children.signal_groups(service.ranks, signal.SIGTERM)
         loop.watch(woken, lambda: _drain(woken))
         while time.monotonic() < until and children.any_left(service.ranks):
-            loop.alarm("ended", min(until, time.monotonic() + _ENDED_S), nothing)
-            with contextlib.suppress(Exception):
-                loop.turn()
-        children.sweep(frozenset(), _SECONDS, is_guard=True)
+            _turn(loop, until)
+        swept = children.sweep(frozenset(), _SECONDS, is_guard=True)
         # Those that the launcher started beside the ranks, too.
-        self._kill_by_marker()
-        if teller is None:
+        is_over = self._kill_by_marker() and not swept.stuck
+        if teller is None or not is_over:
             return
         teller.ended()
-        told = time.monotonic()
-        while not teller.is_done and time.monotonic() < told + _TOLD_S:
-            loop.alarm("told", time.monotonic() + _ENDED_S, nothing)
-            with contextlib.suppress(Exception):
-                loop.turn()
+        until = time.monotonic() + _TOLD_S
+        while time.monotonic() < until and not teller.is_done:
+            _turn(loop, until)
 
     def _be_watcher(self, launcher: int) -> None:
         """Wait for the end of a launcher whose guard was killed; then kill what has its marker."""
@@ -323,14 +321,24 @@ class Guard:
             ready.poll()
         self._kill_by_marker()
 
-    def _kill_by_marker(self) -> None:
+    def _kill_by_marker(self) -> bool:
+        """Kill what has the marker of the job; return whether nothing is left."""
         from fleetrun.run import jobprocesses  # for no launch that ends by itself
 
-        jobprocesses.kill_all(self._marker, frozenset(), _SECONDS, self._shared)
+        is_over = jobprocesses.kill_all(self._marker, frozenset(), _SECONDS, self._shared)
         if self._settings is not None:
             # We are in the terminal's background.
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
             self._settings.restore()
+        return is_over
+
+
+def _turn(loop: Loop, until: float) -> None:
+    """Do what is due, for a short time and not beyond UNTIL."""
+    loop.alarm("turn", min(until, time.monotonic() + _ENDED_S), nothing)
+    # Whatever goes wrong with it, the ranks have to end.
+    with contextlib.suppress(Exception):
+        loop.turn()
 
 
 def _fork(live: Callable[[], None]) -> int:
@@ -415,10 +423,10 @@ class _Service:
         self._woken = woken
         # The children that the launcher has not asked to be reaped yet.
         self.ranks: set[int] = set()
-        # When they are killed, should the launcher be stopped; and where others are told, should it
-        # be killed.
+        # When they are killed, should the launcher be stopped; and where the coordinator is that is
+        # told, should it be killed.
         self.kill_at: float | None = None
-        self.place: tuple[Any, ...] | None = None
+        self.target: tuple[str, int] | None = None
 
     def run(self) -> None:
         """Return when the launcher has ended."""
@@ -443,7 +451,7 @@ class _Service:
                 children.reap_orphans(self.ranks)
             if self.kill_at is not None and self.kill_at <= time.monotonic():
                 self.kill_at = None
-                children.signal_groups(self.ranks)
+                children.kill(self.ranks, _STUCK_S)
 
     def _serve(self) -> bool:
         """Serve one request; False when the launcher has ended."""
@@ -484,8 +492,8 @@ class _Service:
                 self._say((ended.peak_bytes, [tuple(one) for one in ended.left]))
             case "kill at", [at]:
                 self.kill_at = at
-            case "tell at", [place]:
-                self.place = place
+            case "tell at", [target]:
+                self.target = target
             case "left", [group]:
                 self._say((children.left_in(group),))
             case "sweep", [ranks, seconds]:

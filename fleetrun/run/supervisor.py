@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetrun.errors import EnvironmentFault, FleetrunError
 from fleetrun.model import Rules
@@ -93,7 +93,7 @@ class Supervisor:
         stdin: Callable[[LaunchPlan], Stdin] = terminal.choose,
         closing: Callable[[], str] = str,
         gone: Container[Endpoint] = frozenset(),
-        tell_loss: Callable[[Waiting, tuple[Any, ...]], LossTeller] | None = None,
+        tell_loss: Callable[[Waiting, tuple[str, int]], LossTeller] | None = None,
     ) -> None:
         self._gathering = gathering
         gathering.stage = Stage(self._prepare, self._withdraw)
@@ -104,9 +104,9 @@ class Supervisor:
         self._closing = closing
         # Of other hosts: what will never listen.
         self._gone = gone
-        # And what tells them of this launcher's death, where they may hear it.
+        # What tells the coordinator of this launcher's death, and where that is.
         self._tell_loss = tell_loss
-        self._loss_place: tuple[Any, ...] | None = None
+        self._coordinator: tuple[str, int] | None = None
         self._files = files or descriptors.FileLimit(0)
         self._choose_stdin = stdin
         self._terminal: TerminalSignals | None = None
@@ -218,7 +218,7 @@ class Supervisor:
         self._observers.close()
         return self._outcome
 
-    def kill_at(self, at: float) -> None:
+    def kill_at(self, at: float | None) -> None:
         """Let the ranks be killed at AT (monotonic seconds), even if this launcher is stopped."""
         self._kill_at = at
         if self._has_guard:
@@ -227,11 +227,11 @@ class Supervisor:
     def _new_observers(self, sinks: Sequence[Sink], sources: Sequence[Source]) -> Observers:
         return Observers(sinks, sources, say=self._say, declare=self._declare)
 
-    def tell_at(self, place: tuple[Any, ...]) -> None:
-        """Let other hosts be told at PLACE if this launcher is killed."""
-        self._loss_place = place
+    def tell_at(self, target: tuple[str, int]) -> None:
+        """Let the coordinator at TARGET be told if this launcher is killed."""
+        self._coordinator = target
         if self._has_guard:
-            self._guard.tell_at(place)
+            self._guard.tell_at(target)
 
     # Generations --------------------------------------------------------------------------------
 
@@ -325,8 +325,8 @@ class Supervisor:
         self._has_guard = True
         if self._kill_at is not None:
             self._guard.kill_at(self._kill_at)
-        if self._loss_place is not None:
-            self._guard.tell_at(self._loss_place)
+        if self._coordinator is not None:
+            self._guard.tell_at(self._coordinator)
 
     # The end ------------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ _FLUSH_S = 2.0
 # From linux/tcp.h; a kernel that does not know them does without.
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 _LONGEST_RETRANSMIT_MS = 1000
+# Why a connection was lost whose other end was closed.
+HUNG_UP = "hung up"
 # When the kernel gives up on a silent host; the session does so long before.
 _GIVE_UP_MS = 60_000
 
@@ -153,7 +155,7 @@ class Connection:
         return (id(self), what)
 
     def _part(self) -> None:
-        self._lose("hung up")
+        self._lose(HUNG_UP)
 
     def _lose(self, why: str) -> None:
         """Close, and report why to the owner of the connection or of the handshake."""
@@ -224,7 +226,7 @@ class Connection:
             self._lose(reason(error))
             return
         if not piece:
-            self._lose("hung up")
+            self._lose(HUNG_UP)
             return
         payloads = self._frames.feed(piece)
         while self.is_open:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.run.loop import WRITABLE
-from fleetrun.session.connection import Connection, Link, plain_address, reason
+from fleetrun.session.connection import HUNG_UP, Connection, Link, plain_address, reason
 from fleetrun.session.resolver import Lookup, Place, literal, own_name
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Dialer:
     """Calls TARGETS in turn until one answers as a launcher that knows KEY; it goes to OPENED.
 
     A round tries every address of every target; after it come a pause and the next, until `close`.
+    CLOSED is called with each address and port where nobody listens.
     """
 
     def __init__(
@@ -77,12 +78,15 @@ class Dialer:
         codec: Codec,
         waiting: Waiting,
         opened: Callable[[Connection], None],
+        closed: Callable[[Target], None] | None = None,
     ) -> None:
         self._targets = tuple(targets)
         self._key = key
         self._codec = codec
         self._waiting = waiting
         self._opened = opened
+        self._closed = closed
+        self._connection: Connection | None = None
         self._is_begun = False
         self._pause_s = _FIRST_PAUSE_S
         self._places: dict[Target, tuple[Place, ...]] = {}
@@ -109,7 +113,7 @@ class Dialer:
 
     def begin(self) -> None:
         """Call; after a connection was lost, call again. What is under way begins anew."""
-        self.close()
+        self.hang_up()
         self._is_begun = True
         self._pause_s = _FIRST_PAUSE_S
         self._round()
@@ -126,6 +130,13 @@ class Dialer:
         self._lookups.clear()
         self._attempts.clear()
         self._queue.clear()
+
+    def hang_up(self) -> None:
+        """Call no more, and close the connection that was handed over."""
+        self.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # A round ------------------------------------------------------------------------------------
 
@@ -195,6 +206,7 @@ class Dialer:
         self._attempts.remove(attempt)
         self.close()
         self.troubles.clear()
+        self._connection = connection
         self._opened(connection)
 
     def _failed(self, target: Target, attempt: _Attempt, why: str) -> None:
@@ -206,6 +218,8 @@ class Dialer:
             self.troubles[target] = why
         # Not at once: the caller may just be starting this attempt.
         self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
+        if attempt.is_closed and self._closed is not None:
+            self._closed(attempt.target)
 
 
 class _Attempt:
@@ -229,8 +243,9 @@ class _Attempt:
         self._failed = failed
         self._socket: _socket.socket | None = None
         self._connection: Connection | None = None
-        # Whether what listens there has said what it does not like.
-        self.is_refused = False
+        self.target = Target(plain_address(place.name), int(str(place.name[1])))
+        # Whether what listens there has said what it does not like, and whether nobody listens.
+        self.is_refused = self.is_closed = False
 
     def begin(self) -> None:
         """Call."""
@@ -245,7 +260,7 @@ class _Attempt:
         self._deadline(_CONNECT_S)
         number = link.connect_ex(self._place.name)
         if number not in {0, errno.EINPROGRESS}:
-            self._fail(reason(OSError(number, os.strerror(number))))
+            self._fail_to_connect(number)
             return
         self._waiting.watch(link.fileno(), self._connected, WRITABLE)
 
@@ -256,7 +271,7 @@ class _Attempt:
         self._waiting.unwatch(link.fileno())
         number = link.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
         if number:
-            self._fail(reason(OSError(number, os.strerror(number))))
+            self._fail_to_connect(number)
             return
         try:
             here, there = link.getsockname(), link.getpeername()
@@ -265,7 +280,7 @@ class _Attempt:
             return
         if here == there:
             # A caller that was given the very port that it calls reaches itself.
-            self._fail("connection refused")
+            self._fail_to_connect(errno.ECONNREFUSED)
             return
         self._socket = None
         self._deadline(_INTRODUCTION_S)
@@ -285,7 +300,7 @@ class _Attempt:
         self._ready(self, connection)
 
     def _refused(self, _: Connection, why: str) -> None:
-        self.is_refused = why != "hung up"
+        self.is_refused = why != HUNG_UP
         self._fail(why if self.is_refused else f"whoever listens there {why}")
 
     def _deadline(self, seconds: float) -> None:
@@ -296,6 +311,10 @@ class _Attempt:
             self._fail(f"no answer within {_CONNECT_S:g} s (is a firewall in between?)")
         else:
             self._fail("what listens there does not answer as fleetrun")
+
+    def _fail_to_connect(self, number: int) -> None:
+        self.is_closed = number == errno.ECONNREFUSED
+        self._fail(reason(OSError(number, os.strerror(number))))
 
     def _fail(self, why: str) -> None:
         self.close()

@@ -14,9 +14,10 @@ from fleetrun.session import coordinator, exchange, host_ends, member, messages,
 from fleetrun.session.authentication import Key
 from fleetrun.session.callers import Callers
 from fleetrun.session.codec import Codec
+from fleetrun.session.connection import HUNG_UP
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
-from fleetrun.session.loss import LossPlace, LossReport
+from fleetrun.session.loss import LossReport
 from fleetrun.session.messages import Failure
 from fleetrun.session.relay import Relay
 from fleetrun.session.rival import RivalSearch
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
     class GuardLink(Protocol):
         """The launcher's link to the guard, which goes on when it cannot."""
 
-        def kill_at(self, at: float) -> None:
+        def kill_at(self, at: float | None) -> None:
             """Let the ranks be killed at a moment, unless another one is named before."""
 
-        def tell_at(self, place: LossPlace) -> None:
-            """Let the others be told at PLACE if this launcher is killed."""
+        def tell_at(self, target: Target) -> None:
+            """Let the coordinator at TARGET be told if this launcher is killed."""
 
     class SessionHandler(Protocol):
         """Performs what the session decides."""
@@ -149,11 +150,12 @@ class Session:
         self._todo: deque[Callable[[], None]] = deque()
         self._is_working = False
         self._is_closed = False
-        # When the ranks are killed even if this launcher is stopped, where its death is told, and
-        # who does both.
+        # When the ranks are killed even if this launcher is stopped, where the coordinator is that
+        # is told of its death, and who does both; and whether that coordinator has hung up.
         self._kill_at: float | None = None
-        self._loss_place: LossPlace | None = None
+        self._connected_to: Target | None = None
         self._guard: GuardLink | None = None
+        self._has_hung_up = False
 
     # Beginning and end --------------------------------------------------------------------------
 
@@ -174,31 +176,35 @@ class Session:
 
     def open(self, waiting: Waiting) -> None:
         """Listen or call; EnvironmentFault where the port cannot be had."""
-        meeting, now = self._meeting, time.monotonic()
+        meeting = self._meeting
         self._relay.move(waiting)
-        if meeting.addresses:
-            self._listener = self._listen(meeting.addresses)
-        is_local = self._listener is not None
         self._member = member.begin(
             meeting.terms,
             self.launcher,
             meeting.host,
-            now,
-            is_local=is_local,
+            time.monotonic(),
+            is_local=False,
             secret=meeting.secret,
         )
-        if self._listener is not None:
-            self._coordinator = state.begin(
-                meeting.terms, now, self.launcher, has_token=self.key.has_token
-            )
-            self._listener.open(self._relay)
-            self._tell_loss_at(LossPlace(True, meeting.addresses[0], self._listener.port))  # noqa: FBT003 - a field
-            if meeting.terms.names:
-                self._rival = self._search()
-            self._do(partial(self._feed, member.Connected(now)))
-            self._set_alarms()
-            return
-        self._call([Target(meeting.host, port) for port in meeting.ports])
+        if not self._coordinate():
+            self._call([Target(meeting.host, port) for port in meeting.ports])
+
+    def _coordinate(self) -> bool:
+        """Become the coordinator, where this launcher may be and no other one is."""
+        meeting, now = self._meeting, time.monotonic()
+        self._listener = self._listen(meeting.addresses) if meeting.addresses else None
+        if self._listener is None or self._member is None:
+            return False
+        self._hang_up()
+        self._member = self._member._replace(is_local=True)
+        self._coordinator = state.begin(
+            meeting.terms, now, self.launcher, has_token=self.key.has_token
+        )
+        self._listener.open(self._relay)
+        if meeting.terms.names:
+            self._rival = self._search()
+        self._event(member.Connected(now))
+        return True
 
     def _search(self) -> RivalSearch:
         """Look for a host that takes itself for the first of the list, as this one does."""
@@ -227,8 +233,14 @@ class Session:
             codec=self._codec,
             waiting=self._relay,
             opened=self._answered,
+            closed=self._nobody_listens,
         )
         self._dialer.begin()
+
+    def _hang_up(self) -> None:
+        if self._dialer is not None:
+            self._dialer.hang_up()
+        self._dialer = self._connection = None
 
     def _listen(self, addresses: Sequence[str]) -> Listener | None:
         meeting = self._meeting
@@ -301,12 +313,9 @@ class Session:
             self._relay.alarm((id(self), what), None, nothing)
         if self._listener is not None:
             self._listener.close()
-        if self._dialer is not None:
-            self._dialer.close()
         if self._rival is not None:
             self._rival.close()
-        if self._connection is not None:
-            self._connection.close()
+        self._hang_up()
         self._callers.close()
 
     def guard(self, link: GuardLink) -> None:
@@ -314,24 +323,18 @@ class Session:
         self._guard = link
         if self._kill_at is not None:
             link.kill_at(self._kill_at)
-        if self._loss_place is not None:
-            link.tell_at(self._loss_place)
+        if self._connected_to is not None:
+            link.tell_at(self._connected_to)
 
-    def _tell_loss_at(self, place: LossPlace) -> None:
-        self._loss_place = place
-        if self._guard is not None:
-            self._guard.tell_at(place)
-
-    def loss_report(self, waiting: Waiting, place: tuple[bool, str, int]) -> LossReport:
+    def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport:
         """Begin to tell that this launcher was killed; the guard does, which is a child of it."""
         return LossReport(
-            LossPlace(*place),
+            Target(*target),
             launcher=self.launcher,
             secret=self._meeting.secret,
-            key=self._key,
+            key=self.key,
             codec=self._codec,
             waiting=waiting,
-            allowed=self._meeting.allowed,
         )
 
     # What this launcher says --------------------------------------------------------------------
@@ -469,7 +472,9 @@ class Session:
             return
         connection.heard = self._hear
         connection.lost = self._lose
-        self._tell_loss_at(LossPlace(False, connection.address, connection.port))  # noqa: FBT003 - see above
+        self._connected_to = Target(connection.address, connection.port)
+        if self._guard is not None:
+            self._guard.tell_at(self._connected_to)
         self._event(member.Connected(time.monotonic(), connection.has_same_script))
 
     def _hear(self, message: tuple[object, ...]) -> None:
@@ -480,9 +485,22 @@ class Session:
             said = message
             self._event(member.Heard(said, time.monotonic()))
 
-    def _lose(self, _why: str) -> None:
+    def _lose(self, why: str) -> None:
         self._connection = None
+        self._has_hung_up = why == HUNG_UP
         self._event(member.Disconnected(time.monotonic()))
+
+    def _nobody_listens(self, target: Target) -> None:
+        """Go on without a coordinator that was at TARGET, or become it before the job begins."""
+        known = self._member
+        if known is None or self._is_closed:
+            return
+        if self._meeting.may_be_second and known.is_new:
+            # The one that had the port has ended: it was killed, or had lost its own job.
+            self._coordinate()
+        elif self._has_hung_up and target == self._connected_to:
+            # Its launcher has ended: a firewall may refuse us, but ends no connection in order.
+            self._event(member.Gone(time.monotonic()))
 
     # The protocol -------------------------------------------------------------------------------
 
@@ -544,9 +562,7 @@ class Session:
             case member.SendToCoordinator(message=message):
                 self._send_own(message)
             case member.Redial():
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
+                self._connection = None
                 if self._dialer is not None:
                     self._dialer.begin()
             case member.Plan(roster=roster):

@@ -12,7 +12,6 @@ from fleetrun.session.dialer import Target
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
-from fleetrun.session.loss import LossPlace
 from fleetrun.session.resolver import literal
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ class ElectedSession(Session):
         )
         self._election = Election(self.terms, launcher, self._store, self._relay, self)
         self._called: LeaderRecord | None = None
-        self._listens_at: LossPlace | None = None
         # The roster that is being written down, and what waits until it is.
         self._unkept: RosterMessage | None = None
         self._held: deque[tuple[int, FromCoordinator]] = deque()
@@ -132,10 +130,9 @@ class ElectedSession(Session):
         if not meeting.host and local.startswith(_LOOPBACK) and self._own:
             host = self._own[0]
         self._callers = Callers(self._relay, said=self._caller_said, lost=self._caller_lost)
-        addresses = meeting.addresses or ((host,) if literal(host, 1) else (_EVERYWHERE,))
-        self._listener = self._listen(addresses)
+        everywhere = (host,) if literal(host, 1) else (_EVERYWHERE,)
+        self._listener = self._listen(meeting.addresses or everywhere)
         assert self._listener is not None  # else it has raised PortTaken
-        self._listens_at = LossPlace(True, addresses[0], self._listener.port)  # noqa: FBT003 - a field
         return host, self._listener.port
 
     def unlisten(self) -> None:
@@ -164,8 +161,6 @@ class ElectedSession(Session):
             terms=terms, is_local=True, coordinator=leader.host, generation=generation
         )
         self._listener.open(self._relay)
-        if self._listens_at is not None:
-            self._tell_loss_at(self._listens_at)
         if job is not None:
             self._say("This host coordinates the job from now on.")
         self._event(member.Connected(now))
@@ -180,14 +175,6 @@ class ElectedSession(Session):
     def unfollow(self) -> None:
         """Call nobody: the one that was followed leads no more."""
         self._set_alarms()
-
-    def _hang_up(self) -> None:
-        if self._dialer is not None:
-            self._dialer.close()
-            self._dialer = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def resign(self, why: str, renewed_at: float) -> None:
         """Coordinate no more; the ranks here end in time."""

@@ -14,7 +14,6 @@ from fleetrun.session.messages import (
     LOST,
     PROTOCOL,
     Acknowledged,
-    CoordinatorKilled,
     Done,
     Failed,
     Failure,
@@ -153,10 +152,10 @@ class Kill(NamedTuple):
 class KillAt(NamedTuple):
     """End all ranks at a moment, unless another one is named before: this launcher may be stopped.
 
-    Whoever does it must not depend on this launcher.
+    Whoever does it must not depend on this launcher. None: nobody else would miss it.
     """
 
-    at: float
+    at: float | None
 
 
 class Show(NamedTuple):
@@ -215,8 +214,9 @@ class MemberState(NamedTuple):
     number: int = 0
     unanswered: tuple[tuple[int, float], ...] = ()
     is_done: bool = False
-    # How often the job had failed when this generation began.
+    # How often the job had failed when this generation began, and whether no other host has a part.
     restarts: int = 0
+    is_alone: bool = False
     # The job runs without this launcher, which waits for a place.
     stands_by: bool = False
     # What went wrong here, and whether that was told with all that is known.
@@ -228,6 +228,11 @@ class MemberState(NamedTuple):
     is_fenced: bool = False
     # How long this launcher did nothing at all, if that was long: it, or its host, was stopped.
     stood_still_s: float = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has had no part in any generation, and waits for the first."""
+        return self.phase in {IDLE, JOINING} and not self.generation and not self.stands_by
 
 
 Step: TypeAlias = tuple[MemberState, tuple[Action, ...]]
@@ -344,8 +349,6 @@ def _gone(state: MemberState, at: float, why: str) -> Step:
     state = state._replace(is_connected=False, unanswered=(), broken_at=broken_at)
     if why:
         return _end_for(state, Failure(state.coordinator, why, LOST))
-    if state.phase in {IDLE, JOINING}:
-        return state, ()
     state, actions = _watch(state, at)
     return (state if state.phase == ENDED else _set_alarm(state, at)), actions
 
@@ -388,9 +391,7 @@ def _beat(state: MemberState, at: float) -> Step:
 def _watch(state: MemberState, at: float) -> Step:
     """Act when the coordinator has been silent for too long."""
     terms = state.terms
-    is_waiting = state.phase in {IDLE, JOINING}
-    is_first = not state.generation and not state.stands_by
-    if is_waiting and (is_first or terms.has_store):
+    if state.is_new or (terms.has_store and state.phase in {IDLE, JOINING}):
         # Whoever gathers the hosts knows how long to wait; another coordinator may be found.
         return state, ()
     silence = at - state.alive_at
@@ -466,7 +467,7 @@ def _set_alarm(state: MemberState, at: float) -> MemberState:
 # What the coordinator says --------------------------------------------------------------------
 
 
-def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # noqa: C901, PLR0911 - one for each message
+def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # noqa: PLR0911 - one for each message
     match message:
         case Acknowledged(number=number):
             return _acknowledged(state, number, at)
@@ -475,9 +476,6 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _missing(state, message, at) if stands_by else (state, (Show(message),))
         case Refused(why=why):
             return _refused(state, why)
-        case CoordinatorKilled():
-            is_idle = state.phase in {IDLE, JOINING} and not state.terms.has_store
-            return _gone(state, at, "the coordinator of the job was lost" if is_idle else "")
         case Verdict():
             return _judged(state, message)
         case RosterMessage() if state.phase == JOINING and message.generation >= state.generation:
@@ -486,6 +484,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
                 phase=PLANNING,
                 generation=message.generation,
                 restarts=message.restarts,
+                is_alone=len(message.entries) == 1,
                 session=message.session,
                 stands_by=False,
                 alive_at=max(state.alive_at, at),
@@ -496,10 +495,7 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
         case RosterMessage() | Start() | Stop() if message.generation != state.generation:
             return state, ()
         case Start() if state.phase == READY:
-            state = state._replace(phase=RUNNING)
-            if state.is_local:
-                state = state._replace(alive_at=at, wake_at=at)
-            return state, (*_kill_later(state), StartRanks())
+            return _run(state, at)
         case Stop(failure=failure) if state.phase == RUNNING:
             return state._replace(phase=STOPPING), (StopRanks(failure),)
         case Stop() if state.phase in {PLANNING, READY}:
@@ -508,6 +504,13 @@ def _heard(state: MemberState, message: FromCoordinator, at: float) -> Step:  # 
             return _say(state, Stopped(state.generation, None))
         case _:
             return state, ()
+
+
+def _run(state: MemberState, at: float) -> Step:
+    state = state._replace(phase=RUNNING)
+    if state.is_local:
+        state = state._replace(alive_at=at, wake_at=at)
+    return state, (*_kill_later(state), StartRanks())
 
 
 def _obey(state: MemberState, terms: Terms, at: float) -> MemberState:
@@ -543,7 +546,8 @@ def _kill_later(state: MemberState) -> tuple[Action, ...]:
     """
     if state.is_local and state.terms.has_store and state.terms.starts_again:
         return ()
-    return (KillAt(state.alive_at + state.terms.guard_s),)
+    is_missed = not (state.is_local and state.is_alone)
+    return (KillAt(state.alive_at + state.terms.guard_s if is_missed else None),)
 
 
 def _refused(state: MemberState, why: str) -> Step:

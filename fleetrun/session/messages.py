@@ -267,10 +267,6 @@ class Verdict(NamedTuple):
     given_up: str = ""
 
 
-class CoordinatorKilled(NamedTuple):
-    """The guard of a coordinator that was killed says so to who calls it."""
-
-
 class Acknowledged(NamedTuple):
     """The heartbeat of this number has arrived."""
 
@@ -281,7 +277,7 @@ FromMember: TypeAlias = (
     Join | Prepared | Done | Failed | Stopped | Heartbeat | Redialing | LauncherKilled | Leave
 )
 FromCoordinator: TypeAlias = (
-    Refused | Missing | RosterMessage | Start | Stop | Verdict | CoordinatorKilled | Acknowledged
+    Refused | Missing | RosterMessage | Start | Stop | Verdict | Acknowledged
 )
 
 # What each is called on the wire.
@@ -301,17 +297,7 @@ MESSAGES: dict[str, type] = {
     "start": Start,
     "stop": Stop,
     "verdict": Verdict,
-    "coordinator killed": CoordinatorKilled,
     "acknowledged": Acknowledged,
 }
 FROM_MEMBER = (Join, Prepared, Done, Failed, Stopped, Heartbeat, Redialing, LauncherKilled, Leave)
-FROM_COORDINATOR = (
-    Refused,
-    Missing,
-    RosterMessage,
-    Start,
-    Stop,
-    Verdict,
-    CoordinatorKilled,
-    Acknowledged,
-)
+FROM_COORDINATOR = (Refused, Missing, RosterMessage, Start, Stop, Verdict, Acknowledged)

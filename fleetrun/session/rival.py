@@ -50,22 +50,21 @@ class RivalSearch:
         self._join = join
         self._found = found
         self._dialer: Dialer | None = None
-        self._connection: Connection | None = None
         self._call_later(_FIRST_S)
 
     def close(self) -> None:
         """Look no more."""
         self._waiting.alarm((id(self), "rival"), None, self._call)
-        self._hang_up()
+        if self._dialer is not None:
+            self._dialer.hang_up()
 
     def _call_later(self, seconds: float) -> None:
         self._waiting.alarm((id(self), "rival"), time.monotonic() + seconds, self._call)
 
     def _call(self) -> None:
-        self._hang_up()
+        self.close()
         targets = [Target(name, port) for name in self._missing() for port in self._ports]
         if not targets:
-            self.close()
             return
         self._dialer = Dialer(
             random.sample(targets, min(_MOST, len(targets))),
@@ -79,9 +78,7 @@ class RivalSearch:
 
     def _opened(self, connection: Connection) -> None:
         join = self._join()
-        self._connection = connection
         connection.heard = self._heard
-        connection.lost = self._lost
         if join is not None:
             connection.send(join)
 
@@ -89,14 +86,3 @@ class RivalSearch:
         if isinstance(message, Refused) and message.ends_job:
             self.close()
             self._found(message.why)
-
-    def _lost(self, _: str) -> None:
-        self._connection = None
-
-    def _hang_up(self) -> None:
-        if self._dialer is not None:
-            self._dialer.close()
-            self._dialer = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from waiting import LONG_S
+from waiting import LONG_S, until
 
 from fleetrun.run import guard
 from fleetrun.run.children import Order
@@ -41,13 +41,13 @@ def test_a_launcher_that_was_gone_before_it_could_be_watched_is_cleaned_up_after
 
 
 def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_path: Path) -> None:
-    """Their launcher may be stopped, and the other hosts go on without it."""
+    """Their launcher may be stopped, and the other hosts go on without all that they have begun."""
     one = guard.Guard("marker", FileLimit(1))
     try:
         with (tmp_path / "log").open("wb") as log:
             pid = one.start(
                 Order(
-                    argv=("sleep", "1000"),
+                    argv=("sh", "-c", "setsid sleep 1000 & echo $!; wait"),
                     env={b"PATH": os.environb[b"PATH"]},
                     output=log.fileno(),
                     errors=log.fileno(),
@@ -56,11 +56,14 @@ def test_ranks_die_at_the_moment_that_was_named_even_if_nobody_asks_again(tmp_pa
                     cpus=(),
                 )
             )
-        pidfd = os.pidfd_open(pid)
+        until((tmp_path / "log").read_text)
+        elsewhere = int((tmp_path / "log").read_text())
+        pidfds = [os.pidfd_open(each) for each in (pid, elsewhere)]
         one.kill_at(time.monotonic() + 3600.0)
         one.kill_at(time.monotonic())
-        assert select.select([pidfd], [], [], LONG_S)[0]
-        os.close(pidfd)
+        for pidfd in pidfds:
+            assert select.select([pidfd], [], [], LONG_S)[0]
+            os.close(pidfd)
         assert one.end(pid).status == (os.CLD_KILLED, signal.SIGKILL)
     finally:
         one.dismiss()

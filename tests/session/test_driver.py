@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
-from launchers import TERMS, Launchers
+from launchers import HERE, TERMS, Launchers
 from wire import turn_until
 
 from fleetrun.session.messages import Failure
@@ -72,3 +73,27 @@ def test_strangers_leave_room_for_what_is_said_of_hosts(launchers: Launchers) ->
     assert len(said) == 32
     session.shown("node-2 cannot take part: --run_mode is rpc there")
     assert said[-1].startswith("node-2 cannot take part")
+
+
+def test_who_calls_a_port_that_becomes_free_coordinates_the_job(launchers: Launchers) -> None:
+    # As the kernel, or a child, still holds that of a launcher that was killed.
+    with socket.create_server((HERE, launchers.port)) as held:
+        first, one, _ = launchers.start("first", serves=True)
+        _, other, _ = launchers.start("second")
+        assert not first.serves
+        held.accept()[0].close()
+    turn_until(launchers.loop, lambda: one.rosters and other.rosters)
+    assert first.serves
+
+
+def test_who_may_coordinate_does_when_the_coordinator_has_ended_before_the_start(
+    launchers: Launchers,
+) -> None:
+    gone, _, _ = launchers.start("gone", serves=True, terms=TERMS._replace(least=3, most=3))
+    first, one, _ = launchers.start("first", serves=True)
+    turn_until(launchers.loop, lambda: first.is_connected)
+    launchers.sessions.remove(gone)
+    gone.close()
+    launchers.start("second")
+    turn_until(launchers.loop, lambda: one.rosters)
+    assert first.serves

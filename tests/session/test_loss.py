@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,7 @@ from fleetrun.session import member
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fleetrun.session.connection import Connection
     from fleetrun.session.driver import Session
     from fleetrun.session.loss import LossReport
 
@@ -36,11 +39,11 @@ class Job(Launchers):
 
     def kill(self, session: Session) -> LossReport:
         """Let a launcher end without a word, and its guard speak."""
-        place = session._loss_place
-        assert place is not None
+        target = session._connected_to
+        assert target is not None
         session.close()
         self.sessions.remove(session)
-        report = session.loss_report(self.loop, place)
+        report = session.loss_report(self.loop, target)
         self.reports.append(report)
         return report
 
@@ -77,10 +80,29 @@ def _not_before(session: Session) -> float:
     return session._coordinator.not_before
 
 
-def test_a_member_that_calls_a_killed_coordinator_again_hears_of_it(job: Job) -> None:
-    job.kill(job.first)
+def test_a_coordinator_that_hangs_up_and_listens_no_more_is_lost(job: Job) -> None:
+    job.first.close()
     turn_until(job.loop, lambda: job.other.stopped)
     (why,) = job.other.stopped
     assert (why.what, why.host) == ("the coordinator of the job was lost", HERE)
     job.second.stopped(why)
     turn_until(job.loop, lambda: job.other.verdicts)
+
+
+def test_a_coordinator_that_a_firewall_hides_may_come_back(job: Job) -> None:
+    assert job.second._connection is not None
+    assert job.first._listener is not None
+    reset(job.second._connection)
+    # As with `--reject-with tcp-reset`.
+    job.first._listener.close()
+    dialer = job.second._dialer
+    assert dialer is not None
+    turn_until(job.loop, lambda: "refused" in dialer.trouble)
+    assert not job.other.stopped
+
+
+def reset(connection: Connection) -> None:
+    """Let the other end believe that a firewall has reset CONNECTION, and this one, too."""
+    linger = struct.pack("ii", 1, 0)
+    connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    connection._lose("connection reset by peer")

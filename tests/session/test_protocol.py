@@ -22,7 +22,7 @@ def test_the_same_holds_where_each_host_has_options_of_its_own(part: int) -> Non
         play(seed, World, Chances(), is_mixed=True)
 
 
-# Launchers are killed while all train, and little else goes wrong.
+# Launchers are killed or stopped while all train, and little else goes wrong.
 KILLED = Chances(
     failure=0.0,
     kill=0.4,
@@ -36,11 +36,14 @@ KILLED = Chances(
     departs=0.0,
     late=0.0,
     trouble=0.0,
+    stop=0.3,
+    lasts_s=(200.0,),
+    spans_s=(80.0,),
 )
 
 
 @pytest.mark.parametrize("part", range(_PARTS))
-def test_no_start_comes_before_the_ranks_of_a_killed_launcher_have_ended(part: int) -> None:
+def test_no_start_comes_before_the_ranks_of_a_lost_launcher_have_ended(part: int) -> None:
     for seed in range(part, at_most(HISTORIES), _PARTS):
         play(seed, World, KILLED, is_mixed=True)
 

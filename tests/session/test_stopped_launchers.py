@@ -38,13 +38,15 @@ TERMS = Terms(2, 2, heartbeat_timeout_s=10.0)
 class Launcher:
     """A member whose ranks run, and all that it has done."""
 
-    def __init__(self, terms: Terms = TERMS, *, is_local: bool = False) -> None:
+    def __init__(
+        self, terms: Terms = TERMS, *, is_local: bool = False, is_alone: bool = False
+    ) -> None:
         self.done: list[member.Action] = []
         self.state = member.begin(terms, "me", "10.0.0.1", 0.0, is_local=is_local)
         offer = Offer("", "node-2", 7, (7000,), ((),))
         entry = Entry("me", "10.0.0.2", "node-2", (7000,), ((),))
         other = entry._replace(launcher="first", host="10.0.0.1")
-        roster = RosterMessage(0, 0, (entry, other), terms)
+        roster = RosterMessage(0, 0, (entry,) if is_alone else (entry, other), terms)
         for event in (
             Connected(0.1),
             Offered(offer, 0.2),
@@ -70,6 +72,12 @@ class Launcher:
             self.feed(Elapsed(now))
             self.feed(Heard(Acknowledged(self.state.number), now + 0.01))
         return now
+
+    def killed_at(self) -> float:
+        """Return when its ranks are killed if it stops now."""
+        *_, last = [action.at for action in self.done if isinstance(action, KillAt)]
+        assert last is not None
+        return last
 
     def why(self) -> str:
         """Return why the ranks are stopped."""
@@ -107,8 +115,7 @@ def test_one_that_is_refused_because_it_was_stopped_says_so() -> None:
 def test_each_answer_puts_off_the_death_of_the_ranks(restarts: int) -> None:
     one = Launcher(Terms(2, 2, heartbeat_timeout_s=10.0, max_restarts=restarts))
     now = one.beat(60.0)
-    *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
-    terms = one.state.terms
+    terms, last = one.state.terms, one.killed_at()
     assert now + terms.fence_s < last < now + terms.quarantine_s
 
 
@@ -117,8 +124,14 @@ def test_a_coordinator_that_runs_puts_off_the_death_of_its_ranks_too() -> None:
     for _ in range(20):
         now = one.state.wake_at
         one.feed(Elapsed(now))
-        *_, last = [action.at for action in one.done if isinstance(action, KillAt)]
-        assert now + TERMS.fence_s < last < now + TERMS.heartbeat_timeout_s
+        assert now + TERMS.fence_s < one.killed_at() < now + TERMS.heartbeat_timeout_s
+
+
+def test_nobody_else_misses_a_coordinator_whose_ranks_are_all_that_there_are() -> None:
+    one = Launcher(is_local=True, is_alone=True)
+    one.feed(Elapsed(one.state.wake_at))
+    killed = [action.at for action in (*one.started, *one.done) if isinstance(action, KillAt)]
+    assert {*killed} == {None}
 
 
 def test_a_coordinator_that_may_be_replaced_leaves_that_to_its_lease() -> None:
