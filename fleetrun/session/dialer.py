@@ -67,7 +67,7 @@ class Dialer:
     """Calls TARGETS in turn until one answers as a launcher that knows KEY; it goes to OPENED.
 
     A round tries every address of every target; after it come a pause and the next, until `close`.
-    CLOSED is called with each address and port where nobody listens.
+    CLOSED is called with each address and port where nobody listens and nobody has refused us.
     """
 
     def __init__(
@@ -206,6 +206,7 @@ class Dialer:
         self._attempts.remove(attempt)
         self.close()
         self.troubles.clear()
+        self._refused.clear()
         self._connection = connection
         self._opened(connection)
 
@@ -218,7 +219,7 @@ class Dialer:
             self.troubles[target] = why
         # Not at once: the caller may just be starting this attempt.
         self._waiting.alarm((id(self), "next"), time.monotonic(), self._next)
-        if attempt.is_closed and self._closed is not None:
+        if attempt.is_closed and self._closed is not None and target not in self._refused:
             self._closed(attempt.target)
 
 
