@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _TIMEOUT_S, _LATE_S = 2.0, 0.6
 # How likely a host loses its way to etcd, and etcd is gone for a while.
 _ASTRAY, _DOWN = 0.2, 0.2
+# How likely a host is cut off from the others, and not from etcd.
+_APART = 0.4
 
 
 class Etcd:
@@ -179,6 +181,8 @@ class ElectedLauncher(Launcher):
         self.called: LeaderRecord | None = None
         # Until when it does not reach etcd, although it reaches the others.
         self.astray_until = 0.0
+        # And until when it reaches etcd alone.
+        self.apart_until = 0.0
         self.unkept: RosterMessage | None = None
         self.kept_generation = -1
         self.held: list[tuple[int, FromCoordinator]] = []
@@ -336,6 +340,8 @@ class ElectedWorld(World):
                     wire = self.wires.get(connection)
                     if wire is not None:
                         self.after(0.001, lambda w=wire[0]: self.break_wire(w))  # type: ignore[misc]
+        if leader.coordinator is not None and state.is_below_minimum(leader.coordinator):
+            leader.election.give_way("it reaches too few")
         self.set_coordinator_timer(leader)
 
     def send(self, leader: ElectedLauncher, number: int, message: FromCoordinator) -> None:
@@ -398,7 +404,7 @@ class ElectedWorld(World):
                 if host is leader:
                     leader.wire = None
                     self.break_wire(wire)
-                elif not leader.is_cut():
+                elif not leader.is_cut() and self.now >= leader.apart_until:
                     host.has_hung_up = self.chance.random() < 0.8
                     self.after(self.delay(), lambda w=wire: self.break_wire(w))  # type: ignore[misc]
 
@@ -425,13 +431,15 @@ class ElectedWorld(World):
 
     def deliver(self, wire: Wire, host: Launcher, call: Callable[[], None], *, up: bool) -> None:
         """Let nothing through while either end is cut off."""
-        leader = self.ends[wire.number]
+        leader, ends = self.ends[wire.number], host
+        assert isinstance(ends, ElectedLauncher)
 
         def arrive() -> None:
             if not leader.is_alive or not wire.is_open:
                 return
-            if host is not leader and leader.is_cut():
-                self.at(leader.cut_until + 0.001, arrive)
+            until = max(leader.cut_until, leader.apart_until, ends.apart_until)
+            if host is not leader and self.now < until:
+                self.at(until + 0.001, arrive)
                 return
             call()
 
@@ -474,9 +482,11 @@ class ElectedWorld(World):
             if host.coordinator is not None or host.puts_off(ask):
                 return
             is_there = leader.is_alive and leader.coordinator is not None
-            if host.is_cut() or leader.is_cut() or not is_there:
+            are_apart = self.now < max(host.apart_until, leader.apart_until)
+            if host.is_cut() or leader.is_cut() or are_apart or not is_there:
                 self.after(0.5, ask)
-                if host.has_hung_up and not (is_there or host.is_cut() or leader.is_cut()):
+                is_unknown = is_there or host.is_cut() or leader.is_cut() or are_apart
+                if host.has_hung_up and not is_unknown:
                     host.feed(member.Gone(host.clock()))
                 return
             self.connect(host, leader)
@@ -582,3 +592,19 @@ class ElectedWorld(World):
         return any(not host.is_alive or host.was_cut_long for host in self.launchers) or bool(
             self.etcd.down_until or any(host.astray_until for host in self.launchers)
         )
+
+
+class ApartWorld(ElectedWorld):
+    """The same, where hosts may be cut off from the others, and not from etcd."""
+
+    def script(self) -> None:
+        """Plan that, too."""
+        super().script()
+        for host in self.launchers:
+            if self.chance.random() < _APART:
+                self.after(self.chance.uniform(0.0, 40.0), partial(self.part, host))
+
+    def part(self, host: ElectedLauncher) -> None:
+        """Cut HOST off from the others."""
+        host.apart_until = self.now + self.chance.uniform(0.0, 120.0)
+        host.was_cut_long = True

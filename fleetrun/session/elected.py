@@ -220,6 +220,11 @@ class ElectedSession(Session):
     def _feed_coordinator(self, event: state.Event) -> None:
         self._election.check()
         super()._feed_coordinator(event)
+        known = self._coordinator
+        if known is not None and state.is_below_minimum(known):
+            here, least = known.hosts.tally.here, known.terms.least
+            who = f"{here} host{'s' * (here > 1)}"
+            self._election.give_way(f"it reaches {who}, and the job needs {least}")
 
     def _send(self, number: int, message: FromCoordinator) -> None:
         """Send MESSAGE, but a roster, and what follows it, only when etcd has it."""

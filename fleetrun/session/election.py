@@ -110,6 +110,9 @@ class Election:
         # When the place was seen to be free.
         self._free_at: float | None = None
         self._leaves_until: float | None = None
+        # Since when this coordinator has been short of hosts, and until when it lets others lead.
+        self._short_at: float | None = None
+        self._rests_until = 0.0
 
     @property
     def is_overdue(self) -> bool:
@@ -181,7 +184,7 @@ class Election:
             self._callbacks.unfollow()
         if self._free_at is None:
             self._free_at = self._clock()
-        if not self._callbacks.may_lead():
+        if not self._callbacks.may_lead() or self._clock() < self._rests_until:
             return
         record = jobrecord.read_record(recorded)
         if self._job is not None and (record is None or record.job != self._job):
@@ -203,6 +206,8 @@ class Election:
     def _found(self, leader: LeaderRecord | None) -> None:
         """Follow LEADER, unless it is what was left of this launcher's own term."""
         self._free_at = None
+        if leader is not None and leader.launcher != self._launcher:
+            self._rests_until, self._short_at = 0.0, None
         if leader is None:
             self.trouble = "what stands there is not from fleetrun"
         elif self._job is not None and leader.job != self._job:
@@ -280,6 +285,19 @@ class Election:
             why = f" ({self.trouble})" if self.trouble else ""
             self._resign(f"nothing was heard of etcd for {silence_s:.0f} s{why}")
 
+    def give_way(self, why: str) -> None:
+        """Let a launcher lead that may reach more hosts, and do so again if none comes.
+
+        That goes on for as long as the job waits for more hosts.
+        """
+        terms, now = self.terms, self._clock()
+        self._short_at = now if self._short_at is None else self._short_at
+        wait_s = terms.elastic_timeout_s if terms.may_change else terms.rdzv_timeout_s
+        if self.is_leading and self._is_replaceable and now < self._short_at + wait_s:
+            self._rests_until = now + terms.heartbeat_timeout_s
+            self._free(is_final=False)
+            self._resign(why)
+
     def _resign(self, why: str) -> None:
         self.is_leading = False
         self.leader = None
@@ -300,6 +318,7 @@ class Election:
                 again = partial(self.keep, record, kept)
                 self._alarm("keep", self._clock() + _AGAIN_S, again)
             elif answer.value:
+                self._short_at = None
                 kept()
             else:
                 self._resign("another host has become the coordinator")
@@ -330,9 +349,13 @@ class Election:
         self._leaves_until = self._clock() + _LEAVE_S
         for what in ("renew", "overdue", "keep"):
             self._alarm(what, None, self._renew)
-        self._store.ask(_ignore, "leave", self._revision, self._lease, is_final)
+        self._free(is_final=is_final)
         # So that somebody looks again when it is over.
         self._alarm("left", self._leaves_until, self.rest)
+
+    def _free(self, *, is_final: bool) -> None:
+        """Free the place for another coordinator, or for another job."""
+        self._store.ask(_ignore, "leave", self._revision, self._lease, is_final)
 
     def close(self) -> None:
         """Ask no more."""

@@ -235,6 +235,12 @@ def absent(state: State) -> tuple[str, ...]:
     return tuple(name for place, name in enumerate(state.terms.names) if place not in taken)
 
 
+def is_below_minimum(state: State) -> bool:
+    """Whether hosts were lost, and those that are left, which are all here, are too few."""
+    here, is_begun = state.hosts.tally.here, state.phase == FORMING and state.generation > 0
+    return bool(state.lost) and is_begun and here == len(state.hosts) < state.terms.least
+
+
 def caller(state: State, connection: int) -> Host | None:
     """Return the host at the other end of CONNECTION, if it has joined."""
     return state.hosts.get(state.connections.get(connection, ""))

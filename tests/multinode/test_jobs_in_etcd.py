@@ -161,6 +161,34 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
     assert "coordinates the job no more: nothing was heard of etcd" in job.said(first)
 
 
+def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    first, *others = hosts
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=2:3")
+    job.start(hosts)
+    job.wait_for(0, 3)
+    apart = ", ".join(host.ip for host in others)
+    rules = (
+        "add table ip lab",
+        "add chain ip lab in { type filter hook input priority 0; }",
+        "add chain ip lab out { type filter hook output priority 0; }",
+        f"add rule ip lab in ip saddr {{ {apart} }} drop",
+        f"add rule ip lab out ip daddr {{ {apart} }} drop",
+    )
+    first.run("nft", "; ".join(rules))
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    assert "it reaches 1 host, and the job needs 2" in job.said(first)
+    assert not [line for line in first.processes() if line.startswith("sh rank.sh")]
+    # Once it reaches them again, it takes part again.
+    first.run("nft", "delete table ip lab")
+    job.signal(others[0], signal.SIGTERM)
+    job.wait_for(2, 2)
+    job.let_go()
+    assert [job.end(host) for host in hosts] == [0, 128 + signal.SIGTERM, 0]
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_job_that_is_not_elastic_ends_with_one_verdict_when_its_first_host_is_lost(

@@ -261,3 +261,40 @@ def test_who_leaves_tells_whether_the_job_is_over(lab: Lab) -> None:
     lab.election.seek()
     lab.election.close()
     assert not lab.alarms
+
+
+def test_who_reaches_too_few_gives_way_and_leads_again_where_nobody_else_does(lab: Lab) -> None:
+    become(lab)
+    lab.did()
+    lab.election.give_way("it reaches too few")
+    assert lab.answer(value=True) == ("leave", 9, 7, False)
+    assert lab.did() == [("resign", "it reaches too few", 100.0)]
+    lab.election.seek()
+    for _ in range(8):
+        assert lab.answer(FREE) == ("look",)
+        lab.pass_time(1.0)
+    lab.pass_time(2.5)
+    lab.answer(FREE)
+    assert lab.answer((8, 11))[0] == "campaign"
+    lab.did()
+    # As long as the job waits for more, and no longer.
+    lab.pass_time(lab.election.terms.elastic_timeout_s)
+    lab.asked.clear()
+    lab.did()
+    lab.election.give_way("it reaches too few")
+    assert not lab.asked
+    assert lab.did() == []
+
+
+def test_who_gives_way_follows_whoever_leads_instead(lab: Lab) -> None:
+    become(lab)
+    lab.election.give_way("it reaches too few")
+    lab.answer(value=True)
+    lab.did()
+    lab.election.seek()
+    lab.answer((jobrecord.write(OTHER), 12, "", 0, "10.0.0.1"))
+    assert lab.did() == [("follow",)]
+    lab.pass_time(1.0)
+    # That one is lost in turn: nothing keeps this one from leading.
+    lab.answer(FREE)
+    assert lab.answer((8, 14))[0] == "campaign"

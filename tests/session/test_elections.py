@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from elections import ElectedWorld
+from elections import ApartWorld, ElectedWorld
 from examples import at_most
 from simulation import Chances, play
 
@@ -33,6 +33,11 @@ def test_the_same_holds_where_each_host_has_options_of_its_own() -> None:
         play(seed, ElectedWorld, CHANCES, has_store=True, is_mixed=True)
 
 
+def test_the_same_holds_where_hosts_reach_etcd_and_not_each_other() -> None:
+    for seed in range(at_most(HISTORIES)):
+        play(seed, ApartWorld, CHANCES, has_store=True)
+
+
 # Who still stops reaches the next term of the same coordinator; who begins has known the last one;
 # whose connection breaks as the job ends hears the verdict from one that leads no more.
 @pytest.mark.parametrize("seed", [5344, 1859, 9101])
@@ -45,4 +50,4 @@ def test_whoever_reaches_another_term_of_a_coordinator_goes_on(seed: int) -> Non
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_the_same_holds_in_twenty_thousand_elections(part: int) -> None:
     for seed in range(HISTORIES + part, MANY, _PARTS):
-        play(seed, ElectedWorld, CHANCES, has_store=True)
+        play(seed, ElectedWorld if seed % 4 < 2 else ApartWorld, CHANCES, has_store=True)
