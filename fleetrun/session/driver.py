@@ -17,7 +17,7 @@ from fleetrun.session.codec import Codec
 from fleetrun.session.connection import HUNG_UP
 from fleetrun.session.dialer import Dialer, Target
 from fleetrun.session.listener import Listener, PortTaken
-from fleetrun.session.loss import LossReport
+from fleetrun.session.loss import LossReport, PlaceRelease
 from fleetrun.session.messages import Failure
 from fleetrun.session.relay import Relay
 from fleetrun.session.rival import RivalSearch
@@ -326,7 +326,7 @@ class Session:
         if self._connected_to is not None:
             link.tell_at(self._connected_to)
 
-    def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport:
+    def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
         """Begin to tell that this launcher was killed; the guard does, which is a child of it."""
         return LossReport(
             Target(*target),
@@ -472,10 +472,14 @@ class Session:
             return
         connection.heard = self._hear
         connection.lost = self._lose
-        self._connected_to = Target(connection.address, connection.port)
-        if self._guard is not None:
-            self._guard.tell_at(self._connected_to)
+        self._tell_at(Target(connection.address, connection.port))
         self._event(member.Connected(time.monotonic(), connection.has_same_script))
+
+    def _tell_at(self, target: Target) -> None:
+        """Let TARGET be told if this launcher is killed."""
+        self._connected_to = target
+        if self._guard is not None:
+            self._guard.tell_at(target)
 
     def _hear(self, message: tuple[object, ...]) -> None:
         self.heard_at = time.monotonic()

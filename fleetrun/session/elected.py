@@ -12,6 +12,7 @@ from fleetrun.session.dialer import Target
 from fleetrun.session.driver import Meeting, Session
 from fleetrun.session.election import Election
 from fleetrun.session.jobstore import JobStore
+from fleetrun.session.loss import PlaceRelease
 from fleetrun.session.resolver import literal
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fleetrun.run.loop import Waiting
     from fleetrun.session.connection import Connection
     from fleetrun.session.jobrecord import JobRecord, LeaderRecord
+    from fleetrun.session.loss import LossReport
     from fleetrun.session.messages import Failure, FromCoordinator, Missing, RosterMessage
     from fleetrun.session.terms import Terms
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _LEAST_TIMEOUT_S, _MOST_TIMEOUT_S = 0.5, 2.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - the other hosts call
 _LOOPBACK = ("127.", "::1")
+# What stands before its own key's revision where another coordinator's host would be.
+_PLACE = "place "
 
 
 class ElectedSession(Session):
@@ -156,6 +160,9 @@ class ElectedSession(Session):
         generation = max(begun.generation, self._member.generation)
         self._coordinator = begun._replace(generation=generation)
         self._own_host = leader.host
+        # If this launcher is killed, its guard frees the place.
+        revision, lease = self._election.place
+        self._tell_at(Target(f"{_PLACE}{revision}", lease))
         terms = begun.terms
         self._member = self._member._replace(
             terms=terms, is_local=True, coordinator=leader.host, generation=generation
@@ -175,6 +182,13 @@ class ElectedSession(Session):
     def unfollow(self) -> None:
         """Call nobody: the one that was followed leads no more."""
         self._set_alarms()
+
+    def loss_report(self, waiting: Waiting, target: tuple[str, int]) -> LossReport | PlaceRelease:
+        """Begin to tell that this launcher was killed, or to free its place."""
+        place, lease = target
+        if not place.startswith(_PLACE):
+            return super().loss_report(waiting, target)
+        return PlaceRelease(self._store.elsewhere(waiting), int(place[len(_PLACE) :]), lease)
 
     def resign(self, why: str, renewed_at: float) -> None:
         """Coordinate no more; the ranks here end in time."""

@@ -120,6 +120,11 @@ class Election:
         limit = self.renewed_at + self.terms.warning_s
         return self.is_leading and self._is_replaceable and self._clock() >= limit
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The revision of the key and the lease of this coordinator."""
+        return self._revision, self._lease
+
     # Once the roster of a job that never starts again stands, nobody needs a coordinator any more.
     _is_replaceable = True
 

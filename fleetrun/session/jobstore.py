@@ -63,6 +63,13 @@ class JobStore:
         """Whether an answer is still to come."""
         return bool(self._asked)
 
+    def elsewhere(self, waiting: Waiting) -> JobStore:
+        """Return one that asks the same etcd, for another process."""
+        endpoints, timeout_s, is_secure = self._endpoints, self._timeout_s, self._is_secure
+        return JobStore(
+            endpoints, self._name, timeout_s=timeout_s, waiting=waiting, is_secure=is_secure
+        )
+
     def ask(self, done: Callable[[StoreAnswer], None], what: str, *values: object) -> None:
         """Ask for WHAT; DONE is called with the answer, from the loop."""
         self._asked.append((json.dumps([what, *values]) + "\n", done))

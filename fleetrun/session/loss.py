@@ -1,6 +1,7 @@
 """What the guard of a launcher that was killed tells the coordinator, in its place.
 
-The kernel has told it that the connection has ended, but not why: a firewall may have reset it.
+The kernel has told it that the connection has ended, but not why: a firewall may have reset it. For
+a coordinator that etcd knows it frees the place.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fleetrun.session.authentication import Key
     from fleetrun.session.codec import Codec
     from fleetrun.session.connection import Connection
+    from fleetrun.session.jobstore import JobStore, StoreAnswer
 
 # Before the coordinator is called again that has hung up.
 _AGAIN_S = 0.5
@@ -71,3 +73,22 @@ class LossReport:
         connection.send(LauncherKilled(self._launcher, self._secret, self._has_ranks))
         if not self._has_ranks:
             connection.finish()
+
+
+class PlaceRelease:
+    """Frees the place of a coordinator in STORE, by its REVISION and LEASE, when its ranks ended.
+
+    Until then the lease keeps others from starting; without this it ends by time.
+    """
+
+    def __init__(self, store: JobStore, revision: int, lease: int) -> None:
+        self._store = store
+        self._values = revision, lease, False
+        self.is_done = False
+
+    def ended(self) -> None:
+        """Take note that no rank is left."""
+        self._store.ask(self._answered, "leave", *self._values)
+
+    def _answered(self, _: StoreAnswer) -> None:
+        self.is_done = True

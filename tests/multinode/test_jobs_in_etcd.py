@@ -161,6 +161,24 @@ def test_who_is_cut_off_with_a_member_of_etcd_ends_its_ranks_first(
     assert "coordinates the job no more: nothing was heard of etcd" in job.said(first)
 
 
+def test_a_coordinator_whose_launcher_is_killed_is_followed_before_its_lease_ends(
+    four_hosts: Network, etcd: Etcd, tmp_path: Path
+) -> None:
+    *hosts, keeper = four_hosts.hosts
+    # Longer than the test waits.
+    job = Job(tmp_path / "job", etcd([keeper]), "--nnodes=2:3")
+    job.options = (*job.options, "--heartbeat_timeout=1000")
+    job.start(hosts)
+    job.wait_for(0, 3)
+    job.signal(hosts[0], signal.SIGKILL)
+    assert job.wait_for(1, 2) == ["node-2", "node-3"]
+    job.let_go()
+    assert [job.end(host) for host in hosts] == [-signal.SIGKILL, 0, 0]
+    assert not [line for line in hosts[0].processes() if "etcd --name" not in line]
+    for host in hosts[1:]:
+        assert f"the coordinator of the job was lost on {hosts[0].ip}." in job.said(host)
+
+
 def test_a_coordinator_that_reaches_etcd_and_no_other_host_gives_way(
     four_hosts: Network, etcd: Etcd, tmp_path: Path
 ) -> None:

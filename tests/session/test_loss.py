@@ -11,13 +11,13 @@ from launchers import HERE, Launchers
 from wire import turn_until
 
 from fleetrun.session import member
+from fleetrun.session.loss import LossReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fleetrun.session.connection import Connection
     from fleetrun.session.driver import Session
-    from fleetrun.session.loss import LossReport
 
 
 class Job(Launchers):
@@ -44,6 +44,7 @@ class Job(Launchers):
         session.close()
         self.sessions.remove(session)
         report = session.loss_report(self.loop, target)
+        assert isinstance(report, LossReport)
         self.reports.append(report)
         return report
 
