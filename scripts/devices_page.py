@@ -9,12 +9,13 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from pages import DOCS, ROOT, table
+from pages import DOCS, ROOT, in_both_languages, table, with_section
 
 from fleetrun.plan import kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 PAGE = DOCS / "devices.md"
 BEGIN, END = "<!-- what ran -->", "<!-- end of what ran -->"
@@ -76,14 +77,14 @@ def section() -> str:
         "a mock",
         "reading",
     )
-    return f"{BEGIN}\n{table(heads, rows())}\n{END}"
+    return f"{table(heads, rows())}\n"
 
 
-def page() -> str:
-    """Return the page as it should be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    return f"{before}{section()}{rest.partition(END)[2]}"
+def pages() -> Iterable[tuple[Path, str]]:
+    """Yield the page in each language, with its text as it should be."""
+    return [(page, with_section(page, BEGIN, END, section())) for page in in_both_languages(PAGE)]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for page, text in pages():
+        page.write_text(text, encoding="utf-8")

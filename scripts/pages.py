@@ -35,3 +35,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def with_section(page: Path, begin: str, end: str, text: str) -> str:
+    """Return the text of PAGE with TEXT between the marks BEGIN and END."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    return f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}"
+
+
+def in_both_languages(page: Path) -> tuple[Path, Path]:
+    """Return PAGE and its twin in Chinese."""
+    return page, page.with_name(f"{page.stem}.zh-CN.md")

@@ -19,6 +19,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pages
+
 from fleetrun.model import Device
 from fleetrun.run.events import Elapsed
 from fleetrun.session import coordinator, member, messages, state
@@ -447,10 +449,8 @@ def main() -> int:
     text = table(results, asked.devices)
     print(text, end="")
     if asked.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+        for page in pages.in_both_languages(PAGE):
+            page.write_text(pages.with_section(page, BEGIN, END, text), encoding="utf-8")
     return 0
 
 
