@@ -103,6 +103,14 @@ KNOWN_FAILURES = (
         "what it lacks; a mask (CUDA_VISIBLE_DEVICES) of the script's own hides GPUs, too.",
     ),
     KnownFailure(
+        "plug-in",
+        # What Paddle makes of any function that fails: an allocation, a copy, a collective.
+        ("CustomDevice error, the error code is : ",),
+        "The plug-in of this device has failed at what Paddle asked it for (code 2: memory or "
+        "another resource ran out, or it refused; 3: wrong use; 4: its own fault). The traceback "
+        "says at what; why, only the plug-in's own lines before, or the logs of its driver.",
+    ),
+    KnownFailure(
         "gpu-driver",
         (
             "CUDA driver version is insufficient",

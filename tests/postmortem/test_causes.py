@@ -108,6 +108,13 @@ TEXTS = (
             "OSError: [Errno 28] No space left on device: '/home/me/cache'"
         ),
     ),
+    (
+        "plug-in",
+        (
+            "OSError: (External)  CustomDevice error, the error code is : 2.  "
+            "(at /paddle/paddle/phi/backends/custom/custom_device.cc:799)"
+        ),
+    ),
     ("shared-memory", "ERROR: Unexpected BUS error encountered in DataLoader worker."),
     ("nccl-interface", "NCCL WARN Bootstrap : no socket interface found\nncclInternalError"),
     ("nccl", "ncclRemoteError: A call failed possibly due to a network error"),

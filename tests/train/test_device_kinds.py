@@ -116,6 +116,15 @@ def test_a_restart_and_the_report_of_a_failure_name_the_device(tmp_path: Path) -
     assert "It was attempt 1 (counted from 0)" in done.stdout
 
 
+def test_the_report_of_a_collective_that_fails_tells_of_the_plug_in(tmp_path: Path) -> None:
+    with devices.on("mlu", count=2, fault="error@3:1", loss="hang"):
+        done = launch(tmp_path, "sums")
+    assert done.returncode == 1, done.stdout
+    assert "It failed first" in done.stdout
+    assert "(MLU 1), pid" in done.stdout
+    assert "The plug-in of this device has failed" in done.stdout
+
+
 def test_the_report_of_a_hang_names_the_device(tmp_path: Path) -> None:
     with devices.on("mlu", count=2, fault="hang@3:1", loss="hang"):
         done = launch(tmp_path, "sums", "--hang_timeout=10")
