@@ -36,7 +36,8 @@ class Device(NamedTuple):
     settings: Mapping[str, object] = MappingProxyType({})
 
 
-_used = [Device()]
+# With FLEETRUN_TEST_DEVICE=npu all tests that train do so on the device.
+_used = [Device(os.environ.get("FLEETRUN_TEST_DEVICE", ""))]
 
 
 @contextlib.contextmanager
@@ -95,6 +96,16 @@ def witnessed(folder: Path, rank: int) -> list[Collective]:
     """Return what RANK's device has written to FOLDER, the setting `witness`, in its order."""
     lines = (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
     return sorted((Collective(**json.loads(line)) for line in lines), key=lambda one: one.order)
+
+
+def traces(folder: Path, nranks: int) -> list[list[list[tuple[str, int]]]]:
+    """Return for each communicator what each of its ranks has sent, as witnessed in FOLDER."""
+    groups: dict[str, dict[int, list[tuple[str, int]]]] = {}
+    for rank in range(nranks):
+        for one in witnessed(folder, rank):
+            sent = groups.setdefault(one.group, {}).setdefault(rank, [])
+            sent.append((one.operation, one.bytes))
+    return [list(ranks.values()) for ranks in groups.values()]
 
 
 @cache

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from device_strategies import merged_steps
 from training import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from device_strategies import Document
 
 MODELS = Path(__file__).parent / "train" / "models"
 SCRIPT = MODELS / "kinds.py"
@@ -93,3 +96,20 @@ def assert_as_alone(
                 assert report[name]["own"] == pytest.approx(expected["own"][rank], abs=exactness), (
                     name
                 )
+
+
+# What one process trains alike, besides. Paddle itself crashes where it adds a sparse gradient to
+# another on a plug-in, which device/test_device.py shows.
+ON_PLUGINS = [
+    *(name for name in names() if name != "padded"),
+    *("transformer", "recomputed", "reentrant", "tied", "straight", "strided", "frozen"),
+    *("refrozen", "thawed", "penalty", "compiled", "accumulated", "groups", "paired"),
+]
+_FOR_TWO_RANKS = {"in_turns", "each_rank"}
+
+
+def on_plugins(document: Document, nranks: int) -> list[str]:
+    """Return the kinds that NRANKS devices of plug-ins can train with the strategy DOCUMENT."""
+    left_out = NOT_MERGED if merged_steps(document) > 1 else set()
+    left_out = left_out | (_FOR_TWO_RANKS if nranks > 2 else set())
+    return [name for name in ON_PLUGINS if name not in left_out]

@@ -9,7 +9,6 @@ import devices
 import pytest
 import train_kinds
 import yaml
-from device_strategies import Document
 from train_kinds import launch
 from training import PYTHONS
 
@@ -20,14 +19,6 @@ pytestmark = pytest.mark.train
 
 PYTHON = PYTHONS["3.3.1"]
 LATE = {"kernel_us": 50, "delay_us": 300}
-# Paddle itself crashes where it adds a sparse gradient to another on a plug-in: test_device.py.
-NOT_ON_PLUGINS = {"padded"}
-KINDS = [
-    *(name for name in train_kinds.names() if name not in NOT_ON_PLUGINS),
-    *("transformer", "recomputed", "reentrant", "tied", "straight", "strided", "frozen"),
-    *("refrozen", "thawed", "penalty", "compiled", "accumulated", "groups", "paired"),
-]
-FOR_TWO_RANKS = {"in_turns", "each_rank"}
 # Each run of scripts/test trains each kind with one of these.
 SHORT = [("recommended", 2), ("overlapped", 2), ("one by one", 3), ("merged", 2), ("levels", 4)]
 # Without Paddle's own reducer, which mixes up what is strided.
@@ -39,22 +30,13 @@ LONG = [
 ]
 
 
-def trained(document: Document, nranks: int) -> list[str]:
-    """Return the kinds that can be trained with DOCUMENT on NRANKS."""
-    merges = device_strategies.merged_steps(document) > 1
-    return [
-        name
-        for name in KINDS
-        if not (merges and name in train_kinds.NOT_MERGED)
-        and not (nranks > 2 and name in FOR_TWO_RANKS)
-    ]
-
-
 def shared_out() -> dict[tuple[str, int], list[str]]:
     """Return which kinds each of SHORT trains."""
     shares: dict[tuple[str, int], list[str]] = {case: [] for case in SHORT}
-    able = {case: set(trained(device_strategies.ALL[case[0]], case[1])) for case in SHORT}
-    for kind in KINDS:
+    able = {
+        case: set(train_kinds.on_plugins(device_strategies.ALL[case[0]], case[1])) for case in SHORT
+    }
+    for kind in train_kinds.ON_PLUGINS:
         case = min(SHORT, key=lambda case: (kind not in able[case], len(shares[case])))
         shares[case].append(kind)
     return shares
@@ -63,7 +45,7 @@ def shared_out() -> dict[tuple[str, int], list[str]]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Train all kinds in one process on the CPU, which knows nothing of a strategy."""
-    words = ("--kinds=own", f"--alone={','.join(KINDS)}")
+    words = ("--kinds=own", f"--alone={','.join(train_kinds.ON_PLUGINS)}")
     return launch(PYTHON, tmp_path_factory.mktemp("alone"), *words, nranks=1).reports[0]
 
 
@@ -84,7 +66,7 @@ def test_kinds_of_models_are_trained_as_by_one_cpu_process(
     alone: dict[str, Any], name: str, nranks: int, kinds: list[str] | None, tmp_path: Path
 ) -> None:
     document = device_strategies.ALL[name]
-    kinds = kinds or trained(document, nranks)
+    kinds = kinds or train_kinds.on_plugins(document, nranks)
     with devices.on("npu", **LATE, witness=tmp_path):
         ranks = launch(
             *(PYTHON, tmp_path, f"--kinds={','.join(kinds)}"),
@@ -95,17 +77,5 @@ def test_kinds_of_models_are_trained_as_by_one_cpu_process(
         ).reports
     exactness = 2e-2 if document["strategy"].get("bf16_allreduce") else 2e-6
     train_kinds.assert_as_alone(alone, ranks, kinds, exactness)
-    assert_equal_traces(tmp_path, nranks)
-
-
-def assert_equal_traces(folder: Path, nranks: int) -> None:
-    """Compare what the ranks of each communicator have sent, by their witnesses in FOLDER."""
-    traces: dict[str, dict[int, list[tuple[str, int]]]] = {}
-    for rank in range(nranks):
-        for one in devices.witnessed(folder, rank):
-            sent = traces.setdefault(one.group, {}).setdefault(rank, [])
-            sent.append((one.operation, one.bytes))
-    assert traces
-    for group in traces.values():
-        first, *others = group.values()
+    for first, *others in devices.traces(tmp_path, nranks):
         assert all(other == first for other in others)

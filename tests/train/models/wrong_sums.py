@@ -1,4 +1,4 @@
-"""Trains with allreduces that go wrong in the same way on all ranks, which stay equal.
+"""Trains with allreduces, or a rank, that go wrong, in WAYS that a test names.
 
 Reports what the script is stopped with, for each way.
 """
@@ -19,16 +19,26 @@ rank = int(os.environ["PADDLE_TRAINER_ID"])
 paddle.distributed.init_parallel_env()
 plain = core.ProcessGroup.all_reduce
 way = "right"
+# A collective that waits for the next one to be begun, and what has taken the memory of another.
+held: list[Begun] = []
+kept: list[Any] = []
 
 
-class Late:
-    """Waits for a sum, and spoils it."""
+class Begun:
+    """Waits for a sum of TENSOR, and spoils it."""
 
-    def __init__(self, task: Any, tensor: Any) -> None:
-        self._task, self._tensor = task, tensor
+    def __init__(self, group: Any, tensor: Any, args: tuple[Any, ...]) -> None:
+        self._call, self._tensor = (group, tensor, *args), tensor
+        self._task: Any = None
+
+    def begin(self) -> None:
+        """Begin the collective."""
+        self._task = plain(*self._call)
 
     def wait(self) -> None:
         """Wait."""
+        if way == "unwaited":
+            return
         self._task.wait()
         with paddle.no_grad():
             if way == "twice":
@@ -40,13 +50,28 @@ class Late:
 
 
 def spoilt(group: Any, tensor: Any, *args: Any) -> Any:
-    task = plain(group, tensor, *args)
-    return Late(task, tensor) if tensor.dtype == paddle.float32 else task
+    """Begin an allreduce as the way has it; on rank 1 only where it swaps and frees."""
+    if tensor.dtype != paddle.float32:
+        return plain(group, tensor, *args)
+    if rank and way == "freed":
+        shape, copy = tensor.shape, tensor.clone()
+        task = plain(group, copy, *args)
+        copy.get_tensor()._clear()
+        kept.extend(paddle.full(shape, 7.0) for _ in range(3))
+        return task
+    begun = Begun(group, tensor, args)
+    if rank and way == "swapped" and not held:
+        held.append(begun)
+        return begun
+    begun.begin()
+    while held:
+        held.pop().begin()
+    return begun
 
 
 setattr(core.ProcessGroup, "all_reduce", spoilt)
 report = {}
-for way in ("right", "nan", "twice", "infinite", "one"):
+for way in os.environ["WAYS"].split():
     paddle.seed(5)
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     model = paddle.DataParallel(net)
@@ -56,12 +81,14 @@ for way in ("right", "nan", "twice", "infinite", "one"):
         batch = np.random.RandomState(rank).randn(4, 6).astype("float32")
         if way == "nan" and rank:
             batch[0, 0] = np.nan
+        if way == "perturbed" and rank:
+            net[0].weight.set_value(net[0].weight * 1.001)
         loss = (model(paddle.to_tensor(batch)) ** 2).mean()
         try:
             loss.backward()
+            optimizer.step()
         except RuntimeError as error:
             report[way] = str(error)
             break
-        optimizer.step()
         optimizer.clear_grad()
 Path(f"{os.environ['OUTPUT']}.{rank}").write_text(json.dumps(report))

@@ -1,0 +1,49 @@
+"""What goes wrong on the device is noticed: by the check, by the witness, or by wrong sums."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import devices
+import pytest
+from training import PYTHONS, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+PYTHON = PYTHONS["3.3.1"]
+NOT_THE_AVERAGE = "has not given the average of the ranks' gradients"
+
+
+def test_what_goes_wrong_in_training_is_noticed_by_the_checks_and_the_witness(
+    tmp_path: Path,
+) -> None:
+    ways = {
+        "right": "",
+        "unwaited": NOT_THE_AVERAGE,
+        "freed": NOT_THE_AVERAGE,
+        "perturbed": "The ranks do not train the same model any more",
+        "swapped": NOT_THE_AVERAGE,
+    }
+    seen = {}
+    for part in (["right", "unwaited", "freed", "perturbed"], ["swapped"]):
+        witness = tmp_path / part[0]
+        witness.mkdir()
+        with devices.on("npu", delay_us=50_000, witness=witness):
+            ranks = train(
+                *(PYTHON, "wrong_sums.py", tmp_path / f"ours-{part[0]}"),
+                {"fuse_grad_size_in_num": 1, "sync_nccl_allreduce": False},
+                check_ranks=1,
+                # Paddle's own allocator would keep memory until the collective has ended.
+                more={"WAYS": " ".join(part), "FLAGS_use_stream_safe_cuda_allocator": "0"},
+            )
+        for rank in ranks:
+            for way in part:
+                stopped = rank.pop(way)
+                assert bool(ways[way]) == bool(stopped), (way, stopped)
+                assert ways[way] in stopped, (way, stopped)
+        seen[part[0]] = devices.traces(witness, 2)
+    assert all(first == second for first, second in seen["right"])
+    assert not all(first == second for first, second in seen["swapped"])

@@ -1,0 +1,72 @@
+"""Two levels of allreduces on the devices of two hosts: weights of one process on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import device_strategies
+import devices
+import pytest
+import train_kinds
+import yaml
+from training import PYTHONS, ROOT
+from waiting import TRAINING_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lab import Host
+
+pytestmark = [pytest.mark.multinode, pytest.mark.train]
+
+PYTHON = PYTHONS["3.3.1"]
+FEW = ["lora", "heads", "experts", "uneven", "transformer"]
+LEVELS = ("hierarchical_allreduce", "use_hierarchical_allreduce", "resnet50_32gpu", "recommended")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_long"),
+    [
+        ("use_hierarchical_allreduce", False),
+        *(pytest.param(name, True, marks=pytest.mark.long) for name in LEVELS),
+    ],
+)
+def test_kinds_of_models_are_trained_on_two_devices_of_each_of_two_hosts(
+    two_hosts: tuple[Host, Host], name: str, is_long: bool, tmp_path: Path
+) -> None:
+    document = device_strategies.ALL[name]
+    kinds = train_kinds.on_plugins(document, 4) if is_long else FEW
+    words = ("--kinds=own", f"--alone={','.join(kinds)}")
+    alone = train_kinds.launch(PYTHON, tmp_path, *words, nranks=1).reports[0]
+    (tmp_path / "strategy.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    argv = [
+        *(str(PYTHON), "-m", "fleetrun", "--ips=10.88.0.1,10.88.0.2", "--nproc_per_node=2"),
+        *("--strategy", str(tmp_path / "strategy.yaml"), "--merge_tail=step"),
+        *(str(train_kinds.SCRIPT), "--accumulate=4", f"--kinds={','.join(kinds)}"),
+    ]
+    with devices.on("npu", kernel_us=50, delay_us=300, count=2, witness=tmp_path):
+        environ = {
+            **os.environ,
+            **devices.variables(PYTHON),
+            # Nothing is forked from a process outside the hosts.
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "OUTPUT": str(tmp_path / "report"),
+        }
+        launchers = [host.start(*argv, env=environ) for host in two_hosts]
+        codes = [launcher.wait(TRAINING_S) for launcher in launchers]
+    assert codes == [0, 0], "\n".join((host.folder / "output").read_text() for host in two_hosts)
+    ranks = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(4)]
+    train_kinds.assert_as_alone(alone, ranks, kinds)
+    for first, *others in devices.traces(tmp_path, 4):
+        assert all(other == first for other in others)
+    seen = devices.witnessed(tmp_path, 0)
+    # Two ranks of a host, and the first ones of both.
+    sums = [one for one in seen if one.operation == "reduce"]
+    among_leaders = [one for one in seen if one.operation == "all_reduce" and one.ranks == 2]
+    assert sums
+    assert {one.ranks for one in sums} == {2}
+    assert len(among_leaders) >= len(sums)
