@@ -267,8 +267,8 @@ TABLE: tuple[Option, ...] = (
         "gpus",
         "list",
         COMMON,
-        "GPUs to use, one process each: 0,1 or 0-3 or all, or free: those that nobody uses. They "
-        "must be in $CUDA_VISIBLE_DEVICES when that is set. Without it: all that are visible.",
+        "GPUs to use, one process each: 0,1 or 0-3 or all, or free for those that nobody uses. If "
+        "$CUDA_VISIBLE_DEVICES is set, they must be in it. Default: all visible GPUs.",
         metavar="LIST",
         aliases=("selected_gpus",),
         slot="devices",
@@ -277,8 +277,8 @@ TABLE: tuple[Option, ...] = (
         "nproc_per_node",
         "int",
         COMMON,
-        "Processes on this host; auto, gpu: one per GPU, cpu: one per core. "
-        "Without it: one per device.",
+        "Number of processes on this host; auto, gpu: one per GPU; cpu: one per core. Default: "
+        "one per device.",
         metavar="N|auto|gpu|cpu",
         env=("PADDLE_NPROC_PER_NODE",),
         words=("auto", "gpu", "cpu"),
@@ -288,7 +288,7 @@ TABLE: tuple[Option, ...] = (
         "ips",
         "list",
         COMMON,
-        "Addresses of all hosts, in rank order; run the same command on each.",
+        "Addresses of all hosts, in rank order. Run the same command on each.",
         metavar="LIST",
         aliases=("cluster_node_ips",),
         env=("PADDLE_IPS",),
@@ -311,8 +311,8 @@ TABLE: tuple[Option, ...] = (
         "config",
         "text",
         COMMON,
-        "Read options from this YAML file; without it, from ./fleetrun.yaml if that is there. What "
-        "neither says may stand in ~/.config/fleetrun/fleetrun.yaml.",
+        "Read options from this YAML file instead of ./fleetrun.yaml. Options that it does not "
+        "set are read from ~/.config/fleetrun/fleetrun.yaml.",
         metavar="FILE",
         path="file",
         in_file=False,
@@ -321,7 +321,7 @@ TABLE: tuple[Option, ...] = (
         "log_dir",
         "text",
         COMMON,
-        "Folder of the logs: workerlog.N for process N, and one folder for each launch.",
+        "Log folder: workerlog.N for process N, and one folder per launch.",
         metavar="DIR",
         default="log",
         env=("PADDLE_LOG_DIR",),
@@ -331,7 +331,7 @@ TABLE: tuple[Option, ...] = (
         "tee",
         "list",
         COMMON,
-        "Show these ranks' output on the console: all, or 0,3 or 0-3. Without it: rank 0.",
+        "Show the output of these ranks on the console: all, 0,3 or 0-3. Default: rank 0.",
         metavar="RANKS",
         bare="all",
     ),
@@ -339,8 +339,8 @@ TABLE: tuple[Option, ...] = (
         "redirects",
         "choice",
         JOB,
-        "Write standard error to files of its own, workererr.N beside workerlog.N, for all ranks. "
-        "The console shows both.",
+        "Write the standard error of all ranks to files of its own, workererr.N beside "
+        "workerlog.N. The console shows both.",
         metavar="BOOL",
         default="false",
         words=("false", "true"),
@@ -352,16 +352,16 @@ TABLE: tuple[Option, ...] = (
         "log_filter",
         "text",
         JOB,
-        "Show on the console only lines with a match of this regular expression, of the ranks that "
-        "--tee names. The logs have all lines.",
+        "On the console, show only lines that match this regular expression, of the ranks that "
+        "--tee selects. Log files have all lines.",
         metavar="PATTERN",
     ),
     Option(
         "ui",
         "flag",
         JOB,
-        "Show on the whole terminal how each rank is, as `fleetrun top` does, instead of rank 0's "
-        "output; without a terminal it is as always.",
+        "Show the state of all ranks on the whole terminal, as `fleetrun top` does, instead of "
+        "rank 0's output. No effect without a terminal.",
         default="false",
         bare="true",
     ),
@@ -369,7 +369,7 @@ TABLE: tuple[Option, ...] = (
         "quiet",
         "flag",
         COMMON,
-        "Print no banner and no remarks, only the output of the ranks (and what fails).",
+        "Print no banner and no remarks, only the output of the ranks and failures.",
         default="false",
         bare="true",
     ),
@@ -377,8 +377,8 @@ TABLE: tuple[Option, ...] = (
         "dry_run",
         "choice",
         COMMON,
-        "Show what would run and where each setting comes from; start nothing. "
-        "sh is a script that can be pasted.",
+        "Show what would run and where each setting comes from, without starting anything. sh "
+        "prints a script that you can paste.",
         metavar="table|json|sh",
         words=("table", "json", "sh"),
         bare="table",
@@ -389,8 +389,8 @@ TABLE: tuple[Option, ...] = (
         "strategy",
         "list",
         STRATEGY,
-        "Turn on what this preset or YAML file says, in a script that knows nothing of it "
-        "(repeatable, later ones win); `fleetrun strategy list` shows the presets.",
+        "Apply this preset or YAML file to an unmodified script (repeatable, later ones win). "
+        "Start with recommended; `fleetrun strategy list` shows all presets.",
         metavar="NAME|FILE",
         env=(variables.STRATEGY,),
         path="file",
@@ -399,7 +399,7 @@ TABLE: tuple[Option, ...] = (
         "set",
         "pairs",
         STRATEGY,
-        "Set one field of the strategy, over all files (repeatable): fuse_grad_size_in_MB=16, "
+        "Set one strategy field; overrides all files (repeatable): fuse_grad_size_in_MB=16, "
         "gradient_merge_configs.k_steps=4, flags.FLAGS_x=1.",
         metavar="KEY=VALUE",
     ),
@@ -407,8 +407,8 @@ TABLE: tuple[Option, ...] = (
         "strategy_mode",
         "choice",
         STRATEGY,
-        "Who wins where the script has settings of its own: the script (defaults), or the "
-        "strategy (override).",
+        "Which setting wins if the script has its own: the script's (defaults) or the strategy's "
+        "(override).",
         metavar="defaults|override",
         default="defaults",
         words=("defaults", "override"),
@@ -417,7 +417,7 @@ TABLE: tuple[Option, ...] = (
         "strategy_strict",
         "flag",
         STRATEGY,
-        "Fail when something that the strategy asks for has no effect.",
+        "Fail if anything that the strategy asks for has no effect.",
         default="false",
         bare="true",
     ),
@@ -425,8 +425,8 @@ TABLE: tuple[Option, ...] = (
         "merge_tail",
         "choice",
         STRATEGY,
-        "What becomes of the last steps when gradients are merged over more of them: step applies "
-        "them where a paddle.io.DataLoader ends.",
+        "What to do with an incomplete last round of merged gradients: drop it, or apply it when "
+        "a paddle.io.DataLoader ends (step).",
         metavar="drop|step",
         default="drop",
         words=("drop", "step"),
@@ -435,9 +435,9 @@ TABLE: tuple[Option, ...] = (
         "check_ranks",
         "int",
         STRATEGY,
-        "Compare the ranks' parameters after updates 1, 2, 4, 8, ... and then every 32 to 1024 "
-        "(auto), after 1 and 3 (0), every N updates too, or never (-1); ranks that differ under a "
-        "strategy end the job. With a strategy: auto.",
+        "When to compare the parameters of all ranks: after updates 1, 2, 4, 8, ... and then "
+        "every 32 to 1024 (auto), after 1 and 3 (0), also after every N updates, or never (-1). "
+        "Ranks that differ under a strategy end the job. Default with a strategy: auto.",
         metavar="auto|N",
         words=("auto",),
         minimum=-1,
@@ -447,7 +447,7 @@ TABLE: tuple[Option, ...] = (
         "devices",
         "list",
         DEVICES,
-        "The same as --gpus for whatever kind of device this host has; the name of a kind makes an "
+        "Like --gpus, for any kind of device that this host has. The kind's name works as an "
         "option, too: --mlus=0,1.",
         metavar="LIST",
         env=("PADDLE_DEVICES",),
@@ -456,7 +456,7 @@ TABLE: tuple[Option, ...] = (
         "npus",
         "list",
         DEVICES,
-        "The same for NPUs.",
+        "Like --gpus, for NPUs.",
         metavar="LIST",
         aliases=("selected_npus",),
         slot="devices",
@@ -465,7 +465,7 @@ TABLE: tuple[Option, ...] = (
         "xpus",
         "list",
         DEVICES,
-        "The same for XPUs.",
+        "Like --gpus, for XPUs.",
         metavar="LIST",
         aliases=("selected_xpus",),
         slot="devices",
@@ -474,8 +474,8 @@ TABLE: tuple[Option, ...] = (
         "device_kind",
         "text",
         DEVICES,
-        "The kind of device: gpu, xpu, or one of Paddle's plug-ins (npu, mlu, gcu, ...); cpu for "
-        "none. Without it: the first that Paddle has on this host.",
+        "Kind of device: gpu, xpu, one of Paddle's plug-ins (npu, mlu, gcu, ...), or cpu for "
+        "none. Default: the first kind that Paddle has on this host.",
         metavar="KIND",
         env=(kinds.XCCL,),
         words=("cpu", "gpu", *kinds.VENDORS),
@@ -484,7 +484,7 @@ TABLE: tuple[Option, ...] = (
         "backend",
         "choice",
         DEVICES,
-        "How processes talk to each other.",
+        "Communication backend of the processes.",
         metavar="NAME",
         default="auto",
         env=("PADDLE_DISTRI_BACKEND",),
@@ -504,8 +504,8 @@ TABLE: tuple[Option, ...] = (
         "virtual_local_rank",
         "flag",
         DEVICES,
-        "Show each process its own devices alone, which it counts from 0. PADDLE_LOCAL_RANK stays "
-        "its place on this host.",
+        "Show each process only its own devices, counted from 0. PADDLE_LOCAL_RANK remains its "
+        "place on this host.",
         default="false",
         bare="true",
     ),
@@ -513,8 +513,8 @@ TABLE: tuple[Option, ...] = (
         "gpu_memory_fraction",
         "float",
         DEVICES,
-        "Share of each GPU's memory that Paddle takes at its start, by its allocator that does so "
-        "(FLAGS_allocator_strategy=naive_best_fit).",
+        "Share of each GPU's memory that Paddle allocates at the start, with the allocator that "
+        "does so (FLAGS_allocator_strategy=naive_best_fit).",
         metavar="0..1",
         minimum=0,
         maximum=1,
@@ -523,8 +523,8 @@ TABLE: tuple[Option, ...] = (
         "bind",
         "choice",
         DEVICES,
-        "Give each process CPUs of its own, near its GPU: cores shares all out, with numa none "
-        "has CPUs of two NUMA nodes.",
+        "Bind each process to CPUs of its own, near its GPU: cores divides all of them; numa "
+        "keeps each process within one NUMA node.",
         metavar="cores|numa|none",
         default="none",
         words=("cores", "numa", "none"),
@@ -534,7 +534,7 @@ TABLE: tuple[Option, ...] = (
         "host",
         "text",
         HOSTS,
-        "This host's address, when --ips cannot be matched with its interfaces.",
+        "Address of this host, if --ips cannot be matched with its interfaces.",
         metavar="IP",
         aliases=("node_ip",),
         env=("POD_IP",),
@@ -543,16 +543,16 @@ TABLE: tuple[Option, ...] = (
         "network",
         "text",
         HOSTS,
-        "The network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). "
-        "Without it: the one that leads to the other hosts.",
+        "Network between the hosts: an interface (eth1) or its addresses (10.0.0.0/16). Default: "
+        "the one that leads to the other hosts.",
         metavar="IFACE|CIDR",
     ),
     Option(
         "start_port",
         "int",
         HOSTS,
-        "Port of the first process, the next one has the next; free ports on one host, "
-        "from 6070 on several.",
+        "Port of the first process; the next process gets the next port. Default: free ports on "
+        "one host, 6070 on several.",
         metavar="PORT",
         aliases=("started_port",),
         env=("PADDLE_START_PORT", "FLAGS_START_PORT", FIXED_PORT),
@@ -563,7 +563,7 @@ TABLE: tuple[Option, ...] = (
         "port_range",
         "text",
         HOSTS,
-        "Where free ports are looked for; without it, from 10240 to 29999 and above 61000, outside "
+        "Range in which to look for free ports. Default: 10240 to 29999 and above 61000, without "
         "the range of outgoing connections.",
         metavar="FIRST:LAST",
         env=("PORT_RANGE",),
@@ -572,8 +572,8 @@ TABLE: tuple[Option, ...] = (
         "port_check",
         "bool",
         HOSTS,
-        "Try before each start, for at most a second, whether hosts reach the ports of each "
-        "other's ranks, and name those that they do not.",
+        "Before each start, try for at most a second whether hosts reach each other's rank ports, "
+        "and name those that they do not.",
         metavar="BOOL",
         default="true",
         bare="true",
@@ -582,8 +582,8 @@ TABLE: tuple[Option, ...] = (
         "nnodes",
         "text",
         HOSTS,
-        "How many hosts; follows from --ips, and is needed with --master. With N:M the job is "
-        "elastic: it goes on without hosts that are lost, and with such that come.",
+        "Number of hosts. Follows from --ips; required with --master. With N:M the job is "
+        "elastic: it continues when hosts are lost or arrive.",
         metavar="N[:M]",
         default="1",
         env=("PADDLE_NNODES",),
@@ -592,9 +592,8 @@ TABLE: tuple[Option, ...] = (
         "master",
         "text",
         HOSTS,
-        "Where hosts meet that --ips does not name: a host that takes part, and a port that is "
-        "free there; or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that finds them and lets an "
-        "elastic job lose any host.",
+        "Where hosts meet if --ips does not name them: a host of the job and a free port on it; "
+        "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host.",
         metavar="HOST:PORT",
         env=("PADDLE_MASTER",),
     ),
@@ -603,7 +602,7 @@ TABLE: tuple[Option, ...] = (
         "elastic_server",
         "text",
         HOSTS,
-        "An etcd 3 that keeps the roster: --master=etcd://HOST:PORT in Paddle's words.",
+        "An etcd 3 that keeps the roster: Paddle's name for --master=etcd://HOST:PORT.",
         metavar="HOST:PORT",
         slot="master",
         env=("PADDLE_ELASTIC_SERVER",),
@@ -612,7 +611,7 @@ TABLE: tuple[Option, ...] = (
         "np",
         "text",
         HOSTS,
-        "How many hosts: --nnodes in the words of Paddle's elastic jobs.",
+        "Number of hosts: --nnodes in Paddle's elastic jobs.",
         metavar="N[:M]",
         slot="nnodes",
         env=("PADDLE_ELASTIC_NP",),
@@ -621,7 +620,7 @@ TABLE: tuple[Option, ...] = (
         "rdzv_timeout",
         "duration",
         HOSTS,
-        "Seconds to wait until all hosts are there.",
+        "How long to wait for all hosts.",
         metavar="SECONDS",
         default="600",
         slot="rdzv_timeout_s",
@@ -631,8 +630,8 @@ TABLE: tuple[Option, ...] = (
         "elastic_timeout",
         "duration",
         HOSTS,
-        "Seconds that an elastic job waits for one more host: before its start, before it starts "
-        "again with new ones, and when too few are left.",
+        "How long an elastic job waits for one more host: before it starts, before it restarts "
+        "with new hosts, and if too few are left.",
         metavar="SECONDS",
         default="30",
         env=("PADDLE_ELASTIC_TIMEOUT",),
@@ -643,7 +642,7 @@ TABLE: tuple[Option, ...] = (
         "spares",
         "int",
         HOSTS,
-        "Hosts beyond those that --nnodes names that stand by, and take the places of lost ones.",
+        "Number of hosts beyond --nnodes that stand by and replace lost ones.",
         metavar="N",
         default="0",
         minimum=0,
@@ -652,15 +651,15 @@ TABLE: tuple[Option, ...] = (
         "elastic_pre_hook",
         "text",
         HOSTS,
-        "A shell command that each host of an elastic job runs before it joins a start; where it "
-        "fails, the host says so and joins all the same.",
+        "Shell command that each host of an elastic job runs before it joins a start. If it "
+        "fails, the host reports it and joins anyway.",
         metavar="COMMAND",
     ),
     Option(
         "heartbeat_timeout",
         "duration",
         HOSTS,
-        "Seconds of silence after which a host counts as lost; cut off from the others, it ends "
+        "Silence after which a host counts as lost. A host that is cut off from the others ends "
         "its own processes before that.",
         metavar="SECONDS",
         default="10",
@@ -671,7 +670,7 @@ TABLE: tuple[Option, ...] = (
         "rank",
         "int",
         HOSTS,
-        "This host's place among the hosts, counted from 0; follows from --ips.",
+        "This host's place among the hosts, counted from 0. Follows from --ips.",
         metavar="N",
         env=("PADDLE_RANK",),
         minimum=-1,
@@ -680,7 +679,8 @@ TABLE: tuple[Option, ...] = (
         "hosts",
         "text",
         HOSTS,
-        "Start the job on these hosts by ssh, each with so many ranks; run this on one host only.",
+        "Start the job on these hosts by ssh, each with that many ranks. Run this on one host "
+        "only.",
         metavar="HOST:N,HOST:N",
         in_file=False,
     ),
@@ -688,7 +688,7 @@ TABLE: tuple[Option, ...] = (
         "hostfile",
         "text",
         HOSTS,
-        "The same, from a file with `HOST slots=N` a line.",
+        "Like --hosts, from a file with one `HOST slots=N` per line.",
         metavar="FILE",
         path="file",
         in_file=False,
@@ -697,7 +697,7 @@ TABLE: tuple[Option, ...] = (
         "include",
         "text",
         HOSTS,
-        "Of these hosts only some, or some devices: a@b:0,2.",
+        "Use only these of the hosts, or only some of their devices: a@b:0,2.",
         metavar="HOST@HOST",
         in_file=False,
     ),
@@ -705,7 +705,7 @@ TABLE: tuple[Option, ...] = (
         "exclude",
         "text",
         HOSTS,
-        "All of these hosts or devices but some.",
+        "Use all of the hosts or devices except these.",
         metavar="HOST@HOST",
         in_file=False,
     ),
@@ -713,7 +713,7 @@ TABLE: tuple[Option, ...] = (
         "ssh",
         "text",
         HOSTS,
-        "The ssh command, with its options, for --hosts and --hostfile.",
+        "The ssh command for --hosts and --hostfile, with its options.",
         metavar="COMMAND",
         default="ssh",
     ),
@@ -721,7 +721,7 @@ TABLE: tuple[Option, ...] = (
         "ssh_fanout",
         "int",
         HOSTS,
-        "How many hosts are connected to at once.",
+        "Number of hosts to connect to at once.",
         metavar="N",
         default="32",
         minimum=1,
@@ -730,8 +730,8 @@ TABLE: tuple[Option, ...] = (
         "ship",
         "flag",
         HOSTS,
-        "Send fleetrun and the current folder, without what .gitignore names, to the hosts for the "
-        "time of the job.",
+        "Copy fleetrun and the current folder, without what .gitignore excludes, to the hosts for "
+        "the duration of the job.",
         default="false",
         bare="true",
         in_file=False,
@@ -741,7 +741,7 @@ TABLE: tuple[Option, ...] = (
         "run_mode",
         "choice",
         JOB,
-        "Kind of job; the options of parameter servers mean ps by themselves.",
+        "Kind of job. Options of parameter servers imply ps.",
         metavar="MODE",
         default="collective",
         env=("PADDLE_RUN_MODE",),
@@ -751,7 +751,7 @@ TABLE: tuple[Option, ...] = (
         "job_id",
         "text",
         JOB,
-        "Name of the job in its logs.",
+        "Name of the job.",
         metavar="NAME",
         default="default",
         env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
@@ -760,7 +760,7 @@ TABLE: tuple[Option, ...] = (
         "grace",
         "duration",
         JOB,
-        "Seconds between asking processes to stop and killing them.",
+        "Time between asking processes to stop and killing them.",
         metavar="SECONDS",
         default="10",
         slot="grace_s",
@@ -770,8 +770,8 @@ TABLE: tuple[Option, ...] = (
         "max_restart",
         "int",
         JOB,
-        "Start all processes again, with new ports, up to N times after a failure; not after "
-        "usage and import errors, nor when the job gets no further.",
+        "Restart all processes up to N times after a failure, with new ports; not after usage or "
+        "import errors, nor if the job makes no progress.",
         metavar="N",
         default="0",
         env=("PADDLE_MAX_RESTART",),
@@ -781,7 +781,7 @@ TABLE: tuple[Option, ...] = (
         "stdin",
         "text",
         JOB,
-        "The rank that reads what is typed or piped in, or none. Without it: the one shown.",
+        "The rank that reads the terminal or pipe, or none. Default: the rank that is shown.",
         metavar="RANK|none",
         words=("none",),
     ),
@@ -789,8 +789,8 @@ TABLE: tuple[Option, ...] = (
         "debug",
         "list",
         JOB,
-        "Let these ranks wait for a debugger before their first line: debugpy where it is "
-        "installed, each at a port of its own, else pdb at the terminal. Suspends --hang_timeout.",
+        "Make these ranks wait for a debugger before their first line: debugpy if it is "
+        "installed, one port per rank, else pdb on the terminal. Suspends --hang_timeout.",
         metavar="RANK|all",
         words=("all",),
     ),
@@ -798,25 +798,24 @@ TABLE: tuple[Option, ...] = (
         "wrap",
         "text",
         JOB,
-        "Put a command before these ranks' own: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. "
-        "all: before every rank's.",
+        "Run these ranks below a command: `0,2: nsys profile -o rank%q{PADDLE_TRAINER_ID}`. all: "
+        "every rank.",
         metavar="'RANKS: COMMAND'",
     ),
     Option(
         "profile",
         "text",
         JOB,
-        "Write for these ranks where the time of a few steps goes, as a trace for Perfetto: "
-        "trace.RANK.json in the run directory. STEPS are 10-14 or 20; without them 3-7.",
+        "Record where the time of a few steps goes in these ranks, as a trace for Perfetto: "
+        "trace.RANK.json in the run directory. STEPS are 10-14 or 20. Default: 3-7.",
         metavar="RANKS[:STEPS]",
     ),
     Option(
         "hang_timeout",
         "duration",
         JOB,
-        "Stop (or restart) the job when no process shows any life for this long: no output, no "
-        "update, no work of a disk, the network or a GPU, and no Python stack that moves. 0: "
-        "never.",
+        "Stop (or restart) the job if no process shows a sign of life for this long: output, "
+        "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
         metavar="SECONDS",
         default="0",
         slot="hang_timeout_s",
@@ -826,7 +825,7 @@ TABLE: tuple[Option, ...] = (
         "detach",
         "flag",
         JOB,
-        "Start the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
+        "Run the job in the background: `fleetrun attach` shows its console, `fleetrun ps` lists "
         "it, `fleetrun stop` ends it.",
         default="false",
         bare="true",
@@ -836,23 +835,24 @@ TABLE: tuple[Option, ...] = (
         "on_end",
         "text",
         JOB,
-        "A shell command to run when the job has ended, well or not: its standard input is a JSON "
-        "object. It changes no exit code, and is stopped after 30 s. Only the first host runs it.",
+        "Shell command to run when the job has ended, successfully or not, with a JSON object on "
+        "its standard input. It does not change the exit code and is stopped after 30 s. Only the "
+        "first host runs it.",
         metavar="COMMAND",
     ),
     Option(
         "webhook",
         "text",
         JOB,
-        "An http or https address to which the same JSON object is posted.",
+        "http or https URL to which the same JSON object is posted.",
         metavar="URL",
     ),
     Option(
         "preflight",
         "flag",
         JOB,
-        "Check this host first, as `fleetrun doctor` does; with several hosts, on all of them. "
-        "Nothing is started if there is an error.",
+        "First check this host as `fleetrun doctor` does, or all hosts of the job. Start nothing "
+        "if there is an error.",
         default="false",
         bare="true",
     ),
@@ -860,8 +860,8 @@ TABLE: tuple[Option, ...] = (
         "log_level",
         "choice",
         JOB,
-        "How much fleetrun itself says: debug, info, warning, error; Paddle's notset is debug, "
-        "critical is error.",
+        "Verbosity of fleetrun itself: debug, info, warning, error. Paddle's notset means debug, "
+        "critical means error.",
         metavar="LEVEL",
         default="info",
         env=("PADDLE_LOG_LEVEL",),
@@ -883,9 +883,9 @@ TABLE: tuple[Option, ...] = (
         "banner",
         "choice",
         JOB,
-        "What stands before the ranks' output: five lines (brief), Paddle's tables of settings and "
-        "environment too (full; launch.txt in the launch's folder always has them), or nothing but "
-        "warnings (none). --quiet leaves out those, too.",
+        "What to print before the ranks' output: five lines (brief); also Paddle's tables of "
+        "settings and environment, which launch.txt always has (full); or only warnings (none). "
+        "--quiet omits those, too.",
         metavar="brief|full|none",
         default="brief",
         words=("brief", "full", "none"),
@@ -894,7 +894,7 @@ TABLE: tuple[Option, ...] = (
         "log_overwrite",
         "bool",
         JOB,
-        "Start log files anew instead of appending to them.",
+        "Overwrite log files instead of appending to them.",
         metavar="BOOL",
         default="false",
         env=("PADDLE_LOG_OVERWRITE",),
@@ -904,7 +904,7 @@ TABLE: tuple[Option, ...] = (
         "log_keep",
         "int",
         JOB,
-        "How many launches' folders to keep in the log folder.",
+        "Number of launch folders to keep in the log folder.",
         metavar="N",
         default="20",
         minimum=1,
@@ -913,7 +913,7 @@ TABLE: tuple[Option, ...] = (
         "gather_logs",
         "choice",
         JOB,
-        "Bring the logs of all hosts' ranks to the coordinator's host at the end, into "
+        "Copy the logs of all hosts to the coordinator's host at the end, into "
         "log/latest/gathered: the last 64 KiB of each, or all of it.",
         metavar="tail|all",
         words=("tail", "all"),
@@ -923,8 +923,8 @@ TABLE: tuple[Option, ...] = (
         "log_max_size",
         "text",
         JOB,
-        "Move the beginning of a process's log to workerlog.N.1, .2, ... when it is larger than "
-        "this: 100M, 2G. 0: never.",
+        "Move the older part of a log to workerlog.N.1, .2, ... if it exceeds this size: 100M, "
+        "2G. 0: never.",
         metavar="SIZE",
         default="0",
         slot="log_max_bytes",
@@ -933,7 +933,7 @@ TABLE: tuple[Option, ...] = (
         "log_max_files",
         "int",
         JOB,
-        "How many older parts of each log --log_max_size keeps.",
+        "Number of older parts that --log_max_size keeps of each log.",
         metavar="N",
         default="3",
         minimum=1,
@@ -942,8 +942,8 @@ TABLE: tuple[Option, ...] = (
         "metrics_period",
         "duration",
         JOB,
-        "How often what host, GPUs and ranks use goes into metrics.jsonl of the run directory; "
-        "0: never.",
+        "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
+        "in the run directory. 0: never.",
         metavar="SECONDS",
         default="5",
         minimum=0,
@@ -953,7 +953,7 @@ TABLE: tuple[Option, ...] = (
         "metrics_port",
         "int",
         JOB,
-        "Serve the metrics at this port of each host in OpenMetrics, for Prometheus; needs "
+        "Serve the metrics on this port of each host in OpenMetrics, for Prometheus. Needs "
         "prometheus-client.",
         metavar="PORT",
         minimum=1,
@@ -963,8 +963,8 @@ TABLE: tuple[Option, ...] = (
         "from_manifest",
         "text",
         JOB,
-        "Plan as the launch did that wrote this manifest.json: same folder, environment, command "
-        "line; what stands beside it wins.",
+        "Repeat the launch that wrote this manifest.json: same folder, environment and command "
+        "line. Options that you add take precedence.",
         metavar="FILE",
         path="file",
         in_file=False,
@@ -974,7 +974,8 @@ TABLE: tuple[Option, ...] = (
         "server_num",
         "int",
         SERVERS,
-        "Parameter servers on this host (or on each of --ips); makes the job one with servers.",
+        "Number of parameter servers on this host (or on each of --ips). Makes the job one with "
+        "parameter servers.",
         metavar="N",
         env=("PADDLE_SERVER_NUM",),
         minimum=0,
@@ -983,7 +984,7 @@ TABLE: tuple[Option, ...] = (
         "trainer_num",
         "int",
         SERVERS,
-        "Trainers on this host (or on each of --ips).",
+        "Number of trainers on this host (or on each of --ips).",
         metavar="N",
         aliases=("worker_num",),
         env=("PADDLE_TRAINER_NUM",),
@@ -993,7 +994,7 @@ TABLE: tuple[Option, ...] = (
         "servers",
         "list",
         SERVERS,
-        "Endpoints of all parameter servers, HOST:PORT or HOST; run the same command on each host.",
+        "Endpoints of all parameter servers, HOST:PORT or HOST. Run the same command on each host.",
         metavar="LIST",
         aliases=("endpoints",),
         env=("PADDLE_SERVERS_ENDPOINTS",),
@@ -1011,37 +1012,43 @@ TABLE: tuple[Option, ...] = (
         "heter_worker_num",
         "text",
         SERVERS,
-        'Heterogeneous trainers, a number for each stage: 2 or "1;2".',
+        'Number of heterogeneous trainers of each stage: 2 or "1;2".',
         metavar="N;N",
     ),
     Option(
         "heter_workers",
         "text",
         SERVERS,
-        "Endpoints of heterogeneous trainers, stages parted by semicolons.",
+        "Endpoints of heterogeneous trainers, stages separated by semicolons.",
         metavar="LIST;LIST",
     ),
     Option(
         "heter_devices",
         "text",
         SERVERS,
-        "What each stage of them runs on: cpu, gpu or xpu, parted by semicolons.",
+        "Device kind of each stage: cpu, gpu or xpu, separated by semicolons.",
         metavar="KIND;KIND",
     ),
     Option(
         "coordinator_num",
         "int",
         SERVERS,
-        "Coordinators of federated training.",
+        "Number of coordinators of federated learning.",
         metavar="N",
         minimum=0,
     ),
-    Option("coordinators", "list", SERVERS, "Endpoints of coordinators.", metavar="LIST"),
+    Option(
+        "coordinators",
+        "list",
+        SERVERS,
+        "Endpoints of coordinators of federated learning.",
+        metavar="LIST",
+    ),
     Option(
         "with_gloo",
         "choice",
         SERVERS,
-        "Whether trainers wait for each other: 1 yes, 2 servers too, 0 no. Without it: 1 when all "
+        "Whether trainers wait for each other: 1 yes, 2 servers, too, 0 no. Default: 1 if all "
         "trainers are on one host.",
         metavar="0|1|2",
         env=("PADDLE_WITH_GLOO",),
@@ -1051,7 +1058,7 @@ TABLE: tuple[Option, ...] = (
         "http_port",
         "int",
         SERVERS,
-        "Port of the first server at which they meet for that.",
+        "Port on the first server where trainers meet for --with_gloo.",
         metavar="PORT",
         minimum=1,
         maximum=65535,
@@ -1060,7 +1067,7 @@ TABLE: tuple[Option, ...] = (
         "gloo_port",
         "int",
         SERVERS,
-        "The same port, by its other name.",
+        "Another name of --http_port.",
         metavar="PORT",
         env=("PADDLE_GLOO_PORT",),
         minimum=1,
@@ -1071,7 +1078,7 @@ TABLE: tuple[Option, ...] = (
         "color",
         "choice",
         ABOUT,
-        "Colour fleetrun's own lines; auto: on a terminal, unless $NO_COLOR is set.",
+        "Colour fleetrun's own lines. auto: on a terminal, unless $NO_COLOR is set.",
         metavar="auto|always|never",
         default="auto",
         words=("auto", "always", "never"),
@@ -1081,8 +1088,8 @@ TABLE: tuple[Option, ...] = (
         "help",
         "choice",
         ABOUT,
-        "Print one screen (also -h), with all this text, or a section of it: "
-        "common, strategy, devices, hosts, job, servers, about, paddle, later, codes.",
+        "Print one screen (also -h), all of this text, or one section: common, strategy, devices, "
+        "hosts, job, servers, about, paddle, later, codes.",
         metavar="all|SECTION",
         words=("screen", "all", *SECTIONS, "codes"),
         bare="screen",

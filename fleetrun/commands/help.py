@@ -22,7 +22,7 @@ Examples:
   fleetrun --gpus=0,1 train.py --epochs 3   two GPUs; --epochs is the script's
   fleetrun --nproc_per_node=2 -m pkg.train  a module, two processes
   fleetrun --ips=node1,node2 train.py       two hosts: the same command on each
-  fleetrun --strategy=comm_fusion train.py  fused allreduces; train.py as it is
+  fleetrun --strategy=recommended train.py  faster; train.py unchanged
 Most used:
   --gpus LIST         GPUs, one process each: 0,1 or 0-3 or all
   --nproc_per_node N  processes on this host (also auto, gpu, cpu)
@@ -31,10 +31,11 @@ Most used:
   --env KEY=VALUE     a variable for every process; --nccl: one of NCCL's
   --max_restart N     start again after a failure; --hang_timeout S: or a hang
   --dry-run           what would run, and why; nothing starts
-Exit codes: 0 all well, N that of the rank that failed first, 128+N its signal,
+Exit codes: 0 success, N that of the rank that failed first, 128+N its signal,
   124 hung, 126, 127 no program, 2 usage, 3 this host, 4 hosts did not meet,
-  5 --strategy_strict: something asked for is not in effect
-More: --help=all, or common, strategy, devices, hosts, job, servers, codes
+  5 --strategy_strict: part of the strategy is not in effect
+More: --help=all, or common, strategy, devices, hosts, job, servers, codes;
+  presets of --strategy: `fleetrun strategy list`
   {commands}
   eval "$(fleetrun completion bash)"        switches Tab on; also zsh, fish
 """
@@ -47,26 +48,29 @@ EXAMPLES = (
     ("fleetrun --nproc_per_node=2 -m pkg.train", "a module, two processes (also without GPUs)"),
     ("fleetrun --ips=10.0.0.1,10.0.0.2 train.py", "two hosts; the same command on each"),
     ("fleetrun --dry-run --gpus=0-7 train.py", "what would run, and why"),
-    ("fleetrun --strategy=comm_fusion train.py", "with fused allreduces, train.py as it is"),
-    ("fleetrun logs -f --rank=0,3", "what ranks print; the latest run's, or any"),
-    ("fleetrun report [RUN [RUN]]", "a run, or two side by side, as a page with charts"),
-    ("fleetrun top", "how the ranks of a running job are, on a whole screen"),
-    ("fleetrun strategy list|show|explain ...", "presets, fields, and what comes of them"),
-    ("fleetrun doctor [OPTIONS] [train.py]", "is this host fit for it, and what fixes it"),
-    ("fleetrun tune --vary KEY=A,B train.py", "the fastest values, by training with each"),
-    ("fleetrun completion bash|zsh|fish", "completion for the shell, to be sourced"),
+    ("fleetrun --strategy=comm_fusion train.py", "a strategy, without changes to train.py"),
+    ("fleetrun logs -f --rank=0,3", "the ranks' output, of the latest run or any other"),
+    ("fleetrun report [RUN [RUN]]", "a page with charts of one run, or of two side by side"),
+    ("fleetrun top", "the state of all ranks of a running job, on the whole screen"),
+    ("fleetrun strategy list|show|explain ...", "presets, fields, and what takes effect"),
+    (
+        "fleetrun doctor [OPTIONS] [train.py]",
+        "whether this host is fit for the job, and how to fix it",
+    ),
+    ("fleetrun tune --vary KEY=A,B train.py", "find the fastest values by training with each"),
+    ("fleetrun completion bash|zsh|fish", "shell completion, to be sourced"),
 )
 EXIT_CODES = (
-    ("0", "every process ended well"),
+    ("0", "every process succeeded"),
     ("N", "the exit code of the process that failed first"),
     ("128+N", "signal N killed the process that failed first"),
     ("124", "the job hung, and --hang_timeout was given"),
-    ("126, 127", "a process could not be started: not a program, or there is none"),
+    ("126, 127", "a process could not be started: not a program, or not found"),
     ("129, 130, 143", "fleetrun lost its terminal, was interrupted (Ctrl-C) or stopped (SIGTERM)"),
-    ("2", "the command line, a variable or the config file asks for what cannot be"),
-    ("3", "the host is not as the command needs it: device, port, script, system"),
-    ("4", "hosts did not find each other"),
-    ("5", "--strategy_strict: something asked for is not in effect; the report says what"),
+    ("2", "invalid option or value, on the command line, in a variable or in the config file"),
+    ("3", "this host lacks what the command needs: device, port, script, system"),
+    ("4", "the hosts did not meet"),
+    ("5", "--strategy_strict: part of the strategy is not in effect; the report says what"),
 )
 COMPLETION = (
     ("bash", 'eval "$(fleetrun completion bash)" in ~/.bashrc'),
@@ -74,9 +78,9 @@ COMPLETION = (
     ("fish", "fleetrun completion fish > ~/.config/fish/completions/fleetrun.fish"),
 )
 NOTES = (
-    "Options may be written with _ or -, as --x=v or --x v. Everything after SCRIPT is its own.",
-    "SECONDS may have units: 90s, 30m, 1h30m.",
-    "What counts: command line, then environment, then config file, then default.",
+    "Write options with _ or -, as --x=v or --x v. Everything after SCRIPT is passed to it.",
+    "SECONDS take units: 90s, 30m, 1h30m.",
+    "Precedence: command line, environment, config file, default.",
 )
 
 
