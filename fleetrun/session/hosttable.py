@@ -1,7 +1,7 @@
-"""The hosts that a coordinator knows, by their launchers: immutable, and cheap to change one of.
+"""The hosts that a coordinator knows, by their launchers; a changed table is another one.
 
-With each message one of them changes, of which there may be ten thousand. A changed table shares
-all but a small part with the one before, and knows the counts that a decision for all hosts needs.
+It knows the counts that a decision for all hosts needs, as with each message one host changes, and
+there may be thousands.
 """
 
 from __future__ import annotations
@@ -9,16 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Iterable, Mapping
 
     from fleetrun.session.seating import Host
-
-    # None: the place of one that is gone.
-    Blocks: TypeAlias = tuple[tuple[Host | None, ...], ...]
-
-# A change copies one block and the list of blocks: at ten thousand hosts, both are about as long.
-_BLOCK = 128
 
 
 class Tally(NamedTuple):
@@ -48,88 +41,33 @@ def _marks(host: Host) -> tuple[bool, ...]:
     )
 
 
-class HostTable:
-    """Hosts by the names of their launchers, in the order in which they came."""
+class HostTable(dict[str, "Host"]):
+    """Hosts by the names of their launchers, in the order in which they came; never changed."""
 
-    __slots__ = ("_blocks", "_places", "tally")
+    __slots__ = ("tally",)
 
-    def __init__(self, places: dict[str, int], blocks: Blocks, tally: Tally) -> None:
-        self._places = places
-        self._blocks = blocks
+    def __init__(self, hosts: Mapping[str, Host], tally: Tally) -> None:
+        super().__init__(hosts)
         self.tally = tally
 
     def with_host(self, host: Host) -> HostTable:
         """Return the table with HOST as it is now."""
-        place = self._places.get(host.launcher)
-        if place is None:
-            return self._with_new(host)
-        tally = _moved(self.tally, self[host.launcher], host)
-        return HostTable(self._places, self._with(place, host), tally)
+        changed = HostTable(self, _moved(self.tally, self.get(host.launcher), host))
+        changed[host.launcher] = host
+        return changed
 
     def without(self, launcher: str) -> HostTable:
         """Return the table without the host of LAUNCHER."""
-        place = self._places.get(launcher)
-        if place is None:
-            return self
-        places = dict(self._places)
-        del places[launcher]
-        if self._end > 2 * len(places) + _BLOCK:
-            # Places of those who are gone are not given again, so too many are empty by now.
-            return table(host for host in self.values() if host.launcher != launcher)
-        tally = _moved(self.tally, self[launcher], None)
-        return HostTable(places, self._with(place, None), tally)
-
-    def _with_new(self, host: Host) -> HostTable:
-        places = {**self._places, host.launcher: self._end}
-        whole = self._end // _BLOCK
-        last = self._blocks[whole] if whole < len(self._blocks) else ()
-        blocks = (*self._blocks[:whole], (*last, host))
-        return HostTable(places, blocks, _moved(self.tally, None, host))
-
-    def _with(self, place: int, host: Host | None) -> Blocks:
-        row, column = divmod(place, _BLOCK)
-        block = self._blocks[row]
-        block = (*block[:column], host, *block[column + 1 :])
-        return (*self._blocks[:row], block, *self._blocks[row + 1 :])
-
-    @property
-    def _end(self) -> int:
-        """The place after the last one."""
-        return sum(map(len, self._blocks[-1:])) + _BLOCK * max(0, len(self._blocks) - 1)
-
-    def get(self, launcher: str) -> Host | None:
-        """Return the host of LAUNCHER, if it is known."""
-        place = self._places.get(launcher)
-        return None if place is None else self._blocks[place // _BLOCK][place % _BLOCK]
-
-    def __getitem__(self, launcher: str) -> Host:
-        host = self.get(launcher)
-        if host is None:
-            raise KeyError(launcher)
-        return host
-
-    def values(self) -> Iterator[Host]:
-        """Yield all hosts."""
-        return (host for block in self._blocks for host in block if host is not None)
-
-    def __contains__(self, launcher: str) -> bool:
-        return launcher in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
+        changed = HostTable(self, _moved(self.tally, self.get(launcher), None))
+        changed.pop(launcher, None)
+        return changed
 
 
 def table(hosts: Iterable[Host]) -> HostTable:
     """Return the table of HOSTS."""
-    known = list(hosts)
-    places = {host.launcher: place for place, host in enumerate(known)}
-    firsts = range(0, len(known), _BLOCK)
-    blocks = tuple(tuple(known[first : first + _BLOCK]) for first in firsts)
-    counts = zip(*map(_marks, known), strict=True)
-    return HostTable(places, blocks, Tally(*map(sum, counts)))
+    known = {host.launcher: host for host in hosts}
+    counts = zip(*map(_marks, known.values()), strict=True)
+    return HostTable(known, Tally(*map(sum, counts)))
 
 
 _NOTHING = (False,) * len(Tally._fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetrun.session.hosttable import NOBODY, Tally, table
+from fleetrun.session.hosttable import Tally, table
 from fleetrun.session.messages import Offer
 from fleetrun.session.seating import Host
 
@@ -63,13 +63,3 @@ def test_a_table_is_a_dict_that_is_copied_and_counted(
         assert known.tally == tally(list(expected.values()))
         assert list(before.values()) == list(was.values())
         assert all(name in known for name in expected)
-
-
-def test_places_of_hosts_that_are_gone_do_not_add_up() -> None:
-    known = NOBODY
-    host = Host("", OFFER, "", is_local=False, connection=None, heard_at=0, joined_at=0)
-    for number in range(2000):
-        known = known.with_host(host._replace(launcher=str(number)))
-        known = known.without(str(number - 3))
-    assert [one.launcher for one in known.values()] == ["1997", "1998", "1999"]
-    assert sum(map(len, known._blocks)) < 300
