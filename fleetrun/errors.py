@@ -34,3 +34,12 @@ class JobError(FleetrunError):
         super().__init__(f"{verdict} (exit code {exit_code}).")
         self.exit_code = exit_code
         self.run_dir = run_dir
+
+
+def shell_code(code: int) -> int:
+    """Return what a shell reports for CODE, which Python gives for an end; -N: by signal N.
+
+    >>> shell_code(7), shell_code(-15)
+    (7, 143)
+    """
+    return code if code >= 0 else 128 - code

@@ -165,7 +165,7 @@ class Job:
         verdict = f"the launcher exited with {code}"
         if code < 0:
             verdict = f"the launcher was killed by {signal.Signals(-code).name}"
-        known = self._result or LaunchResult(code if code >= 0 else 128 - code, verdict, None)
+        known = self._result or LaunchResult(errors.shell_code(code), verdict, None)
         self._result = known._replace(run_dir=self.run_dir)
         self._is_over = True
         os.close(self._reports)

@@ -6,7 +6,7 @@ the same reason: NamedTuple compiles each annotation that is a string.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
@@ -177,6 +177,10 @@ class Request(NamedTuple):
     typed: tuple[str, ...] = ()
     # Variables of the launcher that a manifest brings back; None: it was not set.
     restored: tuple[tuple[str, str | None], ...] = ()
+
+
+# What counts where nobody asks for anything else, by the fields of the request.
+DEFAULTS: Mapping[str, Any] = Request._field_defaults
 
 
 class Device(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fleetrun import conversion, modes
 from fleetrun.errors import UsageError
+from fleetrun.model import DEFAULTS
 from fleetrun.plan import kinds
 from fleetrun.records import variables
 
@@ -259,6 +260,11 @@ def _choice(option: Option, text: str) -> str:
     if word not in option.words:
         raise ValueError(dict(option.gone).get(word, wanted(option)))
     return word
+
+
+def _default(field: str) -> str:
+    """Return the default of the request's FIELD, a number, as people write it."""
+    return f"{DEFAULTS[field]:g}"
 
 
 TABLE: tuple[Option, ...] = (
@@ -622,7 +628,7 @@ TABLE: tuple[Option, ...] = (
         HOSTS,
         "How long to wait for all hosts.",
         metavar="SECONDS",
-        default="600",
+        default=_default("rdzv_timeout_s"),
         slot="rdzv_timeout_s",
         minimum=0.1,
     ),
@@ -633,7 +639,7 @@ TABLE: tuple[Option, ...] = (
         "How long an elastic job waits for one more host: before it starts, before it restarts "
         "with new hosts, and if too few are left.",
         metavar="SECONDS",
-        default="30",
+        default=_default("elastic_timeout_s"),
         env=("PADDLE_ELASTIC_TIMEOUT",),
         slot="elastic_timeout_s",
         minimum=0.1,
@@ -644,7 +650,7 @@ TABLE: tuple[Option, ...] = (
         HOSTS,
         "Number of hosts beyond --nnodes that stand by and replace lost ones.",
         metavar="N",
-        default="0",
+        default=_default("spares"),
         minimum=0,
     ),
     Option(
@@ -662,7 +668,7 @@ TABLE: tuple[Option, ...] = (
         "Silence after which a host counts as lost. A host that is cut off from the others ends "
         "its own processes before that.",
         metavar="SECONDS",
-        default="10",
+        default=_default("heartbeat_timeout_s"),
         slot="heartbeat_timeout_s",
         minimum=1,
     ),
@@ -723,7 +729,7 @@ TABLE: tuple[Option, ...] = (
         HOSTS,
         "Number of hosts to connect to at once.",
         metavar="N",
-        default="32",
+        default=_default("ssh_fanout"),
         minimum=1,
     ),
     Option(
@@ -762,7 +768,7 @@ TABLE: tuple[Option, ...] = (
         JOB,
         "Time between asking processes to stop and killing them.",
         metavar="SECONDS",
-        default="10",
+        default=_default("grace_s"),
         slot="grace_s",
         minimum=0,
     ),
@@ -773,7 +779,7 @@ TABLE: tuple[Option, ...] = (
         "Restart all processes up to N times after a failure, with new ports; not after usage or "
         "import errors, nor if the job makes no progress.",
         metavar="N",
-        default="0",
+        default=_default("max_restart"),
         env=("PADDLE_MAX_RESTART",),
         minimum=0,
     ),
@@ -817,7 +823,7 @@ TABLE: tuple[Option, ...] = (
         "Stop (or restart) the job if no process shows a sign of life for this long: output, "
         "updates, disk, network or GPU activity, a Python stack that changes. 0: never.",
         metavar="SECONDS",
-        default="0",
+        default=_default("hang_timeout_s"),
         slot="hang_timeout_s",
         minimum=0,
     ),
@@ -906,7 +912,7 @@ TABLE: tuple[Option, ...] = (
         JOB,
         "Number of launch folders to keep in the log folder.",
         metavar="N",
-        default="20",
+        default=_default("log_keep"),
         minimum=1,
     ),
     Option(
@@ -935,7 +941,7 @@ TABLE: tuple[Option, ...] = (
         JOB,
         "Number of older parts that --log_max_size keeps of each log.",
         metavar="N",
-        default="3",
+        default=_default("log_max_files"),
         minimum=1,
     ),
     Option(
@@ -945,7 +951,7 @@ TABLE: tuple[Option, ...] = (
         "Interval at which resource use of the host, GPUs and ranks is written to metrics.jsonl "
         "in the run directory. 0: never.",
         metavar="SECONDS",
-        default="5",
+        default=_default("metrics_period_s"),
         minimum=0,
         slot="metrics_period_s",
     ),

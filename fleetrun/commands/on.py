@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fleetrun.commands import parser
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.plan.command import CHECK
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
@@ -178,7 +178,7 @@ class _Fanout:
             if code in {SSH_FAULT, -signal.SIGHUP}:
                 code, said = EnvironmentFault.exit_code, f"ssh: {one.last or 'it ended with 255'}"
             self._say(f"{one.host.name}  {said.replace('ssh: ssh: ', 'ssh: ')}")
-        self._codes[one.host.name] = code if code >= 0 else 128 - code
+        self._codes[one.host.name] = shell_code(code)
         self._start()
 
     def _stop(self, read_fd: int) -> None:

@@ -135,3 +135,11 @@ def texts(value: object) -> tuple[str, ...]:
 def wholes(value: object) -> tuple[int, ...]:
     """Return the whole numbers of a list."""
     return tuple(one for one in map(whole, items(value)) if one is not None)
+
+
+def size(path: str) -> int:
+    """Return how many bytes the file PATH has; -1 if it cannot be looked at."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1

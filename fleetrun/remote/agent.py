@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun import __version__
 from fleetrun.engines.ports import HeldPorts
-from fleetrun.errors import FleetrunError
+from fleetrun.errors import FleetrunError, shell_code
 from fleetrun.model import Script
 from fleetrun.probe import devices, scripts
 from fleetrun.records import installed
@@ -222,8 +222,7 @@ def _launch(
         # Silence: the head, or the way to it, is gone.
         head.is_over = head.is_over or not ready
         is_asked = _obey(orders, pidfd, is_asked=is_asked, is_over=head.is_over)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return pid, code if code >= 0 else 128 - code
+    return pid, shell_code(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _obey(orders: list[bytes], pidfd: int, *, is_asked: bool, is_over: bool) -> bool:

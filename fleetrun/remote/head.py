@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault, UsageError
+from fleetrun.errors import EnvironmentFault, UsageError, shell_code
 from fleetrun.plan.visible import visible
 from fleetrun.probe import current_folder
 from fleetrun.records.names import listed
@@ -356,7 +356,7 @@ class Head:
                 read(one)
             self._loop.unwatch(fd)
         status = one.process.wait()
-        one.code = status if status >= 0 else 128 - status
+        one.code = shell_code(status)
         os.close(one.pidfd)
         if one.answer is None:
             self._connecting -= 1

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.records.variables import with_token
 from fleetrun.run import libc
 
@@ -74,7 +74,7 @@ def run(words: Sequence[str], found: Detected) -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     code = process.returncode
-    return 128 + asked if asked is not None else code if code >= 0 else 128 - code
+    return 128 + asked if asked is not None else shell_code(code)
 
 
 def _stop(job: str, name: str) -> bool:

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fleetrun.errors import EnvironmentFault
+from fleetrun.errors import EnvironmentFault, shell_code
 from fleetrun.records import names
 from fleetrun.run.observers import Sink
 
@@ -136,17 +136,13 @@ def _watch(child: int, ready: int, file: int, console: str) -> int:
         is_ready = os.read(ready, 1) == _READY
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
-    code = 0 if is_ready else _code(os.waitpid(child, 0)[1])
+    code = 0 if is_ready else shell_code(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     _show(file)
     if not is_ready:
         # A job that never began leaves no file behind.
         with suppress(FileNotFoundError):
             os.unlink(console)
     return code
-
-
-def _code(status: int) -> int:
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _show(file: int) -> None:

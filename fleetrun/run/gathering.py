@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetrun.errors import FleetrunError, RendezvousError
+from fleetrun.model import DEFAULTS
 from fleetrun.run.loop import LoopShare
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     Answer: TypeAlias = Callable[[LaunchPlan | FleetrunError], None]
 
-# The default for hosts that are started by hand or by a queue.
-TIMEOUT_S = 600.0
 _PROGRESS_S = 1.0
 
 
@@ -41,7 +40,7 @@ class Gathering:
     stage = Stage(lambda *_: None, lambda: None)
 
     # The job ends when the plan is not there within this time.
-    timeout_s = TIMEOUT_S
+    timeout_s: float = DEFAULTS["rdzv_timeout_s"]
     # Whether other hosts take silence of this launcher for a loss.
     is_shared = False
     # How often to print what it waits for; a terminal shows it once before.

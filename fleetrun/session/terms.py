@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from fleetrun.model import Rules
+from fleetrun.model import DEFAULTS, Rules
 
 # Who is cut off has killed its ranks so long before the others stop waiting for it.
 _FENCE_S = 2.0
@@ -42,13 +42,13 @@ class Terms(NamedTuple):
     # What each of them is known to call from; empty: anything.
     addresses: tuple[tuple[str, ...], ...] = ()
     max_restarts: int = 0
-    rdzv_timeout_s: float = 600.0
-    heartbeat_timeout_s: float = 10.0
-    elastic_timeout_s: float = 30.0
+    rdzv_timeout_s: float = DEFAULTS["rdzv_timeout_s"]
+    heartbeat_timeout_s: float = DEFAULTS["heartbeat_timeout_s"]
+    elastic_timeout_s: float = DEFAULTS["elastic_timeout_s"]
     # Hosts beyond `most` that stand by.
     spares: int = 0
     # How long ranks that are asked to end may take, and after which silence they hang; 0: never.
-    grace_s: float = 10.0
+    grace_s: float = DEFAULTS["grace_s"]
     hang_timeout_s: float = 0.0
     # Whether hosts try each other's rank ports before a start.
     checks_ports: bool = True

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from fleetrun.records import names, variables
+from fleetrun.records import names, reading, variables
 from fleetrun.run.events import (
     Exited,
     Finished,
@@ -75,7 +75,7 @@ class _Rank:
     def output(self) -> int:
         """Return a number that changes when the rank has written anything but that it waits."""
         for log, before in self._sizes.items():
-            size = self._sizes[log] = _size(log)
+            size = self._sizes[log] = reading.size(log)
             if before < size <= before + _MOST_READ and _only_waits(log, before):
                 self._idle_bytes += size - before
         return sum(self._sizes.values()) - self._idle_bytes
@@ -677,10 +677,3 @@ def _only_waits(log: str, offset: int) -> bool:
         return False
     said = [line for line in lines if line.strip()]
     return bool(said) and all(_RETRY in line.lower() for line in said)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

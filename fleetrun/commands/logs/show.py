@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun.commands.logs import merge
 from fleetrun.commands.logs.clean import Cleaner
 from fleetrun.printing import copy, write
-from fleetrun.records import names, outputtimes, runs
+from fleetrun.records import names, outputtimes, reading, runs
 from fleetrun.records.logfile import LogFile
 from fleetrun.run.loop import Loop, nothing
 
@@ -112,7 +112,7 @@ class Viewer:
     def _refresh(self) -> None:
         """Know of processes that have been started since."""
         for place, run in enumerate(self._runs):
-            size = _size(os.path.join(run.path, names.EVENTS))
+            size = reading.size(os.path.join(run.path, names.EVENTS))
             if size != self._sizes.get(run.path):
                 self._sizes[run.path] = size
                 self._runs[place] = runs.read(run.path)
@@ -229,10 +229,3 @@ class Viewer:
         if not self._wanted.is_coloured:
             return f"[{which}] ".encode()
         return f"\x1b[{_COLORS[number % len(_COLORS)]}m[{which}]\x1b[0m ".encode()
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

@@ -148,7 +148,7 @@ class Sampler:
         """Read again what has changed in the run directories."""
         for place, run in enumerate(self._runs):
             path = os.path.join(run.path, names.EVENTS)
-            size = _size(path)
+            size = reading.size(path)
             if size == self._sizes.get(run.path) and run.plan is not None:
                 continue
             self._sizes[run.path] = size
@@ -200,7 +200,7 @@ class Sampler:
     ) -> RankRow:
         now = time.monotonic()
         seen = self._seen.setdefault(log.path, _LogState())
-        size = sum(map(_size, log.paths))
+        size = sum(map(reading.size, log.paths))
         if size != seen.size:
             seen.size = size
             said = progress.of(progress.tail(log), self._pattern)
@@ -403,10 +403,3 @@ def _total(values: Iterable[float | None]) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fleetrun.probe import usage
 from fleetrun.probe.gpumeter import GpuMeter
 from fleetrun.probe.ticks import ticks
-from fleetrun.records import metricsfile, names, progress, runs
+from fleetrun.records import metricsfile, names, progress, reading, runs
 from fleetrun.records.metricsfile import GpuUsage, MetricsRecord, RankUse, System
 from fleetrun.run import proc
 
@@ -66,7 +66,7 @@ class Meter:
 
     def measure(self) -> MetricsRecord:
         """Return a record of the job, its GPUs and the host now."""
-        size = _size(os.path.join(self.run.path, names.EVENTS))
+        size = reading.size(os.path.join(self.run.path, names.EVENTS))
         if size != self._events or self.run.plan is None:
             self._events = size
             self.run = runs.read(self.run.path)
@@ -170,10 +170,3 @@ def io_of(pid: int) -> tuple[int | None, int | None]:
 def scalars_of(pid: int) -> set[str]:
     """Return the folders in which PID writes scalars for TensorBoard or VisualDL."""
     return {os.path.dirname(path) for _, path in proc.open_files(pid) if _SCALARS.search(path)}
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return -1
