@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import yaml
 from processes import MARKER, assert_no_survivors
 
 from fleetrun import errors, options
@@ -79,7 +80,7 @@ def pieces(page: str) -> list[Piece]:
     for place, part in enumerate(re.split(r"^```", page, flags=re.MULTILINE)):
         kind, _, text = part.partition("\n")
         if place % 2:
-            found += [Piece(kind, text)] if kind in {"sh", "yaml"} else []
+            found += [Piece(kind, text)] if kind in {"sh", "yaml", "python"} else []
             continue
         for inline in re.findall(r"`([^`]+)`", part):
             # A command in a sentence, which may be broken like one.
@@ -108,9 +109,9 @@ def script(page: str) -> list[str]:
     """Return the lines that paste all of PAGE, and end at the first command that fails."""
     lines = []
     for kind, text in pieces(page):
-        if kind == "yaml":
+        if kind != "sh":
             # Only a file that says its name is meant to be kept.
-            named = re.match(r"# (\S+\.yaml)\n", text)
+            named = re.match(r"# (\S+\.(?:yaml|py))\n", text)
             lines += [f"cat >{named[1]} <<'END'\n{text}END"] if named else []
             continue
         for command in filter(None, map(adapted, commands(text))):
@@ -155,6 +156,14 @@ def test_every_command_works_when_it_is_pasted_where_it_stands(name: str, tmp_pa
     assert done.returncode == 0, done.stdout[-3000:]
     tried = sum(line.startswith("echo '>>> ") for line in lines)
     assert done.stdout.count(">>> ") == tried
+    # A restart that loads its checkpoint.
+    assert ("resuming at step 10" in done.stdout) == (name == "docs/cookbook.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_of_yaml_can_be_read(name: str) -> None:
+    for kind, text in pieces(PAGES[name]):
+        assert kind != "yaml" or isinstance(yaml.safe_load(text), dict)
 
 
 def test_the_commands_are_found() -> None:
