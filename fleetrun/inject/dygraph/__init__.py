@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
 
-from .. import paddle_api
+from .. import paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
 from . import amp, backward, casts, merge_hooks, multi_tensor
@@ -17,22 +19,28 @@ if TYPE_CHECKING:
     from ..evidence import Evidence
     from ..spec import StrategySpec
 
+_DISTRIBUTED = "paddle.distributed"
+_KEY = "fleetrun/self-tests"
+
 
 def install(spec: StrategySpec, proof: Evidence) -> None:
     """Patch Paddle for the fields that are asked for."""
-    merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
-    if any(name in spec.strategy for name in REDUCER_FIELDS) and paddle_api.has(
-        private_names.REDUCER
-    ):
-        _install_reducers(spec, proof, merges=merges)
+    if any(name in spec.strategy for name in REDUCER_FIELDS):
+        merge = GradientMerge(spec, proof)
+        merges = spec.merge_steps > 1 and paddle_api.has(private_names.MERGE)
+        if paddle_api.has(private_names.REDUCER):
+            _install_reducers(spec, proof, merge, merges=merges)
+        if spec.topology.nranks > 1 and paddle_api.are_on_device():
+            after_import(f"{_DISTRIBUTED}.parallel", lambda module: _agree(module, merge, proof))
     if multi_tensor.is_asked_for(spec) and paddle_api.has(private_names.FUSED):
         multi_tensor.install(proof)
     if amp.is_asked_for(spec) and paddle_api.has(private_names.AMP):
         amp.install(proof)
 
 
-def _install_reducers(spec: StrategySpec, proof: Evidence, *, merges: bool) -> None:
-    merge = GradientMerge(spec, proof)
+def _install_reducers(
+    spec: StrategySpec, proof: Evidence, merge: GradientMerge, *, merges: bool
+) -> None:
     reducers = Reducers(spec, proof, merge.must_sync)
     merge.count_calls = reducers.count_calls
     if merges:
@@ -44,5 +52,30 @@ def _install_reducers(spec: StrategySpec, proof: Evidence, *, merges: bool) -> N
 
         backward.patch(core)
 
-    after_import("paddle.distributed.parallel", patch)
+    after_import(f"{_DISTRIBUTED}.parallel", patch)
     after_import("paddle.nn.layer.layers", casts.patch)
+
+
+def _agree(module: ModuleType, merge: GradientMerge, proof: Evidence) -> None:
+    """Let the ranks agree, as soon as they are connected, on what their devices can do."""
+    package: Any = sys.modules[_DISTRIBUTED]
+    init = package.init_parallel_env
+    is_agreed = False
+
+    @functools.wraps(init)
+    def init_parallel_env(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_agreed
+        group = init(*args, **kwargs)
+        rank, ranks = package.get_rank(), package.get_world_size()
+        if ranks > 1 and not is_agreed:
+            is_agreed = True
+            paddle_api.agree(
+                lambda faults: store.all_gather(_KEY, faults, rank, range(ranks)),
+                lambda clause: proof.note(paddle_api.sentence([clause])),
+            )
+            if merge.is_installed and not paddle_api.has(private_names.MERGE):
+                merge.withdraw()
+        return group
+
+    for owner in (package, module):
+        setattr(owner, init.__name__, init_parallel_env)

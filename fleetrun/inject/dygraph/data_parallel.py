@@ -162,7 +162,9 @@ class Reducers:
 
             parameters, sparse_ids = _parameters(model, paddle)
             is_trained = any(map(tensors.is_trained, parameters))
-            if not is_trained or (sparse_ids and not self._can_average_sparse_ones()):
+            # By now, another rank's device may be without it.
+            works = paddle_api.has(private_names.REDUCER)
+            if not (is_trained and works) or (sparse_ids and not self._can_average_sparse_ones()):
                 # Without a trained parameter Paddle raises its own error.
                 init_reducer(model)
                 return

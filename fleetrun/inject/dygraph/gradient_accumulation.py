@@ -343,6 +343,8 @@ class GradientMerge:
         self.tails = 0
         # Whether gradients are to be merged, and steps are heard of.
         self.is_installed = False
+        # A device of another rank cannot.
+        self._is_withdrawn = False
         # Before the first step: the weights of each model, by its first parameter, at its last
         # backward; how often they had changed; who has read gradients; and what was told of it.
         self._unstepped: dict[int, RoundWeights] = {}
@@ -355,7 +357,9 @@ class GradientMerge:
         import paddle
 
         optimizer = unwrap(optimizer)
-        if not paddle.in_dynamic_mode() or not getattr(optimizer, "_parameter_list", None):
+        if self._is_withdrawn or not paddle.in_dynamic_mode():
+            return None
+        if not getattr(optimizer, "_parameter_list", None):
             return None
         if updates.is_model_average(type(optimizer)):
             return None
@@ -368,6 +372,12 @@ class GradientMerge:
             known.on_gone = self._count_dropped
             self._own(known)
         return known
+
+    def withdraw(self) -> None:
+        """Merge nothing, from before the first step on."""
+        self.is_installed, self._is_withdrawn = False, True
+        self._accumulators.clear()
+        self._owners.clear()
 
     def _own(self, known: GradientAccumulator) -> None:
         """Make KNOWN the accumulator of its parameters."""

@@ -6,7 +6,7 @@ decided when Paddle has been imported and before anything was patched.
 
 from __future__ import annotations
 
-from .check import check_names, has, refusal, sentence
-from .self_tests import failure_at
+from .check import agree, check_names, has, refusal, sentence
+from .self_tests import are_on_device, failure_at
 
-__all__ = ["check_names", "failure_at", "has", "refusal", "sentence"]
+__all__ = ["agree", "are_on_device", "check_names", "failure_at", "has", "refusal", "sentence"]

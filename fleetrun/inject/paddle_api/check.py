@@ -9,7 +9,7 @@ from . import self_tests
 from .private_names import BUILDS_ON, FALLBACKS, NAMES, TESTED, PrivateName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import CodeType
 
 # By capability, what is wrong with a name of it, or with what it builds on.
@@ -49,6 +49,22 @@ def has(capability: str) -> bool:
         _refused.add(capability)
         _report(f"{_faults[capability]}: {FALLBACKS[capability]}")
     return False
+
+
+def agree(
+    all_gather: Callable[[dict[str, str]], Sequence[dict[str, str]]], report: Callable[[str], None]
+) -> None:
+    """Be without each capability that the self-tests have refused on any rank, from now on.
+
+    ALL_GATHER returns what each rank has given; all ranks call it. Ranks that differ would wait for
+    each other. REPORT gets a clause for each capability that is found missing from now on.
+    """
+    global _report  # one Paddle
+    _report = report
+    own = {each: _faults[each] for each in self_tests.ON_DEVICE if not _works(each)}
+    for rank, faults in enumerate(all_gather(own)):
+        for capability, fault in faults.items():
+            _faults.setdefault(capability, f"{fault} of rank {rank}")
 
 
 def sentence(clauses: Iterable[str]) -> str:

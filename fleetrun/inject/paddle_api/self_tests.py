@@ -36,12 +36,17 @@ def failure(capability: str) -> str:
     if test is None:
         return ""
     paddle: Any = sys.modules["paddle"]
-    device = str(paddle.device.get_device())
-    if capability in ON_DEVICE and device.partition(":")[0] not in ("cpu", "gpu"):
-        return on_device.failures(device, ON_DEVICE)[capability]
+    if capability in ON_DEVICE and are_on_device():
+        return on_device.failures(str(paddle.device.get_device()), ON_DEVICE)[capability]
     if getattr(paddle, "__version__", "") in TESTED:
         return failure_at(capability, paddle.CPUPlace())
     return _in_child(lambda: failure_at(capability, paddle.CPUPlace()))
+
+
+def are_on_device() -> bool:
+    """Whether a child tests the device of this rank: hosts may have unlike ones."""
+    paddle: Any = sys.modules["paddle"]
+    return str(paddle.device.get_device()).partition(":")[0] not in ("cpu", "gpu")
 
 
 def _in_child(ask: Callable[[], str]) -> str:

@@ -1,0 +1,69 @@
+"""Strategies on devices that lack kernels, on all hosts or on one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import devices
+import pytest
+from training import PYTHONS, ROOT, SITE, ends, start, told, train
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.train
+
+LATE = {"kernel_us": 200, "delay_us": 2000}
+PYTHON = PYTHONS["3.3.1"]
+FUSED = {"fuse_all_reduce_ops": True, "fuse_grad_size_in_num": 3, "nccl_comm_num": 2}
+MERGED = {**FUSED, "gradient_merge": True, "gradient_merge_configs": {"k_steps": 2, "avg": True}}
+# Paddle takes the CPU's in their place.
+REPLACEABLE = "coalesce_tensor,concat,cast,sum,max,isfinite,stack,arange,view_dtype"
+
+
+def test_kernels_that_most_plugins_lack_are_done_without(tmp_path: Path) -> None:
+    with devices.on("npu", **LATE, without=REPLACEABLE):
+        ranks = train(PYTHON, "odd.py", tmp_path / "ours", FUSED)
+    for rank, report in enumerate(ranks):
+        assert report["weights"] == pytest.approx(report["alone"], abs=2e-6)
+        proof = json.loads((tmp_path / "ours" / f"strategy.{rank}.json").read_text())
+        assert {row["status"] for row in proof["knobs"]} == {"effective"}
+        assert (proof["ranks_equal"], proof["failures"]) == (True, [])
+
+
+@pytest.mark.parametrize("strategy", [FUSED, MERGED], ids=["fused", "merged"])
+def test_hosts_whose_devices_differ_take_what_all_of_them_can(
+    strategy: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = told({"strategy": strategy, "topology": {"nranks": 2, "nnodes": 2}})
+    (tmp_path / "strategy.json").write_text(json.dumps(asked))
+
+    def of_rank(rank: int) -> dict[str, str]:
+        folder = tmp_path / f"host{rank}"
+        folder.mkdir()
+        # Without it no gradient can be written to in place. A warm rank has what all have.
+        without = {"TESTDEVICE_WITHOUT": "scale", "PYTHONPATH": str(SITE)} if rank else {}
+        return {"FLEETRUN_STRATEGY_EVIDENCE": str(folder / "strategy.json"), **without}
+
+    with devices.on("npu", **LATE):
+        ranks = start(
+            PYTHON,
+            [ROOT / "tests" / "device" / "programs.py", "training"],
+            tmp_path,
+            2,
+            of_rank,
+            FLEETRUN_STRATEGY_FILE=str(tmp_path / "strategy.json"),
+            OUTPUT=str(tmp_path / "report"),
+        )
+        codes, outputs = ends(ranks, tmp_path)
+    assert codes == [0, 0], outputs
+    found = [json.loads((tmp_path / f"report.{rank}").read_text()) for rank in range(2)]
+    assert found[0]["weights"] == found[1]["weights"]
+    for rank, by in enumerate((" of rank 1", "")):
+        proof = json.loads((tmp_path / f"host{rank}" / "strategy.json").read_text())
+        assert {row["status"] for row in proof["knobs"]} == {"no_effect"}
+        why = f"it is not so that gradients are views of the buffer on npu{by}"
+        reasons = {row["reason"].partition(": ")[0] for row in proof["knobs"]}
+        assert reasons - {"as gradient_merge"} == {f"in this Paddle {why}"}
+        assert any(f"{why}: Paddle's own reducer" in note for note in proof["notes"])
