@@ -303,88 +303,90 @@ C_Status Collective(const Call& call, device::Job body) {
 
 // ---- collectives --------------------------------------------------------------------------------
 
-using Parts = std::vector<std::string>;  // of the ranks
 char* Start(const void* memory) { return static_cast<char*>(const_cast<void*>(memory)); }
 
-// Send each peer its SIZE bytes, `OUT + peer * STRIDE`, and return what all of them have sent here.
-Parts Gather(C_CCLComm comm, char* out, size_t size, size_t stride) {
-  Parts parts(comm->ranks, std::string(size, 0));
+struct Span {
+  char* memory;
+  size_t size;
+};
+const Span kNothing{nullptr, 0};
+
+// Send what SENT says to each peer, and take from each what RECEIVED says: functions of the peer's rank.
+template <typename Sent, typename Received>
+void Swap(C_CCLComm comm, Sent sent, Received received) {
   std::vector<Transfer> transfers;
   for (size_t peer = 0; peer < comm->ranks; ++peer) {
+    Span out = sent(peer), in = received(peer);
     if (peer == comm->rank) {
-      parts[peer].assign(out + peer * stride, size);
+      if (in.size) memmove(in.memory, out.memory, in.size);
       continue;
     }
-    transfers.push_back({comm, peer, out + peer * stride, size, true});
-    transfers.push_back({comm, peer, parts[peer].data(), size, false});
+    transfers.push_back({comm, peer, out.memory, out.size, true});
+    transfers.push_back({comm, peer, in.memory, in.size, false});
   }
   Exchange(transfers);
-  return parts;
 }
-std::vector<const char*> Views(const Parts& parts) {
+
+// Set RESULT to what SENT of all ranks to this one comes to; null: this rank gets none.
+template <typename Sent>
+void Reduce(C_CCLComm comm, size_t count, C_DataType type, C_CCLReduceOp how, Sent sent, char* result) {
+  size_t size = count * TypeOf(type).width;
+  std::vector<std::string> parts(comm->ranks, std::string(result ? size : 0, 0));
+  Swap(comm, sent, [&](size_t peer) { return Span{parts[peer].data(), parts[peer].size()}; });
+  if (!result) return;
   std::vector<const char*> views;
   for (const std::string& part : parts) views.push_back(part.data());
-  return views;
+  TypeOf(type).reduce(views, result, count, how);
 }
 
 C_Status AllReduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
                    C_Stream stream) {
-  size_t size = count * TypeOf(type).width;
-  return Collective({"all_reduce", size, type, comm, stream, Start(to)}, [=] {
-    TypeOf(type).reduce(Views(Gather(comm, Start(from), size, 0)), Start(to), count, how);
+  Span all{Start(from), count * TypeOf(type).width};
+  return Collective({"all_reduce", all.size, type, comm, stream, Start(to)}, [=] {
+    Reduce(comm, count, type, how, [&](size_t) { return all; }, Start(to));
   });
 }
 C_Status ReduceScatter(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, C_CCLComm comm,
                        C_Stream stream) {
   size_t size = count * TypeOf(type).width;
   return Collective({"reduce_scatter", size * comm->ranks, type, comm, stream, nullptr}, [=] {
-    TypeOf(type).reduce(Views(Gather(comm, Start(from), size, size)), Start(to), count, how);
+    Reduce(comm, count, type, how, [&](size_t peer) { return Span{Start(from) + peer * size, size}; }, Start(to));
+  });
+}
+C_Status ReduceTo(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm comm,
+                  C_Stream stream) {
+  Span all{Start(from), count * TypeOf(type).width};
+  return Collective({"reduce", all.size, type, comm, stream, nullptr}, [=] {
+    auto sent = [&](size_t peer) { return peer == root ? all : kNothing; };
+    Reduce(comm, count, type, how, sent, comm->rank == root ? Start(to) : nullptr);
   });
 }
 C_Status AllGather(void* from, void* to, size_t count, C_DataType type, C_CCLComm comm, C_Stream stream) {
-  size_t size = count * TypeOf(type).width;
-  return Collective({"all_gather", size, type, comm, stream, nullptr}, [=] {
-    Parts parts = Gather(comm, Start(from), size, 0);
-    for (size_t rank = 0; rank < comm->ranks; ++rank) memcpy(Start(to) + rank * size, parts[rank].data(), size);
-  });
-}
-C_Status Reduce(void* from, void* to, size_t count, C_DataType type, C_CCLReduceOp how, size_t root, C_CCLComm comm,
-                C_Stream stream) {
-  size_t size = count * TypeOf(type).width;
-  return Collective({"reduce", size, type, comm, stream, nullptr}, [=] {
-    if (comm->rank != root) return Exchange({{comm, root, Start(from), size, true}});
-    Parts parts(comm->ranks, std::string(Start(from), size));
-    std::vector<Transfer> transfers;
-    for (size_t peer = 0; peer < comm->ranks; ++peer)
-      if (peer != root) transfers.push_back({comm, peer, parts[peer].data(), size, false});
-    Exchange(transfers);
-    TypeOf(type).reduce(Views(parts), Start(to), count, how);
+  Span own{Start(from), count * TypeOf(type).width};
+  return Collective({"all_gather", own.size, type, comm, stream, nullptr}, [=] {
+    Swap(comm, [&](size_t) { return own; }, [&](size_t peer) { return Span{Start(to) + peer * own.size, own.size}; });
   });
 }
 C_Status Broadcast(void* memory, size_t count, C_DataType type, size_t root, C_CCLComm comm, C_Stream stream) {
-  size_t size = count * TypeOf(type).width;
-  return Collective({"broadcast", size, type, comm, stream, Start(memory)}, [=] {
-    if (comm->rank != root) return Exchange({{comm, root, Start(memory), size, false}});
-    std::vector<Transfer> transfers;
-    for (size_t peer = 0; peer < comm->ranks; ++peer)
-      if (peer != root) transfers.push_back({comm, peer, Start(memory), size, true});
-    Exchange(transfers);
+  Span all{Start(memory), count * TypeOf(type).width};
+  return Collective({"broadcast", all.size, type, comm, stream, all.memory}, [=] {
+    bool is_root = comm->rank == root;
+    Swap(comm, [&](size_t) { return is_root ? all : kNothing; },
+         [&](size_t peer) { return peer == root && !is_root ? all : kNothing; });
   });
 }
 C_Status AllToAll(const void** from, const size_t* from_counts, const C_DataType* from_types, void** to,
-                  const size_t* to_counts, const C_DataType* to_types, size_t rank, size_t ranks, C_CCLComm comm,
+                  const size_t* to_counts, const C_DataType* to_types, size_t, size_t ranks, C_CCLComm comm,
                   C_Stream stream) {
-  std::vector<Transfer> transfers;
+  std::vector<Span> sent, received;
   size_t bytes = 0;
   for (size_t peer = 0; peer < ranks; ++peer) {
-    transfers.push_back({comm, peer, Start(from[peer]), from_counts[peer] * TypeOf(from_types[peer]).width, true});
-    transfers.push_back({comm, peer, Start(to[peer]), to_counts[peer] * TypeOf(to_types[peer]).width, false});
-    bytes += transfers[2 * peer].size;
+    sent.push_back({Start(from[peer]), from_counts[peer] * TypeOf(from_types[peer]).width});
+    received.push_back({Start(to[peer]), to_counts[peer] * TypeOf(to_types[peer]).width});
+    bytes += sent.back().size;
   }
-  return Collective({"all_to_all", bytes, from_types[0], comm, stream, nullptr}, [=]() mutable {
-    memmove(transfers[2 * rank + 1].memory, transfers[2 * rank].memory, transfers[2 * rank].size);
-    transfers.erase(transfers.begin() + 2 * rank, transfers.begin() + 2 * rank + 2);
-    Exchange(transfers);
+  return Collective({"all_to_all", bytes, from_types[0], comm, stream, nullptr}, [=] {
+    Swap(comm, [&](size_t peer) { return sent[peer]; }, [&](size_t peer) { return received[peer]; });
   });
 }
 
@@ -440,7 +442,7 @@ void device::AddCollectives(C_DeviceInterface* table) {
   table->xccl_get_unique_id_size = IdSize, table->xccl_get_unique_id = NewId;
   table->xccl_comm_init_rank = Join, table->xccl_destroy_comm = Leave;
   table->xccl_all_reduce = AllReduce, table->xccl_reduce_scatter = ReduceScatter;
-  table->xccl_all_gather = AllGather, table->xccl_reduce = Reduce;
+  table->xccl_all_gather = AllGather, table->xccl_reduce = ReduceTo;
   table->xccl_broadcast = Broadcast, table->xccl_all_to_all = AllToAll;
   table->xccl_send = SendTo, table->xccl_recv = ReceiveFrom;
   table->xccl_group_start = BeginGroup, table->xccl_group_end = EndGroup;

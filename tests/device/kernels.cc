@@ -108,13 +108,13 @@ struct Arguments {
   std::vector<std::vector<phi::TensorBase*>> outputs;
 
   bool IsDense() const {
-    for (auto& parameter : inputs)
-      for (auto* tensor : parameter)
-        if (tensor && !DenseTensor::classof(tensor)) return false;
-    for (auto& parameter : outputs)
-      for (auto* tensor : parameter)
-        if (tensor && !DenseTensor::classof(tensor)) return false;
-    return true;
+    auto are_dense = [](auto& parameters) {
+      for (auto& parameter : parameters)
+        for (auto* tensor : parameter)
+          if (tensor && !DenseTensor::classof(tensor)) return false;
+      return true;
+    };
+    return are_dense(inputs) && are_dense(outputs);
   }
   std::vector<DenseTensor*> DenseOutputs() const {
     std::vector<DenseTensor*> found;
@@ -289,32 +289,47 @@ struct Reader {
   }
 };
 
-template <typename T>
-bool Is(const phi::TensorArgDef& parameter) {
-  return parameter.type_index == std::type_index(typeid(T));
-}
+using Inputs = std::vector<const phi::TensorBase*>;
+using Outputs = std::vector<phi::TensorBase*>;
 template <typename T>
 using Pointers = std::vector<const T*>;
 
-std::vector<const phi::TensorBase*> Input(const phi::TensorArgDef& parameter, Reader& reader) {
-  if (Is<DenseTensor>(parameter)) return {&reader.Reference<DenseTensor>()};
-  if (Is<phi::SelectedRows>(parameter)) return {&reader.Reference<phi::SelectedRows>()};
-  if (Is<paddle::optional<DenseTensor>>(parameter))
-    return {reader.Reference<paddle::optional<DenseTensor>>().get_ptr()};
-  if (Is<paddle::optional<phi::SelectedRows>>(parameter))
-    return {reader.Reference<paddle::optional<phi::SelectedRows>>().get_ptr()};
-  const Pointers<DenseTensor>* several =
-      Is<Pointers<DenseTensor>>(parameter)
-          ? &reader.Reference<Pointers<DenseTensor>>()
-          : reader.Reference<paddle::optional<Pointers<DenseTensor>>>().get_ptr();
-  if (!several) return {nullptr};
-  return {several->begin(), several->end()};
+template <typename T>
+Inputs Single(Reader& reader) {
+  return {&reader.Reference<T>()};
 }
-std::vector<phi::TensorBase*> Output(const phi::TensorArgDef& parameter, Reader& reader) {
-  if (Is<DenseTensor*>(parameter)) return {reinterpret_cast<DenseTensor*>(reader.Integer())};
-  if (Is<phi::SelectedRows*>(parameter)) return {reinterpret_cast<phi::SelectedRows*>(reader.Integer())};
-  auto& several = reader.Reference<std::vector<DenseTensor*>>();
-  return {several.begin(), several.end()};
+template <typename T>
+Inputs Optional(Reader& reader) {
+  return {reader.Reference<paddle::optional<T>>().get_ptr()};
+}
+Inputs Several(const Pointers<DenseTensor>* given) {
+  return given ? Inputs(given->begin(), given->end()) : Inputs{nullptr};
+}
+// How each type of parameter is read.
+const std::map<std::type_index, Inputs (*)(Reader&)>& InputTypes() {
+  static const auto& types = *new std::map<std::type_index, Inputs (*)(Reader&)>{
+      {typeid(DenseTensor), Single<DenseTensor>},
+      {typeid(phi::SelectedRows), Single<phi::SelectedRows>},
+      {typeid(paddle::optional<DenseTensor>), Optional<DenseTensor>},
+      {typeid(paddle::optional<phi::SelectedRows>), Optional<phi::SelectedRows>},
+      {typeid(Pointers<DenseTensor>), [](Reader& reader) { return Several(&reader.Reference<Pointers<DenseTensor>>()); }},
+      {typeid(paddle::optional<Pointers<DenseTensor>>),
+       [](Reader& reader) { return Several(reader.Reference<paddle::optional<Pointers<DenseTensor>>>().get_ptr()); }},
+  };
+  return types;
+}
+const std::map<std::type_index, Outputs (*)(Reader&)>& OutputTypes() {
+  static const auto& types = *new std::map<std::type_index, Outputs (*)(Reader&)>{
+      {typeid(DenseTensor*), [](Reader& reader) { return Outputs{reinterpret_cast<DenseTensor*>(reader.Integer())}; }},
+      {typeid(phi::SelectedRows*),
+       [](Reader& reader) { return Outputs{reinterpret_cast<phi::SelectedRows*>(reader.Integer())}; }},
+      {typeid(std::vector<DenseTensor*>),
+       [](Reader& reader) {
+         auto& several = reader.Reference<std::vector<DenseTensor*>>();
+         return Outputs(several.begin(), several.end());
+       }},
+  };
+  return types;
 }
 phi::Attribute Attribute(phi::AttributeType type, Reader& reader) {
   using phi::AttributeType;
@@ -340,17 +355,12 @@ phi::Attribute Attribute(phi::AttributeType type, Reader& reader) {
     default: device::Die("a kernel has an attribute of an unknown type");
   }
 }
-// Whether the functions above know all of its parameters.
+// Whether all of its parameters can be read.
 bool IsReadable(const phi::KernelArgsDef& parameters) {
   for (auto& parameter : parameters.input_defs())
-    if (!(Is<DenseTensor>(parameter) || Is<phi::SelectedRows>(parameter) ||
-          Is<paddle::optional<DenseTensor>>(parameter) || Is<paddle::optional<phi::SelectedRows>>(parameter) ||
-          Is<Pointers<DenseTensor>>(parameter) || Is<paddle::optional<Pointers<DenseTensor>>>(parameter)))
-      return false;
+    if (!InputTypes().count(parameter.type_index)) return false;
   for (auto& parameter : parameters.output_defs())
-    if (!(Is<DenseTensor*>(parameter) || Is<phi::SelectedRows*>(parameter) ||
-          Is<std::vector<DenseTensor*>>(parameter)))
-      return false;
+    if (!OutputTypes().count(parameter.type_index)) return false;
   for (auto& parameter : parameters.attribute_defs())
     if (parameter.type_index == phi::AttributeType::UNDEFINED) return false;
   return true;
@@ -364,10 +374,10 @@ extern "C" __attribute__((visibility("hidden"), used)) void testdevice_call(
   Arguments arguments;
   arguments.context = &reader.Reference<DeviceContext>();
   auto& parameters = kernel->original.args_def();
-  for (auto& parameter : parameters.input_defs()) arguments.inputs.push_back(Input(parameter, reader));
+  for (auto& parameter : parameters.input_defs()) arguments.inputs.push_back(InputTypes().at(parameter.type_index)(reader));
   for (auto& parameter : parameters.attribute_defs())
     arguments.attributes.push_back(Attribute(parameter.type_index, reader));
-  for (auto& parameter : parameters.output_defs()) arguments.outputs.push_back(Output(parameter, reader));
+  for (auto& parameter : parameters.output_defs()) arguments.outputs.push_back(OutputTypes().at(parameter.type_index)(reader));
   Launch(*kernel, arguments);
 }
 
