@@ -40,15 +40,4 @@ def read_error(path: str) -> ErrorReport | None:
     found = reading.parse(said)
     if found is None:
         return ErrorReport(raw=said.decode(errors="replace"))
-    return ErrorReport(
-        rank=reading.whole(found.get("rank")),
-        host=reading.text(found.get("host")),
-        pid=reading.whole(found.get("pid")),
-        time=reading.real(found.get("time")),
-        restart=reading.whole(found.get("restart")) or 0,
-        kind=reading.text(found.get("class")),
-        message=reading.text(found.get("message")),
-        stack=reading.text(found.get("stack")),
-        monotonic=reading.real(found.get("monotonic")),
-        code=reading.whole(found.get("code")),
-    )
+    return reading.record(ErrorReport, found, kind=reading.text(found.get("class")), raw="")

@@ -95,15 +95,8 @@ def read(path: str) -> Iterator[EventRecord]:
             continue
         event = reading.text(found.get("event"))
         more = {key: value for key, value in found.items() if key not in _COMMON}
-        yield EventRecord(
-            event=_NAMES_1.get(event, event) if schema == 1 else event,
-            time=reading.real(found.get("time")) or 0.0,
-            monotonic=reading.real(found.get("monotonic")) or 0.0,
-            process=reading.text(found.get("process")),
-            rank=reading.whole(found.get("rank")),
-            attempt=reading.whole(found.get("attempt")) or 0,
-            more=more,
-        )
+        name = _NAMES_1.get(event, event) if schema == 1 else event
+        yield reading.record(EventRecord, found, event=name, more=more)
 
 
 _COMMON = frozenset(("schema", *EventRecord._fields))
@@ -111,14 +104,5 @@ _COMMON = frozenset(("schema", *EventRecord._fields))
 
 def verdicts(report: EventRecord) -> tuple[FieldVerdict, ...]:
     """Return what a line `strategy_report` says of the strategy's fields."""
-    return tuple(
-        FieldVerdict(
-            who=reading.texts(one.get("who")),
-            name=reading.text(one.get("name")),
-            asked=reading.text(one.get("asked")),
-            in_effect=reading.text(one.get("in_effect")),
-            status=reading.text(one.get("status")),
-            why=reading.text(one.get("why")),
-        )
-        for one in reading.mappings(report.more.get("verdicts"))
-    )
+    found = reading.mappings(report.more.get("verdicts"))
+    return tuple(reading.record(FieldVerdict, one) for one in found)

@@ -134,59 +134,15 @@ def newest(path: str) -> MetricsRecord | None:
 
 
 def _record(found: dict[str, Any]) -> MetricsRecord:
-    return MetricsRecord(
-        time=reading.real(found.get("time")) or 0.0,
-        monotonic=reading.real(found.get("monotonic")) or 0.0,
-        host=reading.text(found.get("host")),
-        attempt=reading.whole(found.get("attempt")) or 0,
-        system=_system(reading.mapping(found.get("system"))),
-        ranks=tuple(map(_rank, reading.mappings(found.get("ranks")))),
+    return reading.record(
+        MetricsRecord,
+        found,
+        system=reading.record(System, reading.mapping(found.get("system"))),
+        ranks=tuple(reading.record(RankUse, one) for one in reading.mappings(found.get("ranks"))),
         gpus=tuple(map(gpu, reading.mappings(found.get("gpus")))),
-        scalars=reading.texts(found.get("scalars")),
-    )
-
-
-def _system(one: dict[str, Any]) -> System:
-    return System(
-        cpu_percent=reading.real(one.get("cpu_percent")),
-        load=reading.real(one.get("load")),
-        memory_used_bytes=reading.whole(one.get("memory_used_bytes")),
-        memory_total_bytes=reading.whole(one.get("memory_total_bytes")),
-        disk_read_bytes=reading.whole(one.get("disk_read_bytes")),
-        disk_written_bytes=reading.whole(one.get("disk_written_bytes")),
-        network_received_bytes=reading.whole(one.get("network_received_bytes")),
-        network_sent_bytes=reading.whole(one.get("network_sent_bytes")),
-    )
-
-
-def _rank(one: dict[str, Any]) -> RankUse:
-    return RankUse(
-        process=reading.text(one.get("process")),
-        rank=reading.whole(one.get("rank")),
-        pid=reading.whole(one.get("pid")) or 0,
-        state=reading.text(one.get("state")),
-        cpu_s=reading.real(one.get("cpu_s")) or 0.0,
-        cpu_percent=reading.real(one.get("cpu_percent")),
-        memory_bytes=reading.whole(one.get("memory_bytes")) or 0,
-        threads=reading.whole(one.get("threads")) or 0,
-        processes=reading.whole(one.get("processes")) or 0,
-        read_bytes=reading.whole(one.get("read_bytes")),
-        written_bytes=reading.whole(one.get("written_bytes")),
-        step=reading.whole(one.get("step")),
-        loss=reading.real(one.get("loss")),
     )
 
 
 def gpu(one: dict[str, Any]) -> GpuUsage:
     """Return the GPU that the JSON object ONE tells of."""
-    return GpuUsage(
-        number=reading.whole(one.get("number")) or 0,
-        uuid=reading.text(one.get("uuid")),
-        name=reading.text(one.get("name")),
-        use_percent=reading.real(one.get("use_percent")),
-        memory_used_bytes=reading.whole(one.get("memory_used_bytes")),
-        memory_total_bytes=reading.whole(one.get("memory_total_bytes")),
-        power_w=reading.real(one.get("power_w")),
-        temperature_c=reading.real(one.get("temperature_c")),
-        ranks=reading.wholes(one.get("ranks")),
-    )
+    return reading.record(GpuUsage, one)

@@ -102,26 +102,11 @@ def read(path: str) -> PlanRecord | None:
     found = reading.document(path)
     if found is None or found.get("schema") != SCHEMA:
         return None
-    return PlanRecord(
-        job_id=reading.text(found.get("job_id")),
-        mode=reading.text(found.get("mode")),
-        engine=reading.text(found.get("engine")),
-        generation=reading.whole(found.get("generation")) or 0,
-        node_rank=reading.whole(found.get("node_rank")) or 0,
-        nodes=reading.texts(found.get("nodes")),
-        cwd=reading.text(found.get("cwd")),
-        notes=reading.texts(found.get("notes")),
+    return reading.record(
+        PlanRecord,
+        found,
         processes=tuple(
-            ProcessRecord(
-                name=reading.text(one.get("name")),
-                rank=reading.whole(one.get("rank")),
-                argv=reading.texts(one.get("argv")),
-                cpus=reading.wholes(one.get("cpus")),
-                log=reading.text(one.get("log")),
-                essential=one.get("essential") is True,
-                devices=reading.texts(one.get("devices")),
-            )
-            for one in reading.mappings(found.get("processes"))
+            reading.record(ProcessRecord, one) for one in reading.mappings(found.get("processes"))
         ),
         max_restarts=reading.whole(reading.mapping(found.get("rules")).get("max_restarts")) or 0,
     )

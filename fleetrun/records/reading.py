@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+Record = TypeVar("Record", bound=tuple[object, ...])
 
 # Longer files are cut; fleetrun writes none.
 MOST = 64 * 1024 * 1024
@@ -135,6 +138,52 @@ def texts(value: object) -> tuple[str, ...]:
 def wholes(value: object) -> tuple[int, ...]:
     """Return the whole numbers of a list."""
     return tuple(one for one in map(whole, items(value)) if one is not None)
+
+
+def record(kind: type[Record], found: Mapping[str, Any], /, **given: object) -> Record:
+    """Return what the object FOUND says of each field of KIND, as its annotation has it.
+
+    What is not there, or something else, is the field's default, else nothing; fields that are
+    GIVEN are as they are.
+    """
+    fields = {
+        name: default if (value := read(found.get(name))) is None else value
+        for name, read, default in _fields(kind, frozenset(given))
+    }
+    make: Any = kind
+    made: Record = make(**fields, **given)
+    return made
+
+
+@cache
+def _fields(
+    kind: type[tuple[object, ...]], given: frozenset[str]
+) -> tuple[tuple[str, Callable[[object], object], object], ...]:
+    """Return the fields of KIND that are not GIVEN, each with what reads it and what it is else."""
+    rows = []
+    for name, annotation in kind.__annotations__.items():
+        if name not in given:
+            # typing.NamedTuple wraps an annotation that is a text.
+            shown = getattr(annotation, "__forward_arg__", None)
+            name_of = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+            read, nothing = _READERS[shown or name_of]
+            defaults: Mapping[str, object] = getattr(kind, "_field_defaults")  # noqa: B009 - a NamedTuple has it
+            rows.append((name, read, defaults.get(name, nothing)))
+    return tuple(rows)
+
+
+_READERS: dict[str, tuple[Callable[[object], object], object]] = {
+    "str": (text, ""),
+    "str | None": (lambda value: text(value) or None, None),
+    "int": (whole, 0),
+    "int | None": (whole, None),
+    "float": (real, 0.0),
+    "float | None": (real, None),
+    "bool": (fact, False),
+    "bool | None": (fact, None),
+    "tuple[str, ...]": (texts, ()),
+    "tuple[int, ...]": (wholes, ()),
+}
 
 
 def size(path: str) -> int:

@@ -104,49 +104,17 @@ def read(path: str) -> ReportRecord | None:
     if found is None or found.get("schema") != SCHEMA:
         return None
     culprit = found.get("culprit")
-    return ReportRecord(
-        outcome=reading.text(found.get("outcome")),
-        exit_code=reading.whole(found.get("exit_code")),
-        attempts=reading.whole(found.get("attempts")) or 1,
-        time=reading.real(found.get("time")) or 0.0,
+    return reading.record(
+        ReportRecord,
+        found,
         culprit=_culprit(culprit) if isinstance(culprit, dict) else None,
         victims=tuple(
-            VictimRecord(
-                _end(one), reading.real(one.get("after_s")) or 0.0, reading.text(one.get("how"))
-            )
+            reading.record(VictimRecord, one, end=reading.record(EndRecord, one))
             for one in reading.mappings(found.get("victims"))
         ),
-        evidence=reading.texts(found.get("evidence")),
-        earlier=reading.texts(found.get("earlier")),
     )
 
 
 def _culprit(found: Mapping[str, Any]) -> CulpritRecord:
-    return CulpritRecord(
-        _end(found),
-        host=reading.text(found.get("host")),
-        devices=reading.text(found.get("devices")),
-        time=reading.real(found.get("time")) or 0.0,
-        after_s=reading.real(found.get("after_s")) or 0.0,
-        kind=reading.text(found.get("class")),
-        message=reading.text(found.get("message")),
-        stack=reading.text(found.get("stack")),
-        raw=reading.text(found.get("raw")),
-        log=reading.text(found.get("log")),
-        last_words=reading.texts(found.get("last_words")),
-        known=reading.text(found.get("known")) or None,
-        remedy=reading.text(found.get("remedy")),
-        peak_bytes=reading.whole(found.get("peak_bytes")),
-    )
-
-
-def _end(found: Mapping[str, Any]) -> EndRecord:
-    return EndRecord(
-        process=reading.text(found.get("process")),
-        rank=reading.whole(found.get("rank")),
-        pid=reading.whole(found.get("pid")),
-        attempt=reading.whole(found.get("attempt")) or 0,
-        code=reading.whole(found.get("code")),
-        signal=reading.text(found.get("signal")) or None,
-        fault=reading.text(found.get("fault")) or None,
-    )
+    end, kind = reading.record(EndRecord, found), reading.text(found.get("class"))
+    return reading.record(CulpritRecord, found, end=end, kind=kind)

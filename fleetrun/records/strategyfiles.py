@@ -109,36 +109,28 @@ def parse_evidence(text: bytes | None) -> RankEvidence | None:
 
 
 def _evidence(found: Mapping[str, Any]) -> RankEvidence:
-    return RankEvidence(
+    return reading.record(
+        RankEvidence,
+        found,
         is_complete=found.get("complete") is True,
         where=_where(found),
         fields=tuple(
             _field(one) for one in reading.mappings(found.get("knobs")) if one.get("name")
         ),
-        notes=reading.texts(found.get("notes")),
         disagreements=tuple(
             f"The script sets {one.get('name')} to {as_text(one.get('script'))}, the strategy to "
             f"{as_text(one.get('strategy'))}: {as_text(one.get('used'))} is used."
             for one in reading.mappings(found.get("disagreements"))
         ),
-        ranks_equal=reading.fact(found.get("ranks_equal")),
-        compared_after=reading.whole(found.get("compared_after")),
         counts=_counts(reading.mapping(found.get("counts"))),
-        failures=reading.texts(found.get("failures")),
     )
 
 
 def _counts(reported: Mapping[str, Any]) -> GradientCounts | None:
     if reading.whole(reported.get("allreduces")) is None:
         return None
-    return GradientCounts(
-        gradients=reading.whole(reported.get("gradients")),
-        allreduces_before=reading.whole(reported.get("allreduces_before")),
-        allreduces=reading.whole(reported.get("allreduces")),
-        bucket_bytes=reading.wholes(reported.get("bucket_bytes")),
-        communicators=reading.whole(reported.get("communicators")),
-        groups=tuple(map(reading.wholes, reading.items(reported.get("groups")))),
-    )
+    groups = tuple(map(reading.wholes, reading.items(reported.get("groups"))))
+    return reading.record(GradientCounts, reported, groups=groups)
 
 
 def _field(one: Mapping[str, Any]) -> FieldEvidence:
