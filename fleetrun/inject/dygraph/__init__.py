@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import paddle_api, store
 from ..import_hooks import after_import
 from ..paddle_api import private_names
-from . import amp, backward, casts, merge_hooks, multi_tensor
+from . import amp, backward, casts, merge_hooks, multi_tensor, sparse
 from .data_parallel import REDUCER_FIELDS, Reducers
 from .gradient_accumulation import GradientMerge
 
@@ -53,6 +53,7 @@ def _install_reducers(
         backward.patch(core)
 
     after_import(f"{_DISTRIBUTED}.parallel", patch)
+    after_import("paddle.nn.functional", sparse.Lookups(proof).patch)
     after_import("paddle.nn.layer.layers", casts.patch)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import buckets, communicators, paddle_api, settings, store
 from ..paddle_api import private_names, tensors
-from . import compression, handover, levels, refused_types
+from . import compression, handover, levels, refused_types, sparse
 from .bucket_planner import BucketPlanner, probe
 from .gradient_check import GradientCheck
 from .reducer import BucketLimits, Reducer
@@ -176,11 +176,12 @@ class Reducers:
                 [False] * len(trained),
                 [model.last_comm_buffer_size, model.comm_buffer_size],
             )
-            sparse = [
+            sparse.expect_dense(dense)
+            tables = [
                 each for each in parameters if id(each) in sparse_ids and tensors.is_trained(each)
             ]
             # The attribute in which Paddle keeps its own.
-            model._reducer = self._new_reducer(model, dense, sparse, init_reducer)
+            model._reducer = self._new_reducer(model, dense, tables, init_reducer)
 
         return replaced
 
@@ -194,7 +195,7 @@ class Reducers:
         self,
         model: Any,
         dense: list[Any],
-        sparse: list[Any],
+        tables: list[Any],
         init_reducer: Callable[[Any], None],
     ) -> Reducer:
         ranks = list(model.group.ranks)
@@ -233,7 +234,7 @@ class Reducers:
             )
         make: Callable[..., Reducer] = Reducer
         if (
-            not sparse
+            not tables
             and not model.find_unused_parameters
             and handover.suffices(self._asked(), has_levels=hierarchy is not None)
             and handover.pays(sizes, is_synchronous=communicators.is_synchronous())
@@ -242,7 +243,7 @@ class Reducers:
             make = functools.partial(handover.SparingReducer, paddles=paddles)
         reducer = make(
             dense,
-            sparse_parameters=sparse,
+            sparse_parameters=tables,
             group=model.group.process_group,
             communicators=own,
             compression=compressed,
@@ -257,7 +258,7 @@ class Reducers:
             planner=planner,
         )
         for older in list(self._reducers.values()):
-            if older.overlaps([*dense, *sparse]):
+            if older.overlaps([*dense, *tables]):
                 older.share_parameters()
                 reducer.share_parameters()
                 # The newer model may replace the older one for good.

@@ -1,12 +1,87 @@
-"""Averages sparse gradients: every rank gets the rows of all ranks, as in Paddle's reducer."""
+"""Averages sparse gradients: every rank gets the rows of all ranks, as in Paddle's reducer.
+
+Like Paddle, a reducer knows sparse gradients by their layers: those of `nn.Embedding(sparse=True)`.
+Others come without notice, perhaps late and not on all ranks, and Paddle's reducer crashes then. So
+functions that make them give dense ones where a reducer expects these.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
 
+from .. import border, updates
 from ..paddle_api import tensors
 from . import backward
 from .flat_buffer import contiguous_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from ..evidence import Evidence
+
+# What makes the gradient of its argument `weight` sparse, and the argument that asks for it.
+_LOOKUPS = {"embedding": "sparse", "hsigmoid_loss": "is_sparse"}
+# Marks a parameter of which a reducer expects dense gradients.
+_IS_DENSE = "_fleetrun_is_dense"
+
+
+def expect_dense(parameters: Iterable[Any]) -> None:
+    """Let no function make the gradients of PARAMETERS sparse."""
+    for parameter in parameters:
+        setattr(parameter, _IS_DENSE, True)
+
+
+class Lookups:
+    """Makes gradients of functions dense where a reducer expects that, and reports it to PROOF."""
+
+    def __init__(self, proof: Evidence) -> None:
+        self._proof = proof
+        # The parameters, by name, of which gradients were made dense.
+        self._names: set[str] = set()
+        updates.before_update(self._refuse_adam, "the look at sparse gradients")
+
+    def patch(self, module: ModuleType) -> None:
+        """Patch the module `paddle.nn.functional`."""
+        for name, argument in _LOOKUPS.items():
+            look_up = getattr(module, name)
+            for place in (module, inspect.getmodule(look_up)):
+                setattr(place, name, self._dense_if_expected(look_up, argument))
+
+    def _dense_if_expected(self, look_up: Callable[..., Any], argument: str) -> Callable[..., Any]:
+        signature = inspect.signature(look_up)
+
+        @functools.wraps(look_up)
+        def looking_up(*args: Any, **options: Any) -> Any:
+            given = signature.bind(*args, **options).arguments
+            weight = given["weight"]
+            if given.get(argument) and getattr(weight, _IS_DENSE, False):
+                self._names.add(weight.name)
+                self._proof.note(
+                    f"the gradients of {weight.name} are dense, not sparse as {look_up.__name__} is"
+                    " asked for: only those of a layer nn.Embedding(sparse=True) are averaged so"
+                )
+                return look_up(**{**given, argument: False})
+            return look_up(*args, **options)
+
+        return looking_up
+
+    def _refuse_adam(self, optimizer: Any) -> None:
+        """Raise Disproved if OPTIMIZER updates by sparse gradients otherwise than by dense ones.
+
+        Of Paddle's that can do both, it is Adam alone, with or without `lazy_mode`.
+        """
+        if not self._names or getattr(optimizer, "type", "") != "adam":
+            return
+        for parameter in updates.parameters_of(optimizer):
+            if parameter.name in self._names:
+                raise border.Disproved(
+                    "fleetrun: Adam updates weights by sparse gradients otherwise than by dense"
+                    f" ones, and those of {parameter.name} are averaged as dense ones: make it the"
+                    " weight of a layer nn.Embedding(sparse=True), or look it up without sparse."
+                )
 
 
 def average(parameter: Any, group: Any, nranks: int) -> int:
