@@ -62,6 +62,7 @@ def launch(  # noqa: C901 - one way, in order
     then.
     """
     is_real = request.dry_run is None
+    request = _with_meeting(request, environ)
     found = engines.find(request, environ, planner.places(request))
     try:
         _has_screen(request, environ)
@@ -143,6 +144,21 @@ def launch(  # noqa: C901 - one way, in order
         engine.close()
         if files is not None:
             files.restore()
+
+
+def _with_meeting(request: Request, environ: Mapping[str, str]) -> Request:
+    """Return REQUEST with the place where hosts meet; where that is here, say so for the others."""
+    is_here = hosts.own_port(request.master) is not None
+    if not is_here or request.nnodes == "1" or request.ips:
+        return request
+    from fleetrun.engines import meeting  # only on the first of several hosts
+
+    request = meeting.at_this_host(request)
+    if request.dry_run is None:
+        is_coloured = colors.is_wanted(request.color, environ, is_terminal=os.isatty(2))
+        hide = secrets.of_launch(request, environ)
+        Messages(is_coloured=is_coloured, hide=hide).show(meeting.invitation(request))
+    return request
 
 
 def _is_alone(request: Request, found: SelectedEngine) -> bool:

@@ -48,11 +48,14 @@ _MOST = 1e9
 # What a value looks like when it asks for nothing.
 _OFF = frozenset(("", "-1", "none", *conversion.NO))
 
-_PADDLE_LAUNCHER = "`python -m paddle.distributed.launch`"
-_TOPOLOGY = "this version maps no ranks by topology; ranks follow the order of --ips."
+_TOPOLOGY = (
+    "this version maps no ranks by topology. They follow the order of --ips, and on each host that "
+    "of --gpus: write addresses and devices there in the order that you want."
+)
 _TUNER = (
-    "this version searches no parallel layouts: `fleetrun tune` measures the fields of a strategy; "
-    f"for Paddle's tuner use {_PADDLE_LAUNCHER}."
+    "this version searches no parallel layouts. Paddle's tuner starts its trials itself: "
+    f"`{variables.EXEC}=off python -m paddle.distributed.launch` before the same words runs it; "
+    "`fleetrun tune` measures the fields of a strategy."
 )
 _FLEET_SIZE = (
     "start fleetrun on one more host of an elastic job (--nnodes=LEAST:MOST), or stop one."
@@ -599,7 +602,8 @@ TABLE: tuple[Option, ...] = (
         "text",
         HOSTS,
         "Where hosts meet if --ips does not name them: a host of the job and a free port on it; "
-        "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host.",
+        "or etcd://HOST:PORT[,HOST:PORT...], an etcd 3 that lets an elastic job lose any host. "
+        "Default: this host is the first and prints the command for the others.",
         metavar="HOST:PORT",
         env=("PADDLE_MASTER",),
     ),
@@ -1152,6 +1156,16 @@ TABLE: tuple[Option, ...] = (
         bare="true",
         status="accepted",
         reason="launch.txt in the launch's folder has the settings; --banner=full prints them.",
+    ),
+    Option(
+        "use_env",
+        "bool",
+        PADDLE,
+        "Tell scripts their place by variables.",
+        metavar="BOOL",
+        bare="true",
+        status="accepted",
+        reason="ranks have PADDLE_LOCAL_RANK and no argument --local_rank anyway.",
     ),
     Option("scale", "int", PADDLE, "Elastic scaling.", "N", status="accepted", reason=_FLEET_SIZE),
     Option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleetrun import argv, conversion, modes, options
 from fleetrun.configfile import Config, named
 from fleetrun.errors import UsageError
-from fleetrun.model import Layer, Request, Setting, Strategy
+from fleetrun.model import Layer, Request, Script, Setting, Strategy
 from fleetrun.options import Option, RawOption, Value
 from fleetrun.plan import kinds, secrets
 from fleetrun.plan.hosts import (
@@ -16,6 +16,7 @@ from fleetrun.plan.hosts import (
     in_paddlecloud,
     is_ipv6,
     meeting_point,
+    own_port,
     store_endpoints,
 )
 from fleetrun.records.variables import JOB
@@ -41,6 +42,11 @@ _DIGITS = 9
 _LEAST_LOG = 1024 * 1024
 # How high the command line stands.
 _TYPED = 2
+# What starts the job on other hosts, too.
+_BY_SSH = ("hosts", "hostfile")
+# That of the host, where one launcher is asked for on each of several.
+_PLACE = "PADDLE_TRAINER_ID"
+_CHECK = Script("file", "run_check", ())
 # Variables of ranks. On one host they say nothing about the job to be started.
 _IDENTITY = (
     "PADDLE_TRAINER_ID",
@@ -120,6 +126,7 @@ def resolve(
     chosen["host"] = _own_host(chosen["host"], notes)
     _take_detected(chosen, detect, environ, notes)
     _take_endpoints(chosen, environ, notes)
+    _take_check(chosen, parsed.script, notes)
     env = _pairs("env", (filed, typed))
     nccl = _pairs("nccl", (filed, typed))
     chosen["device_kind"], kind = _device_kind(chosen, env, notes)
@@ -129,6 +136,10 @@ def resolve(
     # Then there is somebody who knows the hosts.
     is_listed = any(chosen[name].value for name in ("servers", "trainers"))
     is_told = in_paddlecloud(environ) or _is_requested(mode, environ)
+    if not (is_listed or is_told or any(chosen[one].value for one in ("ips", *_BY_SSH))):
+        _take_place(chosen, environ, notes)
+        if detect is None:
+            _take_this_host(chosen)
     hosts = _hosts(chosen, notes, is_cloud=is_listed or is_told)
     _check_elastic(chosen, hosts, word, notes, is_placed=is_listed or is_told)
     chosen["start_port"] = _first_port(chosen["start_port"], hosts.rank)
@@ -368,6 +379,45 @@ def _take_endpoints(
     notes.append(f"${name} names the hosts of the job: {', '.join(ports)}.")
 
 
+def _take_check(chosen: dict[str, ResolvedOption], script: Script, notes: list[str]) -> None:
+    """Let Paddle's check of several hosts, which is run_check with --master, be one of two."""
+    nnodes, master = chosen["nnodes"].given, chosen["master"].given
+    is_meant = nnodes.source == "default" and master.source == "command line"
+    if script != _CHECK or not is_meant or chosen["ips"].value:
+        return
+    chosen["nnodes"] = ResolvedOption("2", nnodes._replace(raw="2", source="run_check"))
+    notes.append(f"{master.typed} lets run_check be one of two hosts, as in Paddle; see --nnodes.")
+
+
+def _take_place(
+    chosen: dict[str, ResolvedOption], environ: Mapping[str, str], notes: list[str]
+) -> None:
+    """Use $PADDLE_TRAINER_ID as the place of this host among several, as Paddle does."""
+    text = environ.get(_PLACE, "").strip()
+    is_rank = any(environ.get(mark) for mark in (*_NO_ENDPOINTS, *_RANK_MARKS))
+    if not text.isdecimal() or is_rank or _bounds(chosen["nnodes"].given)[1] == 1:
+        return
+    rank = chosen["rank"]
+    variable = RawOption(options.find("rank"), text, f"${_PLACE}", f"${_PLACE}")
+    if (rank.of(int) or 0) < 0 or rank.given.source == "default":
+        chosen["rank"] = ResolvedOption(variable.value(), variable)
+    elif rank.given.source == "command line":
+        notes.extend(_contradicted(rank, [variable]))
+
+
+def _take_this_host(chosen: dict[str, ResolvedOption]) -> None:
+    """Let several hosts meet at the first one, which is this, where nothing says where."""
+    nnodes, master = chosen["nnodes"].given, chosen["master"]
+    # What a file or a variable says, it says on all hosts; and mpirun's --np counts processes.
+    is_meant = nnodes.source in {"command line", "run_check"} and nnodes.option.name != "np"
+    if master.value or not is_meant or _bounds(nnodes)[1] == 1:
+        return
+    if (chosen["rank"].of(int) or 0) <= 0:
+        chosen["master"] = ResolvedOption(
+            ":0", master.given._replace(raw=":0", source="this host is the first")
+        )
+
+
 # -- single options ----------------------------------------------------------------------------
 
 
@@ -392,6 +442,10 @@ def _hosts(chosen: Mapping[str, ResolvedOption], notes: list[str], *, is_cloud: 
     """Return the hosts of the job; UsageError where the options contradict each other."""
     listed = chosen["ips"].value
     ips = listed if isinstance(listed, tuple) else ()
+    point = meeting_point(ips[0]) if len(ips) == 1 else None
+    if point is not None:
+        notes.append(f"The port of --ips={ips[0]} has no effect: see --start_port.")
+        ips = (point.host,)
     nnodes, master = chosen["nnodes"], chosen["master"]
     least, count = _bounds(nnodes.given)
     if ips and least < count and least <= len(ips) <= count:
@@ -497,6 +551,8 @@ def _check_meeting(master: ResolvedOption, nnodes: RawOption, *, has_address: bo
         )
     if text.startswith("etcd"):
         _check_store(text, master.given)
+        return
+    if own_port(text) is not None:
         return
     point = meeting_point(text)
     if point is None:

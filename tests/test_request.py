@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetrun import argv, configfile, options, request
+from fleetrun.engines.detect import Detected
 from fleetrun.errors import UsageError
 from fleetrun.model import Setting
 from fleetrun.options import RawOption
@@ -435,13 +436,14 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--nnodes=2", "or where they meet with --master=HOST:PORT"),
+        ("--nnodes=2 --rank=1", "or where they meet with --master=HOST:PORT"),
+        ("--np=2", "or where they meet with --master=HOST:PORT"),
+        ("--nnodes=2 --master=:many", "--master=:many: give HOST:PORT"),
         ("--nnodes=2 --master=a", "--master=a: give HOST:PORT"),
         ("--nnodes=2 --master=fd00::1:80", "such as 10.0.0.1:6170."),
         ("--nnodes=2 --master=[fd00::1]:80", "Paddle reads no IPv6, and ranks get the addresses"),
         ("--host=fd00::1", "Paddle reads no IPv6; give this host's IPv4 address."),
         ("--ips=10.0.0.1,10.0.0.2 --host=[fd00::1]", "Paddle reads no IPv6; give this host's"),
-        ("--nnodes=2:4", "or where they meet with --master=HOST:PORT"),
         ("--nnodes=4:2 --master=a:1", "give the smaller number of hosts first"),
         ("--nnodes=2:4 --ips=a", "names 1 host"),
         ("--nnodes=2:4 --master=a:1 --run_mode=rpc", "only collective jobs"),
@@ -452,6 +454,93 @@ def test_a_variable_s_number_gives_way_to_a_typed_list() -> None:
 )
 def test_hosts_that_must_find_each_other_are_for_later(words: str, message: str) -> None:
     assert message in refusal(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "master", "nnodes"),
+    [
+        ("--nnodes=2", ":0", "2"),
+        ("--nnodes=2:4 --rank=0", ":0", "2:4"),
+        ("--nnodes=2 --master=:8080", ":8080", "2"),
+        ("--master=:8080", ":8080", "1"),
+        ("--nnodes=1", None, "1"),
+    ],
+)
+def test_a_host_without_the_address_of_another_is_the_first(
+    words: str, master: str | None, nnodes: str
+) -> None:
+    found = asked(*words.split())
+    assert (found.master, found.nnodes) == (master, nnodes)
+
+
+def test_where_an_engine_has_started_us_the_first_host_is_the_engines() -> None:
+    with pytest.raises(UsageError, match="where they meet"):
+        request.resolve(
+            argv.split(["--nnodes=2", "train.py"]), {}, None, {}, lambda: Detected("Slurm")
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "nnodes"),
+    [
+        ("--master=a:1", "2"),
+        ("--master=a:1 --nnodes=1", "1"),
+        ("--master=a:1 --nnodes=3", "3"),
+        ("--master=a:1 --ips=a", "1"),
+        ("", "1"),
+    ],
+)
+def test_run_check_with_master_is_one_of_two_hosts_as_in_paddle(words: str, nnodes: str) -> None:
+    found = request.resolve(argv.split([*words.split(), "run_check"]), {}, None)
+    assert found.nnodes == nnodes
+    assert any("one of two hosts" in note for note in found.notes) == (nnodes == "2")
+    assert asked("--master=a:1").nnodes == "1"
+
+
+MET = ("--nnodes=2", "--master=a:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "rank"),
+    [
+        (MET, {"PADDLE_TRAINER_ID": "1"}, 1),
+        ((*MET, "--rank=-1"), {"PADDLE_TRAINER_ID": "1"}, 1),
+        ((*MET, "--rank=0"), {"PADDLE_TRAINER_ID": "1"}, 0),
+        # As in Paddle.
+        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_RANK": "0"}, 0),
+        (MET, {"PADDLE_TRAINER_ID": "-1"}, None),
+        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "a:1"}, None),
+        (MET, {"PADDLE_TRAINER_ID": "1", "PADDLE_LOCAL_RANK": "0"}, None),
+        (("--ips=a,b",), {"PADDLE_TRAINER_ID": "1"}, None),
+        ((), {"PADDLE_TRAINER_ID": "1"}, None),
+    ],
+)
+def test_paddles_variable_says_which_of_several_hosts_this_is(
+    words: tuple[str, ...], environ: dict[str, str], rank: int | None
+) -> None:
+    found = asked(*words, environ=environ)
+    assert found.rank == rank
+    said = "--rank=0 wins over $PADDLE_TRAINER_ID=1 (with Paddle's launcher the variable wins)."
+    assert (said in found.notes) == ("--rank=0" in words)
+
+
+def test_one_host_with_a_port_is_taken_as_paddlemix_writes_it() -> None:
+    found = asked("--master", "127.0.0.1", "--nnodes", "1", "--ips", "127.0.0.1:8080")
+    assert (found.ips, found.nnodes) == (("127.0.0.1",), "1")
+    assert "The port of --ips=127.0.0.1:8080 has no effect: see --start_port." in found.notes
+
+
+def test_torchs_use_env_has_no_effect() -> None:
+    (note,) = asked("--use_env").notes
+    assert note.startswith("--use_env has no effect: ranks have PADDLE_LOCAL_RANK")
+
+
+def test_paddles_tuner_is_told_how_to_start() -> None:
+    for option in ("auto_tuner_json", "auto_parallel_config"):
+        said = refusal(f"--{option}=t.json")
+        assert "`FLEETRUN_EXEC=off python -m paddle.distributed.launch` before the same" in said
+        assert "`fleetrun tune`" in said
+    assert "follow the order of --ips" in refusal("--rank_mapping_path=map.json")
 
 
 def test_a_password_of_etcd_is_not_repeated() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from fleetrun import argv
 from fleetrun.engines.local import alone
-from fleetrun.plan import hosts
+from fleetrun.engines.ports import HeldPorts
+from fleetrun.plan import arguments, hosts, shell
+from fleetrun.probe import addresses
+from fleetrun.records.variables import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +21,9 @@ if TYPE_CHECKING:
     from fleetrun.plan.layout import ModeHosts, Slots
 
 NAME = "master"
+# Options that are this host's own.
+_OWN = ("master", "host", "rank")
+_APART = 20011
 
 
 def find(
@@ -24,6 +32,40 @@ def find(
     """Return no host, as none is known by name; None where they do not meet at --master."""
     is_meeting = hosts.meets_at(request) is not None and not places.hosts
     return () if is_meeting else None
+
+
+def at_this_host(request: Request) -> Request:
+    """Return REQUEST with an address and a port of this host as the place where the hosts meet."""
+    port = hosts.own_port(request.master)
+    if not port:
+        # Far from those that the ranks will get.
+        held = HeldPorts(os.getpid() + _APART, within=request.port_range)
+        (port,) = held.free(1)
+        held.close()
+    master = f"{addresses.own(request)}:{port}"
+    settings = [
+        one._replace(value=master) if one.name == "master" else one for one in request.settings
+    ]
+    return request._replace(master=master, settings=tuple(settings))
+
+
+def invitation(request: Request) -> str:
+    """Return what to type on the other hosts of REQUEST."""
+    head = argv.scan(request.typed)
+    named = [one for one in head.settings if one.option.target not in _OWN]
+    words = ["fleetrun", f"--master={request.master}"]
+    if not any(one.option.target == "nnodes" for one in named):
+        words.append(f"--nnodes={request.nnodes}")
+    words += [
+        one.typed if one.raw == one.option.bare else f"{one.typed}={one.raw}" for one in named
+    ]
+    script = () if head.script_at is None else request.typed[head.script_at :]
+    shown, hidden = arguments.conceal((*words, *script))
+    line = " ".join(map(shell.quoted, shown))
+    notes = [f"with the same {TOKEN}"] if os.environ.get(TOKEN) else []
+    notes += ["with what *** stands for"] if hidden else []
+    which = f", {' and '.join(notes)}" if notes else ""
+    return f"This host is the first of {request.nnodes}. Run this on the others{which}:\n{line}"
 
 
 class Engine:

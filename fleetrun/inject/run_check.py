@@ -25,7 +25,9 @@ def check() -> None:
     ranks = int(os.environ["PADDLE_TRAINERS_NUM"])
     if ranks > 1 or is_plugged:
         install_check.train_for_run_parallel()  # type: ignore[no-untyped-call]
-        print(f"PaddlePaddle works well on {ranks} rank{'s' * (ranks > 1)}.")
+        hosts = int(os.environ.get("PADDLE_NNODES") or 1)
+        where = f" of {hosts} hosts" if hosts > 1 else ""
+        print(f"PaddlePaddle works well on {ranks} rank{'s' * (ranks > 1)}{where}.")
 
 
 def hide_other_gpus() -> None:

@@ -68,6 +68,17 @@ def meeting_point(text: str) -> Endpoint | None:
     return Endpoint(bare, int(port)) if colon and is_number and is_known else None
 
 
+def own_port(master: str | None) -> int | None:
+    """Return the port of this host at which the others meet it, 0 for any; None: MASTER names one.
+
+    >>> own_port(":8080"), own_port(":0"), own_port("node1:8080"), own_port(":many")
+    (8080, 0, None, None)
+    """
+    colon, port = (master or "").strip()[:1], (master or "").strip()[1:]
+    is_number = port.isascii() and port.isdigit() and int(port[:6]) <= LAST_PORT
+    return int(port) if colon == ":" and is_number else None
+
+
 def store_endpoints(text: str) -> tuple[Endpoint, ...] | None:
     """Return the members of the etcd that --master names; None where it names none.
 

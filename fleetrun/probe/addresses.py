@@ -26,6 +26,9 @@ _INTERNAL = ("br-", "cali", "cni", "docker", "lxcbr", "lxdbr", "podman", "tap", 
 # An address of IPv6 that is known only on its own link.
 _LINK_LOCAL = "fe80:"
 
+# Nobody's (RFC 5737): the way there is the way to anybody.
+_ELSEWHERE = "192.0.2.1"
+
 
 def with_network(facts: Facts, names: Sequence[str], request: Request, root: str = "/") -> Facts:
     """Complete FACTS with our addresses, what the hosts' NAMES are, and the way to the peers.
@@ -75,6 +78,30 @@ def chosen(network: str, own: Sequence[Address], option: str) -> Address:
             f"{hosts.NO_IPV6}; name a network of IPv4."
         )
     return readable[0]
+
+
+def own(request: Request, root: str = "/") -> str:
+    """Return the address by which other hosts are likely to reach this one.
+
+    Raises EnvironmentFault where there is none, or none in the network that REQUEST names.
+    """
+    if request.host is not None:
+        return request.host
+    found = addresses()
+    if request.network is not None:
+        return chosen(request.network, found, origin.option(request, "network")).ip
+    useless = dead_ends(found, root)
+    reachable = [
+        one
+        for one in found
+        if ":" not in one.ip and not hosts.is_loopback(one.ip) and one.interface not in useless
+    ]
+    if not reachable:
+        raise EnvironmentFault(
+            "This host has no address that other hosts could reach: give one with --host."
+        )
+    outwards = _interface_to((_ELSEWHERE,), found)
+    return next((one.ip for one in reachable if one.interface == outwards), reachable[0].ip)
 
 
 def _within(network: str, own: Sequence[Address], option: str) -> list[Address]:

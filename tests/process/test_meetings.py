@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import signal
 from typing import TYPE_CHECKING
 
 import ports
 import pytest
-from commandline import Command
+from commandline import FLEETRUN, Command
 from meetings import Meeting
 from waiting import until
 
@@ -50,6 +52,47 @@ def test_hosts_that_one_mpirun_has_started_know_each_other_by_it(
         return
     assert "FLEETRUN_TOKEN" not in job.said(0) + job.said(1)
     assert len([*tmp_path.glob("no_token.*")]) == 2
+
+
+@pytest.mark.parametrize("port", ["0", "free"])
+def test_the_first_host_says_what_to_type_on_the_others(tmp_path: Path, port: str) -> None:
+    job = Meeting(tmp_path, 'echo "here is $R of $PADDLE_TRAINERS_NUM"')
+    job.options = ("--nnodes=2", "--host=127.0.0.1", "--env", "MY_TOKEN=hush", "--grace=3")
+    if port == "free":
+        job.options = (f"--master=:{job.port}", *job.options)
+    else:
+        job.port = 0
+    first = Command(tmp_path, job.script, *job.options, ranks=1)
+    launcher = first.start(env=job.env)
+    assert launcher.stderr is not None
+    said = launcher.stderr.readline().decode()
+    assert said.endswith(
+        "This host is the first of 2. Run this on the others, with the same FLEETRUN_TOKEN and "
+        "with what *** stands for:\n"
+    )
+    line = launcher.stderr.readline().decode()
+    words = shlex.split(line)
+    assert words[:2] == ["fleetrun", f"--master=127.0.0.1:{job.port or words[1].split(':')[1]}"]
+    assert words[2:] == [
+        *("--quiet", "--nproc_per_node=1", "--nnodes=2", "--env=MY_TOKEN=***", "--grace=3"),
+        first.argv[-1],
+    ]
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Command(other, job.script, ranks=1)
+    second.argv = [*FLEETRUN, "--host=127.0.0.1", *words[1:]]
+    assert second.run(env=job.env).code == 0
+    done = first.finish(launcher)
+    assert (done.code, done.out) == (0, b"here is 0 of 2\n")
+
+
+def test_a_dry_run_of_the_first_host_shows_where_others_would_meet_it(tmp_path: Path) -> None:
+    words = ["--nnodes=2", "--host=127.0.0.1", "--dry-run=json"]
+    planned = Command(tmp_path, "", *words, ranks=1).run()
+    settings = {one["name"]: one for one in json.loads(planned.out)["settings"]}
+    assert settings["master"]["value"].startswith("127.0.0.1:")
+    assert settings["master"]["source"] == "this host is the first"
+    assert planned.said == ""
 
 
 def test_a_job_of_which_every_host_is_silent_hangs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+import ports
 import pytest
 from training import PYTHONS, ROOT
 from waiting import TRAINING_S
@@ -37,6 +38,29 @@ def test_paddle_is_checked_in_each_rank_and_in_all_together(version: str, tmp_pa
                 line.startswith(f"[rank {rank}] ") and said in line
                 for line in done.stdout.splitlines()
             ), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", PYTHONS)
+def test_with_master_two_hosts_are_checked_together(version: str, tmp_path: Path) -> None:
+    words = [f"--master=127.0.0.1:{ports.free(1)[0]}", "--host=127.0.0.1", "--nproc_per_node=1"]
+    hosts = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        hosts.append(
+            subprocess.Popen(
+                [PYTHONS[version], "-m", "fleetrun", *words, "run_check"],
+                cwd=tmp_path / str(number),
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    for host in hosts:
+        said, _ = host.communicate(timeout=TRAINING_S)
+        assert host.returncode == 0, said
+        assert "works well on 2 ranks of 2 hosts." in said
 
 
 @pytest.mark.parametrize(
