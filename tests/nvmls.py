@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fleetrun.probe.nvml import GpuProcess, Memory, PciInfo, Rates
-
 
 class Bus(NamedTuple):
     """Where a GPU is plugged in."""
@@ -117,17 +115,17 @@ class FakeNvml:
         message = "Not Found"
         raise FakeNvmlError(message)
 
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates:
+    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Load:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._loads:
             message = "Not Supported"
             raise FakeNvmlError(message)
         return Load(*self._loads[uuid])
 
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Bytes:
         return Bytes(*self._use(handle)[:2])
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[GpuProcess]:
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[Holder]:
         return [Holder(pid) for pid in self._use(handle)[2]]
 
     def _use(self, handle: object) -> tuple[int, int, tuple[int, ...]]:
@@ -137,7 +135,7 @@ class FakeNvml:
             raise FakeNvmlError(message)
         return self._uses[uuid]
 
-    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo:
+    def nvmlDeviceGetPciInfo(self, handle: object, /) -> Bus:
         uuid = self.nvmlDeviceGetUUID(handle)
         if uuid not in self._buses:
             message = "Unknown Error"

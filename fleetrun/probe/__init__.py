@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleetrun.model import Request
-    from fleetrun.probe.nvml import Nvml
+    from fleetrun.probe.nvml import Library
 
 
 # What the kernel allows of the stack limit, whatever that is.
@@ -38,7 +38,7 @@ def read(
     names: Sequence[str] = (),
     *,
     root: str = "/",
-    nvml: Callable[[], Nvml] | None = None,
+    nvml: Callable[[], Library] | None = None,
     say: Callable[[str], None] = _remark,
     timeout_s: float = 30.0,
     plugins_timeout_s: float = 300.0,

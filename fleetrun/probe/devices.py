@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.model import Facts, Request
-    from fleetrun.probe.nvml import DriverQuery, Nvml, Survey
+    from fleetrun.probe.nvml import DriverQuery, Library, Survey
 
 # Any of these means that an NVIDIA driver is there to be asked (/dev/dxg: under Windows).
 _NVIDIA = ("dev/nvidiactl", "proc/driver/nvidia/version", "dev/dxg")
@@ -72,15 +72,17 @@ def has_amd(root: str) -> bool:
     return os.path.exists(os.path.join(root, _AMD))
 
 
-def ask_driver(request: Request, root: str, nvml: Callable[[], Nvml] | None) -> DriverQuery | None:
+def ask_driver(
+    request: Request, root: str, nvml: Callable[[], Library] | None
+) -> DriverQuery | None:
     """Begin to ask NVIDIA's driver, if it is here and REQUEST may want its GPUs."""
     if not may_use_gpus(request):
         return None
     if not any(os.path.exists(os.path.join(root, path)) for path in _NVIDIA):
         return None
-    from fleetrun.probe.nvml import DriverQuery, pynvml_module  # only where a driver is
+    from fleetrun.probe.nvml import DriverQuery, library  # only where a driver is
 
-    return DriverQuery(nvml or pynvml_module, wants_bus=request.bind != "none")
+    return DriverQuery(nvml or library, wants_bus=request.bind != "none")
 
 
 def with_gpus(facts: Facts, survey: Survey, root: str) -> Facts:

@@ -18,66 +18,50 @@ from fleetrun.records.metricsfile import GpuUsage
 from fleetrun.run import itself, libc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from fleetrun.probe.nvml import Memory, MeterLibrary
+    from fleetrun.probe.nvml import Library
+
+# NVML_TEMPERATURE_GPU (nvml.h).
+_SENSOR = 0
 
 
-def read(lib: MeterLibrary, handles: list[tuple[int, object]]) -> list[GpuUsage]:
-    """Return how the GPUs of HANDLES are."""
-
-    def ask(question: Callable[[], float]) -> float | None:
-        try:
-            return question()
-        except lib.NVMLError:
-            return None
+def read(lib: Library, gpus: Sequence[tuple[int, object]]) -> list[GpuUsage]:
+    """Return how the GPUS are, of which each has a number."""
+    from fleetrun.probe import nvml  # the process that asks has it already
 
     found = []
-    for number, handle in handles:
-        try:
-            memory: Memory | None = lib.nvmlDeviceGetMemoryInfo(handle)
-        except lib.NVMLError:
-            memory = None
-        power_mw = ask(lambda handle=handle: lib.nvmlDeviceGetPowerUsage(handle))  # type: ignore[misc]
+    for number, gpu in gpus:
+        rates = nvml.ask(lib, "nvmlDeviceGetUtilizationRates", gpu)
+        memory = nvml.ask(lib, "nvmlDeviceGetMemoryInfo", gpu)
+        power_mw = nvml.ask(lib, "nvmlDeviceGetPowerUsage", gpu)
         found.append(
             GpuUsage(
                 number=number,
-                uuid=_text(lib.nvmlDeviceGetUUID(handle)),
-                name=_text(lib.nvmlDeviceGetName(handle)),
-                use_percent=ask(
-                    lambda handle=handle: lib.nvmlDeviceGetUtilizationRates(handle).gpu  # type: ignore[misc]
-                ),
+                uuid=nvml.text(nvml.ask(lib, "nvmlDeviceGetUUID", gpu) or ""),
+                name=nvml.text(nvml.ask(lib, "nvmlDeviceGetName", gpu) or ""),
+                use_percent=None if rates is None else rates.gpu,
                 memory_used_bytes=None if memory is None else int(memory.used),
                 memory_total_bytes=None if memory is None else int(memory.total),
                 power_w=None if power_mw is None else power_mw / 1000,
-                temperature_c=ask(
-                    lambda handle=handle: lib.nvmlDeviceGetTemperature(  # type: ignore[misc]
-                        handle, lib.NVML_TEMPERATURE_GPU
-                    )
-                ),
+                temperature_c=nvml.ask(lib, "nvmlDeviceGetTemperature", gpu, _SENSOR),
             )
         )
     return found
 
 
-def opened(lib: MeterLibrary) -> list[tuple[int, object]]:
+def opened(lib: Library) -> list[tuple[int, object]]:
     """Return the GPUs that can be used, numbered as `fleetrun --gpus` numbers them.
 
     The instances of one that is divided (MIG) come before it, with its number.
     """
-    from fleetrun.probe import nvml  # the process that asks has it already
+    from fleetrun.probe import nvml
 
-    lib.nvmlInit()
     return [
         (number, part)
         for number, gpu in enumerate(nvml.usable(lib))
         for part in (*nvml.instances(lib, gpu).values(), gpu)
     ]
-
-
-def _text(answer: str | bytes) -> str:
-    """Return what pynvml says as text; older ones give bytes."""
-    return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def main(period_s: float) -> None:
@@ -87,14 +71,14 @@ def main(period_s: float) -> None:
     from fleetrun.probe import nvml  # this process only
 
     try:
-        lib = nvml.meter_module()
-        handles = opened(lib)
+        lib = nvml.library()
+        gpus = opened(lib)
     except Exception:  # noqa: BLE001 - no driver, no library: there is nothing to tell
         return
-    if not handles:
+    if not gpus:
         return
     for _ in ticks(period_s):
-        line = json.dumps([one._asdict() for one in read(lib, handles)])
+        line = json.dumps([one._asdict() for one in read(lib, gpus)])
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 

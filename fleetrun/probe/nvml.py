@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from fleetrun.errors import EnvironmentFault
@@ -25,104 +24,50 @@ REMARK_S = 5.0
 _UNDIVIDED = "it is in MIG mode without an instance: nvidia-smi mig -cgi"
 
 
-class PciInfo(Protocol):
-    """Where a GPU is plugged in."""
-
-    @property
-    def busId(self) -> str | bytes: ...
-
-
-class Memory(Protocol):
-    """NVML's answer, in bytes."""
-
-    @property
-    def used(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-
-
-class GpuProcess(Protocol):
-    """A process that computes on a GPU."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def usedGpuMemory(self) -> int | None: ...
-
-
-class Divided(Protocol):
-    """The part of pynvml that tells GPUs, and those that are divided (MIG)."""
+class Library(Protocol):
+    """pynvml, of which nearly every function may be missing or refuse."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
-    def nvmlInit(self) -> None: ...
-    def nvmlDeviceGetCount(self) -> int: ...
-    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> object: ...
-    def nvmlDeviceGetUUID(self, handle: object, /) -> str | bytes: ...
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object, /) -> int: ...
-    def nvmlDeviceGetMigMode(self, handle: object, /) -> Sequence[int]: ...
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: object, index: int, /) -> object: ...
 
 
-class Nvml(Divided, Protocol):
-    """The part of pynvml that we use."""
-
-    def nvmlDeviceGetPciInfo(self, handle: object, /) -> PciInfo: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> Sequence[GpuProcess]: ...
-
-
-class Utilization(Nvml, Protocol):
-    """The part of pynvml that tells what a GPU does, too."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str, /) -> object: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
-
-
-class Rates(Protocol):
-    """NVML's answer: percentages of the last second."""
-
-    @property
-    def gpu(self) -> int: ...
-    @property
-    def memory(self) -> int: ...
-
-
-class MeterLibrary(Divided, Protocol):
-    """The part of pynvml that tells what GPUs do."""
-
-    @property
-    def NVML_TEMPERATURE_GPU(self) -> int: ...
-    def nvmlDeviceGetName(self, handle: object, /) -> str | bytes: ...
-    def nvmlDeviceGetUtilizationRates(self, handle: object, /) -> Rates: ...
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory: ...
-    def nvmlDeviceGetPowerUsage(self, handle: object, /) -> int: ...
-    def nvmlDeviceGetTemperature(self, handle: object, sensor: int, /) -> int: ...
-
-
-def pynvml_module() -> Nvml:
+def library() -> Library:
     """Return the real NVML; only the child imports it, which takes 100 ms."""
     import pynvml
 
-    # Its structures have their fields only at run time.
-    nvml: Nvml = pynvml  # pyright: ignore[reportAssignmentType]
-    return nvml
+    return cast("Library", pynvml)
 
 
-def utilization_module() -> Utilization:
-    """Return the real NVML for its other part."""
-    import pynvml
+def ask(lib: Library, name: str, *words: object) -> Any:  # noqa: ANN401 - pynvml has no types
+    """Return what the function NAME says; None where GPU, driver or pynvml have no such thing."""
+    try:
+        return getattr(lib, name)(*words)
+    except (lib.NVMLError, AttributeError):
+        return None
 
-    lib: Utilization = pynvml  # pyright: ignore[reportAssignmentType]
-    return lib
+
+def text(answer: str | bytes) -> str:
+    """Return what pynvml says as text; older ones give bytes."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
-def meter_module() -> MeterLibrary:
-    """Return the real NVML for what GPUs use."""
-    import pynvml
-
-    lib: MeterLibrary = pynvml  # pyright: ignore[reportAssignmentType]
-    return lib
+def handles(lib: Any) -> tuple[dict[int, object], _Numbered, _Numbered]:  # noqa: ANN401 - as above
+    """Open the driver, and return the GPUs, those that are barred, and those that are lost."""
+    lib.nvmlInit()
+    found: dict[int, object] = {}
+    barred: list[tuple[int, str]] = []
+    lost: list[tuple[int, str]] = []
+    for index in range(lib.nvmlDeviceGetCount()):
+        try:
+            handle = lib.nvmlDeviceGetHandleByIndex(index)
+            lib.nvmlDeviceGetUUID(handle)
+        except lib.NVMLError as error:  # noqa: PERF203 - one may fail, others not
+            # A device cgroup (of a container, a batch system) may keep a GPU from us.
+            is_barred = "NoPermission" in type(error).__name__
+            (barred if is_barred else lost).append((index, str(error)))
+        else:
+            found[index] = handle
+    return found, tuple(barred), tuple(lost)
 
 
 class NvmlGpu(NamedTuple):
@@ -154,7 +99,7 @@ class Survey(NamedTuple):
 class DriverQuery:
     """A survey on its way: the driver is asked from here on, and `result` waits for the answer."""
 
-    def __init__(self, nvml: Callable[[], Nvml] = pynvml_module, *, wants_bus: bool) -> None:
+    def __init__(self, nvml: Callable[[], Library] = library, *, wants_bus: bool) -> None:
         self._began = time.monotonic()
         try:
             self._question = IsolatedCall(lambda: survey(nvml(), wants_bus=wants_bus))
@@ -180,63 +125,49 @@ class DriverQuery:
         return Survey(tuple(NvmlGpu(*gpu) for gpu in gpus), barred, lost)
 
 
-def survey(lib: Nvml, *, wants_bus: bool) -> _Found:
+def survey(lib: Library, *, wants_bus: bool) -> _Found:
     """Return the GPUs, those that may not be opened, and those that do not work."""
-    lib.nvmlInit()
     gpus: list[tuple[str, tuple[str, ...], str, _Uses]] = []
-    barred: list[tuple[int, str]] = []
-    lost: list[tuple[int, str]] = []
-    for index in range(lib.nvmlDeviceGetCount()):
-        try:
-            handle = lib.nvmlDeviceGetHandleByIndex(index)
-            uuid = lib.nvmlDeviceGetUUID(handle)
-        except lib.NVMLError as error:
-            (barred if _is_barred(error) else lost).append((index, str(error)))
-            continue
+    found, barred, lost = handles(lib)
+    for index, handle in found.items():
         parts = instances(lib, handle)
         if not parts and _wants_instances(lib, handle):
-            lost.append((index, _UNDIVIDED))
+            lost = (*lost, (index, _UNDIVIDED))
             continue
-        bus = _bus(lib, handle) if wants_bus else ""
-        used = (parts or {_text(uuid): handle}).items()
+        uuid = text(ask(lib, "nvmlDeviceGetUUID", handle) or "")
+        # Binding is a help: what the driver will not tell, we do without.
+        pci = ask(lib, "nvmlDeviceGetPciInfo", handle) if wants_bus else None
+        used = (parts or {uuid: handle}).items()
         uses = {name: use for name, part in used if (use := _use(lib, part)) is not None}
-        gpus.append((_text(uuid), tuple(parts), bus, uses))
-    return tuple(gpus), tuple(barred), tuple(lost)
+        gpus.append((uuid, tuple(parts), "" if pci is None else text(pci.busId), uses))
+    return tuple(gpus), barred, tuple(sorted(lost))
 
 
-def _is_barred(error: Exception) -> bool:
-    """Whether a device cgroup (of a container, a batch system) keeps a GPU from us."""
-    return "NoPermission" in type(error).__name__
-
-
-def instances(lib: Divided, handle: object) -> dict[str, object]:
+def instances(lib: Library, handle: object) -> dict[str, object]:
     """Return a GPU's MIG instances by their UUIDs."""
-    found: dict[str, object] = {}
-    for index in range(_most_instances(lib, handle)):
-        # The numbers of instances may have gaps.
-        with suppress(lib.NVMLError):
-            instance = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-            found[_text(lib.nvmlDeviceGetUUID(instance))] = instance
-    return found
+    # The numbers of instances may have gaps.
+    numbers = range(ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, each) for each in numbers]
+    named = [(ask(lib, "nvmlDeviceGetUUID", part), part) for part in parts if part is not None]
+    return {text(uuid): part for uuid, part in named if uuid is not None}
 
 
-def _use(lib: Nvml, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
+def _use(lib: Library, handle: object) -> tuple[int, int, tuple[int, ...]] | None:
     """Return the bytes used, all there are, and who computes there; None if it is not told."""
-    try:
-        memory = lib.nvmlDeviceGetMemoryInfo(handle)
-    except lib.NVMLError:
+    memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
+    if memory is None:
         return None
     return memory.used, memory.total, tuple(one.pid for one in running(lib, handle))
 
 
-def running(lib: Any, handle: object) -> Sequence[GpuProcess]:  # noqa: ANN401 - two versions
+def running(lib: Any, handle: object) -> Sequence[Any]:  # noqa: ANN401 - two versions
     """Return the processes that compute on a GPU; none if the driver does not tell.
 
     pynvml asks as a new driver wants it, and raises what is no NVMLError with one before 510.
     """
     for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetComputeRunningProcesses_v2"):
         try:
-            found: Sequence[GpuProcess] = getattr(lib, name)(handle)
+            found: Sequence[Any] = getattr(lib, name)(handle)
         except (lib.NVMLError, AttributeError):  # noqa: PERF203 - of two
             break
         except Exception as error:
@@ -247,79 +178,42 @@ def running(lib: Any, handle: object) -> Sequence[GpuProcess]:  # noqa: ANN401 -
     return ()
 
 
-def _most_instances(lib: Divided, handle: object) -> int:
-    """Return how many MIG instances a GPU may have; 0 if it cannot be divided."""
-    try:
-        return lib.nvmlDeviceGetMaxMigDeviceCount(handle)
-    except lib.NVMLError:
-        return 0
-
-
-def _wants_instances(lib: Divided, handle: object) -> bool:
+def _wants_instances(lib: Library, handle: object) -> bool:
     """Whether nothing but instances of a GPU can be used: it is in MIG mode just now."""
-    try:
-        return bool(_most_instances(lib, handle)) and lib.nvmlDeviceGetMigMode(handle)[0] == 1
-    except lib.NVMLError:
-        return False
+    most = ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle)
+    mode = ask(lib, "nvmlDeviceGetMigMode", handle) if most else None
+    return mode is not None and mode[0] == 1
 
 
-def _bus(lib: Nvml, handle: object) -> str:
-    """Return where a GPU is plugged in; nothing if the driver does not tell."""
-    try:
-        return _text(lib.nvmlDeviceGetPciInfo(handle).busId)
-    except lib.NVMLError:
-        # Binding is a help: what the driver will not tell, we do without.
-        return ""
-
-
-def _text(answer: str | bytes) -> str:
-    """Return what pynvml says as text; older ones give bytes."""
-    return answer.decode() if isinstance(answer, bytes) else answer
-
-
-def loads(lib: Utilization, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
+def loads(lib: Library, gpus: Sequence[str] | None) -> dict[str, tuple[int, int, int]]:
     """Return what each of GPUS does, as the fields of `GpuLoad`, as far as NVML tells.
 
     They are named by numbers or UUIDs; None are all of this host. Of a part of a GPU there are no
     percentages, and of one that fell off the bus there is nothing.
     """
-    lib.nvmlInit()
+    numbered = usable(lib)
     if gpus is None:
-        gpus = [str(index) for index in range(lib.nvmlDeviceGetCount())]
-    numbered = usable(lib) if any(gpu.isdecimal() for gpu in gpus) else []
+        gpus = [str(index) for index in range(len(numbered))]
     found = {}
     for gpu in gpus:
-        if gpu.isdecimal() and int(gpu) >= len(numbered):
-            continue
-        with suppress(lib.NVMLError):
-            handle = numbered[int(gpu)] if gpu.isdecimal() else lib.nvmlDeviceGetHandleByUUID(gpu)
-            found[gpu] = _load(lib, handle)
+        if not gpu.isdecimal():
+            handle = ask(lib, "nvmlDeviceGetHandleByUUID", gpu)
+        else:
+            handle = numbered[int(gpu)] if int(gpu) < len(numbered) else None
+        if handle is not None:
+            rates = ask(lib, "nvmlDeviceGetUtilizationRates", handle)
+            memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
+            kernels, controller = (rates.gpu, rates.memory) if rates is not None else (0, 0)
+            found[gpu] = kernels, controller, 0 if memory is None else memory.used
     return found
 
 
-def usable(lib: Divided) -> list[object]:
-    """Return the GPUs in the order in which `survey` numbers them."""
-    handles = []
-    for index in range(lib.nvmlDeviceGetCount()):
-        with suppress(lib.NVMLError):
-            handle = lib.nvmlDeviceGetHandleByIndex(index)
-            if instances(lib, handle) or not _wants_instances(lib, handle):
-                handles.append(handle)
-    return handles
+def usable(lib: Library) -> list[object]:
+    """Open the driver, and return the GPUs in the order in which `survey` numbers them."""
+    found = handles(lib)[0].values()
+    return [gpu for gpu in found if instances(lib, gpu) or not _wants_instances(lib, gpu)]
 
 
-def _load(lib: Utilization, handle: object) -> tuple[int, int, int]:
-    kernels = memory = used = 0
-    with suppress(lib.NVMLError):
-        rates = lib.nvmlDeviceGetUtilizationRates(handle)
-        kernels, memory = rates.gpu, rates.memory
-    with suppress(lib.NVMLError):
-        used = lib.nvmlDeviceGetMemoryInfo(handle).used
-    return kernels, memory, used
-
-
-def ask_loads(
-    gpus: Sequence[str] | None, nvml: Callable[[], Utilization] = utilization_module
-) -> IsolatedCall:
+def ask_loads(gpus: Sequence[str] | None, nvml: Callable[[], Library] = library) -> IsolatedCall:
     """Ask what GPUs do; the value of the answer is that of `loads`."""
     return IsolatedCall(lambda: loads(nvml(), gpus))

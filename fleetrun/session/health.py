@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fleetrun.model import GpuUse
-    from fleetrun.probe.nvml import Nvml, NvmlGpu
+    from fleetrun.probe.nvml import Library, NvmlGpu
 
 # The driver gives the memory of a killed process back within this time.
 _GIVEN_BACK_S, _LOOK_S = 10.0, 0.2
@@ -55,7 +55,7 @@ def import_trouble(name: str = "paddle") -> str:
 def trouble(
     log_dir: str,
     before: Mapping[str, GpuUse],
-    nvml: Callable[[], Nvml] | None = None,
+    nvml: Callable[[], Library] | None = None,
     *,
     given_back_s: float = _GIVEN_BACK_S,
 ) -> str:
@@ -81,12 +81,12 @@ def _disk(log_dir: str) -> str:
 
 
 def _gpus(
-    before: Mapping[str, GpuUse], nvml: Callable[[], Nvml] | None, given_back_s: float
+    before: Mapping[str, GpuUse], nvml: Callable[[], Library] | None, given_back_s: float
 ) -> str:
     """Return which GPU is lost, or still full of what ended ranks had there."""
     from fleetrun.probe import nvml as reader
 
-    library = (nvml or reader.pynvml_module)()
+    library = (nvml or reader.library)()
     until = time.monotonic() + given_back_s
     while True:
         found, barred, lost = reader.survey(library, wants_bus=False)

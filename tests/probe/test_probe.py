@@ -20,7 +20,8 @@ from planning import a_request
 from fleetrun import probe
 from fleetrun.errors import EnvironmentFault, UsageError
 from fleetrun.model import Address, GpuUse, Processors, Script
-from fleetrun.probe import addresses, devices, netlink, nvml, scripts, tcp
+from fleetrun.probe import addresses, devices, gpumeter, netlink, nvml, scripts, tcp
+from fleetrun.probe.health import gpus
 from fleetrun.run import proc
 
 if TYPE_CHECKING:
@@ -264,10 +265,11 @@ def mine() -> list[int]:
 def test_the_real_nvml_has_what_we_use_of_it(root: Path) -> None:
     import pynvml  # where it is not installed, only this fails
 
-    protocols = (nvml.Nvml, nvml.Utilization)
-    used = [name for one in protocols for name in vars(one) if name.lower().startswith("nvml")]
-    assert used
-    assert all(hasattr(pynvml, name) for name in used)
+    sources = [Path(str(module.__file__)).read_text() for module in (nvml, gpumeter, gpus)]
+    used = {name for source in sources for name in re.findall(r"\bnvml[A-Z]\w+", source)}
+    assert len(used) > 20
+    assert [name for name in used if not hasattr(pynvml, name)] == []
+    assert pynvml.NVML_TEMPERATURE_GPU == gpumeter._SENSOR
     # Here it finds no driver's library, or the GPUs that are really there.
     (root / "dev/nvidiactl").touch()
     assert set(probe.read(a_request(), {}, root=str(root)).device_counts) <= {"gpu"}

@@ -6,11 +6,12 @@ import itertools
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fleetrun.doctor.facts import CudaStart, Gpu, Gpus, User, Xid
 from fleetrun.probe import files, nvml
 from fleetrun.probe.health import cuda
+from fleetrun.probe.nvml import Library, ask, library, text
 from fleetrun.run.isolation import IsolatedCall
 
 if TYPE_CHECKING:
@@ -39,13 +40,6 @@ _TOPOLOGY = {
 }
 
 
-class Library(Protocol):
-    """pynvml, of which nearly every function may be missing or refuse."""
-
-    @property
-    def NVMLError(self) -> type[Exception]: ...
-
-
 class _Plain(NamedTuple):
     """What comes back from the child, as plain values: the fields of Gpus."""
 
@@ -55,13 +49,6 @@ class _Plain(NamedTuple):
     driver: str
     cuda: tuple[int, int] | None
     links: tuple[tuple[tuple[int, int], str], ...]
-
-
-def library() -> Library:
-    """Return the real NVML; only the child imports it."""
-    import pynvml  # 100 ms that only the child pays
-
-    return cast("Library", pynvml)
 
 
 def read(
@@ -114,65 +101,54 @@ def _name(pid: int) -> str:
     return files.text(f"/proc/{pid}/comm").strip()
 
 
-def survey(lib: Any) -> _Plain:  # noqa: ANN401 - pynvml has no types
+def survey(lib: Library) -> _Plain:
     """Ask LIB all that a check-up wants to know; what it refuses is None."""
-    lib.nvmlInit()
     gpus: list[tuple[Any, ...]] = []
-    barred: list[tuple[int, str]] = []
-    lost: list[tuple[int, str]] = []
-    handles: dict[int, object] = {}
-    for index in range(lib.nvmlDeviceGetCount()):
-        try:
-            handle = lib.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(lib.nvmlDeviceGetUUID(handle))
-        except lib.NVMLError as error:
-            is_barred = "NoPermission" in type(error).__name__
-            (barred if is_barred else lost).append((index, str(error)))
-            continue
-        handles[index] = handle
-        gpu = _asked(lib, handle, index, uuid)
+    handles, barred, lost = nvml.handles(lib)
+    for index, handle in handles.items():
+        gpu = _asked(lib, handle, index)
         # What comes through the pipe are plain tuples.
         gpus.append(tuple(gpu._replace(users=tuple(map(tuple, gpu.users)))))  # type: ignore[arg-type]
     links = []
     for (first, one), (second, other) in itertools.combinations(handles.items(), 2):
-        level = _ask(lib, "nvmlDeviceGetTopologyCommonAncestor", one, other)
+        level = ask(lib, "nvmlDeviceGetTopologyCommonAncestor", one, other)
         if level in _TOPOLOGY:
             links.append(((first, second), _TOPOLOGY[level]))
-    number = _ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
+    number = ask(lib, "nvmlSystemGetCudaDriverVersion_v2")
     return _Plain(
         gpus=tuple(gpus),
-        barred=tuple(barred),
-        lost=tuple(lost),
-        driver=_text(_ask(lib, "nvmlSystemGetDriverVersion") or "?"),
+        barred=barred,
+        lost=lost,
+        driver=text(ask(lib, "nvmlSystemGetDriverVersion") or "?"),
         # 12040 is 12.4.
         cuda=None if number is None else (number // 1000, number % 1000 // 10),
         links=tuple(links),
     )
 
 
-def _asked(lib: Any, handle: object, index: int, uuid: str) -> Gpu:  # noqa: ANN401 - as above
+def _asked(lib: Library, handle: object, index: int) -> Gpu:
     """Return what LIB says of one GPU."""
 
-    def ask(name: str, *words: int) -> Any:  # noqa: ANN401 - as above
-        return _ask(lib, name, handle, *words)
+    def said(name: str, *words: int) -> Any:  # noqa: ANN401 - pynvml has no types
+        return ask(lib, name, handle, *words)
 
-    memory = ask("nvmlDeviceGetMemoryInfo")
-    remapped = ask("nvmlDeviceGetRemappedRows")
-    retiring = ask("nvmlDeviceGetRetiredPagesPendingStatus")
-    mig = ask("nvmlDeviceGetMigMode")
-    throttle = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    memory = said("nvmlDeviceGetMemoryInfo")
+    remapped = said("nvmlDeviceGetRemappedRows")
+    retiring = said("nvmlDeviceGetRetiredPagesPendingStatus")
+    mig = said("nvmlDeviceGetMigMode")
+    throttle = said("nvmlDeviceGetCurrentClocksEventReasons")
     if throttle is None:
-        throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-    lanes, most = ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")
-    states = [ask("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
+        throttle = said("nvmlDeviceGetCurrentClocksThrottleReasons")
+    lanes, most = said("nvmlDeviceGetCurrPcieLinkWidth"), said("nvmlDeviceGetMaxPcieLinkWidth")
+    states = [said("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_NVLINKS)]
     up = [state for state in states if state is not None]
-    pci = ask("nvmlDeviceGetPciInfo")
-    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    pci = said("nvmlDeviceGetPciInfo")
+    capability = said("nvmlDeviceGetCudaComputeCapability")
     return Gpu(
         number=index,
-        name=_text(ask("nvmlDeviceGetName") or "GPU"),
-        uuid=uuid,
-        bus="" if pci is None else _text(pci.busId),
+        name=text(said("nvmlDeviceGetName") or "GPU"),
+        uuid=text(said("nvmlDeviceGetUUID")),
+        bus="" if pci is None else text(pci.busId),
         memory=None if memory is None else int(memory.total),
         used=None if memory is None else int(memory.used),
         users=tuple(
@@ -180,39 +156,26 @@ def _asked(lib: Any, handle: object, index: int, uuid: str) -> Gpu:  # noqa: ANN
             for one in nvml.running(lib, handle)
         ),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        ecc_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        ecc_errors=said("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         is_remap_pending=bool(remapped[2]) if remapped is not None else _truth(retiring),
         is_remap_failed=None if remapped is None else bool(remapped[3]),
         is_mig=None if mig is None else bool(mig[0]),
         instances=_instances(lib, handle),
         throttle=throttle,
-        compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode")),
+        compute_mode=_COMPUTE_MODES.get(said("nvmlDeviceGetComputeMode")),
         lanes=None if lanes is None or most is None else (lanes, most),
         nvlinks=(sum(map(bool, up)), len(up)) if up else None,
     )
 
 
-def _ask(lib: Any, name: str, *words: object) -> Any:  # noqa: ANN401 - as above
-    """Return what the function NAME says; None where GPU, driver or pynvml have no such thing."""
-    try:
-        return getattr(lib, name)(*words)
-    except (lib.NVMLError, AttributeError):
-        return None
-
-
-def _instances(lib: Any, handle: object) -> int:  # noqa: ANN401 - as above
-    count = 0
-    for index in range(_ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        count += _ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index) is not None
-    return count
+def _instances(lib: Library, handle: object) -> int:
+    numbers = range(ask(lib, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
+    parts = [ask(lib, "nvmlDeviceGetMigDeviceHandleByIndex", handle, each) for each in numbers]
+    return sum(part is not None for part in parts)
 
 
 def _truth(state: int | None) -> bool | None:
     return None if state is None else bool(state)
-
-
-def _text(answer: str | bytes) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
 def kernel_log(path: str) -> tuple[tuple[Xid, ...], str]:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from nvmls import FakeNvml, FakeNvmlError, NoPermission, hang
+from nvmls import Bytes, FakeNvml, FakeNvmlError, NoPermission, hang
 
 from fleetrun.doctor.facts import CudaStart, Xid
 from fleetrun.probe.health import gpus
@@ -14,16 +14,11 @@ from fleetrun.probe.health import gpus
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fleetrun.probe.nvml import Library
+
 GIB = 1 << 30
 # The fake is asked in a child.
 _PID = os.getpid()
-
-
-class Memory(NamedTuple):
-    """NVML's memory of a GPU."""
-
-    total: int
-    used: int
 
 
 class Process(NamedTuple):
@@ -45,9 +40,9 @@ class Talkative(FakeNvml):
     def nvmlDeviceGetName(self, handle: object, /) -> str:
         return str(self._of_first(handle, "H100"))
 
-    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Memory:
-        memory = self._of_first(handle, Memory(80 * GIB, GIB))
-        assert isinstance(memory, Memory)
+    def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> Bytes:
+        memory = self._of_first(handle, Bytes(used=GIB, total=80 * GIB))
+        assert isinstance(memory, Bytes)
         return memory
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> list[Any]:
@@ -97,7 +92,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_without_a_driver_nobody_is_asked(tmp_path: Path) -> None:
-    def never() -> gpus.Library:
+    def never() -> Library:
         raise AssertionError
 
     assert not gpus.read(never, root=str(tmp_path)).has_driver
@@ -149,7 +144,7 @@ def test_a_container_without_gpus_is_no_broken_driver(tmp_path: Path) -> None:
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n"
     )
 
-    def missing() -> gpus.Library:
+    def missing() -> Library:
         message = "NVML Shared Library Not Found"
         raise FakeNvmlError(message)
 
