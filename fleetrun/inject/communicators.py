@@ -109,13 +109,16 @@ def _digest(ranks: Sequence[int]) -> str:
     return hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
 
 
-def new_hierarchical(hierarchy: Hierarchy) -> tuple[Stage, ...]:
-    """Connect this rank to its group, twice, and the leaders with each other; return its stages."""
+def new_hierarchical(hierarchy: Hierarchy, leaders: Any = None) -> tuple[Stage, ...]:
+    """Connect this rank to its group, twice, and the leaders with each other; return its stages.
+
+    LEADERS is the ProcessGroup of the leaders, if it is there already.
+    """
     reducing, broadcasting = (
         next((own for own in [new_group(group) for group in hierarchy.groups] if own), None)
         for _ in range(2)
     )
-    return hierarchical(reducing, new_group(hierarchy.leaders), broadcasting)
+    return hierarchical(reducing, leaders or new_group(hierarchy.leaders), broadcasting)
 
 
 class Communicator:
@@ -213,11 +216,17 @@ class Pool:
         return sum(each.all_calls for made in self._made.values() for each in made)
 
     def take(
-        self, ranks: Sequence[int], size: int | None, number: int, *, overlaps: bool
+        self,
+        ranks: Sequence[int],
+        size: int | None,
+        number: int,
+        *,
+        overlaps: bool,
+        leaders: list[Any] | None = None,
     ) -> list[Communicator]:
         """Return NUMBER communicators of RANKS, hierarchical in groups of SIZE if it is given.
 
-        All RANKS must call it alike.
+        What is made takes ProcessGroups of the leaders from LEADERS. All RANKS must call it alike.
         """
         made = self._made.setdefault((tuple(ranks), size or 0), [])
         taken = [made[place] for place in self._agreed(made, ranks)[:number]]
@@ -227,7 +236,7 @@ class Pool:
             stages = (
                 flat(new_group(ranks))
                 if size is None
-                else new_hierarchical(split_ranks(ranks, size))
+                else new_hierarchical(split_ranks(ranks, size), leaders.pop() if leaders else None)
             )
             taken.append(Communicator(stages, overlaps=overlaps))
             made.append(taken[-1])

@@ -36,12 +36,16 @@ _MICRO, _LARGEST = 1e6, 2**31 - 1
 
 
 class Levels(NamedTuple):
-    """What NUMBER allreduces of NBYTES each were measured to take by each way, in seconds."""
+    """What NUMBER allreduces of NBYTES each were measured to take by each way, in seconds.
+
+    IS_LEAST: of two levels, only what the leaders alone take was measured.
+    """
 
     number: int
     nbytes: int
     one_s: float
     two_s: float
+    is_least: bool = False
 
     @property
     def are_two(self) -> bool:
@@ -54,8 +58,9 @@ class Levels(NamedTuple):
         >>> Levels(3, 1 << 20, 0.012, 0.0094).describe()
         'measured: two levels take 9.4 ms for 3 allreduces of 1 MB, one takes 12 ms'
         """
+        least = "at least " if self.is_least else ""
         return (
-            f"measured: two levels take {self.two_s * 1e3:.3g} ms for"
+            f"measured: two levels take {least}{self.two_s * 1e3:.3g} ms for"
             f" {plural(self.number, 'allreduce')} of {self.nbytes / MEBIBYTE:.3g} MB,"
             f" one takes {self.one_s * 1e3:.3g} ms"
         )
@@ -77,6 +82,8 @@ class LevelChoice:
         self._topology = topology
         # By all that it depends on; a script may make many models.
         self._known: dict[tuple[object, ...], Levels] = {}
+        # Groups of leaders that measure only, by the ranks and the size of groups.
+        self._leaders: dict[tuple[object, ...], list[Any]] = {}
 
     def take(
         self, ranks: Sequence[int], bucket_bytes: Sequence[int], group: Any, *, overlaps: bool
@@ -122,12 +129,23 @@ class LevelChoice:
         known = self._known.get(key)
         if known is None:
             # Paddle frees no communicator, and on GPUs each holds hundreds of megabytes. So one
-            # level has the model's own group, which nobody else uses yet, and two levels one each.
+            # level has the model's own group, which nobody else uses yet, and of two levels the
+            # leaders are first: where they alone take as long, nobody else needs any.
             one = [communicators.Communicator(flat(group), overlaps=overlaps)]
-            two = self._pool.take(ranks, size, 1, overlaps=overlaps)
-            known = self._known[key] = compare(one, two, nbytes, len(ranks))
-            # The pool gives the second to the model, if it is faster.
-            communicators.release([*one, *two])
+            leading = communicators.split_ranks(ranks, size).leaders
+            kept = self._leaders.setdefault((tuple(ranks), size), [])
+            if not kept:
+                kept.append(communicators.new_group(leading))
+            part = [communicators.Communicator(flat(kept[0]), overlaps=overlaps)] if kept[0] else []
+            known = compare(one, part, nbytes, len(ranks), len(leading))._replace(is_least=True)
+            communicators.release(part)
+            if known.are_two:
+                two = self._pool.take(ranks, size, 1, overlaps=overlaps, leaders=kept)
+                known = compare(one, two, nbytes, len(ranks), len(ranks))
+                # The pool gives it to the model, if it is faster.
+                communicators.release(two)
+            communicators.release(one)
+            self._known[key] = known
         return known
 
 
@@ -136,17 +154,19 @@ def compare(
     two: Sequence[Communicator],
     bucket_bytes: Sequence[int],
     nranks: int,
+    nparts: int,
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Levels:
     """Return what sums of BUCKET_BYTES take over ONE, of one level, and over TWO, of two.
 
-    All NRANKS ranks must call it alike; they get the same. CLOCK returns seconds.
+    All NRANKS ranks must call it alike; they get the same. TWO may be of NPARTS of them only, and
+    nothing on the others. CLOCK returns seconds.
     """
     number, largest = min(_MOST, len(bucket_bytes)), max(bucket_bytes)
 
     def timed(nbytes: int) -> Levels:
-        one_s, two_s = _timed((one, two), number, nbytes, nranks, clock)
+        one_s, two_s = _timed(((one, nranks), (two, nparts)), number, nbytes, clock)
         return Levels(number, nbytes, one_s, two_s)
 
     found = timed(min(largest, _FIRST_BYTES))
@@ -157,31 +177,31 @@ def compare(
 
 
 def _timed(
-    ways: Sequence[Sequence[Communicator]],
+    ways: Sequence[tuple[Sequence[Communicator], int]],
     number: int,
     nbytes: int,
-    nranks: int,
     clock: Callable[[], float],
 ) -> list[float]:
-    """Return the means over all ranks of what NUMBER sums of NBYTES take by each of WAYS."""
+    """Return what NUMBER sums of NBYTES take by each of WAYS: the mean over its ranks."""
     import paddle
 
-    sum_integers = ways[0][0].sum_integers
+    (one, nranks), *_ = ways
     times: list[list[float]] = [[] for _ in ways]
     with paddle.no_grad():
         flats = [paddle.zeros([max(nbytes // 4, 1)], dtype="float32") for _ in range(number)]
         for _ in range(_ROUNDS + 1):
-            for way, taken in zip(ways, times):
+            for (way, _), taken in zip(ways, times):
                 # All ranks begin at once.
-                sum_integers([0])
+                one[0].sum_integers([0])
                 began_s = clock()
-                _sum(way, flats)
-                taken.append(clock() - began_s)
+                if way:
+                    _sum(way, flats)
+                taken.append(clock() - began_s if way else 0.0)
     middles = [sorted(taken[1:])[_ROUNDS // 2] for taken in times]
     # Sums of 32 bits.
     most = _LARGEST // nranks
-    sums = sum_integers([min(round(each * _MICRO), most) for each in middles])
-    return [each / nranks / _MICRO for each in sums]
+    sums = one[0].sum_integers([min(round(each * _MICRO), most) for each in middles])
+    return [each / members / _MICRO for each, (_, members) in zip(sums, ways)]
 
 
 def _sum(way: Sequence[Communicator], flats: Sequence[object]) -> None:
